@@ -1,0 +1,3 @@
+from kohya_bucket.cli import main
+
+main()
