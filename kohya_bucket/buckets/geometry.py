@@ -1,0 +1,72 @@
+"""Resize, crop and crop loss, as pure functions on arrays of sizes (width, height).
+
+Wherever sd-scripts computes in floats, the same operations stand here in the same order, so that results
+are equal and not merely close (`BucketManager.select_bucket` and `get_crop_ltrb`, 0.8.7 to 0.10.1).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kohya_bucket.buckets.types import FloatArray, IntArray
+
+__all__ = ["cover_resize", "crop_loss", "crop_ltrb", "cut_pixels", "round_half_up"]
+
+# Whole numbers of pixels; doubles where a caller already has them, which saves the conversion.
+Sides = IntArray | FloatArray
+
+
+def round_half_up(x: FloatArray) -> IntArray:
+    """`int(x + 0.5)` for non-negative x, as sd-scripts rounds. [N] float64 -> [N] int32."""
+    return (x + 0.5).astype(np.int32)
+
+
+def cover_resize(
+    width: Sides, height: Sides, aspect: FloatArray,
+    bucket_width: Sides, bucket_height: Sides, bucket_aspect: FloatArray,
+) -> tuple[IntArray, IntArray]:  # fmt: skip
+    """Scale each image until it covers its bucket: wider images match heights, others widths.
+
+    All arguments are [N]; returns the resized widths and heights, [N] int32 pixels.
+    """
+    wider = aspect > bucket_aspect
+    scale = np.where(wider, bucket_height, bucket_width) / np.where(wider, height, width)
+    return round_half_up(width * scale), round_half_up(height * scale)
+
+
+def crop_ltrb(
+    bucket_width: Sides, bucket_height: Sides, bucket_aspect: FloatArray, aspect: FloatArray,
+    out: FloatArray | None = None,
+) -> FloatArray:  # fmt: skip
+    """The crop conditioning that sd-scripts gives to SDXL: [N, 4] float64 left, top, right, bottom.
+
+    It follows Stability AI's preprocessing as sd-scripts restates it: the image fitted *inside* the
+    bucket, whatever crop is really done. Written into `out` if given.
+    """
+    if out is None:
+        out = np.empty((len(aspect), 4), dtype=np.float64)
+    fit_height = bucket_aspect > aspect
+    fitted_width = np.where(fit_height, bucket_height * aspect, bucket_width)
+    fitted_height = np.where(fit_height, bucket_height, bucket_width / aspect)
+    # Halving a double is exact, so this is Python's `// 2` to the bit, and 20 times faster than numpy's.
+    np.floor((bucket_width - fitted_width) * 0.5, out=out[:, 0])
+    np.floor((bucket_height - fitted_height) * 0.5, out=out[:, 1])
+    np.add(out[:, 0], fitted_width, out=out[:, 2])
+    np.add(out[:, 1], fitted_height, out=out[:, 3])
+    return out
+
+
+def crop_loss(bucket_width: Sides, bucket_height: Sides, resized_width: Sides, resized_height: Sides) -> FloatArray:
+    """Share of the resized image's pixels outside the bucket, [N] float64 in [0, 1)."""
+    kept = bucket_width.astype(np.float64) * bucket_height
+    return np.asarray(1.0 - kept / (resized_width.astype(np.float64) * resized_height))
+
+
+def cut_pixels(resized_sizes: IntArray, bucket_sizes: IntArray) -> IntArray:
+    """Pixels of the resized image cut off by the centre crop: [N, 4] left, top, right, bottom.
+
+    An odd excess loses its extra pixel on the right or at the bottom, as in sd-scripts.
+    """
+    excess = np.maximum(resized_sizes - bucket_sizes, 0)
+    before = excess // 2
+    return np.concatenate([before, excess - before], axis=1)

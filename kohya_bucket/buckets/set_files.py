@@ -1,0 +1,93 @@
+"""Bucket sets in files: TOML or JSON with `name`, `description`, `vae_factor` and a list `buckets`.
+
+    name = "my-budget"
+    vae_factor = 8
+
+    [[buckets]]
+    width = 768
+    height = 768
+
+The format is the one that bucketsampler reads and writes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import toml
+
+from kohya_bucket.buckets.types import BucketSet
+from kohya_bucket.errors import ConfigError, InvalidBucketError
+
+__all__ = ["bucket_set_to_toml", "load_from_json", "load_from_toml", "parse_bucket_set"]
+
+_SET_KEYS = {"name": str, "description": str, "vae_factor": int, "buckets": list}
+
+
+def load_from_toml(path: str | Path) -> BucketSet:
+    """Read a bucket set from a TOML file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ConfigError: no TOML, or a key that does not belong there or is missing.
+        InvalidBucketError: an empty set, a duplicate, a side that is not positive or no multiple.
+    """
+    text = Path(path).read_text(encoding="utf-8-sig")
+    try:
+        data = toml.loads(text)
+    except (toml.TomlDecodeError, IndexError) as error:
+        raise ConfigError(f"{path} is no valid TOML: {error}") from error
+    return parse_bucket_set(data, str(path))
+
+
+def load_from_json(path: str | Path) -> BucketSet:
+    """Read a bucket set from a JSON file; raises as `load_from_toml` does."""
+    text = Path(path).read_text(encoding="utf-8-sig")
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is no valid JSON: {error}") from error
+    return parse_bucket_set(data, str(path))
+
+
+def parse_bucket_set(data: Any, source: str) -> BucketSet:
+    """Check a decoded file and build its set; `source` names it in errors."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source} holds a {type(data).__name__}, but a bucket set is a table with a list 'buckets'")
+    for key, value in data.items():
+        if key not in _SET_KEYS:
+            raise ConfigError(
+                f"{source} has the key {key!r}, which does not exist there; known: {', '.join(_SET_KEYS)}"
+            )
+        if not isinstance(value, _SET_KEYS[key]) or isinstance(value, bool):
+            raise ConfigError(f"{source}: {key} is {value!r}, but must be a {_SET_KEYS[key].__name__}")
+    if "buckets" not in data:
+        raise ConfigError(f"{source} has no [[buckets]]: give one table with width and height for each bucket")
+    dims = []
+    for i, entry in enumerate(data["buckets"], start=1):
+        if not isinstance(entry, dict) or set(entry) != {"width", "height"}:
+            raise ConfigError(f"{source}: bucket {i} is {entry!r}, but must have exactly width and height")
+        if any(isinstance(side, bool) or not isinstance(side, int) for side in entry.values()):
+            raise InvalidBucketError(
+                f"{source}: bucket {i} is {entry['width']!r}x{entry['height']!r}, but both sides must be whole numbers"
+            )
+        dims.append((entry["width"], entry["height"]))
+    try:
+        return BucketSet.from_dims(
+            dims,
+            name=data.get("name", ""),
+            description=data.get("description", ""),
+            vae_factor=data.get("vae_factor", 1),
+        )
+    except InvalidBucketError as error:
+        raise InvalidBucketError(f"{source}: {error}") from error
+
+
+def bucket_set_to_toml(bucket_set: BucketSet) -> str:
+    """The set as TOML text that `load_from_toml` reads back equal."""
+    head = {key: getattr(bucket_set, key) for key in ("name", "description", "vae_factor")}
+    parts = [toml.dumps({key: value for key, value in head.items() if value != ""})]
+    parts += [f"[[buckets]]\nwidth = {b.width}\nheight = {b.height}\n" for b in bucket_set]
+    return "\n".join(parts)

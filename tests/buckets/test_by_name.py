@@ -1,0 +1,68 @@
+"""Rules by the names that config files use."""
+
+import pytest
+
+from kohya_bucket import (
+    AutoBuckets,
+    BucketSettingsError,
+    ConfigError,
+    ExactBuckets,
+    FixedBuckets,
+    KohyaBuckets,
+    NovelAIBuckets,
+)
+from kohya_bucket.buckets import bucket_set_to_toml, load_preset, rule_from_name
+
+SIZES = [(640, 480), (1920, 1080), (0, 0), (512, 512)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("kohya", KohyaBuckets), ("novelai", NovelAIBuckets), ("exact", ExactBuckets), ("auto", AutoBuckets),
+     ("preset:sdxl", FixedBuckets)],
+)  # fmt: skip
+def test_every_name_places(name, kind) -> None:
+    rule = rule_from_name(name, max_reso=(768, 512), sizes=SIZES)
+    assert type(rule) is kind
+    assert rule.place(SIZES).placed.tolist() == [True, True, False, True]
+    bounded = rule_from_name(name, max_reso=512, sizes=SIZES, no_upscale=True, max_crop=0.3)
+    placement = bounded.place([(2000, 1400), (100, 60)])
+    assert (placement.bucket_sizes <= [(2000, 1400), (100, 60)]).all()
+
+
+def test_files(tmp_path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text(bucket_set_to_toml(load_preset("sd3")), encoding="utf-8")
+    rule = rule_from_name(f"file:{path}", max_reso=512, switching="area")
+    assert rule.bucket_set == load_preset("sd3")
+    assert rule.switching == "area"
+
+
+def test_the_settings_reach_the_rule() -> None:
+    rule = rule_from_name("kohya", max_reso=1024, reso_steps=32, no_upscale=True, no_upscale_fit="largest")
+    assert (rule.reso_steps, rule.no_upscale_fit, rule.switching) == (32, "largest", "midpoint")
+    assert rule_from_name("preset:sdxl", max_reso=512).switching == "geometric"
+    assert rule_from_name("exact", max_reso=512, min_size=128, max_size=512).max_side == 512
+    assert rule_from_name("novelai", max_reso=(768, 512), min_size=256).base_res == (576, 576)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "message"),
+    [
+        ("koya", {}, ConfigError, "no rule 'koya'; there are kohya, novelai"),
+        ("preset:", {}, ConfigError, "no rule 'preset:'"),
+        ("preset:sdx", {}, ConfigError, "no preset 'sdx'"),
+        ("auto", {}, BucketSettingsError, "no sizes were given"),
+        ("exact", {"switching": "area"}, BucketSettingsError, "compares no aspects"),
+        ("novelai", {"no_upscale_fit": "largest"}, BucketSettingsError, "only the rule kohya"),
+        ("kohya", {"switching": "middle"}, BucketSettingsError, "no method"),
+    ],
+)
+def test_what_does_not_exist_is_named(name, options, error, message) -> None:
+    with pytest.raises(error, match=message):
+        rule_from_name(name, max_reso=512, **options)
+
+
+def test_a_missing_file_is_named(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.toml"):
+        rule_from_name(f"file:{tmp_path / 'none.toml'}", max_reso=512)

@@ -1,0 +1,133 @@
+"""Laws of Kohya's rule; equality with the original program is tested in `compat_tests/`."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kohya_bucket import BucketSettingsError, KohyaBuckets, Reason
+
+sides = st.integers(1, 20_000)
+size_lists = st.lists(st.tuples(sides, sides), min_size=1, max_size=40)
+
+
+@st.composite
+def rules(draw: st.DrawFn, no_upscale: bool | None = None) -> KohyaBuckets:
+    steps = draw(st.sampled_from([8, 16, 32, 64]))
+    low = steps * draw(st.integers(1, 4))
+    width, height = (draw(st.integers(low, 1024)) for _ in range(2))
+    high = math.ceil(max(width, height) / steps) * steps + steps * draw(st.integers(0, 8))
+    mode = draw(st.booleans()) if no_upscale is None else no_upscale
+    return KohyaBuckets((width, height), low, high, steps, no_upscale=mode)
+
+
+def test_the_default_set_at_512() -> None:
+    expected = "256x832 256x896 256x960 256x1024 320x704 320x768 384x640 448x576 512x512"
+    half = [tuple(map(int, b.split("x"))) for b in expected.split()]
+    both = sorted({*half, *((h, w) for w, h in half)})
+    assert [b.as_tuple() for b in KohyaBuckets(512).bucket_set] == both
+    assert len(both) == 17
+
+
+@pytest.mark.parametrize(
+    ("image", "bucket", "resized"),
+    [
+        ((576, 768), (448, 576), (448, 597)),
+        ((768, 512), (640, 384), (640, 427)),
+        ((832, 1280), (384, 640), (416, 640)),
+        ((300, 400), (448, 576), (448, 597)),
+    ],
+)
+def test_worked_cases(image, bucket, resized) -> None:
+    placement = KohyaBuckets(512).place([image])
+    assert tuple(placement.bucket_sizes[0]) == bucket
+    assert tuple(placement.resized_sizes[0]) == resized
+
+
+@pytest.mark.parametrize(
+    ("resolution", "image", "bucket"),
+    [(1024, (3072, 3000), (960, 960)), (1024, (1050, 1080), (960, 960)), (512, (505, 510), (448, 448))],
+)
+def test_known_poor_no_upscale_results_are_reproduced(resolution, image, bucket) -> None:
+    assert KohyaBuckets(resolution, no_upscale=True).assign(*image).as_tuple() == bucket
+
+
+def test_an_image_without_a_bucket_has_a_reason() -> None:
+    placement = KohyaBuckets(512, no_upscale=True).place([(50, 1000), (0, 0), (640, 480)])
+    assert placement.placed.tolist() == [False, False, True]
+    assert [placement.reason(i) for i in range(3)] == [Reason.TOO_SMALL, Reason.UNREADABLE, Reason.PLACED]
+    assert np.isnan(placement.crop_loss[:2]).all()
+    with pytest.raises(ValueError, match="50x1000 has no bucket: a side is shorter"):
+        KohyaBuckets(512, no_upscale=True).assign(50, 1000)
+
+
+@given(rules(no_upscale=False), size_lists)
+def test_nearest_is_the_first_smallest_distance(rule, sizes) -> None:
+    indices = rule.assign_many_indices(sizes)
+    for (width, height), index in zip(sizes, indices, strict=True):
+        if (width, height) in [b.as_tuple() for b in rule.bucket_set]:
+            assert rule.bucket_set[index].as_tuple() == (width, height)
+        else:
+            assert index == np.abs(rule.bucket_set.aspects - width / height).argmin()
+
+
+@given(rules(), size_lists)
+def test_one_image_is_the_same_as_many(rule, sizes) -> None:
+    together = rule.place(sizes)
+    for i, size in enumerate(sizes):
+        alone = rule.place([size])
+        assert alone.bucket(0) == together.bucket(i)
+        for name in ("bucket_sizes", "resized_sizes", "crop_ltrb", "aspect_errors", "crop_loss", "reasons"):
+            np.testing.assert_array_equal(getattr(alone, name)[0], getattr(together, name)[i])
+
+
+@given(rules(), size_lists)
+def test_every_bucket_is_covered_and_within_its_limits(rule, sizes) -> None:
+    placement = rule.place(sizes)
+    at = placement.placed
+    buckets, resized = placement.bucket_sizes[at], placement.resized_sizes[at]
+    assert (resized >= buckets).all()
+    assert (buckets % rule.reso_steps == 0).all()
+    assert ((placement.crop_loss[at] >= 0) & (placement.crop_loss[at] < 1)).all()
+    if rule.no_upscale:
+        assert (resized <= np.array(sizes)[at]).all()
+        assert (resized - buckets < rule.reso_steps).all()
+    else:
+        assert at.all()
+        assert (buckets.prod(axis=1) <= rule.max_area).all()
+        assert (resized == buckets).any(axis=1).all()
+
+
+def test_many_images_give_the_same_as_few() -> None:
+    sizes = np.random.default_rng(0).integers(0, 5000, (200_000, 2))
+    for rule in (KohyaBuckets(1024, 256, 2048), KohyaBuckets(1024, no_upscale=True)):
+        whole = rule.place(sizes)
+        for start in (0, 99_990, 199_990):
+            part = rule.place(sizes[start : start + 10])
+            np.testing.assert_array_equal(part.bucket_sizes, whole.bucket_sizes[start : start + 10])
+            np.testing.assert_array_equal(part.crop_ltrb, whole.crop_ltrb[start : start + 10])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((512, 576, 1024, 64), "min_bucket_reso 576 is above the shorter side of resolution 512x512: lower it to 512"),
+        ((2048, 256, 1024, 64), "max_bucket_reso 1024 is below the longer side .* raise it to 2048"),
+        ((512, 250, 1024, 64), "min_bucket_reso is 250, which is no positive multiple .* use 192"),
+        ((512, 256, 1000, 64), "max_bucket_reso is 1000, .* use 1024"),
+        ((512, 1024, 512, 64), "min_bucket_reso 1024 is above max_bucket_reso 512"),
+        ((512, 256, 1024, 0), "bucket_reso_steps is 0"),
+        ((32, 256, 1024, 64), "smaller than one bucket step of 64"),
+        ((0, 256, 1024, 64), "resolution is 0x0"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work_say_so(arguments, message) -> None:
+    with pytest.raises(BucketSettingsError, match=message):
+        KohyaBuckets(*arguments)
+
+
+@given(size_lists, rules())
+def test_the_index_alone_is_the_index_of_the_placement(sizes, rule) -> None:
+    np.testing.assert_array_equal(rule.assign_many_indices(sizes), rule.place(sizes).bucket_index)

@@ -1,0 +1,82 @@
+"""Other trainers' rules; equality with their code is tested in `compat_tests/`."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kohya_bucket import BucketRule, BucketSettingsError, ConfigError, Reason
+from kohya_bucket.buckets.trainers import (
+    TRAINERS,
+    AIToolkitBuckets,
+    DiffusersBuckets,
+    DiffusionPipeBuckets,
+    EveryDream2Buckets,
+    MusubiTunerBuckets,
+    OneTrainerBuckets,
+    SimpleTunerBuckets,
+    trainer_rule,
+)
+
+side = st.one_of(st.integers(0, 5000), st.integers(1, 40).map(lambda n: n * 64))
+size_lists = st.lists(st.tuples(side, side), min_size=1, max_size=25)
+every_trainer = pytest.mark.parametrize("name", TRAINERS)
+
+
+@every_trainer
+@given(sizes=size_lists, seed=st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_the_laws_of_every_rule(name, sizes, seed) -> None:
+    rule = trainer_rule(name, 512)
+    assert isinstance(rule, BucketRule)
+    together = rule.place(sizes)
+    np.testing.assert_array_equal(rule.assign_many_indices(sizes), together.bucket_index)
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    np.testing.assert_array_equal(rule.place(np.array(sizes)[order]).bucket_sizes, together.bucket_sizes[order])
+    at = together.placed
+    assert (together.resized_sizes >= together.bucket_sizes).all()
+    assert (together.resized_sizes[at] == together.bucket_sizes[at]).any(axis=1).all()
+    for i, (width, height) in enumerate(sizes):
+        if at[i]:
+            assert rule.assign(width, height) == together.bucket(i)
+        else:
+            assert min(width, height) < 1 or together.reason(i) is Reason.TOO_SMALL
+
+
+@pytest.mark.parametrize(
+    ("rule", "image", "bucket"),
+    [
+        (OneTrainerBuckets(1024), (1000, 1460), "832x1280"),
+        (OneTrainerBuckets(1024), (1460, 1000), "1280x832"),
+        (SimpleTunerBuckets(1024), (1920, 1080), "1344x768"),
+        (AIToolkitBuckets(1024), (1920, 1080), "1360x768"),
+        (AIToolkitBuckets(1024), (640, 480), "640x480"),
+        (DiffusionPipeBuckets(512, ar_buckets=[448 / 576, 1.0]), (600, 800), "448x576"),
+        (MusubiTunerBuckets(1024), (1920, 1080), "1360x768"),
+        (MusubiTunerBuckets(1024, no_upscale=True), (645, 483), "640x480"),
+        (EveryDream2Buckets(512), (768, 512), "640x384"),
+        (DiffusersBuckets([(512, 512), (768, 512)]), (640, 512), "768x512"),
+    ],
+)
+def test_worked_cases(rule, image, bucket) -> None:
+    assert str(rule.assign(*image)) == bucket
+
+
+def test_the_last_of_equals_for_diffusers() -> None:
+    # |h * bucket_w - w * bucket_h| is 0 for both.
+    assert str(DiffusersBuckets([(512, 512), (1024, 1024)]).assign(700, 700)) == "1024x1024"
+
+
+def test_a_side_below_the_step_has_no_bucket() -> None:
+    assert MusubiTunerBuckets(512, no_upscale=True).place([(8, 300)]).reason(0) is Reason.TOO_SMALL
+
+
+def test_what_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match="no trainer 'kohya_ss'; there are onetrainer"):
+        trainer_rule("kohya_ss", 512)
+    with pytest.raises(BucketSettingsError, match="kept for 512, 768, 1024, not for a resolution of 640"):
+        EveryDream2Buckets(640)
+    with pytest.raises(BucketSettingsError, match="quantization is 0"):
+        OneTrainerBuckets(512, 0)
+    with pytest.raises(BucketSettingsError, match="no range of positive aspects"):
+        DiffusionPipeBuckets(min_ar=2, max_ar=1)
