@@ -1,0 +1,63 @@
+"""Fixtures: the folder of reference tables, and the real sd-scripts where there is a checkout."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--reference", metavar="DIR", type=Path, default=HERE / "reference", help="folder with reference tables"
+    )
+
+
+@pytest.fixture(scope="session")
+def reference_dir(request: pytest.FixtureRequest) -> Path:
+    return request.config.getoption("--reference")
+
+
+@pytest.fixture(scope="session")
+def sd_scripts_dir() -> Path:
+    name = os.environ.get("SD_SCRIPTS_DIR")
+    if not name:
+        pytest.skip("SD_SCRIPTS_DIR is not set: no sd-scripts checkout to compare with")
+    path = Path(name).resolve()
+    if not (path / "library" / "train_util.py").is_file():
+        pytest.fail(f"SD_SCRIPTS_DIR={name} is no sd-scripts checkout")
+    return path
+
+
+@pytest.fixture(scope="session")
+def unpatched(sd_scripts_dir: Path) -> SimpleNamespace:
+    """sd-scripts' modules as they are, imported once."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(sd_scripts_dir))
+    try:
+        modules = {
+            name: importlib.import_module(f"library.{name}") for name in ("train_util", "config_util", "model_util")
+        }
+    except ImportError as error:
+        pytest.skip(f"sd-scripts' own dependencies are not installed here: {error}")
+    return SimpleNamespace(root=sd_scripts_dir, **modules)
+
+
+@pytest.fixture
+def patched(unpatched: SimpleNamespace) -> Iterator[SimpleNamespace]:
+    """The same modules with the adapter in them; taken out again afterwards."""
+    from kohya_bucket import sdscripts
+
+    sdscripts.install()
+    assert sdscripts.is_active()
+    yield unpatched
+    sdscripts.uninstall()
+    assert not sdscripts.is_active()
