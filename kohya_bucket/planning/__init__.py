@@ -1,0 +1,28 @@
+"""From bucket numbers to batches: what every rank trains in every step. numpy only; no files, no global state."""
+
+from kohya_bucket.planning.epoch import plan_epoch
+from kohya_bucket.planning.idle import idle_share, idle_share_independent, idle_share_of, independent_costs, rank_costs
+from kohya_bucket.planning.ledger import Ledger, LedgerReason
+from kohya_bucket.planning.orders import ORDERS
+from kohya_bucket.planning.plan import EpochPlan
+from kohya_bucket.planning.planner import EpochPlanner
+from kohya_bucket.planning.remainders import REMAINDERS
+from kohya_bucket.planning.resolutions import RESOLUTION_MODES
+from kohya_bucket.planning.resume import Position
+
+__all__ = [
+    "ORDERS",
+    "REMAINDERS",
+    "RESOLUTION_MODES",
+    "EpochPlan",
+    "EpochPlanner",
+    "Ledger",
+    "LedgerReason",
+    "Position",
+    "idle_share",
+    "idle_share_independent",
+    "idle_share_of",
+    "independent_costs",
+    "plan_epoch",
+    "rank_costs",
+]

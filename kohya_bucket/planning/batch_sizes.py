@@ -1,0 +1,92 @@
+"""How many images of a bucket make a global batch: a number, one per bucket, or a budget of pixels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.types import IntArray, as_sizes
+from kohya_bucket.errors import PlanError
+
+__all__ = ["as_global_batch", "count_buckets", "one_or_all", "per_rank_batches"]
+
+
+def count_buckets(highest: int, batch_size: Any, bucket_sizes: IntArray | None) -> int:
+    """Number of buckets K: as many as `bucket_sizes` or a per-bucket `batch_size` name, else highest id + 1.
+
+    Raises:
+        PlanError: an id beyond the buckets that are described.
+    """
+    described = None if bucket_sizes is None else len(bucket_sizes)
+    if np.ndim(batch_size) == 1:
+        if described is not None and described != len(batch_size):
+            raise PlanError(
+                f"batch_size has {len(batch_size)} entries and bucket_sizes {described}: give one for every bucket"
+            )
+        described = len(batch_size)
+    if described is None:
+        return highest + 1
+    if highest >= described:
+        raise PlanError(f"an image has bucket {highest}, but only buckets 0 to {described - 1} are described")
+    return described
+
+
+def per_rank_batches(
+    batch_size: Any, n_buckets: int, *, max_pixels: int | None = None, bucket_sizes: Any = None
+) -> npt.NDArray[np.int64]:
+    """[K] images that one rank trains in one full step of each bucket.
+
+    Args:
+        batch_size: images, the same for all buckets or [K]; None only together with `max_pixels`.
+        n_buckets: K.
+        max_pixels: upper bound of images x width x height on one rank, so that small buckets train larger
+            batches. Where `batch_size` is given too, both bounds hold.
+        bucket_sizes: [K, 2] (width, height), needed by `max_pixels`.
+
+    Raises:
+        PlanError: sizes below 1, fractions, neither bound, or a bucket of which not even one image fits.
+    """
+    if batch_size is None and max_pixels is None:
+        raise PlanError("batch_size is None and max_pixels is not set: one of the two must bound the batches")
+    bound = np.full(n_buckets, np.iinfo(np.int32).max, dtype=np.int64)
+    if batch_size is not None:
+        given = np.asarray(batch_size)
+        if given.ndim > 1 or given.dtype.kind not in "iu" or (given.size and given.min() < 1):
+            raise PlanError(f"batch_size is {batch_size!r}, but must be a whole number of images, 1 or more")
+        bound = np.broadcast_to(given.astype(np.int64), (n_buckets,)).copy()
+    if max_pixels is not None:
+        if bucket_sizes is None:
+            raise PlanError("max_pixels is set without bucket_sizes: the budget needs to know the buckets' sizes")
+        sizes = as_sizes(bucket_sizes).astype(np.int64)
+        pixels = sizes[:, 0] * sizes[:, 1]
+        fits = int(max_pixels) // np.maximum(pixels, 1)
+        if fits.size and fits.min() < 1:
+            width, height = sizes[int(fits.argmin())]
+            raise PlanError(
+                f"max_pixels is {max_pixels:,}, but one image of bucket {width}x{height} has {width * height:,} "
+                "pixels: raise the budget, or leave that bucket out"
+            )
+        bound = np.minimum(bound, fits)
+    return bound
+
+
+def one_or_all(global_batch: npt.NDArray[np.int64]) -> int | list[int]:
+    """[K] global batches as plain values: one number if all are equal."""
+    values = np.unique(global_batch)
+    return int(values[0]) if len(values) == 1 else [int(n) for n in global_batch]
+
+
+def as_global_batch(value: Any, n_buckets: int) -> npt.NDArray[np.int64]:
+    """[K] from what `one_or_all` made.
+
+    Raises:
+        PlanError: another number of buckets, or sizes below 1.
+    """
+    given = np.asarray(value)
+    if given.shape not in ((), (n_buckets,)) or given.dtype.kind not in "iu" or (given.size and given.min() < 1):
+        raise PlanError(f"global batch is {value!r}, but must be one number or {n_buckets}, each 1 or more")
+    every = np.empty(n_buckets, dtype=np.int64)
+    every[:] = given
+    return every

@@ -1,0 +1,38 @@
+"""Cutting each bucket's images into global batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Cut", "cut_batches"]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Batches in bucket order: batch i is `items[start[i] : start[i] + length[i]]`.
+
+    Attributes:
+        start, length: [S] int64 and int32.
+        bucket: [S] int32.
+        turn: [S] number of the batch among those of its bucket; only the last may be short.
+        per_bucket: [K] batches of each bucket.
+    """
+
+    start: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int32]
+    bucket: npt.NDArray[np.int32]
+    turn: npt.NDArray[np.int64]
+    per_bucket: npt.NDArray[np.int64]
+
+
+def cut_batches(counts: npt.NDArray[np.int64], global_batch: npt.NDArray[np.int64]) -> Cut:
+    """ceil(counts / global_batch) batches of each bucket, all full but for the last of a bucket."""
+    per_bucket = -(-counts // global_batch)
+    bucket = np.repeat(np.arange(len(counts), dtype=np.int32), per_bucket)
+    turn = np.arange(len(bucket), dtype=np.int64) - np.repeat(np.cumsum(per_bucket) - per_bucket, per_bucket)
+    into = turn * global_batch[bucket]
+    length = np.minimum(global_batch[bucket], counts[bucket] - into).astype(np.int32)
+    return Cut((np.cumsum(counts) - counts)[bucket] + into, length, bucket, turn, per_bucket)

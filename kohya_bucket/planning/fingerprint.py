@@ -1,0 +1,77 @@
+"""What a plan was made from, as plain values: to compare ranks, and to refuse a resume on other data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["PLAN_VERSION", "differences", "digest_of", "fingerprint_of"]
+
+PLAN_VERSION = 1
+"""Goes up with every change by which equal settings give another plan."""
+
+
+def digest_of(values: Any) -> str | None:
+    """Short digest of an array's values, whatever its integer width; None for None."""
+    if values is None:
+        return None
+    array = np.asarray(values)
+    if array.dtype == object:
+        text = " ".join(map(str, array.reshape(-1).tolist()))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    if array.dtype.kind in "iu":
+        top = max(int(array.max(initial=0)), -int(array.min(initial=0)))
+        array = array.astype("<i1" if top < 1 << 7 else "<i2" if top < 1 << 15 else "<i8", copy=False)
+    else:
+        array = array.astype("<u1" if array.dtype.kind == "b" else "<f8")
+    digest = hashlib.blake2b(repr(array.shape).encode(), digest_size=8)
+    digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def fingerprint_of(bucket_ids: Any, per_bucket: Any, **options: Any) -> dict[str, Any]:
+    """Plain values, ready for JSON: digests of arrays, options as they are.
+
+    `per_bucket` (images of each bucket) is kept as it is: by it, a difference can name the bucket.
+    """
+    plain = {
+        key: value if np.ndim(value) == 0 or key == "global_batch" else digest_of(value)
+        for key, value in options.items()
+    }
+    return {
+        "plan_version": PLAN_VERSION,
+        "images": len(bucket_ids),
+        "images_per_bucket": [int(n) for n in per_bucket],
+        "bucket_ids": digest_of(bucket_ids),
+        **{key: value.item() if isinstance(value, np.generic) else value for key, value in plain.items()},
+    }
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:
+    """What differs between two fingerprints, in words; empty if nothing does."""
+    found = []
+    for key in [*then, *(k for k in now if k not in then)]:
+        a, b = then.get(key), now.get(key)
+        if key in ignore or a == b:
+            continue
+        if key == "images_per_bucket":
+            found += _bucket_differences(a or [], b or [])
+        elif key == "bucket_ids":
+            if then.get("images_per_bucket") == now.get("images_per_bucket"):
+                found.append("images are in other buckets or in another order")
+        elif key == "images":
+            found.append(f"{a} images, now {b}")
+        else:
+            found.append(f"{key} was {a}, now {b}")
+    return found
+
+
+def _bucket_differences(then: list[int], now: list[int]) -> list[str]:
+    if len(then) != len(now):
+        return [f"{len(then)} buckets, now {len(now)}"]
+    changed = [k for k in range(len(then)) if then[k] != now[k]]
+    shown = [f"bucket {k} had {then[k]} images, now {now[k]}" for k in changed[:3]]
+    return shown + ([f"and {len(changed) - 3} more buckets"] if len(changed) > 3 else [])

@@ -1,0 +1,15 @@
+"""All batches of one bucket after those of another, by bucket number: the fewest changes of shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.planning.cutting import Cut
+
+__all__ = ["order_sorted"]
+
+
+def order_sorted(cut: Cut, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:  # noqa: ARG001
+    """[S] numbers of the batches: as they were cut."""
+    return np.arange(len(cut.bucket))

@@ -1,0 +1,232 @@
+"""`EpochPlan`: one epoch as `[step][rank] -> indices`, in a few flat arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.demand import Change
+from kohya_bucket.planning.ledger import Ledger, LedgerReason
+
+__all__ = ["EpochPlan", "LedgerRows"]
+
+_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class LedgerRows:
+    """Ledger rows as they are collected while planning: parallel arrays, see `Ledger`."""
+
+    image: npt.NDArray[np.int32]
+    bucket: npt.NDArray[np.int32]
+    to_bucket: npt.NDArray[np.int32]
+    delta: npt.NDArray[np.int8]
+    reason: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, changes: list[tuple[Change, LedgerReason]]) -> LedgerRows:
+        """Rows of all changes, each with its reason."""
+        none = np.zeros(0, dtype=np.int32)
+        return cls(
+            np.concatenate([none, *(c.image for c, _ in changes)]),
+            np.concatenate([none, *(c.bucket for c, _ in changes)]),
+            np.concatenate([none, *(c.to_bucket for c, _ in changes)]),
+            np.concatenate([none, *(np.full(len(c.image), c.delta) for c, _ in changes)]).astype(np.int8),
+            np.concatenate([none, *(np.full(len(c.image), why) for c, why in changes)]).astype(np.uint8),
+        )
+
+    def __add__(self, other: LedgerRows) -> LedgerRows:
+        return LedgerRows(
+            np.concatenate([self.image, other.image]),
+            np.concatenate([self.bucket, other.bucket]),
+            np.concatenate([self.to_bucket, other.to_bucket]),
+            np.concatenate([self.delta, other.delta]),
+            np.concatenate([self.reason, other.reason]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class EpochPlan:
+    """What every rank trains in every step of one epoch. Made by `plan_epoch`.
+
+    Step s trains the global batch `items[start[s] : start[s] + length[s]]`, all of one bucket. Rank r of W gets
+    a slice: `length // W` images, the first `length % W` ranks one more. With fewer images than ranks, rank r
+    gets image `r % length` of the batch, so that every rank always has one; those repeats are in the ledger.
+
+    Attributes:
+        world_size: W, number of ranks.
+        global_batch: [K] images that fill a step of each bucket, all ranks together.
+        accumulate: steps whose gradients are added up for one update.
+        seed, epoch: as given to `plan_epoch`.
+        images: N, images in the data set.
+        asked: trainings asked of the epoch.
+        items: [T] int32 image numbers.
+        start: [S] int64, length: [S] int32, bucket_of_step: [S] int32.
+        moves: some images are trained in another bucket than the one they were given (`merge`, `catch_all`),
+            or are given several: the bucket has to be taken from the step.
+        first_step: step of the epoch that step 0 of this plan is: 0, or the steps done before a resume.
+        fingerprint: what the plan was made from, as plain values: equal fingerprints give equal plans.
+        bucket_sizes: [K, 2] int32 (width, height), or None if they were not given.
+    """
+
+    world_size: int
+    global_batch: npt.NDArray[np.int64]
+    accumulate: int
+    seed: int
+    epoch: int
+    images: int
+    asked: int
+    items: npt.NDArray[np.int32] = field(repr=False)
+    start: npt.NDArray[np.int64] = field(repr=False)
+    length: npt.NDArray[np.int32] = field(repr=False)
+    bucket_of_step: npt.NDArray[np.int32] = field(repr=False)
+    moves: bool
+    fingerprint: dict[str, Any] = field(repr=False)
+    bucket_sizes: IntArray | None = field(default=None, repr=False)
+    first_step: int = 0
+    ledger_rows: LedgerRows = field(default_factory=lambda: LedgerRows.of([]), repr=False)
+
+    @property
+    def steps(self) -> int:
+        """S, steps of the epoch: the same for every rank."""
+        return len(self.start)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def updates(self) -> int:
+        """Updates of the weights: every `accumulate` steps, and once more for what is left at the end."""
+        return -(-self.steps // self.accumulate)
+
+    @property
+    def samples(self) -> int:
+        """Trainings of the epoch by all ranks together, repeats that fill ranks included."""
+        return int(np.maximum(self.length, self.world_size, dtype=np.int64).sum())
+
+    def step_indices(self, step: int) -> npt.NDArray[np.int32]:
+        """Image numbers of all ranks in a step, rank after rank.
+
+        Raises:
+            PlanError: the epoch has no such step.
+        """
+        begin, n = self._slice(step)
+        batch = self.items[begin : begin + n]
+        return batch if n >= self.world_size else batch[np.arange(self.world_size) % n]
+
+    def indices(self, step: int, rank: int) -> npt.NDArray[np.int32]:
+        """Image numbers of one rank in a step; at least one, and repeats as often as they are trained.
+
+        Raises:
+            PlanError: the epoch has no such step, or the plan no such rank.
+        """
+        self._check_rank(rank)
+        begin, n = self._slice(step)
+        if n < self.world_size:
+            return self.items[begin + rank % n : begin + rank % n + 1]
+        share, more = divmod(n, self.world_size)
+        at = begin + rank * share + min(rank, more)
+        return self.items[at : at + share + (rank < more)]
+
+    def rank_lengths(self, rank: int) -> npt.NDArray[np.int64]:
+        """[S] images that a rank trains in each step."""
+        self._check_rank(rank)
+        return self._shares(rank, slice(None))[1]
+
+    def rank_batches(self, rank: int, first_step: int = 0) -> Iterator[list[int]]:
+        """The rank's batches as lists of ints, from `first_step` on; nothing before it is looked at."""
+        self._check_rank(rank)
+        for chunk in range(first_step, self.steps, _CHUNK):
+            at, share = self._shares(rank, slice(chunk, chunk + _CHUNK))
+            ends = np.cumsum(share)
+            flat = self.items[np.repeat(at - ends + share, share) + np.arange(int(ends[-1]))].tolist()
+            begin = 0
+            for end in ends.tolist():
+                yield flat[begin:end]
+                begin = end
+
+    def after(self, steps: int) -> EpochPlan:
+        """The plan of what is left after `steps` of this plan's steps.
+
+        Its ledger is about what is left; what the epoch as a whole misses stands in the ledger of its whole plan.
+
+        Raises:
+            PlanError: the plan has fewer steps.
+        """
+        if steps == 0:
+            return self
+        if not 0 <= steps <= self.steps:
+            raise PlanError(f"{steps} steps are done, but the epoch has only {self.steps}")
+        return replace(
+            self,
+            start=self.start[steps:],
+            length=self.length[steps:],
+            bucket_of_step=self.bucket_of_step[steps:],
+            asked=int(self.length[steps:].sum()),
+            first_step=self.first_step + steps,
+            ledger_rows=LedgerRows.of([]),
+        )
+
+    def with_ledger(self, asked: int, changes: list[tuple[Change, LedgerReason]]) -> EpochPlan:
+        """The same plan with more to report: `asked` trainings, and these changes to them."""
+        return replace(self, asked=asked, ledger_rows=self.ledger_rows + LedgerRows.of(changes))
+
+    def ledger(self) -> Ledger:
+        """Every image that the epoch trains other than asked, with the reason."""
+        rows = self.ledger_rows
+        short = np.flatnonzero(self.length < self.world_size)
+        length = self.length[short].astype(np.int64)
+        extra = self.world_size - length
+        spare = np.arange(int(extra.sum())) - np.repeat(np.cumsum(extra) - extra, extra)
+        at = np.repeat(self.start[short], extra) + spare % np.repeat(length, extra)
+        filled = np.repeat(self.bucket_of_step[short], extra)
+        image = np.concatenate([rows.image, self.items[at]])
+        reason = np.concatenate([rows.reason, np.full(len(at), LedgerReason.RANK_FILLED, dtype=np.uint8)])
+        order = np.lexsort((image, reason))
+        return Ledger(
+            self.images,
+            self.asked,
+            image[order],
+            np.concatenate([rows.bucket, filled])[order],
+            np.concatenate([rows.to_bucket, filled])[order],
+            np.concatenate([rows.delta, np.ones(len(at), dtype=np.int8)])[order],
+            reason[order],
+            self.bucket_sizes,
+        )
+
+    @cached_property
+    def hash(self) -> str:
+        """Digest of every step of every rank: ranks that have the same one train the same plan."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(f"{self.world_size} {self.accumulate} {self.steps}".encode())
+        for array, kind in (
+            (self.items, "<i4"),
+            (self.start, "<i8"),
+            (self.length, "<i4"),
+            (self.bucket_of_step, "<i4"),
+        ):
+            digest.update(np.ascontiguousarray(array, dtype=kind).data)
+        return digest.hexdigest()
+
+    def _slice(self, step: int) -> tuple[int, int]:
+        if not 0 <= step < self.steps:
+            raise PlanError(f"step {step} does not exist: the epoch has steps 0 to {self.steps - 1}")
+        return int(self.start[step]), int(self.length[step])
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise PlanError(f"rank {rank} does not exist: the plan is for ranks 0 to {self.world_size - 1}")
+
+    def _shares(self, rank: int, steps: slice) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        n = self.length[steps].astype(np.int64)
+        share, more = n // self.world_size, n % self.world_size
+        offset = np.where(share > 0, rank * share + np.minimum(rank, more), rank % np.maximum(n, 1))
+        return self.start[steps] + offset, np.maximum(share + (rank < more), 1)

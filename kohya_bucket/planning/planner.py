@@ -1,0 +1,197 @@
+"""`EpochPlanner`: a data set and its settings, checked once, from which the plan of any epoch follows."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.types import as_sizes
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.apart import keep_apart
+from kohya_bucket.planning.asking import Asking, as_bucket_ids
+from kohya_bucket.planning.batch_sizes import as_global_batch, count_buckets, one_or_all, per_rank_batches
+from kohya_bucket.planning.cutting import cut_batches
+from kohya_bucket.planning.demand import Change, Demand
+from kohya_bucket.planning.fingerprint import fingerprint_of
+from kohya_bucket.planning.ledger import LedgerReason
+from kohya_bucket.planning.orders import ORDERS
+from kohya_bucket.planning.plan import EpochPlan
+from kohya_bucket.planning.remainders import REMAINDERS, RemainderContext
+from kohya_bucket.planning.sequencing import sequence_items, smallest_ids
+from kohya_bucket.planning.stream import Purpose, stream
+
+__all__ = ["EpochPlanner"]
+
+_REASONS = {
+    "pad": LedgerReason.PADDED,
+    "drop": LedgerReason.DROPPED,
+    "merge": LedgerReason.MERGED,
+    "catch_all": LedgerReason.CAUGHT,
+}
+_GlobalBatch = npt.NDArray[np.int64]
+
+
+class EpochPlanner:
+    """Arguments and errors as in `plan_epoch`, without `seed`, `epoch` and `done`.
+
+    Attributes:
+        fingerprint: the data and the settings as plain values, ready for JSON; equal ones give equal plans for
+            an equal seed and epoch.
+    """
+
+    def __init__(
+        self,
+        bucket_ids: Any,
+        batch_size: Any = None,
+        *,
+        world_size: int = 1,
+        remainder: str = "keep",
+        order: str = "shuffled",
+        repeats: Any = None,
+        accumulate: int = 1,
+        max_pixels: int | None = None,
+        bucket_sizes: Any = None,
+        regularization: Any = None,
+        regularization_uses: int | None = None,
+        resolutions: str | None = None,
+        resolution_weights: Any = None,
+        run_length: int = 8,
+        crop_limit: float = 0.25,
+        base_bucket: int | None = None,
+        bucket_groups: Any = None,
+    ) -> None:
+        self.world_size = whole("world_size", world_size, 1)
+        self.accumulate = whole("accumulate", accumulate, 1)
+        self.run_length = whole("run_length", run_length, 1)
+        self.remainder = _one_of("remainder", remainder, REMAINDERS)
+        self.order = _one_of("order", order, ORDERS)
+        self.sizes = None if bucket_sizes is None else as_sizes(bucket_sizes)
+        ids, highest = as_bucket_ids(bucket_ids)
+        self.n_buckets = count_buckets(highest, batch_size, self.sizes)
+        per_rank = per_rank_batches(batch_size, self.n_buckets, max_pixels=max_pixels, bucket_sizes=self.sizes)
+        self.global_batch = per_rank * self.world_size
+        self.groups = _groups(bucket_groups, self.n_buckets)
+        self.crop_limit = float(crop_limit)
+        self.base_bucket = _base(base_bucket, self.n_buckets)
+        self.asking = Asking(
+            ids, self.n_buckets, repeats, regularization, regularization_uses, resolutions, resolution_weights
+        )
+        self.fingerprint = fingerprint_of(
+            ids,
+            self.asking.images_per_bucket,
+            remainder=remainder,
+            order=order,
+            repeats=repeats,
+            regularization=regularization,
+            regularization_uses=regularization_uses,
+            resolutions=resolutions,
+            resolution_weights=resolution_weights,
+            bucket_sizes=self.sizes,
+            bucket_groups=bucket_groups,
+            run_length=self.run_length if order == "runs" else None,
+            crop_limit=self.crop_limit if remainder == "merge" else None,
+            base_bucket=base_bucket,
+            global_batch=one_or_all(self.global_batch),
+        )
+
+    def plan(self, seed: int = 0, epoch: int = 0, done: Sequence[tuple[Any, int]] = ()) -> EpochPlan:
+        """Plan an epoch, or what is left of it; see `plan_epoch`."""
+        asked = self.asking.for_epoch(seed, whole("epoch", epoch, 0))
+        stages = [(as_global_batch(size, self.n_buckets), whole("done", steps, 0)) for size, steps in done]
+        stages.append((self.global_batch, 0))
+        plan = self._arranged(asked.demand, stages[0][0], seed, epoch, 0)
+        lost = Change(asked.homeless, _nowhere(asked.homeless), _nowhere(asked.homeless), -1)
+        plan = plan.with_ledger(asked.total, [(lost, LedgerReason.NO_BUCKET)])
+        part = 0
+        for global_batch, steps in stages:
+            if not np.array_equal(global_batch, plan.global_batch):
+                part += 1
+                rest = self._arranged(untrained(plan, self.n_buckets), global_batch, seed, epoch, part)
+                plan = replace(rest, first_step=plan.first_step)
+            plan = plan.after(steps)
+        return plan
+
+    def _arranged(self, demand: Demand, global_batch: _GlobalBatch, seed: int, epoch: int, part: int) -> EpochPlan:
+        context = RemainderContext(
+            global_batch, seed, epoch, self.sizes, self.groups, self.crop_limit, self.base_bucket
+        )
+        asked = len(demand.image) if demand.times is None else int(demand.times.sum())
+        demand, changes = REMAINDERS[self.remainder](demand, context)
+        items, counts = sequence_items(demand, stream(Purpose.IMAGES, seed, epoch, part), shuffle=self.order != "file")
+        cut = cut_batches(counts, global_batch)
+        rng = stream(Purpose.STEPS, seed, epoch, part)
+        steps = ORDERS[self.order](cut, rng, self.run_length)
+        if self.order != "file" and demand.times is not None:
+            keep_apart(items, cut, rng)
+        plan = EpochPlan(
+            world_size=self.world_size,
+            global_batch=global_batch,
+            accumulate=self.accumulate,
+            seed=seed,
+            epoch=epoch,
+            images=self.fingerprint["images"],
+            asked=asked,
+            items=items,
+            start=cut.start[steps],
+            length=cut.length[steps],
+            bucket_of_step=cut.bucket[steps],
+            moves=self.asking.several_buckets or any(change.delta == 0 for change in changes),
+            fingerprint={**self.fingerprint, "seed": seed, "epoch": epoch},
+            bucket_sizes=self.sizes,
+        )
+        return plan.with_ledger(asked, [(c, _REASONS[self.remainder]) for c in changes])
+
+
+def untrained(plan: EpochPlan, n_buckets: int) -> Demand:
+    """What a plan trains, as a demand: each image as often as it is in the plan's steps, in the steps' buckets."""
+    bucket = np.repeat(plan.bucket_of_step.astype(np.int64), plan.length)
+    ends = np.cumsum(plan.length, dtype=np.int64)
+    at = np.repeat(plan.start - ends + plan.length, plan.length) + np.arange(len(bucket))
+    keys, times = np.unique(bucket << 32 | plan.items[at], return_counts=True)
+    image, in_bucket = (keys & 0xFFFFFFFF).astype(np.int32), smallest_ids(keys >> 32, n_buckets)
+    return Demand(image, in_bucket, times.astype(np.int64), n_buckets)
+
+
+def whole(name: str, value: Any, low: int) -> int:
+    """`value` as an int, `low` or more.
+
+    Raises:
+        PlanError: it is something else.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = low - 1
+    if number < low or isinstance(value, bool):
+        raise PlanError(f"{name} is {value!r}, but must be a whole number, {low} or more")
+    return number
+
+
+def _one_of(name: str, value: str, known: Iterable[str]) -> str:
+    if value not in known:
+        raise PlanError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
+    return value
+
+
+def _groups(groups: Any, n_buckets: int) -> npt.NDArray[np.int64]:
+    if groups is None:
+        return np.zeros(n_buckets, dtype=np.int64)
+    given = np.asarray(groups, dtype=np.int64)
+    if given.shape != (n_buckets,):
+        raise PlanError(f"bucket_groups has shape {list(given.shape)}, but there are {n_buckets} buckets")
+    return given
+
+
+def _base(base_bucket: int | None, n_buckets: int) -> int | None:
+    if base_bucket is not None and not 0 <= base_bucket < n_buckets:
+        raise PlanError(f"base_bucket is {base_bucket}, but there are buckets 0 to {n_buckets - 1}")
+    return base_bucket
+
+
+def _nowhere(image: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    return np.full(len(image), -1, dtype=np.int32)

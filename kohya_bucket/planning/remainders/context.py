@@ -1,0 +1,44 @@
+"""What a remainder policy may look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.planning.demand import Change, Demand
+
+__all__ = ["RemainderContext", "change_of"]
+
+
+@dataclass(frozen=True)
+class RemainderContext:
+    """Settings shared by the policies.
+
+    Attributes:
+        global_batch: [K] images that fill one step of each bucket, on all ranks together.
+        seed, epoch: for what differs from epoch to epoch.
+        bucket_sizes: [K, 2] (width, height), or None where they are not known.
+        groups: [K] images never move between buckets of different groups (e.g. two datasets).
+        crop_limit: share of an image that `merge` may crop off to fit it into another bucket.
+        base_bucket: bucket of the `catch_all` batches; None to take the squarest, then the largest.
+    """
+
+    global_batch: npt.NDArray[np.int64]
+    seed: int
+    epoch: int
+    bucket_sizes: IntArray | None
+    groups: npt.NDArray[np.int64]
+    crop_limit: float
+    base_bucket: int | None
+
+
+def change_of(
+    demand: Demand, rows: npt.NDArray[np.intp], delta: int, to_bucket: npt.NDArray[np.integer] | None = None
+) -> Change:
+    """Ledger rows for one training each of `rows`."""
+    bucket = demand.bucket[rows].astype(np.int32)
+    to = bucket if to_bucket is None else to_bucket.astype(np.int32)
+    return Change(demand.image[rows].astype(np.int32), bucket, to, delta)

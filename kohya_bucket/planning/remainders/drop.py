@@ -1,0 +1,22 @@
+"""drop: what does not fill a batch is left out, another part in each epoch. All batches are full."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kohya_bucket.planning.demand import Change, Demand
+from kohya_bucket.planning.remainders.context import RemainderContext, change_of
+from kohya_bucket.planning.rotation import take_in_rotation
+
+__all__ = ["drop"]
+
+
+def drop(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]]:
+    """Leave out each bucket's remainder in rotation.
+
+    A bucket that never fills a batch is left out whole in every epoch: the ledger shows it.
+    """
+    rows = take_in_rotation(demand, demand.per_bucket() % context.global_batch, context.seed, context.epoch)
+    if len(rows) == 0:
+        return demand, []
+    return demand.changed(rows, np.full(len(rows), -1, dtype=np.int64)), [change_of(demand, rows, -1)]

@@ -1,0 +1,68 @@
+"""merge: a bucket's remainder is trained in the next best bucket, as long as little enough is cropped off."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.demand import Change, Demand
+from kohya_bucket.planning.remainders.context import RemainderContext, change_of
+from kohya_bucket.planning.rotation import take_in_rotation
+
+__all__ = ["merge", "merge_targets"]
+
+
+def merge(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]]:
+    """Move remainders, in rotation, to the bucket that crops off least of them; nothing is lost.
+
+    Buckets are taken from the fewest images to the most. A bucket whose remainder has moved is settled: it
+    takes in nothing more, so every move leaves one short batch fewer. Where no other bucket is within
+    `crop_limit`, the remainder stays as a short batch.
+
+    Raises:
+        PlanError: the sizes of the buckets are not known.
+    """
+    target, moved = merge_targets(demand.per_bucket(), context)
+    rows = take_in_rotation(demand, moved, context.seed, context.epoch)
+    if len(rows) == 0:
+        return demand, []
+    return _moved(demand, rows, target[demand.bucket[rows]])
+
+
+def _moved(
+    demand: Demand, rows: npt.NDArray[np.intp], to_bucket: npt.NDArray[np.integer]
+) -> tuple[Demand, list[Change]]:
+    less = demand.changed(rows, np.full(len(rows), -1, dtype=np.int64))
+    return less.extended(demand.image[rows], to_bucket), [change_of(demand, rows, 0, to_bucket)]
+
+
+def merge_targets(
+    counts: npt.NDArray[np.int64], context: RemainderContext
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """([K] where each bucket's remainder goes, [K] how many images of its own go there).
+
+    A bucket may pass on no more than its own images: what it takes in before it is settled counts towards its
+    full batches first.
+    """
+    if context.bucket_sizes is None:
+        raise PlanError("remainder='merge' needs bucket_sizes: the crop into another bucket depends on them")
+    aspects = context.bucket_sizes[:, 0] / np.maximum(context.bucket_sizes[:, 1], 1)
+    held = counts.copy()
+    target = np.arange(len(counts), dtype=np.int32)
+    moved = np.zeros(len(counts), dtype=np.int64)
+    open_ = counts > 0
+    for k in sorted(np.flatnonzero(open_).tolist(), key=lambda b: (counts[b], b)):
+        remainder = int(held[k] % context.global_batch[k])
+        open_[k] = False
+        if remainder == 0 or remainder > counts[k]:
+            continue
+        crop = 1 - np.minimum(aspects / aspects[k], aspects[k] / aspects)
+        near = np.flatnonzero(open_ & (context.groups == context.groups[k]) & (crop <= context.crop_limit))
+        if len(near) == 0:
+            continue
+        best = int(near[np.argmin(crop[near])])
+        target[k], moved[k] = best, remainder
+        held[k] -= remainder
+        held[best] += remainder
+    return target, moved

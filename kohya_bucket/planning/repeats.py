@@ -1,0 +1,96 @@
+"""How often an image is trained in an epoch: whole numbers, or fractions that are exact over epochs."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.stream import Purpose, stream
+
+__all__ = ["Repeats", "parse_repeats"]
+
+Counts = npt.NDArray[np.int64]
+_LARGEST_DENOMINATOR = 10_000
+
+
+class Repeats:
+    """Repeats of N images as exact ratios.
+
+    An image with ratio p/q and phase s (0 <= s < q) has been trained `(e*p + s) // q - s // q` times before
+    epoch e. So any q epochs in a row train it exactly p times, and any k of them within one of k*p/q. The
+    phases are spread evenly over the images, in a random order that depends on the seed alone: every epoch
+    has its fair share.
+    """
+
+    def __init__(self, numerator: Counts, denominator: Counts) -> None:
+        self.numerator = numerator
+        self.denominator = denominator
+
+    def _phase(self, seed: int) -> Counts:
+        numerator, denominator = self.numerator, self.denominator
+        phase = np.zeros(len(numerator), dtype=np.int64)
+        for q in np.unique(denominator[denominator > 1]):
+            for p in np.unique(numerator[denominator == q]):
+                rows = np.flatnonzero((denominator == q) & (numerator == p))
+                stream(Purpose.PHASES, seed).shuffle(rows)
+                phase[rows] = np.arange(len(rows), dtype=np.int64) * q // len(rows)
+        return phase
+
+    def before(self, epoch: int, seed: int) -> Counts:
+        """[N] times that each image is trained in the epochs 0 to `epoch` - 1 together."""
+        return (epoch * self.numerator + self._phase(seed)) // self.denominator
+
+
+def parse_repeats(repeats: Any, n: int) -> int | Repeats:
+    """Whole number for all images, or `Repeats` of N images.
+
+    Args:
+        repeats: None (once), a number or a `Fraction` for all, or [N] of them. Floats are read as the nearest
+            ratio with a denominator of at most 10,000: 0.1 is one tenth, not the binary number beside it.
+
+    Raises:
+        PlanError: negative or non-finite values, another length, floats that no such ratio is near to.
+    """
+    if repeats is None:
+        return 1
+    if isinstance(repeats, (int, np.integer)) and not isinstance(repeats, bool):
+        if repeats < 0:
+            raise PlanError(f"repeats is {repeats}, but must be 0 or more")
+        return int(repeats)
+    given = np.asarray(repeats)
+    if given.ndim == 0:
+        ratio = _ratio(given.item())
+        if ratio.denominator == 1:
+            return ratio.numerator
+        return Repeats(np.full(n, ratio.numerator, dtype=np.int64), np.full(n, ratio.denominator, dtype=np.int64))
+    if given.shape != (n,):
+        raise PlanError(f"repeats has shape {list(given.shape)}, but there are {n} images: give one for each")
+    if given.dtype.kind in "iu":
+        if n and given.min() < 0:
+            raise PlanError(f"repeats holds {given.min()}, but must be 0 or more")
+        return Repeats(given.astype(np.int64), np.ones(n, dtype=np.int64))
+    values, inverse = np.unique(given.astype(np.float64) if given.dtype.kind == "f" else given, return_inverse=True)
+    ratios = [_ratio(v) for v in values.tolist()]
+    numerator = np.array([r.numerator for r in ratios], dtype=np.int64)[inverse.reshape(-1)]
+    denominator = np.array([r.denominator for r in ratios], dtype=np.int64)[inverse.reshape(-1)]
+    return Repeats(numerator, denominator)
+
+
+def _ratio(value: Any) -> Fraction:
+    try:
+        exact = Fraction(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PlanError(f"repeats holds {value!r}, which is no number of times to train an image") from error
+    if exact < 0:
+        raise PlanError(f"repeats holds {value}, but must be 0 or more")
+    ratio = exact.limit_denominator(_LARGEST_DENOMINATOR)
+    if abs(ratio - exact) > Fraction(1, 10**7):
+        raise PlanError(
+            f"repeats holds {value}, which is near no ratio with a denominator of at most {_LARGEST_DENOMINATOR}: "
+            "round it, e.g. to two digits"
+        )
+    return ratio

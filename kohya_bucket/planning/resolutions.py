@@ -1,0 +1,76 @@
+"""One image at several resolutions: all of them in each epoch, one after another, or by weight."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.stream import Purpose, stream
+
+__all__ = ["RESOLUTION_MODES", "choose_columns", "weighted_cycle"]
+
+RESOLUTION_MODES = ("all", "rotate", "weighted")
+_LONGEST_CYCLE = 1_000
+
+
+def choose_columns(
+    bucket_ids: npt.NDArray[np.integer], cycle: npt.NDArray[np.intp] | None, seed: int, epoch: int
+) -> npt.NDArray[np.intp]:
+    """[N] column of `bucket_ids` (= resolution) that each image is trained at in this epoch; -1 if it has none.
+
+    Every image walks through one cycle of resolutions, from a place of its own: over a whole cycle it is
+    trained at each resolution exactly as often as asked, and every epoch holds all resolutions in (nearly)
+    those shares. `rotate` is the cycle 0, 1, ..., R-1; `weighted` one in which resolution r takes its share.
+    A resolution at which the image has no bucket is left out, and the next one that it has takes its place.
+
+    Args:
+        bucket_ids: [N, R], -1 where an image has no bucket at that resolution.
+        cycle: the cycle of "weighted"; None for "rotate".
+    """
+    n, r = bucket_ids.shape
+    places = np.arange(n, dtype=np.int64)
+    stream(Purpose.RESOLUTIONS, seed).shuffle(places)
+    has = bucket_ids >= 0
+    if cycle is None:
+        # Among the resolutions that an image has, so that each of them gets the same number of epochs.
+        available = has.sum(axis=1)
+        turn = (places + epoch) % np.maximum(available, 1)
+        nth = np.cumsum(has, axis=1) - 1
+        column = np.argmax(has & (nth == turn[:, None]), axis=1)
+    else:
+        column = cycle[(places + epoch) % len(cycle)]
+        for _ in range(r):
+            column = np.where(has[np.arange(n), column], column, (column + 1) % r)
+    return np.where(has.any(axis=1), column, -1).astype(np.intp)
+
+
+def weighted_cycle(weights: Any, n_columns: int) -> npt.NDArray[np.intp]:
+    """A cycle of column numbers in which column r has the share `weights[r]`, each spread evenly.
+
+    Raises:
+        PlanError: another number of weights, negative ones, or shares that need a cycle of over 1,000 epochs.
+    """
+    if weights is None or np.ndim(weights) != 1 or len(weights) != n_columns:
+        raise PlanError(f"resolution_weights is {weights!r}, but must hold {n_columns} weights, one per resolution")
+    try:
+        ratios = [Fraction(w).limit_denominator(_LONGEST_CYCLE) for w in np.asarray(weights).tolist()]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PlanError(f"resolution_weights is {weights!r}, but must hold numbers") from error
+    total = sum(ratios, Fraction(0))
+    if total <= 0 or min(ratios) < 0:
+        raise PlanError(f"resolution_weights is {weights!r}, but must be 0 or more and not all 0")
+    shares = [w / total for w in ratios]
+    length = int(np.lcm.reduce([s.denominator for s in shares]))
+    if length > _LONGEST_CYCLE:
+        raise PlanError(
+            f"resolution_weights is {weights!r}: exact shares would take {length} epochs; "
+            "use rounder weights, e.g. [3, 1]"
+        )
+    columns = np.repeat(np.arange(n_columns), [int(s * length) for s in shares])
+    counts = np.bincount(columns, minlength=n_columns)
+    turn = np.arange(length) - np.repeat(np.cumsum(counts) - counts, counts)
+    return columns[np.argsort((2 * turn + 1) / (2 * counts[columns]), kind="stable")]

@@ -1,0 +1,55 @@
+"""The images of an epoch, bucket after bucket, in the order in which batches are cut from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.planning.demand import Demand, Ints
+from kohya_bucket.planning.stream import packed_order
+
+__all__ = ["sequence_items", "smallest_ids"]
+
+
+def smallest_ids(bucket: Ints, n_buckets: int) -> Ints:
+    """Bucket numbers as 8- or 16-bit where they fit: numpy sorts those stably by radix, many times faster."""
+    if n_buckets <= 1 << 8:
+        return bucket.astype(np.uint8, copy=False)
+    if n_buckets <= 1 << 16:
+        return bucket.astype(np.uint16, copy=False)
+    return bucket.astype(np.int32, copy=False)
+
+
+def sequence_items(
+    demand: Demand, rng: np.random.RandomState, *, shuffle: bool
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """All trainings of an epoch: ([T] image numbers, bucket after bucket; [K] how many of each bucket).
+
+    Images that are trained once stand in random order within their bucket. Where images are trained several
+    times, each image's trainings are spread evenly: the j-th of c lies at a random place in the j-th of c
+    equal parts of its bucket. Without `shuffle`, images stand in the order of their rows, repeats adjacent.
+    """
+    bucket = smallest_ids(demand.bucket, demand.n_buckets)
+    times = demand.times
+    if times is None:
+        order = np.argsort(bucket, kind="stable")
+        counts = np.bincount(bucket, minlength=demand.n_buckets).astype(np.int64)
+        if shuffle:
+            ends = np.cumsum(counts)
+            for k in np.flatnonzero(counts):
+                rng.shuffle(order[ends[k] - counts[k] : ends[k]])
+    else:
+        rows = np.repeat(np.arange(len(times)), times)
+        counts = np.bincount(bucket[rows], minlength=demand.n_buckets).astype(np.int64)
+        if shuffle:
+            turn = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
+            # A hair below 1, so that rounding never lifts the last part out of [0, 1).
+            places = np.minimum((turn + rng.random_sample(len(rows))) / times[rows], 1 - 2**-40)
+            order = rows[packed_order(places, bucket[rows])]
+        else:
+            order = rows[np.argsort(bucket[rows], kind="stable")]
+    image = demand.image
+    if times is None and len(image) and image[-1] == len(image) - 1:
+        # Image numbers rise, so these rows are all images, and row numbers are image numbers.
+        return order.astype(np.int32), counts
+    return image[order], counts

@@ -1,0 +1,47 @@
+"""Random data sets and settings, shared by the tests of planning."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from kohya_bucket.planning import EpochPlan
+
+SIZES = np.array([[512, 512], [576, 448], [448, 576], [640, 384], [384, 640], [1024, 256]], dtype=np.int32)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict:
+    k = draw(st.integers(1, len(SIZES)))
+    n = draw(st.integers(0, 150))
+    rng = np.random.RandomState(draw(st.integers(0, 2**31)))
+    weights = rng.random_sample(k) ** 3 + 1e-3
+    ids = rng.choice(k, n, p=weights / weights.sum())
+    if draw(st.booleans()):
+        ids[rng.random_sample(n) < 0.1] = -1
+    batch = draw(st.one_of(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=k, max_size=k)))
+    repeats = draw(st.sampled_from([None, 1, 3, 0.4, 2.5, "per image", "fractions"]))
+    if repeats == "per image":
+        repeats = rng.randint(0, 5, n)
+    elif repeats == "fractions":
+        repeats = rng.choice([0.1, 1.0, 2.5, 1 / 3], n)
+    regularization = None
+    if draw(st.integers(0, 3)) == 0:
+        regularization = rng.random_sample(n) < 0.4
+    return {
+        "bucket_ids": ids,
+        "batch_size": batch,
+        "world_size": draw(st.sampled_from([1, 2, 3, 4, 8, 64])),
+        "seed": draw(st.integers(-5, 2**40)),
+        "epoch": draw(st.integers(0, 50)),
+        "repeats": repeats,
+        "regularization": regularization,
+        "bucket_sizes": SIZES[:k],
+        "accumulate": draw(st.integers(1, 5)),
+        "run_length": draw(st.integers(1, 9)),
+        "crop_limit": draw(st.sampled_from([0.0, 0.3, 0.6])),
+    }
+
+
+def trained(plan: EpochPlan) -> np.ndarray:
+    """[N] how often all ranks together train each image."""
+    parts = [plan.indices(s, r) for s in range(plan.steps) for r in range(plan.world_size)]
+    return np.bincount(np.concatenate([[], *parts]).astype(int), minlength=plan.images)

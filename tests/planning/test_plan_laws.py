@@ -1,0 +1,229 @@
+"""What holds for every plan, whatever the remainder policy, the order and the number of ranks."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_cases import SIZES, cases, trained
+
+from kohya_bucket.planning import ORDERS, REMAINDERS, LedgerReason, plan_epoch
+
+every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
+every_order = pytest.mark.parametrize("order", list(ORDERS))
+
+
+@every_order
+@every_policy
+@settings(max_examples=25, deadline=None)
+@given(case=cases())
+def test_every_rank_every_step_every_image(remainder: str, order: str, case: dict) -> None:
+    plan = plan_epoch(**case, remainder=remainder, order=order)
+    ledger = plan.ledger()
+    ids, world = case["bucket_ids"], plan.world_size
+
+    # One bucket per step, at least one image per rank, ranks differ by at most one image.
+    for s in range(plan.steps):
+        shares = [plan.indices(s, r) for r in range(world)]
+        assert min(map(len, shares)) >= 1
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        assert np.concatenate(shares).tolist() == plan.step_indices(s).tolist()
+        assert len(plan.step_indices(s)) <= max(world, plan.global_batch[plan.bucket_of_step[s]])
+        if not plan.moves:
+            assert set(ids[plan.step_indices(s)].tolist()) == {int(plan.bucket_of_step[s])}
+
+    # Trained = asked + what the ledger says, image by image.
+    delta = np.bincount(ledger.image, weights=ledger.delta, minlength=len(ids)).astype(int)
+    asked = trained(plan) - delta
+    assert asked.min(initial=0) >= 0
+    assert asked.sum() == plan.asked == ledger.asked
+    assert ledger.trained == trained(plan).sum() == plan.samples
+    if case["repeats"] is None and case["regularization"] is None:
+        assert (asked == 1).all()
+    assert (trained(plan)[ids < 0] == 0).all()
+    assert ledger.count(LedgerReason.NO_BUCKET) == asked[ids < 0].sum()
+
+    # The fast iterator is the same plan.
+    for r in range(min(world, 3)):
+        assert list(plan.rank_batches(r)) == [plan.indices(s, r).tolist() for s in range(plan.steps)]
+
+
+@every_order
+@every_policy
+@settings(max_examples=15, deadline=None)
+@given(case=cases(), data=st.data())
+def test_the_images_of_a_step_do_not_depend_on_the_number_of_ranks(remainder, order, case, data) -> None:
+    case["batch_size"] = 8 * data.draw(st.integers(1, 2))
+    plans = [
+        plan_epoch(
+            **{**case, "world_size": world, "batch_size": case["batch_size"] // world},
+            remainder=remainder,
+            order=order,
+        )
+        for world in (1, 2, 4, 8)
+    ]
+    assert len({p.steps for p in plans}) == 1
+    for s in range(plans[0].steps):
+        alone = sorted(plans[0].step_indices(s).tolist())
+        for plan in plans[1:]:
+            together = plan.step_indices(s).tolist()
+            assert set(together) == set(alone)
+            if len(alone) >= plan.world_size:
+                assert sorted(together) == alone
+
+
+@settings(max_examples=50, deadline=None)
+@given(case=cases())
+def test_keep_makes_as_many_batches_as_sd_scripts(case: dict) -> None:
+    case.update(world_size=1, regularization=None)
+    times = case["repeats"]
+    if not (times is None or isinstance(times, int)):
+        times = case["repeats"] = 2
+    plan = plan_epoch(**case, remainder="keep")
+    ids = case["bucket_ids"]
+    for k in range(len(case["bucket_sizes"])):
+        images = np.count_nonzero(ids == k) * (times or 1)
+        assert np.count_nonzero(plan.bucket_of_step == k) == -(-images // plan.global_batch[k])
+    assert plan.ledger().repeated == 0
+
+
+@every_policy
+@settings(max_examples=25, deadline=None)
+@given(case=cases())
+def test_full_batches_and_nothing_lost(remainder: str, case: dict) -> None:
+    plan = plan_epoch(**case, remainder=remainder)
+    ledger = plan.ledger()
+    short = plan.length < plan.global_batch[plan.bucket_of_step]
+    if remainder in ("pad", "drop"):
+        assert not short.any()
+    if remainder == "catch_all":
+        assert short.sum() <= 1
+    if remainder == "merge":
+        kept = plan_epoch(**case, remainder="keep")
+        assert short.sum() <= (kept.length < kept.global_batch[kept.bucket_of_step]).sum()
+    if remainder != "drop":
+        assert ledger.missed == ledger.count(LedgerReason.NO_BUCKET)
+    if remainder != "pad":
+        assert ledger.repeated == ledger.count(LedgerReason.RANK_FILLED)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases())
+def test_repeats_of_an_image_meet_only_where_they_must(case: dict) -> None:
+    case["world_size"] = 1
+    plan = plan_epoch(**case)
+    counts = trained(plan)
+    batches = np.bincount(plan.bucket_of_step, minlength=len(SIZES))
+    full = np.bincount(plan.bucket_of_step[plan.length == plan.global_batch[plan.bucket_of_step]], minlength=len(SIZES))
+    for s in range(plan.steps):
+        k = plan.bucket_of_step[s]
+        images, times = np.unique(plan.step_indices(s), return_counts=True)
+        enough = counts[images] <= full[k]
+        in_bucket = case["bucket_ids"] == k
+        if counts[in_bucket].max() <= full[k]:
+            assert enough.all()
+            assert (times == 1).all()
+        elif batches[k] == full[k]:
+            assert (times <= -(-counts[images] // full[k])).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), world=st.integers(1, 4))
+def test_every_bucket_is_spread_evenly(case: dict, world: int) -> None:
+    case["world_size"] = world
+    plan = plan_epoch(**case, order="shuffled")
+    per_bucket = np.bincount(plan.bucket_of_step, minlength=1)
+    present = np.count_nonzero(per_bucket)
+    for k in np.flatnonzero(per_bucket):
+        m, total = per_bucket[k], plan.steps
+        done = np.concatenate([[0], np.cumsum(plan.bucket_of_step == k)])
+        even = np.arange(total + 1) * m / total
+        assert np.abs(done - even).max() <= 1 + present * m / total + 1e-9
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=cases())
+def test_runs_are_as_long_as_asked(case: dict) -> None:
+    plan = plan_epoch(**case, order="runs")
+    run = case["run_length"]
+    starts = np.flatnonzero(np.diff(plan.bucket_of_step, prepend=-1))
+    runs = np.diff(np.append(starts, plan.steps))
+    per_bucket = np.bincount(plan.bucket_of_step, minlength=1)
+    assert len(starts) <= (-(-per_bucket // run)).sum()
+    for k in np.flatnonzero(per_bucket):
+        lengths = runs[plan.bucket_of_step[starts] == k]
+        assert np.count_nonzero(lengths % run) <= 1
+
+
+@every_order
+@every_policy
+def test_over_epochs_order_differs_and_coverage_does_not(remainder: str, order: str) -> None:
+    ids = np.random.RandomState(7).choice(4, 203, p=[0.6, 0.3, 0.08, 0.02])
+    plans = [
+        plan_epoch(ids, 4, world_size=2, epoch=e, remainder=remainder, order=order, bucket_sizes=SIZES[:4])
+        for e in range(6)
+    ]
+    sequences = {tuple(np.concatenate([p.step_indices(s) for s in range(p.steps)]).tolist()) for p in plans}
+    if order != "file":
+        assert len(sequences) == len(plans)
+    assert len({p.steps for p in plans}) == 1
+    totals = np.sum([trained(p) for p in plans], axis=0)
+    if remainder == "keep":
+        once = plan_epoch(ids, 8, remainder=remainder, order=order)
+        assert (trained(once) == 1).all()
+        assert (totals >= 6).all()
+    if remainder in ("pad", "drop"):
+        for k in range(4):
+            of_bucket = totals[ids == k]
+            assert of_bucket.max() - of_bucket.min() <= 1
+
+
+@given(epochs=st.integers(1, 12), first=st.integers(0, 40), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_fractions_are_exact_over_epochs(epochs: int, first: int, seed: int) -> None:
+    ids = np.arange(30) % 3
+    repeats = np.array([0.1, 2.5, 1 / 3] * 10)
+    total = np.zeros(30, dtype=int)
+    for e in range(first, first + epochs):
+        total += trained(plan_epoch(ids, 4, seed=seed, epoch=e, repeats=repeats))
+    assert (np.abs(total - repeats * epochs) < 1).all()
+    for e in range(first + epochs, first + 30):
+        total += trained(plan_epoch(ids, 4, seed=seed, epoch=e, repeats=repeats))
+    if epochs <= 30:
+        assert total.tolist() == np.round(repeats * 30).astype(int).tolist()
+
+
+@given(epochs=st.integers(1, 9), first=st.integers(0, 40), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_regularization_images_are_used_equally(epochs: int, first: int, seed: int) -> None:
+    ids = np.arange(40) % 3
+    mask = np.arange(40) >= 13
+    total = np.zeros(40, dtype=int)
+    for e in range(first, first + epochs):
+        plan = plan_epoch(ids, 4, seed=seed, epoch=e, repeats=np.where(mask, 1, 1.5), regularization=mask)
+        counts = trained(plan)
+        assert counts[mask].sum() == counts[~mask].sum()
+        total += counts
+    assert total[mask].max() - total[mask].min() <= 1
+
+
+def test_resolutions() -> None:
+    ids = np.stack([np.arange(60) % 3, 3 + np.arange(60) % 2], axis=1)
+    ids[0, 1] = -1
+    both = plan_epoch(ids, 4, resolutions="all")
+    assert trained(both).tolist() == [1] + [2] * 59
+    seen = np.zeros((60, 5), dtype=int)
+    for e in range(4):
+        plan = plan_epoch(ids, 4, resolutions="rotate", epoch=e)
+        assert plan.asked == 60
+        assert (trained(plan) == 1).all()
+        for s in range(plan.steps):
+            seen[plan.step_indices(s), plan.bucket_of_step[s]] += 1
+    assert seen[1:, :3].sum(axis=1).tolist() == seen[1:, 3:].sum(axis=1).tolist() == [2] * 59
+    assert seen[0, :3].sum() == 4
+    shares = np.zeros((60, 2), dtype=int)
+    for e in range(4):
+        plan = plan_epoch(ids, 4, resolutions="weighted", resolution_weights=[3, 1], epoch=e)
+        assert 13 <= sum(plan.length[plan.bucket_of_step >= 3]) <= 17
+        for s in range(plan.steps):
+            shares[plan.step_indices(s), int(plan.bucket_of_step[s] >= 3)] += 1
+    assert shares[1:].tolist() == [[3, 1]] * 59

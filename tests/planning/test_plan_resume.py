@@ -1,0 +1,89 @@
+"""A run that stops and goes on, on as many ranks as you like, trains what an uninterrupted one trains."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_cases import SIZES, cases, trained
+
+from kohya_bucket.errors import PlanError, ResumeError
+from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, Position, plan_epoch
+
+every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
+
+
+@pytest.mark.parametrize("order", list(ORDERS))
+@every_policy
+@settings(max_examples=15, deadline=None)
+@given(case=cases(), data=st.data())
+def test_resume_at_any_step_on_other_ranks(remainder: str, order: str, case: dict, data: st.DataObject) -> None:
+    case.update(batch_size=4, world_size=2, remainder=remainder, order=order)
+    whole = plan_epoch(**case)
+    stop = data.draw(st.integers(0, whole.steps))
+    for world in (1, 2, 4, 8):
+        case.update(batch_size=8 // world, world_size=world)
+        other = plan_epoch(**case)
+        rest = plan_epoch(**case, done=[(8, stop)])
+        assert rest.first_step == stop
+        assert rest.steps == whole.steps - stop
+        for s in range(rest.steps):
+            assert rest.bucket_of_step[s] == whole.bucket_of_step[stop + s]
+            for r in range(world):
+                assert rest.indices(s, r).tolist() == other.indices(stop + s, r).tolist()
+
+
+@every_policy
+@settings(max_examples=25, deadline=None)
+@given(case=cases(), data=st.data())
+def test_resume_with_another_global_batch_trains_the_complement(remainder, case, data) -> None:
+    case.update(batch_size=3, world_size=2, remainder=remainder)
+    whole = plan_epoch(**case)
+    before = whole
+    done, seen = [], np.zeros(whole.images, dtype=int)
+    for batch, world in ((1, 2), (4, 1), (5, 3)):
+        steps = data.draw(st.integers(0, before.steps))
+        done.append((int(before.global_batch[0]), steps))
+        for s in range(steps):
+            n = before.length[s]
+            seen += np.bincount(before.step_indices(s)[:n], minlength=whole.images)
+        case.update(batch_size=batch, world_size=world)
+        before = plan_epoch(**case, done=done)
+    ledger = before.ledger()
+    left = trained(before) - np.bincount(ledger.image, weights=ledger.delta, minlength=whole.images).astype(int)
+    assert left.sum() == before.asked
+    if remainder not in ("drop", "pad"):
+        first = np.bincount(whole.items, minlength=whole.images)
+        assert (seen + left).tolist() == first.tolist()
+
+
+def test_positions_travel_as_json_and_name_what_changed() -> None:
+    ids = np.arange(50) % 4
+    planner = EpochPlanner(ids, 2, world_size=2, bucket_sizes=SIZES[:4])
+    state = json.loads(json.dumps(Position(7, 3).at_step(5, 4).state_dict(planner.fingerprint)))
+    assert (state["epoch"], state["step"]) == (3, 5)
+    position = Position.from_state_dict(state, EpochPlanner(ids, 4, bucket_sizes=SIZES[:4]).fingerprint)
+    assert position == Position(7, 3, ((4, 5),))
+    assert position.at_step(9, 4) == Position(7, 3, ((4, 9),))
+    assert position.at_step(9, 8) == Position(7, 3, ((4, 5), (8, 4)))
+
+    def refused(*args: object, **options: object) -> str:
+        with pytest.raises(ResumeError) as error:
+            Position.from_state_dict(state, EpochPlanner(*args, **options).fingerprint)
+        return str(error.value)
+
+    assert "50 images, now 51; bucket 1 had 13 images, now 14" in refused(
+        np.append(ids, 1), 2, world_size=2, bucket_sizes=SIZES[:4]
+    )
+    assert "other buckets or in another order" in refused(ids[::-1], 2, world_size=2, bucket_sizes=SIZES[:4])
+    assert "remainder was keep, now pad" in refused(ids, 2, remainder="pad", bucket_sizes=SIZES[:4])
+    assert "bucket_sizes" in refused(ids, 2, bucket_sizes=SIZES[1:5])
+    with pytest.raises(ResumeError, match="no saved position: version"):
+        Position.from_state_dict({"epoch": 1}, planner.fingerprint)
+    with pytest.raises(ResumeError, match="version 9"):
+        Position.from_state_dict({**state, "version": 9}, planner.fingerprint)
+    with pytest.raises(ResumeError, match="step 4 of epoch 3 lies before step 5"):
+        position.at_step(4, 8)
+    with pytest.raises(PlanError, match="only 14"):
+        planner.plan(done=[(4, 99)])

@@ -1,0 +1,186 @@
+"""Golden plans, options, and what is refused."""
+
+import numpy as np
+import pytest
+from plan_cases import SIZES, trained
+
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning import LedgerReason, idle_share, idle_share_independent, idle_share_of, plan_epoch
+
+IDS = np.array([0, 1, 0, 2, 0, 1, 0, 0, 2, 1, 0, -1, 0, 1])
+
+
+def steps_of(plan) -> list[list[int]]:
+    return [plan.step_indices(s).tolist() for s in range(plan.steps)]
+
+
+# Equal on every Python and numpy: these lists must never change within one PLAN_VERSION.
+GOLDEN = {
+    "keep, shuffled": [[8, 3], [4], [1, 13, 9], [10, 7, 0], [5], [2, 12, 6]],
+    "keep, shuffled, epoch 1, 2 ranks": [[6, 4, 2, 7], [12, 10, 0], [3, 8], [13, 5, 1, 9]],
+    "pad, runs": [[2, 7, 12], [9, 5, 13], [1, 9, 5], [8, 3, 8], [7, 2, 0], [4, 6, 10]],
+    "drop, sorted": [[0, 4, 2], [10, 6, 12], [13, 5, 1]],
+    "merge, repeats": [
+        [6, 10, 2, 12],
+        [9, 1, 13, 5],
+        [7, 0],
+        [3, 8, 8, 3],
+        [1, 9, 13, 5],
+        [10, 0, 4, 6],
+        [12, 2, 7, 4],
+    ],
+    "catch_all, file": [[0, 2, 4], [6, 7, 10], [12, 9, 8], [3], [1, 5, 13]],
+    "fractions": [[2, 10], [5, 1], [3]],
+}
+
+
+def golden_plans() -> dict:
+    common = {"bucket_sizes": SIZES[:3], "seed": 42}
+    return {
+        "keep, shuffled": plan_epoch(IDS, 3, **common),
+        "keep, shuffled, epoch 1, 2 ranks": plan_epoch(IDS, 2, world_size=2, epoch=1, **common),
+        "pad, runs": plan_epoch(IDS, 3, remainder="pad", order="runs", run_length=2, **common),
+        "drop, sorted": plan_epoch(IDS, 3, remainder="drop", order="sorted", **common),
+        "merge, repeats": plan_epoch(IDS, 4, remainder="merge", crop_limit=0.5, repeats=2, **common),
+        "catch_all, file": plan_epoch(IDS, 3, remainder="catch_all", order="file", **common),
+        "fractions": plan_epoch(IDS, 3, repeats=0.4, epoch=2, **common),
+    }
+
+
+@pytest.mark.parametrize("name", list(golden_plans()))
+def test_golden_plans(name: str) -> None:
+    assert steps_of(golden_plans()[name]) == GOLDEN[name]
+
+
+def test_golden_hash_of_a_large_plan() -> None:
+    ids = np.arange(100_003) * 7919 % 1013 % 31
+    plan = plan_epoch(ids, 4, world_size=2, seed=123456789012345, epoch=17, repeats=3)
+    assert plan.hash == "3b134f1e46ca28eebac9d0cd6cf6191a"
+
+
+def test_max_pixels_gives_small_buckets_larger_batches() -> None:
+    ids = np.repeat(np.arange(3), 40)
+    sizes = [(1024, 1024), (512, 512), (512, 1024)]
+    plan = plan_epoch(ids, max_pixels=4 * 1024 * 1024, bucket_sizes=sizes, world_size=2)
+    assert plan.global_batch.tolist() == [8, 32, 16]
+    assert plan_epoch(ids, 6, max_pixels=4 * 1024 * 1024, bucket_sizes=sizes).global_batch.tolist() == [4, 6, 6]
+    assert (trained(plan) == 1).all()
+    with pytest.raises(PlanError, match="max_pixels is 600,000, but one image of bucket 1024x1024 has 1,048,576"):
+        plan_epoch(ids, max_pixels=600_000, bucket_sizes=sizes)
+    with pytest.raises(PlanError, match="without bucket_sizes"):
+        plan_epoch(ids, max_pixels=600_000)
+
+
+def test_the_line_of_the_ledger() -> None:
+    ids = np.repeat([0, 3], [1200, 3])
+    plan = plan_epoch(ids, 3, world_size=2, remainder="pad", bucket_sizes=SIZES)
+    assert plan.ledger().text == "1,203 images, 0 missed, 3 repeated to fill bucket 640x384"
+    assert plan_epoch(ids, 4).ledger().text == "1,203 images, 0 missed, 0 repeated"
+    lone = plan_epoch([0, -1], 1, world_size=2, bucket_sizes=SIZES)
+    assert lone.ledger().text == (
+        "2 images, 1 missed (1 without a bucket), 1 repeated so that no rank is empty, to fill bucket 512x512"
+    )
+    dropped = plan_epoch(ids, 7, remainder="drop", bucket_sizes=SIZES).ledger()
+    assert dropped.text == "1,203 images, 6 missed (6 dropped with the remainder of 2 buckets), 0 repeated"
+    caught = plan_epoch(ids, 7, remainder="catch_all", bucket_sizes=SIZES, repeats=2).ledger()
+    assert caught.text == "1,203 images asked 2,406 times, 0 missed, 0 repeated, 6 trained at the base size"
+    assert {row["image"] for row in caught.rows()} == {1200, 1201, 1202}
+    assert caught.rows()[0] == {
+        "image": 1200,
+        "bucket": "640x384",
+        "trained_in": "512x512",
+        "delta": 0,
+        "reason": LedgerReason.CAUGHT.text,
+    }
+
+
+def test_groups_are_never_mixed() -> None:
+    ids = np.array([0] * 5 + [1] * 5 + [2] * 5 + [3] * 5)
+    for remainder in ("merge", "catch_all"):
+        plan = plan_epoch(
+            ids,
+            4,
+            remainder=remainder,
+            crop_limit=0.9,
+            bucket_sizes=[(512, 512), (512, 512), (640, 384), (640, 384)],
+            bucket_groups=[0, 1, 0, 1],
+        )
+        assert plan.moves
+        for s in range(plan.steps):
+            assert {int(k) % 2 for k in ids[plan.step_indices(s)]} == {int(plan.bucket_of_step[s]) % 2}
+
+
+def test_merge_prefers_the_least_crop_and_keeps_to_the_limit() -> None:
+    ids = np.array([0] * 8 + [1] * 1 + [2] * 8)
+    sizes = [(512, 512), (576, 512), (1024, 256)]
+    plan = plan_epoch(ids, 4, remainder="merge", bucket_sizes=sizes, crop_limit=0.2)
+    assert plan.ledger().rows()[0]["trained_in"] == "512x512"
+    assert (trained(plan) == 1).all()
+    strict = plan_epoch(ids, 4, remainder="merge", bucket_sizes=sizes, crop_limit=0.05)
+    assert len(strict.ledger()) == 0
+    assert sorted(strict.length.tolist()) == [1, 4, 4, 4, 4]
+
+
+def test_accumulation_counts_updates() -> None:
+    plan = plan_epoch(np.zeros(50, dtype=int), 4, accumulate=4)
+    assert (plan.steps, plan.updates) == (13, 4)
+
+
+def test_idle_shares() -> None:
+    assert idle_share([[2.0, 1.0], [3.0, 3.0]]) == pytest.approx(1 - 4.5 / 5)
+    assert idle_share(np.zeros((0, 2))) == 0
+    ids = np.repeat([0, 5], [64, 64])
+    plan = plan_epoch(ids, 4, world_size=4, bucket_sizes=[*SIZES[:5].tolist(), [256, 256]])
+    assert idle_share_of(plan) == 0
+    mixed = idle_share_independent(ids, 4, [*SIZES[:5].tolist(), [256, 256]], world_size=4)
+    assert 0.1 < mixed < 0.6
+    assert idle_share_independent(ids, 4, [*SIZES[:5].tolist(), [256, 256]], world_size=1) == 0
+    short = plan_epoch(np.zeros(9, dtype=int), 2, world_size=4, bucket_sizes=SIZES[:1])
+    # 8 images fill a step; the ninth is trained by all four ranks, so nobody waits.
+    assert idle_share_of(short) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": 2.5}, "batch_size is 2.5"),
+        ({"batch_size": None}, "batch_size is None and max_pixels is not set"),
+        ({"batch_size": [1, 2]}, "an image has bucket 2, but only buckets 0 to 1"),
+        ({"world_size": 0}, "world_size is 0"),
+        ({"epoch": -1}, "epoch is -1"),
+        ({"epoch": 1.5}, "epoch is 1.5"),
+        ({"remainder": "lose"}, "remainder is 'lose', but must be one of keep, pad, drop, merge, catch_all"),
+        ({"order": "random"}, "order is 'random'"),
+        ({"remainder": "merge"}, "needs bucket_sizes"),
+        ({"remainder": "catch_all"}, "needs base_bucket"),
+        ({"repeats": -1}, "repeats is -1"),
+        ({"repeats": [1, 2]}, r"repeats has shape \[2\], but there are 14 images"),
+        ({"repeats": float("nan")}, "repeats holds nan"),
+        ({"repeats": -0.5}, "repeats holds -0.5"),
+        ({"regularization_uses": 3}, "without regularization"),
+        ({"regularization": [True]}, "regularization has shape"),
+        ({"resolutions": "all"}, "several resolutions need ids of shape"),
+        ({"resolution_weights": [1]}, "weights belong to 'weighted'"),
+        ({"base_bucket": 7}, "base_bucket is 7, but there are buckets 0 to 2"),
+        ({"bucket_groups": [0]}, "bucket_groups has shape"),
+        ({"done": [(3, 99)]}, "99 steps are done, but the epoch has only 6"),
+        ({"done": [(0, 1)]}, "global batch is 0"),
+        ({"bucket_ids": [[0, 1]]}, "several resolutions need"),
+        ({"bucket_ids": [-2]}, "bucket_ids holds -2"),
+        ({"bucket_ids": [0.5]}, "must be whole numbers"),
+    ],
+)
+def test_what_is_refused(arguments: dict, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        plan_epoch(**{"bucket_ids": IDS, "batch_size": 3, **arguments})
+
+
+def test_access_beyond_the_plan_is_refused() -> None:
+    plan = plan_epoch(IDS, 3, world_size=2)
+    with pytest.raises(PlanError, match="step 99 does not exist"):
+        plan.indices(99, 0)
+    with pytest.raises(PlanError, match="rank 2 does not exist"):
+        plan.indices(0, 2)
+    assert plan_epoch([], 3).steps == 0
+    assert plan_epoch([-1, -1], 3).ledger().missed == 2
