@@ -1,0 +1,157 @@
+"""What Pillow says about a file: the judge wherever the small header readers are unsure."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import os
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+from kohya_bucket.images.formats import ImageFormat
+
+__all__ = [
+    "UnreadableImageError",
+    "explain_os_error",
+    "load_plugin",
+    "open_with_pillow",
+    "pixel_limit",
+    "verify_pixels",
+]
+
+_FORMATS = {
+    "PNG": ImageFormat.PNG,
+    "JPEG": ImageFormat.JPEG,
+    "MPO": ImageFormat.JPEG,
+    "WEBP": ImageFormat.WEBP,
+    "GIF": ImageFormat.GIF,
+    "BMP": ImageFormat.BMP,
+    "DIB": ImageFormat.BMP,
+    "TIFF": ImageFormat.TIFF,
+    "AVIF": ImageFormat.AVIF,
+    "HEIF": ImageFormat.HEIC,
+    "JXL": ImageFormat.JXL,
+}
+_PLUGINS = {
+    ImageFormat.AVIF: ("pillow_avif", "pillow-avif-plugin, or Pillow 11.3 or newer"),
+    ImageFormat.HEIC: ("pillow_heif", "pillow-heif"),
+    ImageFormat.JXL: ("pillow_jxl", "pillow-jxl-plugin"),
+}
+_ORIENTATION = 0x0112
+
+
+class UnreadableImageError(Exception):
+    """A file whose size cannot be told; the text says why."""
+
+
+@functools.cache
+def load_plugin(kind: ImageFormat) -> bool:
+    """Register the Pillow plugin for a format that Pillow may not know by itself, if it is installed."""
+    if kind not in _PLUGINS:
+        return True
+    Image.init()
+    if kind.name in Image.OPEN:
+        return True
+    try:
+        plugin = importlib.import_module(_PLUGINS[kind][0])
+    except ImportError:
+        return False
+    if kind is ImageFormat.HEIC:
+        plugin.register_heif_opener()
+    return True
+
+
+def open_with_pillow(file: str | bytes, kind: ImageFormat) -> tuple[int, int, int, ImageFormat]:
+    """(width, height, orientation, format) from Pillow; no pixels are decoded.
+
+    Raises:
+        UnreadableImageError: Pillow cannot open the file.
+    """
+    has_plugin = load_plugin(kind)
+    try:
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+            width, height = image.size
+            found = _FORMATS.get(image.format or "", ImageFormat.OTHER)
+            return width, height, _orientation(image, found), found
+    except UnidentifiedImageError:
+        if not has_plugin:
+            raise UnreadableImageError(f"{kind.name} needs a Pillow plugin: pip install {_PLUGINS[kind][1]}") from None
+        if kind is ImageFormat.UNKNOWN:
+            raise UnreadableImageError(f"not an image ({_first_bytes(file)})") from None
+        raise UnreadableImageError(f"its {kind.name} header is damaged or cut off") from None
+    except Image.DecompressionBombError:
+        raise UnreadableImageError(
+            f"more than {pixel_limit():,} pixels, which Pillow refuses (PIL.Image.MAX_IMAGE_PIXELS)"
+        ) from None
+    except OSError as error:
+        raise UnreadableImageError(explain_os_error(error)) from None
+    except Exception as error:
+        # Plugins of Pillow raise whatever their parsing of damaged data ran into.
+        raise UnreadableImageError(
+            f"its {kind.name} header is damaged ({type(error).__name__}: {_short(error)})"
+        ) from None
+
+
+def verify_pixels(path: str) -> str | None:
+    """Decode the whole image; why that fails, or None if it does not."""
+    try:
+        with open(path, "rb") as file:
+            load_plugin_for(file.read(32))
+        with Image.open(path) as image:
+            image.load()
+    except Exception as error:
+        return f"its pixels cannot be decoded: {_short(error)}"
+    return None
+
+
+def load_plugin_for(head: bytes) -> None:
+    """Make Pillow ready for a file that begins with `head`."""
+    from kohya_bucket.images.formats import sniff
+
+    load_plugin(sniff(head))
+
+
+def pixel_limit() -> int | None:
+    """Pixels beyond which `Image.open` refuses a file; None if the limit was switched off."""
+    limit = Image.MAX_IMAGE_PIXELS
+    return None if limit is None else 2 * limit
+
+
+def explain_os_error(error: OSError) -> str:
+    """One phrase for what the operating system said."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    if isinstance(error, IsADirectoryError):
+        return "a folder, not a file"
+    if isinstance(error, PermissionError):
+        return "permission denied"
+    return error.strerror or _short(error) or type(error).__name__
+
+
+def _orientation(image: Any, kind: ImageFormat) -> int:
+    # Pillow and pillow-heif turn these upright themselves, size included; nothing is left to rotate.
+    if kind in (ImageFormat.TIFF, ImageFormat.HEIC):
+        return 1
+    try:
+        # PNG would decode its pixels first, in search of an EXIF block behind them.
+        value = image.getexif().get(_ORIENTATION, 1) if kind is not ImageFormat.PNG or "exif" in image.info else 1
+    except Exception:
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _first_bytes(file: str | bytes) -> str:
+    if isinstance(file, bytes):
+        return f"its first bytes are {file[:8].hex(' ')}, {len(file)} bytes in all"
+    try:
+        with open(file, "rb") as opened:
+            head = opened.read(8)
+        return f"its first bytes are {head.hex(' ')}, {os.path.getsize(file)} bytes in all"
+    except OSError as error:
+        return explain_os_error(error)
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:120]

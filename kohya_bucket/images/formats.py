@@ -1,0 +1,75 @@
+"""Image formats as small integers, their file name endings, and recognition by the first bytes."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["IMAGE_EXTENSIONS", "HeaderRow", "ImageFormat", "format_of_extension", "sniff"]
+
+HeaderRow = tuple[int, int, int, int]
+"""(width, height, EXIF orientation, `ImageFormat`) of one file, as plain numbers."""
+
+
+class ImageFormat(enum.IntEnum):
+    """What a file holds, by its content. The numbers are stored in caches: never renumber them."""
+
+    UNKNOWN = 0
+    PNG = 1
+    JPEG = 2
+    WEBP = 3
+    GIF = 4
+    BMP = 5
+    TIFF = 6
+    AVIF = 7
+    HEIC = 8
+    JXL = 9
+    OTHER = 10
+
+
+_EXTENSIONS = {
+    ImageFormat.PNG: (".png", ".apng"),
+    ImageFormat.JPEG: (".jpg", ".jpeg", ".jpe", ".jfif"),
+    ImageFormat.WEBP: (".webp",),
+    ImageFormat.GIF: (".gif",),
+    ImageFormat.BMP: (".bmp", ".dib"),
+    ImageFormat.TIFF: (".tif", ".tiff"),
+    ImageFormat.AVIF: (".avif",),
+    ImageFormat.HEIC: (".heic", ".heif"),
+    ImageFormat.JXL: (".jxl",),
+}
+_BY_EXTENSION = {ending: kind for kind, endings in _EXTENSIONS.items() for ending in endings}
+
+IMAGE_EXTENSIONS = frozenset(_BY_EXTENSION)
+"""File name endings, in lower case, that count as images when a folder is listed."""
+
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
+
+
+def format_of_extension(extension: str) -> ImageFormat:
+    """Format that a file name ending such as `.JPG` promises; `UNKNOWN` for endings not listed here."""
+    return _BY_EXTENSION.get(extension.lower(), ImageFormat.UNKNOWN)
+
+
+def sniff(head: bytes) -> ImageFormat:
+    """Format by the first bytes of a file (32 are enough)."""
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return ImageFormat.PNG
+    if head.startswith(b"\xff\xd8\xff"):
+        return ImageFormat.JPEG
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return ImageFormat.WEBP
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return ImageFormat.GIF
+    if head.startswith(b"BM"):
+        return ImageFormat.BMP
+    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        return ImageFormat.TIFF
+    if head.startswith((b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")):
+        return ImageFormat.JXL
+    if head[4:8] == b"ftyp":
+        brands = [head[8:12], *(head[i : i + 4] for i in range(16, 32, 4))]
+        if b"avif" in brands or b"avis" in brands:
+            return ImageFormat.AVIF
+        if any(brand in _HEIC_BRANDS for brand in brands):
+            return ImageFormat.HEIC
+    return ImageFormat.UNKNOWN

@@ -1,0 +1,118 @@
+"""The stored size of one image file, from its header: what `PIL.Image.open(path).size` says, ten times faster.
+
+Stored means: before any rotation that EXIF asks for, since sd-scripts loads pixels unrotated.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NamedTuple
+
+from kohya_bucket.images.decoder import UnreadableImageError, explain_os_error, open_with_pillow
+from kohya_bucket.images.formats import HeaderRow, ImageFormat, sniff
+from kohya_bucket.images.gif_bmp import read_bmp, read_gif
+from kohya_bucket.images.jpeg import read_jpeg
+from kohya_bucket.images.png import read_png
+from kohya_bucket.images.reading import HEAD_BYTES, Pieces, length_of, read_at
+from kohya_bucket.images.remote import RemoteFile, is_url
+from kohya_bucket.images.webp import read_webp
+
+__all__ = ["Header", "header_of", "read_header", "read_size"]
+
+# A named pipe that happens to be called x.png must not block; Windows must not translate line ends.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+# By the first two bytes; each reader looks at the rest of the signature itself.
+_readers = {
+    b"\x89P": read_png,
+    b"\xff\xd8": read_jpeg,
+    b"RI": read_webp,
+    b"GI": read_gif,
+    b"BM": read_bmp,
+}.get
+
+
+class Header(NamedTuple):
+    """What the header of an image file says; `width` and `height` in pixels as stored."""
+
+    width: int
+    height: int
+    orientation: int
+    format: int
+
+
+def read_header(path: str) -> HeaderRow:
+    """(width, height, EXIF orientation 1 to 8, `ImageFormat`) of an image file.
+
+    Raises:
+        UnreadableImageError: the size cannot be told; the text says why.
+    """
+    try:
+        fd = os.open(path, _FLAGS)
+    except (OSError, ValueError) as error:
+        # Asked only now, so that ordinary paths pay nothing for it.
+        if is_url(path):
+            return _remote_header(path)
+        raise UnreadableImageError(_why_unopened(path, error)) from None
+    try:
+        head = os.read(fd, HEAD_BYTES)
+        reader = _readers(head[:2])
+        if reader and (found := reader(head, fd)) and found[0] and found[1]:
+            return found
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise UnreadableImageError("not a regular file")
+    except OSError as error:
+        raise UnreadableImageError(explain_os_error(error)) from None
+    finally:
+        os.close(fd)
+    if not head:
+        raise UnreadableImageError("an empty file (0 bytes)")
+    return open_with_pillow(path, sniff(head))
+
+
+def header_of(source: bytes | Pieces) -> HeaderRow:
+    """The same for a file that is in memory, or a part of an open file.
+
+    Raises:
+        UnreadableImageError: the size cannot be told; the text says why.
+        OSError: the open file cannot be read.
+    """
+    if not length_of(source):
+        raise UnreadableImageError("an empty file (0 bytes)")
+    head = read_at(source, 0, HEAD_BYTES)
+    reader = _readers(head[:2])
+    found = reader(head, source) if reader else None
+    if found and found[0] and found[1]:
+        return found
+    data = source if isinstance(source, bytes) else read_at(source, 0, source.length)
+    return open_with_pillow(data, sniff(data[:32]))
+
+
+def read_size(path: str | os.PathLike[str]) -> Header:
+    """Header of one image file.
+
+    Raises:
+        ValueError: the size cannot be told; the text names the file and says why.
+    """
+    text = os.fspath(path)
+    try:
+        width, height, orientation, kind = read_header(text)
+    except UnreadableImageError as error:
+        raise ValueError(f"{text}: {error}") from None
+    return Header(width, height, orientation, ImageFormat(kind))
+
+
+def _remote_header(url: str) -> HeaderRow:
+    try:
+        return header_of(RemoteFile(url))
+    except OSError as error:
+        raise UnreadableImageError(explain_os_error(error)) from None
+
+
+def _why_unopened(path: str, error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        # Windows says "permission denied" for folders.
+        return "a folder, not a file" if os.path.isdir(path) else explain_os_error(error)
+    return f"not a usable path ({error})"

@@ -1,0 +1,173 @@
+"""`MetadataCache` as a Parquet file, readable by anything else that reads Parquet.
+
+Columns: path (text), width, height (int32), mtime_ns, bytes (int64), format (text: PNG, JPEG, …),
+orientation (uint8), hash (text or null), reason (text, null where readable).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.content_hash import HASH_LENGTH
+from kohya_bucket.images.formats import ImageFormat
+from kohya_bucket.images.text_column import TextColumn
+
+if TYPE_CHECKING:
+    from kohya_bucket.images.cache import MetadataCache
+
+__all__ = ["load", "pyarrow_modules", "read_table", "replace_file", "save"]
+
+_VERSION_KEY = b"kohya_bucket_metadata_version"
+_VERSION = 1
+_COLUMNS = ["path", "width", "height", "mtime_ns", "bytes", "format", "orientation", "hash", "reason"]
+_RETRIES = 20
+
+
+def save(path: str, cache: MetadataCache) -> None:
+    pa, pq = pyarrow_modules()
+    n = len(cache)
+    offsets, pool = pa.py_buffer(cache.paths.offsets.astype(np.int64)), pa.py_buffer(cache.paths.pool)
+    reasons: list[str | None] = [None] * n
+    for i, reason in cache.reasons.items():
+        reasons[i] = reason
+    names = pa.array([kind.name for kind in ImageFormat])
+    hashes = None if cache.hashes is None else cache.hashes.astype(f"U{HASH_LENGTH}")
+    table = pa.table(
+        [
+            pa.Array.from_buffers(pa.large_string(), n, [None, offsets, pool]),
+            pa.array(np.ascontiguousarray(cache.sizes[:, 0])),
+            pa.array(np.ascontiguousarray(cache.sizes[:, 1])),
+            pa.array(cache.mtime_ns),
+            pa.array(cache.bytes),
+            pa.DictionaryArray.from_arrays(pa.array(cache.formats.astype(np.int8)), names),
+            pa.array(cache.orientation),
+            pa.nulls(n, pa.string()) if hashes is None else pa.array(hashes, pa.string(), mask=hashes == ""),
+            pa.array(reasons, pa.string()),
+        ],
+        names=_COLUMNS,
+    ).replace_schema_metadata({_VERSION_KEY: str(_VERSION).encode()})
+    replace_file(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+
+def load(path: str) -> tuple[dict[str, Any], TextColumn]:
+    """The columns of `MetadataCache`, by attribute, and its paths."""
+    pa, _ = pyarrow_modules()
+    if not os.path.isfile(path):
+        raise KohyaBucketError(f"{path}: no such metadata cache; make one with: kohya-bucket build-cache … --output")
+    try:
+        # Read whole and closed again: a mapped file could not be replaced on Windows.
+        with open(path, "rb") as file:
+            table = read_table(file)
+    except (pa.ArrowException, OSError) as error:
+        raise KohyaBucketError(f"{path}: damaged or no Parquet file ({error}); delete it and build it again") from None
+    version = int((table.schema.metadata or {}).get(_VERSION_KEY, b"0"))
+    missing = [name for name in _COLUMNS if name not in table.column_names]
+    if missing or not version:
+        raise KohyaBucketError(f"{path}: not a metadata cache (no {', '.join(missing) or 'version'}); build it again")
+    if version > _VERSION:
+        raise KohyaBucketError(
+            f"{path}: written by a newer version of this package (format {version}, known: {_VERSION}); "
+            "update the package, or build the cache again"
+        )
+    column = {name: table.column(name) for name in _COLUMNS}
+    reasons = column["reason"].to_pylist() if column["reason"].null_count < len(table) else []
+    columns = {
+        "sizes": np.stack([_numbers(column["width"], np.int32), _numbers(column["height"], np.int32)], axis=1),
+        "mtime_ns": _numbers(column["mtime_ns"], np.int64),
+        "bytes": _numbers(column["bytes"], np.int64),
+        "formats": _formats(column["format"], pa),
+        "orientation": _numbers(column["orientation"], np.uint8),
+        "hashes": _hashes(column["hash"]),
+        "reasons": {i: reason for i, reason in enumerate(reasons) if reason is not None},
+    }
+    return columns, _texts(column["path"], pa)
+
+
+def replace_file(path: str, write: Any) -> None:
+    """Let `write(temporary)` make a sibling file, then rename it to `path`: readers see the old or the new one.
+
+    Raises:
+        KohyaBucketError: the folder cannot be written, or another program holds `path` open (Windows).
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(path)}.", suffix=".tmp")
+        os.close(handle)
+    except OSError as error:
+        raise KohyaBucketError(f"{path}: cannot be written ({error.strerror})") from None
+    try:
+        write(temporary)
+        if os.name != "nt":
+            # mkstemp makes private files; a cache is as public as any other file of its user.
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)
+        for attempt in range(_RETRIES):
+            try:
+                os.replace(temporary, path)
+                break
+            except PermissionError:
+                if attempt == _RETRIES - 1:
+                    raise
+                time.sleep(0.05)
+    except OSError as error:
+        raise KohyaBucketError(f"{path}: cannot be written ({error.strerror or error})") from None
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def _numbers(column: Any, dtype: Any) -> npt.NDArray[Any]:
+    return np.array(column.to_numpy(), dtype=dtype)
+
+
+def _formats(column: Any, pa: Any) -> npt.NDArray[np.uint8]:
+    names = column.cast(pa.string()).dictionary_encode().combine_chunks()
+    members = ImageFormat.__members__
+    codes = np.array([int(members.get(name, ImageFormat.OTHER)) for name in names.dictionary.to_pylist()], np.uint8)
+    return codes[names.indices.to_numpy()] if len(names) else np.zeros(0, np.uint8)
+
+
+def _hashes(column: Any) -> npt.NDArray[np.bytes_] | None:
+    if column.null_count == len(column):
+        return None
+    return np.array(column.fill_null("").to_numpy(), dtype=f"S{HASH_LENGTH}")
+
+
+def _texts(column: Any, pa: Any) -> TextColumn:
+    array = column.cast(pa.large_string()).combine_chunks()
+    if len(array) == 0:
+        return TextColumn.of([])
+    _, offsets, pool = array.buffers()
+    ends = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
+    return TextColumn(pool[int(ends[0]) : int(ends[-1])].to_pybytes() if pool else b"", ends - ends[0])
+
+
+def read_table(source: Any, columns: list[str] | None = None) -> Any:
+    """The table in a Parquet file that is open or a buffer.
+
+    Read on this thread alone: pyarrow's own threads may let go of a Python object after the interpreter has ended,
+    which aborts the process (apache/arrow #34314).
+    """
+    _, pq = pyarrow_modules()
+    with pq.ParquetFile(source) as file:
+        return file.read(columns=columns, use_threads=False)
+
+
+def pyarrow_modules() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise KohyaBucketError(
+            "a metadata cache is a Parquet file and needs pyarrow: pip install 'kohya-bucket[parquet]'"
+        ) from None
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,141 @@
+"""A million texts without a million objects: one pool of bytes and one array of positions.
+
+A Python list of paths costs about 130 bytes per path, and every forked worker copies the pages it touches
+(reference counts are written). This costs the bytes of the text plus 4, and is never written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["TextColumn"]
+
+_ENCODING = ("utf-8", "surrogateescape")
+
+
+class TextColumn(Sequence[str]):
+    """N texts as columns; behaves as a read-only list of str. A slice is a list.
+
+    Args:
+        pool: all texts in UTF-8, one behind the other.
+        offsets: [N + 1], where each text begins, and the end of the last one.
+    """
+
+    def __init__(self, pool: bytes, offsets: npt.NDArray[np.integer[Any]]) -> None:
+        self.pool = pool
+        self.offsets = offsets.astype(np.uint32) if len(pool) < 1 << 32 else offsets
+        self._order: npt.NDArray[np.int64] | None = None
+        self._hashes: npt.NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> TextColumn:
+        """Pack texts; a `TextColumn` is returned as it is."""
+        if isinstance(texts, TextColumn):
+            return texts
+        listed = texts if isinstance(texts, list) else list(texts)
+        joined = "".join(listed)
+        if joined.isascii():
+            lengths = np.fromiter(map(len, listed), dtype=np.int64, count=len(listed))
+            pool = joined.encode("ascii")
+        else:
+            encoded = [text.encode(*_ENCODING) for text in listed]
+            lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+            pool = b"".join(encoded)
+        offsets = np.zeros(len(listed) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return cls(pool, offsets)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return len(self.pool) + self.offsets.nbytes
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                return [self[i] for i in range(start, stop, step)]
+            at = self.offsets[start : max(start, stop) + 1].tolist()
+            pool = self.pool
+            return [str(pool[a:b], *_ENCODING) for a, b in pairwise(at)]
+        index = int(index)
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        return str(self.pool[int(self.offsets[index]) : int(self.offsets[index + 1])], *_ENCODING)
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), 4096):
+            yield from self[start : start + 4096]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TextColumn):
+            return NotImplemented
+        return len(self) == len(other) and np.array_equal(self.offsets, other.offsets) and self.pool == other.pool
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def take(self, rows: npt.NDArray[Any]) -> TextColumn:
+        """The texts at `rows` (positions), in that order."""
+        return TextColumn.of(self._at(rows))
+
+    def is_first(self) -> npt.NDArray[np.bool_]:
+        """[N] bool: no earlier row holds the same text."""
+        hashes, _ = self._index()
+        if (hashes[1:] != hashes[:-1]).all():
+            return np.ones(len(self), dtype=bool)
+        return np.asarray(self.find(self) == np.arange(len(self)))
+
+    def find(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
+        """[M] int64: the first row that holds each of the M texts, -1 where none does."""
+        rows = np.full(len(texts), -1, dtype=np.int64)
+        if len(self) == 0 or len(texts) == 0:
+            return rows
+        hashes, order = self._index()
+        wanted = np.fromiter(map(hash, texts), dtype=np.int64, count=len(texts))
+        at = np.searchsorted(hashes, wanted)
+        likely = np.flatnonzero(hashes[np.minimum(at, len(hashes) - 1)] == wanted)
+        candidates = order[at[likely]]
+        # Two texts of one 64 bit hash are possible, so the text itself decides.
+        for i, row, text in zip(likely.tolist(), candidates.tolist(), self._at(candidates), strict=True):
+            rows[i] = row if text == texts[i] else self._beyond(int(at[i]) + 1, int(wanted[i]), texts[i])
+        return rows
+
+    def _beyond(self, position: int, wanted: int, text: str) -> int:
+        """Row of `text` among further rows with its hash, from `position` in the sorted hashes; -1 for none."""
+        hashes, order = self._index()
+        while position < len(order) and hashes[position] == wanted:
+            if self[int(order[position])] == text:
+                return int(order[position])
+            position += 1
+        return -1
+
+    def _at(self, rows: npt.NDArray[Any]) -> list[str]:
+        pool = self.pool
+        starts, ends = self.offsets[:-1][rows].tolist(), self.offsets[1:][rows].tolist()
+        return [str(pool[a:b], *_ENCODING) for a, b in zip(starts, ends, strict=True)]
+
+    def _index(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Sorted hashes, and the row of each; equal ones in the order of rows."""
+        if self._hashes is None or self._order is None:
+            hashes = np.fromiter(map(hash, self), dtype=np.int64, count=len(self))
+            self._order = np.argsort(hashes, kind="stable")
+            self._hashes = hashes[self._order]
+        return self._hashes, self._order
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Hashes of texts differ from process to process.
+        return {"pool": self.pool, "offsets": self.offsets, "_order": None, "_hashes": None}

@@ -1,0 +1,105 @@
+"""What can be done to a run of files, each as `function(paths) -> (rows, failures)`.
+
+Rows are a structured array with one row per path, zero where it failed; failures are (position, reason).
+They are addressed by name, since a worker process is told by name which one to run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.images.content_hash import HASH_LENGTH, hash_file
+from kohya_bucket.images.decoder import UnreadableImageError, explain_os_error, verify_pixels
+from kohya_bucket.images.header import read_header
+from kohya_bucket.images.remote import is_url, stat_remote
+
+__all__ = ["WORK", "Failures", "Rows", "row_dtype"]
+
+Rows = npt.NDArray[Any]
+Failures = list[tuple[int, str]]
+
+_DTYPES = {
+    "size": np.dtype([("width", "<i4"), ("height", "<i4"), ("orientation", "<i4"), ("format", "<i4")]),
+    "stat": np.dtype([("mtime_ns", "<i8"), ("bytes", "<i8")]),
+    "hash": np.dtype([("hash", f"S{HASH_LENGTH}")]),
+    "verify": np.dtype([("ok", "u1")]),
+}
+
+
+def row_dtype(work: str) -> np.dtype[Any]:
+    """Columns of a piece of work, by its name."""
+    return _DTYPES[work]
+
+
+def _sizes(paths: list[str]) -> tuple[Rows, Failures]:
+    found: list[tuple[int, int, int, int]] = []
+    failures: Failures = []
+    for path in paths:
+        try:
+            found.append(read_header(path))
+        except UnreadableImageError as error:
+            failures.append((len(found), str(error)))
+            found.append((0, 0, 1, 0))
+    rows = np.fromiter(chain.from_iterable(found), dtype=np.int32, count=4 * len(found))
+    return rows.view(_DTYPES["size"]), failures
+
+
+def _stats(paths: list[str]) -> tuple[Rows, Failures]:
+    found: list[tuple[int, int]] = []
+    failures: Failures = []
+    for path in paths:
+        try:
+            status = os.stat(path)
+            found.append((status.st_mtime_ns, status.st_size))
+        except (OSError, ValueError) as error:
+            if is_url(path):
+                found.append(_remote_stat(path, len(found), failures))
+                continue
+            failures.append((len(found), explain_os_error(error) if isinstance(error, OSError) else str(error)))
+            found.append((0, 0))
+    rows = np.fromiter(chain.from_iterable(found), dtype=np.int64, count=2 * len(found))
+    return rows.view(_DTYPES["stat"]), failures
+
+
+def _remote_stat(url: str, position: int, failures: Failures) -> tuple[int, int]:
+    try:
+        return stat_remote(url)
+    except OSError as error:
+        failures.append((position, explain_os_error(error)))
+        return 0, 0
+
+
+def _hashes(paths: list[str]) -> tuple[Rows, Failures]:
+    rows = np.zeros(len(paths), dtype=_DTYPES["hash"])
+    failures: Failures = []
+    for i, path in enumerate(paths):
+        try:
+            rows["hash"][i] = hash_file(path)
+        except (OSError, ValueError) as error:
+            failures.append((i, explain_os_error(error) if isinstance(error, OSError) else str(error)))
+    return rows, failures
+
+
+def _verify(paths: list[str]) -> tuple[Rows, Failures]:
+    rows = np.zeros(len(paths), dtype=_DTYPES["verify"])
+    failures: Failures = []
+    for i, path in enumerate(paths):
+        problem = verify_pixels(path)
+        rows["ok"][i] = problem is None
+        if problem is not None:
+            failures.append((i, problem))
+    return rows, failures
+
+
+WORK: dict[str, Callable[[list[str]], tuple[Rows, Failures]]] = {
+    "size": _sizes,
+    "stat": _stats,
+    "hash": _hashes,
+    "verify": _verify,
+}

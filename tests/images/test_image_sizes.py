@@ -1,0 +1,257 @@
+"""Sizes from headers: equal to what Pillow says, for sound, damaged and invented files."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_corpus import corpus, encode, exif, picture
+from PIL import Image
+
+from kohya_bucket.images import ImageFormat, read_size, read_sizes
+from kohya_bucket.images import header as header_module
+from kohya_bucket.images.decoder import UnreadableImageError
+from kohya_bucket.images.formats import sniff
+from kohya_bucket.images.header import header_of
+
+CORPUS = corpus()
+# Pillow has something to say about every damaged EXIF block.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL.*")
+
+
+def pillow_size(data: bytes) -> tuple[int, int] | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with Image.open(io.BytesIO(data)) as image:
+                return image.size
+        except Exception:
+            return None
+
+
+def write(folder: Path, files: list[tuple[str, bytes]]) -> list[Path]:
+    paths = []
+    for name, data in files:
+        path = folder / name
+        path.write_bytes(data)
+        paths.append(path)
+    return paths
+
+
+def from_memory(data: bytes) -> tuple[int, int]:
+    try:
+        return header_of(data)[:2]
+    except UnreadableImageError:
+        return (0, 0)
+
+
+def assert_equals_pillow(folder: Path, files: list[tuple[str, bytes]]) -> None:
+    paths = write(folder, files)
+    scan = read_sizes(paths, engine="alone")
+    failed = {i: reason for i, _, reason in scan.failures}
+    for i, (name, data) in enumerate(files):
+        expected = pillow_size(data)
+        assert from_memory(data) == tuple(scan.sizes[i]), name
+        if expected is not None:
+            assert tuple(scan.sizes[i]) == expected, name
+            assert i not in failed, name
+        else:
+            assert tuple(scan.sizes[i]) == (0, 0), name
+            assert failed[i], name
+
+
+@pytest.mark.parametrize(("name", "data"), CORPUS, ids=[name for name, _ in CORPUS])
+def test_size_format_and_orientation_equal_pillows(tmp_path: Path, name: str, data: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    found = read_size(path)
+    with Image.open(path) as image:
+        assert (found.width, found.height) == image.size
+        turned_by_pillow = image.format in ("TIFF", "HEIF")
+        assert found.orientation == (1 if turned_by_pillow else image.getexif().get(0x0112, 1))
+        assert found.format == {"MPO": ImageFormat.JPEG, "HEIF": ImageFormat.HEIC}.get(
+            image.format, ImageFormat.__members__.get(image.format, ImageFormat.OTHER)
+        )
+
+
+@pytest.mark.parametrize("name", ["baseline.jpg", "RGB.png", "lossy.webp", "alpha.webp", "still.gif", "RGB.bmp"])
+def test_common_files_are_read_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(header_module, "open_with_pillow", None)
+    path = tmp_path / name
+    path.write_bytes(dict(CORPUS)[name])
+    assert read_size(path)[:2] == pillow_size(path.read_bytes())
+
+
+def test_whole_corpus_at_once(tmp_path: Path) -> None:
+    assert_equals_pillow(tmp_path, CORPUS)
+
+
+def test_truncated_at_many_offsets(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    files = []
+    for name, data in CORPUS:
+        cuts = {*range(0, min(len(data), 64), 3), *(rng.randrange(len(data)) for _ in range(12)), len(data) - 1}
+        files += [(f"cut{cut}_{name}", data[:cut]) for cut in sorted(cuts)]
+    assert_equals_pillow(tmp_path, files)
+
+
+def test_mislabelled_files_have_a_size_and_are_named(tmp_path: Path) -> None:
+    files = [
+        ("png.jpg", encode(picture(), "PNG")),
+        ("jpeg.webp", encode(picture(), "JPEG")),
+        ("ok.JPEG", dict(CORPUS)["gray.jpg"]),
+    ]
+    scan = read_sizes(write(tmp_path, files))
+    assert not scan.failures
+    assert (scan.sizes == (67, 45)).all()
+    assert [(i, text) for i, _, text in scan.mislabelled()] == [
+        (0, "named as JPEG, but holds PNG"),
+        (1, "named as WEBP, but holds JPEG"),
+    ]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX permissions and named pipes")
+def test_every_kind_of_unreadable_path_is_named(tmp_path: Path) -> None:
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "text.png").write_text("<html>not found</html>")
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "forbidden.png").write_bytes(encode(picture(), "PNG"))
+    (tmp_path / "forbidden.png").chmod(0)
+    (tmp_path / "dangling.png").symlink_to(tmp_path / "nowhere.png")
+    names = [
+        "folder.png",
+        "empty.png",
+        "text.png",
+        "pipe.png",
+        "missing.png",
+        "dangling.png",
+        "x" * 300 + ".png",
+        "a\0b.png",
+    ]
+    paths = [str(tmp_path / name) for name in names]
+    if os.geteuid() != 0:
+        paths.append(str(tmp_path / "forbidden.png"))
+    scan = read_sizes(paths)
+    assert [i for i, _, _ in scan.failures] == list(range(len(paths)))
+    reasons = [reason for _, _, reason in scan.failures]
+    assert reasons[:2] == ["a folder, not a file", "an empty file (0 bytes)"]
+    assert "not an image" in reasons[2]
+    assert "3c 68 74 6d 6c" in reasons[2]
+    assert "not a regular file" in reasons[3]
+    assert reasons[4] == reasons[5] == "no such file"
+    assert not scan.readable.any()
+
+
+def test_permission_denied_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(header_module.os, "open", refuse)
+    assert read_sizes([tmp_path / "x.png"]).failures[0][2] == "permission denied"
+
+
+def test_unicode_names(tmp_path: Path) -> None:
+    names = ["猫 と 犬.png", "ünïcödé.png", "emoji 🐈.png", "quote'\".png" if os.name != "nt" else "quote'.png"]
+    scan = read_sizes(write(tmp_path, [(name, encode(picture(), "PNG")) for name in names]))
+    assert not scan.failures
+
+
+def test_more_pixels_than_pillow_accepts_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, [("big.png", encode(picture(), "PNG"))])
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 67 * 45 // 2 - 1)
+    assert "which Pillow refuses" in read_sizes(path).failures[0][2]
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert not read_sizes(path).failures
+
+
+def test_verify_names_files_whose_pixels_are_cut_off(tmp_path: Path) -> None:
+    whole = encode(picture(), "JPEG")
+    paths = write(tmp_path, [("whole.jpg", whole), ("cut.jpg", whole[: len(whole) // 2])])
+    assert not read_sizes(paths).failures
+    scan = read_sizes(paths, verify=True)
+    assert [(i, "cannot be decoded" in reason) for i, _, reason in scan.failures] == [(1, True)]
+    assert scan.sizes.tolist() == [[67, 45], [0, 0]]
+
+
+def test_rotation_is_reported_and_left_to_the_caller(tmp_path: Path) -> None:
+    scan = read_sizes(write(tmp_path, [(f"{o}.jpg", encode(picture(), "JPEG", exif=exif(o))) for o in range(1, 9)]))
+    assert (scan.sizes == (67, 45)).all()
+    assert scan.orientation.tolist() == list(range(1, 9))
+    assert scan.rotated().tolist() == list(range(1, 8))
+    assert scan.upright_sizes().tolist() == [[67, 45]] * 4 + [[45, 67]] * 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fuzzed_headers_equal_pillow_wherever_it_can_open_them(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    files = []
+    for name, data in CORPUS:
+        for k in range(6):
+            damaged = bytearray(data)
+            for _ in range(rng.choice((1, 1, 2, 8))):
+                damaged[rng.randrange(min(len(data), rng.choice((40, 200, 1000))))] = rng.randrange(256)
+            files.append((f"{k}_{name}", bytes(damaged)))
+    paths = write(tmp_path, files)
+    scan = read_sizes(paths, engine="alone")
+    for i, (name, data) in enumerate(files):
+        expected = pillow_size(data)
+        if expected is not None:
+            assert tuple(scan.sizes[i]) == expected, name
+    assert {i for i, _, _ in scan.failures} == set(np.flatnonzero(~scan.readable).tolist())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_invented_headers_survive(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    starts = [data[: rng.randrange(4, 40)] for _, data in CORPUS] + [b"", b"RIFF", b"\xff\xd8\xff", b"BM", b"GIF89a"]
+    files = [(f"{i}.png", start + rng.randbytes(rng.randrange(200))) for i, start in enumerate(starts)]
+    scan = read_sizes(write(tmp_path, files))
+    for i, (_, data) in enumerate(files):
+        expected = pillow_size(data)
+        if expected is not None:
+            assert tuple(scan.sizes[i]) == expected
+
+
+def test_reads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose header claims gigabytes costs a few kilobytes of reading."""
+    asked = []
+    real = os.read
+
+    def counted(fd: int, n: int) -> bytes:
+        asked.append(n)
+        return real(fd, n)
+
+    monkeypatch.setattr(header_module.os, "read", counted)
+    jpeg = b"\xff\xd8" + b"\xff\xe1\xff\xff" + b"Exif\0\0" + bytes(70_000)
+    png = dict(CORPUS)["RGB.png"][:33] + (2**31 - 1).to_bytes(4, "big") + b"eXIf" + bytes(9000)
+    webp = bytearray(dict(CORPUS)["exif6.webp"])
+    at = webp.find(b"EXIF")
+    webp[at + 4 : at + 8] = b"\xff\xff\xff\xff"
+    for name, data in (("a.jpg", jpeg), ("b.png", png), ("c.webp", bytes(webp))):
+        asked.clear()
+        read_sizes(write(tmp_path, [(name, data)]), engine="alone")
+        assert sum(asked) <= 80_000, name
+        assert len(asked) < 50, name
+
+
+def test_sniff_knows_the_formats_that_need_plugins() -> None:
+    assert sniff(b"\xff\x0a" + bytes(30)) == ImageFormat.JXL
+    assert sniff(b"\0\0\0\x18ftypheic" + bytes(20)) == ImageFormat.HEIC
+    assert sniff(b"\0\0\0\x18ftypavif" + bytes(20)) == ImageFormat.AVIF
+
+
+def test_a_missing_plugin_is_named_with_what_to_install(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    try:
+        import pillow_jxl  # noqa: F401
+    except ImportError:
+        reason = read_sizes(write(tmp_path, [("x.jxl", b"\xff\x0a" + bytes(100))])).failures[0][2]
+        assert reason == "JXL needs a Pillow plugin: pip install pillow-jxl-plugin"
+    else:
+        pytest.skip("the plugin is installed")

@@ -1,0 +1,58 @@
+"""Which files count as the images of a data set."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import list_images
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("b.jpg", "a.PNG", "sub/c.webp", "sub/deep/d.jpeg", "a.txt", "notes.md", "[x] y.png", ".png"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "folder.png").mkdir()
+    return tmp_path
+
+
+def names(tree: Path, found: list[str]) -> list[str]:
+    return [Path(path).relative_to(tree).as_posix() for path in found]
+
+
+def test_folders(tree: Path) -> None:
+    assert names(tree, list_images(tree)) == ["[x] y.png", "a.PNG", "b.jpg", "sub/c.webp", "sub/deep/d.jpeg"]
+    assert names(tree, list_images(tree, recursive=False)) == ["[x] y.png", "a.PNG", "b.jpg"]
+    assert names(tree, list_images(tree, extensions=[".WEBP"])) == ["sub/c.webp"]
+
+
+def test_patterns_files_and_lists(tree: Path) -> None:
+    assert names(tree, list_images(str(tree / "*.jpg"))) == ["b.jpg"]
+    assert names(tree, list_images(tree / "notes.md")) == ["notes.md"]
+    assert names(tree, list_images(tree / "[x] y.png")) == ["[x] y.png"]
+    (tree / "list.txt").write_text("# mine\n\nsub/c.webp\nb.jpg\nsub/c.webp\n", encoding="utf-8")
+    assert names(tree, list_images(tree / "list.txt")) == ["sub/c.webp", "b.jpg"]
+
+
+def test_several_sources_without_repetition(tree: Path) -> None:
+    assert names(tree, list_images([tree / "b.jpg", tree / "sub", str(tree / "*.jpg")])) == [
+        "b.jpg",
+        "sub/c.webp",
+        "sub/deep/d.jpeg",
+    ]
+
+
+def test_a_missing_source_is_named(tree: Path) -> None:
+    with pytest.raises(KohyaBucketError, match="absent: no such file or folder"):
+        list_images(tree / "absent")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
+def test_links_in_a_circle_end(tree: Path) -> None:
+    (tree / "sub" / "up").symlink_to(tree, target_is_directory=True)
+    assert len(list_images(tree)) == 5

@@ -1,0 +1,110 @@
+"""Pixels are what sd-scripts would train, whatever library resizes them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import pixels
+
+sides = st.integers(8, 90)
+
+
+@pytest.fixture
+def without_cv2(monkeypatch):
+    monkeypatch.setattr(pixels, "_cv2", lambda: None)
+
+
+def image(width, height, channels=3, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+@given(sides, sides, sides, sides, st.sampled_from(pixels.INTERPOLATIONS), st.sampled_from([3, 4]))
+@settings(max_examples=60, deadline=None)
+def test_result_has_the_bucket_size(width, height, resized_width, resized_height, name, channels):
+    bucket = (resized_width // 8 * 8, resized_height // 8 * 8)
+    out = pixels.resize_and_crop(image(width, height, channels), (resized_width, resized_height), bucket, name)
+    assert out.shape == (bucket[1], bucket[0], channels)
+    assert out.dtype == np.uint8
+    assert out.flags.c_contiguous
+
+
+@given(sides, sides)
+@settings(max_examples=30, deadline=None)
+def test_without_resize_the_crop_is_the_centre(width, height):
+    source = image(width, height)
+    bucket = (width // 8 * 8, height // 8 * 8)
+    out = pixels.resize_and_crop(source, (width, height), bucket)
+    left, top = (width - bucket[0]) // 2, (height - bucket[1]) // 2
+    assert np.array_equal(out, source[top : top + bucket[1], left : left + bucket[0]])
+
+
+def test_area_of_whole_factors_is_the_mean(without_cv2):
+    source = image(64, 48)
+    out = pixels.resize_and_crop(source, (16, 16), (16, 16), "area")
+    mean = source.reshape(16, 3, 16, 4, 3).mean(axis=(1, 3))
+    assert np.abs(out - mean).max() <= 0.5 + 1e-9
+
+
+@given(st.integers(20, 90), st.integers(20, 90), st.integers(8, 20), st.integers(8, 20))
+@settings(max_examples=40, deadline=None)
+def test_area_without_opencv_is_within_one_level_of_opencv(width, height, to_width, to_height):
+    cv2 = pytest.importorskip("cv2", reason="OpenCV is not installed")
+    source = image(width, height)
+    mine = pixels._area(source, (to_width, to_height))
+    theirs = cv2.resize(source, (to_width, to_height), interpolation=cv2.INTER_AREA)
+    assert np.abs(mine.astype(int) - theirs).max() <= 1
+
+
+def test_nearest_is_opencvs_exact_nearest_where_opencv_is():
+    cv2 = pytest.importorskip("cv2", reason="OpenCV is not installed")
+    source = image(77, 53)
+    for size in [(40, 30), (16, 50), (100, 90), (31, 17)]:
+        mine = pixels.resize_and_crop(source, size, size, "nearest")
+        assert np.array_equal(mine, cv2.resize(source, size, interpolation=cv2.INTER_NEAREST_EXACT))
+
+
+@pytest.mark.parametrize(
+    ("size", "resized", "name", "chosen"),
+    [
+        ((100, 100), (50, 50), None, "area"),
+        ((100, 100), (100, 50), "auto", "area"),
+        ((100, 100), (100, 50), "auto-0.9", "lanczos"),
+        ((100, 100), (101, 50), "auto", "lanczos"),
+        ((100, 100), (50, 50), "cubic", "bicubic"),
+    ],
+)
+def test_choice_of_filter(size, resized, name, chosen):
+    assert pixels.choose_interpolation(size, resized, name) == chosen
+
+
+def test_resampler_is_named(without_cv2):
+    assert pixels.resampler("area") == "numpy"
+    assert pixels.resampler("lanczos") == "pillow"
+
+
+def test_loading_ignores_orientation_and_keeps_alpha(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(image(30, 20)).save(tmp_path / "turned.jpg", exif=exif)
+    assert pixels.load_pixels(tmp_path / "turned.jpg").shape == (20, 30, 3)
+    with_alpha = image(30, 20, 4)
+    Image.fromarray(with_alpha).save(tmp_path / "a.png")
+    assert np.array_equal(pixels.load_pixels(tmp_path / "a.png", alpha=True), with_alpha)
+    assert pixels.load_pixels(tmp_path / "a.png").shape == (20, 30, 3)
+
+
+def test_errors_name_the_file_and_the_remedy(tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    with pytest.raises(KohyaBucketError, match=r"broken\.png: cannot be read"):
+        pixels.load_pixels(tmp_path / "broken.png")
+    with pytest.raises(KohyaBucketError, match="does not exist"):
+        pixels.resize_and_crop(image(9, 9), (8, 8), (8, 8), "sinc")
+    with pytest.raises(KohyaBucketError, match="does not cover"):
+        pixels.resize_and_crop(image(9, 9), (8, 8), (16, 8))
+    with pytest.raises(KohyaBucketError, match="leaves"):
+        pixels.resize_and_crop(image(9, 9), (9, 9), (8, 8), crop=(2, 0))

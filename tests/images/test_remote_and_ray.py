@@ -1,0 +1,131 @@
+"""Images behind URLs, and the same work on Ray Data: the rows are those of local files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_corpus import corpus
+from typer.testing import CliRunner
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import MetadataCache, list_images, read_sizes
+
+CORPUS = [*corpus(), ("broken.png", b"no"), ("empty.jpg", b"")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, data in CORPUS:
+        (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+def test_memory_urls_give_the_rows_of_files(folder: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    for name, data in CORPUS:
+        memory.pipe(f"/corpus/{name}", data)
+    names = sorted(name for name, _ in CORPUS)
+    local = read_sizes([folder / name for name in names])
+    far = read_sizes([f"memory://corpus/{name}" for name in names])
+    assert (far.sizes == local.sizes).all()
+    assert (far.orientation == local.orientation).all()
+    assert (far.formats == local.formats).all()
+    assert [(i, reason) for i, _, reason in far.failures] == [(i, reason) for i, _, reason in local.failures]
+
+    listed = list_images("memory://corpus")
+    assert [url.rpartition("/")[2] for url in listed] == [Path(p).name for p in list_images(folder)]
+    assert list_images("memory://corpus/*.webp") == [url for url in listed if url.endswith(".webp")]
+    with pytest.raises(KohyaBucketError, match="no such file or folder there"):
+        list_images("memory://absent")
+    missing = read_sizes(["memory://corpus/absent.png"]).failures
+    assert missing[0][2] == "no such file"
+
+
+def test_big_metadata_behind_a_url_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    data = dict(CORPUS)["big_icc.jpg"]
+    memory.pipe("/big/a.jpg", data)
+    asked = []
+    real = type(memory).cat_file
+
+    def counted(self: object, path: str, start: int = 0, end: int = 0, **options: object) -> bytes:
+        asked.append(end - start)
+        return real(self, path, start, end, **options)
+
+    monkeypatch.setattr(type(memory), "cat_file", counted)
+    assert read_sizes(["memory://big/a.jpg"]).sizes.tolist() == [[67, 45]]
+    assert sum(asked) < len(data) / 3
+
+
+def test_a_cache_of_urls_is_refreshed_by_time_and_length(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    urls = [f"file://{folder}/{name}" for name in ("RGB.png", "baseline.jpg", "alpha.webp")]
+    cache = MetadataCache.build(urls, hash=True)
+    plain = MetadataCache.build([url.removeprefix("file://") for url in urls], hash=True)
+    assert list(cache.paths) == urls
+    assert (cache.sizes == plain.sizes).all()
+    assert cache.hashes is not None
+    assert plain.hashes is not None
+    assert (cache.hashes == plain.hashes).all()
+    assert cache.refresh(urls).changes == (3, 0, 0, 0, 0)
+    os.utime(folder / "RGB.png", (1, 1))
+    assert cache.refresh(urls).changes == (2, 1, 0, 0, 0)
+
+
+def test_a_dataset_of_urls(folder: Path) -> None:
+    pytest.importorskip("fsspec")
+    torch = pytest.importorskip("torch")
+    from kohya_bucket import BucketedDataset, BucketSet, FixedBuckets
+
+    rule = FixedBuckets(BucketSet.from_dims([(64, 40)]))
+    far = BucketedDataset([f"file://{folder}/RGB.png"], rule)
+    near = BucketedDataset([folder / "RGB.png"], rule)
+    assert torch.equal(far[0]["image"], near[0]["image"])
+
+
+@pytest.mark.slow
+def test_ray_gives_the_rows_of_the_local_pool(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray Data is not installed: pip install 'kohya-bucket[ray]'")
+    pytest.importorskip("pyarrow")
+    from kohya_bucket import cli
+
+    cli.register_commands()
+    local, ray = tmp_path / "local.parquet", tmp_path / "ray.parquet"
+    for engine, target in (("local", local), ("ray", ray)):
+        done = CliRunner().invoke(
+            cli.app, ["build-cache", str(folder), "-o", str(target), "--hash", "--engine", engine]
+        )
+        assert done.exit_code == 0, done.output
+    a, b = MetadataCache.load(local), MetadataCache.load(ray)
+    assert list(a.paths) == list(b.paths)
+    for column in ("sizes", "mtime_ns", "bytes", "formats", "orientation", "hashes"):
+        assert np.array_equal(getattr(a, column), getattr(b, column)), column
+    assert a.reasons == b.reasons
+
+
+@pytest.mark.slow
+def test_analyze_on_ray_says_what_it_says_locally(folder: Path) -> None:
+    pytest.importorskip("ray", reason="Ray Data is not installed: pip install 'kohya-bucket[ray]'")
+    from kohya_bucket import cli
+
+    cli.register_commands()
+    said = []
+    for engine in ("local", "ray"):
+        done = CliRunner().invoke(cli.app, ["analyze", str(folder), "--preset", "sdxl", "--json", "--engine", engine])
+        assert done.exit_code == 0, done.output
+        said.append(json.loads(done.stdout))
+    assert said[0] == said[1]
+
+
+def test_an_unknown_engine_is_named(folder: Path) -> None:
+    from kohya_bucket import cli
+
+    cli.register_commands()
+    done = CliRunner().invoke(cli.app, ["build-cache", str(folder), "-o", "x.parquet", "--engine", "spark"])
+    assert "--engine spark: use one of local, ray" in str(done.exception)

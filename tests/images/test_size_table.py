@@ -1,0 +1,117 @@
+"""Tables of sizes, and a hostile one."""
+
+import json
+import os
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.size_pickle import load_size_pickle
+from kohya_bucket.images.size_table import read_size_table
+
+ROWS = [(7, 640, 480), (3, 512, 768), (1000000007, 1, 20000)]
+
+
+def write(path, suffix):
+    target = path / f"sizes{suffix}"
+    if suffix == ".csv":
+        target.write_text("\ufeffheight,id,width\n" + "".join(f"{h},{i},{w}\n" for i, w, h in ROWS), encoding="utf-8")
+    elif suffix == ".json":
+        target.write_text(json.dumps([{"id": i, "width": w, "height": h} for i, w, h in ROWS]), encoding="utf-8")
+    elif suffix == ".parquet":
+        ids, widths, heights = zip(*ROWS, strict=True)
+        pq.write_table(pa.table({"id": ids, "width": widths, "height": heights}), target)
+    else:
+        target.write_bytes(pickle.dumps({i: (w, h) for i, w, h in ROWS}))
+    return target
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".parquet", ".pkl", ".pickle"])
+def test_every_format_holds_the_same(tmp_path, suffix) -> None:
+    table = read_size_table(write(tmp_path, suffix))
+    assert table.ids.tolist() == [i for i, _, _ in ROWS]
+    assert table.ids.dtype == np.int64
+    assert table.sizes.tolist() == [[w, h] for _, w, h in ROWS]
+
+
+@pytest.mark.parametrize("content", [[["a", 1, 2], ["b", 3, 4]], {"a": [1, 2], "b": [3, 4]}])
+def test_json_lists_and_mappings_and_ids_of_text(tmp_path, content) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    table = read_size_table(path)
+    assert (table.ids.tolist(), table.sizes.tolist()) == (["a", "b"], [[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.csv", "id,width\n1,2\n", "has no height"),
+        ("t.csv", "id,width,height\n1,2,x\n", "'1' is '2'x'x', but sides are whole numbers"),
+        ("t.csv", "id,width,height\n1,2,3\n1,4,5\n", "the id '1' occurs twice"),
+        ("t.json", "[[1, 2]]", r"entry 0 is \[1, 2\]"),
+        ("t.json", "[[1, 2.5, 3]]", r"1 is 2.5x3, but sides are whole"),
+        ("t.json", '{"a": 5}', "'a' has 5"),
+        ("t.json", "3", "holds a int"),
+        ("t.json", "[", "no valid JSON"),
+        ("t.txt", "", r"read from \.txt; give a \.csv"),
+    ],
+)
+def test_what_is_no_table_is_named(tmp_path, name, text, message) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(KohyaBucketError, match=message):
+        read_size_table(path)
+
+
+class Hostile:
+    """A pickle of this runs a command when it is read with `pickle.load`."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_hostile_pickle_is_refused_by_name_and_runs_nothing(tmp_path, protocol) -> None:
+    proof, path = tmp_path / "it-ran", tmp_path / "resolutions.pkl"
+    hostile = Hostile(f'echo > "{proof}"')
+    path.write_bytes(pickle.dumps({1: (2, 3), 4: hostile}, protocol))
+    with pytest.raises(KohyaBucketError, match=r"asks for (posix|nt)\.system, .* nothing was run"):
+        load_size_pickle(path)
+    assert not proof.exists()
+    # The same bytes do run where nothing is refused.
+    pickle.loads(path.read_bytes())
+    assert proof.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({1: [2, 3]}, "holds a list"),
+        ({1: (2.5, 3)}, "holds a float"),
+        ({1: (True, 3)}, "holds a bool"),
+        ({b"a": (2, 3)}, "holds a bytes|asks for _codecs.encode"),
+        ([1, 2], "holds a list, but must be a dict"),
+        ({1: np.int64(3)}, "asks for numpy"),
+        ({1: ((2, 3), 4)}, "no whole numbers|sides are whole numbers"),
+    ],
+)
+def test_a_pickle_of_anything_else_is_refused(tmp_path, value, message) -> None:
+    path = tmp_path / "resolutions.pkl"
+    path.write_bytes(pickle.dumps(value))
+    with pytest.raises(KohyaBucketError, match=message):
+        read_size_table(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"no pickle", b"\x80\x05K\x01", b"cos\nsystem\n.", b"Pabc\n."])
+def test_damaged_files_are_errors_and_no_crash(tmp_path, data) -> None:
+    path = tmp_path / "resolutions.pkl"
+    path.write_bytes(data)
+    with pytest.raises(KohyaBucketError):
+        load_size_pickle(path)
