@@ -1,0 +1,91 @@
+"""Files that are there whole or not at all: written to a temporary sibling, synced, renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kohya_bucket.errors import LatentStoreError
+
+__all__ = ["TEMPORARY_SUFFIX", "rename_over", "temporary_sibling", "write_file"]
+
+TEMPORARY_SUFFIX = ".tmp"
+_RETRY_SECONDS = 2.0
+
+
+def temporary_sibling(path: Path) -> Path:
+    """A hidden name beside `path` that no other process or thread uses."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}")
+
+
+def write_file(path: Path, parts: Iterable[Any], *, sync: bool = True) -> int:
+    """Write `parts` (bytes-like) as the file `path`; returns its length in bytes.
+
+    Until the rename at the end nothing is seen under `path`; after it, everything. A crash leaves at most a
+    hidden temporary file.
+
+    Raises:
+        LatentStoreError: the disk is full, the folder is read-only, or the file is held open (Windows).
+    """
+    temporary = temporary_sibling(path)
+    length = 0
+    try:
+        with open(temporary, "xb") as out:
+            for part in parts:
+                out.write(part)
+                length += memoryview(part).nbytes
+            out.flush()
+            if sync:
+                os.fsync(out.fileno())
+        rename_over(temporary, path)
+        if sync:
+            _sync_directory(path.parent)
+    except OSError as error:
+        raise _explained(error, path) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    return length
+
+
+def rename_over(source: Path, target: Path) -> None:
+    """`os.replace`, tried again for a while where Windows refuses because a reader has the target open."""
+    deadline = time.monotonic() + _RETRY_SECONDS
+    while True:
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            if os.name != "nt" or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make a rename durable. Windows cannot sync a directory, and does not need it."""
+    if os.name == "nt":
+        return
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _explained(error: OSError, path: Path) -> LatentStoreError:
+    why = {
+        errno.ENOSPC: "the disk is full; what was finished before is safe: free some space and run again",
+        errno.EDQUOT: "the disk quota is used up; what was finished before is safe: free some space and run again",
+        errno.EROFS: "the file system is read-only; choose another folder",
+        errno.EACCES: "it is not writable, or held open by a program; change its permissions or choose another folder",
+        errno.EPERM: "the folder or file is not writable; change its permissions or choose another folder",
+        errno.ENOENT: "its folder does not exist",
+    }.get(error.errno or 0, error.strerror or str(error))
+    return LatentStoreError(f"cannot write {path}: {why}")

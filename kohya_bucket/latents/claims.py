@@ -1,0 +1,209 @@
+"""Handing out work among processes that share nothing but a folder: no collective, no server, no lock.
+
+A process claims a piece of work by creating a file exclusively, which one process alone can do, on network file
+systems too. While it lives it touches a file of its own; when that stops, its claims count for nothing and others
+take them over under the next generation's name. Ages are differences between times that the same file system
+gave, so clocks of different machines need not agree.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from kohya_bucket.errors import LatentStoreError
+
+__all__ = ["WorkBoard"]
+
+
+class WorkBoard:
+    """One process' view of the shared work. Use as a context manager.
+
+    Args:
+        folder: shared by all processes; made if missing.
+        stale_after: seconds without a sign of life after which a process counts as dead.
+        poll: seconds between looks while waiting for others.
+
+    Raises:
+        LatentStoreError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, stale_after: float = 30.0, poll: float = 0.5) -> None:
+        self.folder = folder
+        self.owner = uuid.uuid4().hex[:16]
+        self._stale_after = stale_after
+        self._poll = poll
+        self._mine: dict[str, int] = {}
+        self._finished: set[str] = set()
+        self._stop = threading.Event()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._alive.write_text(f"{_node()} {os.getpid()}", encoding="utf-8")
+        except OSError as error:
+            raise LatentStoreError(f"cannot share work in {folder}: {error.strerror or error}") from error
+        self._void = set(self._listing()[1])
+        self._pulse = threading.Thread(target=self._beat, name="kohya-bucket-alive", daemon=True)
+
+    @property
+    def _alive(self) -> Path:
+        return self.folder / f"{self.owner}.alive"
+
+    def __enter__(self) -> WorkBoard:
+        self._pulse.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give back what this process has not finished; the last one to leave clears the folder."""
+        self._stop.set()
+        self._pulse.join()
+        unfinished = [f"{p}.{generation}.claim" for p, generation in self._mine.items() if p not in self._finished]
+        for name in [*unfinished, self._alive.name]:
+            with suppress(OSError):
+                (self.folder / name).unlink()
+        living = self._living()
+        with suppress(OSError):
+            (self.folder / f"{self.owner}.clock").unlink()
+        if not living:
+            for path in list(self.folder.iterdir()):
+                with suppress(OSError):
+                    path.unlink()
+            with suppress(OSError):
+                self.folder.rmdir()
+
+    def claim_each(self, ids: Sequence[str]) -> Iterator[str]:
+        """Yield those of `ids` that nobody has claimed, claiming each just before it is yielded."""
+        living = self._living()
+        claims, done = self._listing()
+        void, finished = self._void.intersection(done), set(done) - self._void
+        left = {  # by runs that ended or died before this one began
+            piece: generation
+            for piece, (generation, owner) in _latest(claims).items()
+            if (claim := f"{piece}.{generation}") in void or (owner and owner not in living and claim not in finished)
+        }
+        for piece in ids:
+            if self._claim(piece, left.get(piece, -1)):
+                yield piece
+
+    def finish(self, piece: str) -> None:
+        """Say that a claimed piece is done and safe on disk."""
+        self._finished.add(piece)
+        with suppress(OSError):
+            (self.folder / f"{piece}.{self._mine[piece]}.done").touch()
+
+    def take_over(self, ids: Sequence[str]) -> list[str]:
+        """Wait until all `ids` are done, or return pieces of dead processes that are now this one's to do."""
+        while True:
+            living = self._living()  # before the listing: who ends in between has said what it finished
+            claims, done = self._listing()
+            finished = {name.rsplit(".", 1)[0] for name in done if name not in self._void} | self._finished
+            rest = [piece for piece in ids if piece not in finished]
+            if not rest:
+                return []
+            latest = _latest(claims)
+            held = {p for p, (_, owner) in latest.items() if owner in living or owner in ("", self.owner)}
+            taken = [p for p in rest if p not in held and self._claim(p, latest.get(p, (-1, ""))[0])]
+            if taken:
+                return taken
+            if not any(p in held for p in rest):
+                return []
+            time.sleep(self._poll)
+
+    def finished_pieces(self) -> set[str]:
+        """Pieces that are done, by whomever, since this process began."""
+        done = self._listing()[1]
+        return {name.rsplit(".", 1)[0] for name in done if name not in self._void} | self._finished
+
+    def _claim(self, piece: str, after: int) -> bool:
+        path = self.folder / f"{piece}.{after + 1}.claim"
+        try:
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(self.owner)
+        except FileExistsError:
+            return False
+        except FileNotFoundError:  # the last of the others has cleared the folder away
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return self._claim(piece, after)
+        except OSError as error:
+            raise LatentStoreError(f"cannot share work in {self.folder}: {error.strerror or error}") from error
+        self._mine[piece] = after + 1
+        return True
+
+    def _listing(self) -> tuple[dict[str, str], list[str]]:
+        """Claims ("piece.generation" -> owner, "" while it is being written) and finished ones."""
+        claims, done = {}, []
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self.folder):
+                stem, _, kind = name.rpartition(".")
+                if kind == "done":
+                    done.append(stem)
+                elif kind == "claim":
+                    with suppress(OSError):
+                        claims[stem] = (self.folder / name).read_text(encoding="utf-8") or self._unsigned(name)
+        return claims, done
+
+    def _now(self) -> float:
+        """The time, as the file system of the folder gives it."""
+        clock = self.folder / f"{self.owner}.clock"
+        with suppress(OSError):
+            clock.touch()
+            return clock.stat().st_mtime
+        return time.time()
+
+    def _unsigned(self, name: str) -> str:
+        """Owner of a claim without a name: "" while it may still be signed, else nobody that lives."""
+        age = self._now() - (self.folder / name).stat().st_mtime
+        return "" if age < self._stale_after else "nobody"
+
+    def _living(self) -> set[str]:
+        """Other processes that gave a sign of life lately and, on this machine, still run."""
+        now = self._now()
+        ages, processes = {}, {}
+        with suppress(FileNotFoundError):
+            for path in self.folder.glob("*.alive"):
+                with suppress(OSError):
+                    ages[path.stem] = path.stat().st_mtime
+                    processes[path.stem] = path.read_text(encoding="utf-8")
+        ages.pop(self.owner, None)
+        return {o for o, then in ages.items() if now - then < self._stale_after and not _is_dead(processes.get(o, ""))}
+
+    def _beat(self) -> None:
+        while not self._stop.wait(min(2.0, self._stale_after / 5)):
+            with suppress(OSError):
+                self._alive.touch()
+
+
+def _latest(claims: dict[str, str]) -> dict[str, tuple[int, str]]:
+    latest: dict[str, tuple[int, str]] = {}
+    for name, owner in claims.items():
+        piece, _, generation = name.rpartition(".")
+        if int(generation) >= latest.get(piece, (-1, ""))[0]:
+            latest[piece] = (int(generation), owner)
+    return latest
+
+
+def _node() -> str:
+    """This machine, and on Linux the space its process numbers count in (containers have their own)."""
+    space = ""
+    with suppress(OSError):
+        space = os.readlink("/proc/self/ns/pid")
+    return f"{socket.gethostname()}{space}".replace(" ", "_")
+
+
+def _is_dead(process: str) -> bool:
+    """Whether a process of this machine is known to have ended; False where that cannot be told."""
+    node, _, pid = process.partition(" ")
+    if os.name == "nt" or node != _node() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,51 @@
+"""Storage types of latents, without torch: names, safetensors codes, and numpy arrays that carry the bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import LatentStoreError
+
+__all__ = ["CODES", "carrier", "dtype_name", "from_float32", "to_float32"]
+
+CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint8": "U8"}
+_CARRIERS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "uint8": "|u1"}
+_SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "half": "float16"}
+
+
+def dtype_name(dtype: Any) -> str:
+    """Storage type by name, alias ("bf16"), numpy or torch type.
+
+    Raises:
+        LatentStoreError: latents cannot be stored as it.
+    """
+    text = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else np.dtype(dtype).name
+    name = _SHORT.get(text, text)
+    if name not in ("float32", "float16", "bfloat16"):
+        raise LatentStoreError(f"dtype {text!r}: latents are stored as float32, float16 or bfloat16")
+    return name
+
+
+def carrier(name: str) -> np.dtype[Any]:
+    """numpy type that holds the bits of storage type `name`; numpy has no bfloat16, so uint16 carries it."""
+    return np.dtype(_CARRIERS[name])
+
+
+def to_float32(bits: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
+    """Values of an array in its carrier type, as float32 (exact for every storage type)."""
+    if name == "bfloat16":
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits.astype(np.float32)
+
+
+def from_float32(values: npt.NDArray[np.float32], name: str) -> npt.NDArray[Any]:
+    """Round float32 values to storage type `name`, to nearest and ties to even, in its carrier type."""
+    if name != "bfloat16":
+        return values.astype(carrier(name))
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    # a carry out of a NaN's mantissa would make it an infinity
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded).astype(np.uint16)

@@ -1,0 +1,114 @@
+"""What makes a cached latent valid. Two fingerprints differ exactly if the item must be encoded again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kohya_bucket.images.content_hash import hash_file
+
+__all__ = ["Fingerprint", "module_hash", "source_identity", "why_stale"]
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Everything a latent depends on.
+
+    Attributes:
+        source_bytes: length of the image file.
+        source_mtime_ns: its modification time.
+        source_hash: hash of its content (hex), or "" where none was asked for.
+        vae: hash of the VAE's weights (hex).
+        bucket_size, resized_size: (width, height) in pixels.
+        crop: left and top of the cut in the resized image.
+        interpolation: filter and the library that computes it, e.g. "area/cv2"; "none" without resizing.
+        dtype: storage type, "float32", "float16" or "bfloat16".
+        kind: "latents", or "posterior" (mean and standard deviation, sampled when read).
+        flip: the mirrored image is stored too.
+        mask: the alpha channel is stored too.
+    """
+
+    source_bytes: int
+    source_mtime_ns: int
+    source_hash: str
+    vae: str
+    bucket_size: tuple[int, int]
+    resized_size: tuple[int, int]
+    crop: tuple[int, int]
+    interpolation: str
+    dtype: str
+    kind: str = "latents"
+    flip: bool = False
+    mask: bool = False
+
+
+_LABELS = {
+    "vae": "the VAE's weights changed",
+    "bucket_size": "the bucket changed",
+    "resized_size": "the resized size changed",
+    "crop": "the crop changed",
+    "interpolation": "the interpolation changed",
+    "dtype": "the dtype changed",
+    "kind": "the kind changed",
+    "flip": "the flipped latent is",
+    "mask": "the alpha mask is",
+}
+
+
+def why_stale(stored: Fingerprint, wanted: Fingerprint, source: Path | None = None) -> list[str]:
+    """Reasons why what is stored does not serve for `wanted`; none if it does.
+
+    A flipped latent or mask that is stored but not wanted is no reason. A file whose modification time alone
+    changed is current if both content hashes are known and equal; with `source` given and a hash stored, the
+    file is read to find out.
+    """
+    reasons = []
+    same_length = stored.source_bytes == wanted.source_bytes
+    same_time = stored.source_mtime_ns == wanted.source_mtime_ns
+    if source is not None and stored.source_hash and not wanted.source_hash and same_length and not same_time:
+        wanted = replace(wanted, source_hash=hash_file(os.fspath(source)))
+    if not same_length:
+        reasons.append(f"the image changed ({stored.source_bytes} -> {wanted.source_bytes} bytes)")
+    elif stored.source_hash and wanted.source_hash:
+        if stored.source_hash != wanted.source_hash:
+            reasons.append("the image changed (its content hash differs)")
+    elif not same_time:
+        reasons.append("the image changed (its modification time differs)")
+    for name, label in _LABELS.items():
+        before, now = getattr(stored, name), getattr(wanted, name)
+        if name in ("flip", "mask"):
+            if now and not before:
+                reasons.append(f"{label} missing")
+        elif before != now:
+            reasons.append(f"{label} ({_text(before)} -> {_text(now)})")
+    return reasons
+
+
+def _text(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def source_identity(path: str | os.PathLike[str], *, content: bool = False) -> tuple[int, int, str]:
+    """Length in bytes, modification time in ns and, with `content`, the hash of the file (else "")."""
+    stat = os.stat(path)
+    return stat.st_size, stat.st_mtime_ns, hash_file(os.fspath(path)) if content else ""
+
+
+def module_hash(module: Any) -> str:
+    """Hash of a torch module's weights: names, types, shapes and bits, 16 bytes as hex.
+
+    Independent of the device; equal weights in another type hash differently.
+    """
+    import torch
+
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(module.state_dict().items()):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        bits = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+        digest.update(bits.numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,269 @@
+"""Where encoded batches go: shards of a store, or sd-scripts' npz. Both run behind the encoder, on a thread."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.compare import Comparison, compare
+from kohya_bucket.latents.dtypes import carrier
+from kohya_bucket.latents.entries import Entry
+from kohya_bucket.latents.layout import LatentSpace
+from kohya_bucket.latents.npz import (
+    Architecture,
+    NpzLatents,
+    collisions,
+    npz_path,
+    write_npz,
+)
+from kohya_bucket.latents.npz_check import why_npz_stale
+from kohya_bucket.latents.store import LatentStore
+from kohya_bucket.latents.wanted import Wanted
+from kohya_bucket.latents.writer import StoreWriter
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Background", "Finished", "NpzSink", "ShardSink", "Sink"]
+
+OnDone = Callable[[Sequence[int]], None]
+
+
+@dataclass
+class Finished:
+    """Encoded items of one batch: positions among the wanted ones, float32 latents on the CPU, masks."""
+
+    items: list[int]
+    plain: torch.Tensor
+    flipped: torch.Tensor | None
+    masks: list[npt.NDArray[np.uint8] | None]
+
+
+class Sink(Protocol):
+    """Takes batches; says through `on_done` which items are safe on disk."""
+
+    def to_do(self, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Those of `items` that are not on disk as they should be, looked up anew."""
+
+    def write(self, batch: Finished) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class ShardSink:
+    """Writes into a `LatentStore`."""
+
+    def __init__(
+        self, root: Path, wanted: Wanted, space: LatentSpace, images_root: Path, on_done: OnDone, **settings: Any
+    ) -> None:
+        self._wanted = wanted
+        self._space = space
+        self._texts = wanted.interpolations()
+        self._position = {source: i for i, source in enumerate(wanted.sources)}
+        self._on_done = on_done
+        self.writer = StoreWriter(root, images_root=images_root, on_commit=self._committed, **settings)
+        self.store = LatentStore(root)
+        self._known = set(self.store.shards)
+        self._lacking: npt.NDArray[np.bool_] | None = None
+
+    def compare(self) -> Comparison:
+        """All items against the store as it was when this sink was made."""
+        comparison = compare(self.store, self._wanted)
+        self._lacking = comparison.to_do
+        return comparison
+
+    def to_do(self, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        lacking = self.compare().to_do if self._lacking is None else self._lacking
+        new = [name for name in self.store.layout.shard_sizes() if name not in self._known]
+        self._known.update(new)
+        if new:  # by this process or another; only these are read
+            part = self.store.part(new)
+            here = [self._position[s] for s in part.strings("source") if s in self._position]
+            if here:
+                lacking[here] &= compare(part, self._wanted.subset(here)).to_do
+        return items[lacking[items]]
+
+    def write(self, batch: Finished) -> None:
+        dtype = self._wanted.recipe.dtype
+        plain = _bits(batch.plain, dtype)
+        flipped = None if batch.flipped is None else _bits(batch.flipped, dtype)
+        for k, i in enumerate(batch.items):
+            self.writer.add(
+                self._wanted.entry(i, self._texts[i]), plain[k], flipped=None if flipped is None else flipped[k],
+                mask=batch.masks[k], space=self._space,
+            )  # fmt: skip
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def _committed(self, entries: list[Entry]) -> None:
+        self._on_done([self._position[entry.source] for entry in entries])
+
+
+class NpzSink:
+    """Writes sd-scripts' files: beside the images, or in the same folders under `root`."""
+
+    def __init__(
+        self, root: Path | None, wanted: Wanted, space: LatentSpace, arch: Architecture, images_root: Path,
+        on_done: OnDone, *, threads: int = 4, sync: bool = True,
+    ) -> None:  # fmt: skip
+        self._wanted = wanted
+        self._arch = arch
+        self._space = space
+        self._texts = wanted.interpolations()
+        self._on_done = on_done
+        self._sync = sync
+        shared = collisions(wanted.paths, [(int(w), int(h)) for w, h in wanted.original_sizes])
+        self.shared = sorted(shared)
+        self.paths = [
+            npz_path(self._beside(path, root, images_root), _pair(size), arch, shared=i in shared)
+            for i, (path, size) in enumerate(zip(wanted.paths, wanted.original_sizes, strict=True))
+        ]
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kohya-bucket-npz")
+        self._pending: list[Future[None]] = []
+
+    @staticmethod
+    def _beside(image: str, root: Path | None, images_root: Path) -> str:
+        return image if root is None else str(root / os.path.relpath(image, images_root))
+
+    def to_do(self, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        keep = [i for i in items.tolist() if self.reasons(i)]
+        return np.array(keep, dtype=np.int64)
+
+    def reasons(self, i: int) -> list[str]:
+        """Why the file of item `i` must be made; none if it is current."""
+        entry = self._wanted.entry(i, self._texts[i])
+        return why_npz_stale(self.paths[i], entry, self._arch, Path(self._wanted.paths[i]))
+
+    def write(self, batch: Finished) -> None:
+        plain = self._values(batch.plain)
+        flipped = None if batch.flipped is None else self._values(batch.flipped)
+        for k, i in enumerate(batch.items):
+            mask = batch.masks[k]
+            self._pending.append(
+                self._pool.submit(self._write_one, i, plain[k], None if flipped is None else flipped[k], mask)
+            )
+        self._pending = [future for future in self._pending if not _finished(future)]
+        while len(self._pending) > 64:
+            self._pending.pop(0).result()
+
+    def flush(self) -> None:
+        while self._pending:
+            self._pending.pop(0).result()
+
+    def _write_one(
+        self, i: int, plain: npt.NDArray[np.float32], flipped: npt.NDArray[np.float32] | None,
+        mask: npt.NDArray[np.uint8] | None,
+    ) -> None:  # fmt: skip
+        entry = self._wanted.entry(i, self._texts[i])
+        bucket = entry.fingerprint.bucket_size
+        alpha = None
+        if entry.fingerprint.mask:
+            alpha = np.ones(bucket[::-1], np.float32) if mask is None else mask.astype(np.float32) / np.float32(255)
+        self.paths[i].parent.mkdir(parents=True, exist_ok=True)
+        item = NpzLatents(plain, entry.original_size, entry.crop_ltrb, flipped, alpha)
+        name = os.path.basename(self._wanted.paths[i])
+        write_npz(self.paths[i], item, bucket, self._arch, entry.fingerprint, source_name=name, sync=self._sync)
+        self._on_done([i])
+
+    def _values(self, latents: torch.Tensor) -> npt.NDArray[np.float32]:
+        return convert_values(latents.numpy(), self._space, self._arch)
+
+
+def convert_values(
+    latents: npt.NDArray[np.float32], space: LatentSpace, arch: Architecture
+) -> npt.NDArray[np.float32]:  # fmt: skip
+    """Turn [B, C, h, w] latents of `space` into what sd-scripts caches for `arch`.
+
+    Raises:
+        LatentStoreError: Anima's latents are normalized per channel by its own autoencoder only.
+    """
+    if space.values != arch.values:
+        if arch.frames:
+            raise LatentStoreError(f"{arch.name} caches latents as its own autoencoder normalizes them: import those")
+        if arch.values == "scaled":
+            latents = np.float32(arch.scale_factor) * (latents - np.float32(arch.shift_factor))
+        else:
+            latents = latents / np.float32(space.scale_factor) + np.float32(space.shift_factor)
+    return latents[:, :, None] if arch.frames and latents.ndim == 4 else latents
+
+
+class Background:
+    """Runs a sink on one thread, so that the encoder never waits for the disk until `depth` batches are behind.
+
+    An error of the sink is raised by the next call here.
+    """
+
+    def __init__(self, sink: Sink, depth: int = 8) -> None:
+        self._sink = sink
+        self._queue: queue.Queue[Finished | None] = queue.Queue(depth)
+        self._problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="kohya-bucket-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, batch: Finished) -> None:
+        self._raise()
+        self._queue.put(batch)
+
+    def drain(self) -> None:
+        """Wait until everything given so far is safe on disk."""
+        self._queue.join()
+        self._raise()
+        self._sink.flush()
+
+    def close(self) -> None:
+        """Finish what was given, and end the thread; errors that nobody saw yet are raised."""
+        self._queue.put(None)
+        self._thread.join()
+        if self._problem is None:
+            self._sink.flush()
+        self._raise()
+
+    def _run(self) -> None:
+        while True:
+            batch = self._queue.get()
+            try:
+                if batch is None:
+                    return
+                if self._problem is None:
+                    self._sink.write(batch)
+            except BaseException as error:
+                self._problem = error
+            finally:
+                self._queue.task_done()
+
+    def _raise(self) -> None:
+        if self._problem is not None:
+            raise self._problem
+
+
+def _bits(latents: torch.Tensor, dtype: str) -> npt.NDArray[Any]:
+    """Bits of float32 latents in storage type `dtype`, in its carrier type."""
+    import torch
+
+    latents = latents.to(getattr(torch, dtype)).contiguous()
+    if dtype == "bfloat16":
+        latents = latents.view(torch.int16)
+    out: npt.NDArray[Any] = latents.numpy().view(carrier(dtype))
+    return out
+
+
+def _finished(future: Future[None]) -> bool:
+    if future.done():
+        future.result()
+        return True
+    return False
+
+
+def _pair(row: Any) -> tuple[int, int]:
+    return int(row[0]), int(row[1])

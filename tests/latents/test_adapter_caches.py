@@ -1,0 +1,173 @@
+"""What the adapter calls: checks that name the trouble, whole files, and a store in place of npz."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.npz import ARCHITECTURES, stored_fingerprint
+from kohya_bucket.sdscripts.latent_cache import (
+    CAPTION_KEY,
+    CacheItem,
+    architecture_of,
+    caption_mark,
+    check_npz,
+    check_text_npz,
+    save_latents,
+    savez,
+    source_fingerprint,
+    write_npz_atomic,
+)
+
+SIZE, BUCKET = (300, 150), (128, 64)
+SDXL = ARCHITECTURES["sdxl"]
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / "a.png"
+    Image.new("RGB", SIZE).save(path)
+    return path
+
+
+def latents(arch=SDXL, seed=0):
+    return np.random.default_rng(seed).standard_normal(arch.shape(BUCKET), dtype=np.float32)
+
+
+def ltrb():
+    return (0.0, 0.0, 128.0, 64.0)
+
+
+def test_a_saved_cache_is_checked_by_everything_it_depends_on(tmp_path, image):
+    path = tmp_path / "a.npz"
+    item = CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v1")
+    save_latents(path, item, "sdxl", latents(), ltrb(), latents(seed=1))
+    known, name = stored_fingerprint(path, BUCKET, SDXL)
+    assert name == "a.png"
+    assert (known.source_bytes, known.source_mtime_ns, "") == source_fingerprint(image)
+    arguments = (path, BUCKET, SIZE, True, False, "sdxl")
+    assert check_npz(*arguments, item=item, content=True) is None
+    assert check_npz(*arguments, item=CacheItem(str(image), BUCKET, SIZE, flip=True)) is None
+    assert "VAE" in check_npz(*arguments, item=CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v2"))
+    filtered = CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v1", interpolation="nearest")
+    assert "interpolation" in check_npz(*arguments, item=filtered)
+    image.rename(tmp_path / "a.jpg")
+    other = CacheItem(str(tmp_path / "a.jpg"), BUCKET, SIZE, flip=True, vae="v1")
+    assert check_npz(*arguments, item=other) == "it was made from a.png"
+
+
+def test_what_is_not_finite_is_not_cached(tmp_path, image):
+    bad = latents()
+    bad[0, 0, 0] = np.nan
+    with pytest.raises(LatentStoreError, match="not finite"):
+        save_latents(tmp_path / "a.npz", CacheItem(str(image), BUCKET, SIZE), SDXL, bad, ltrb())
+    assert not (tmp_path / "a.npz").exists()
+
+
+def test_every_suffix_has_its_family():
+    for arch in ARCHITECTURES.values():
+        assert architecture_of(arch.suffix) is arch
+    assert architecture_of("_new.npz") is None
+
+
+def test_savez_writes_what_numpy_writes(tmp_path):
+    arrays = {"a": np.arange(5), "b": np.ones((2, 3), np.float32)}
+    np.savez(tmp_path / "theirs", **arrays)
+    savez(tmp_path / "ours", **arrays)
+    assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
+    with open(tmp_path / "open.npz", "wb") as file:
+        savez(file, **arrays)
+    assert (tmp_path / "open.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
+    with pytest.raises(LatentStoreError, match="cannot write"):
+        write_npz_atomic(tmp_path / "missing" / "a.npz", arrays)
+
+
+def test_text_encoder_outputs_are_checked(tmp_path):
+    path = tmp_path / "te.npz"
+    assert check_text_npz(path, ["a"]) == "it does not exist"
+    write_npz_atomic(path, {"a": np.random.default_rng(0).random(500), CAPTION_KEY: caption_mark("a cat, 猫")})
+    assert check_text_npz(path, ["a"]) is None
+    assert check_text_npz(path, ["a"], "a cat, 猫") is None
+    assert check_text_npz(path, ["a"], "a dog") == "the caption changed"
+    assert check_text_npz(path, ["a", "b"]) == "it has no b"
+    data = bytearray(path.read_bytes())
+    data[600] ^= 4
+    path.write_bytes(data)
+    assert check_text_npz(path, ["a"]) == "the checksum of a is wrong"
+    path.write_bytes(data[:700])
+    assert "broken" in check_text_npz(path, ["a"])
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda a: a.name)
+def test_a_store_in_place_of_npz(tmp_path, image, arch):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from kohya_bucket.sdscripts.shard_cache import ShardCache
+
+    cache = ShardCache(tmp_path / "store", arch, tmp_path)
+    item = CacheItem(str(image), BUCKET, SIZE, flip=True, alpha_mask=True, vae="v1")
+    assert cache.why_missing(item) == "not encoded yet"
+    with pytest.raises(LatentStoreError, match="cache again"):
+        cache.load(str(image), BUCKET)
+    mask = np.random.default_rng(0).integers(0, 256, BUCKET[::-1]).astype(np.float32) / np.float32(255)
+    cache.save(item, latents(arch), ltrb(), latents(arch, 1), mask)
+    cache.flush()
+    worker = pickle.loads(pickle.dumps(cache))
+    plain, size, box, flipped, alpha = worker.load(str(image), BUCKET)
+    assert np.array_equal(plain, latents(arch))
+    assert np.array_equal(flipped, latents(arch, 1))
+    assert np.array_equal(alpha, mask)
+    assert (size, box) == (list(SIZE), list(ltrb()))
+    again = ShardCache(tmp_path / "store", arch, tmp_path)
+    assert again.why_missing(item) is None
+    assert "VAE" in again.why_missing(CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v2"))
+    os.utime(image, ns=(1, 1))
+    assert "modification time" in again.why_missing(item)
+
+
+def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from kohya_bucket.sdscripts.shard_cache import ShardCache
+
+    other = (64, 32)
+    cache = ShardCache(tmp_path / "store", SDXL, tmp_path)
+    first, second = CacheItem(str(image), BUCKET, SIZE), CacheItem(str(image), other, SIZE)
+    cache.save(first, latents(), ltrb())
+    small = np.zeros(SDXL.shape(other), np.float32)
+    cache.save(second, small, ltrb())
+    cache.flush(index=True)
+    assert (cache.why_missing(first), cache.why_missing(second)) == (None, None)
+    assert np.array_equal(cache.load(str(image), BUCKET)[0], latents())
+    assert np.array_equal(cache.load(str(image), other)[0], small)
+    flux = ShardCache(tmp_path / "store", ARCHITECTURES["flux"], tmp_path)
+    assert flux.why_missing(first) == "not encoded yet"
+    flux.save(first, latents(ARCHITECTURES["flux"]), ltrb())
+    flux.flush()
+    cache.refresh()
+    assert np.array_equal(cache.load(str(image), BUCKET)[0], latents())
+    assert np.array_equal(flux.load(str(image), BUCKET)[0], latents(ARCHITECTURES["flux"]))
+
+
+def test_what_precompute_stored_is_found(tmp_path):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    pytest.importorskip("torch", reason="torch is not installed")
+    from kohya_bucket.latents import LatentStore, precompute_latents
+    from kohya_bucket.sdscripts.shard_cache import ShardCache
+    from tests.latents.stub_encoders import PosteriorStub, dataset_of, make_images
+
+    images = make_images(tmp_path / "images", [(64, 64), (100, 60)])
+    data = dataset_of(images)
+    precompute_latents(data, PosteriorStub(), tmp_path / "store", collection="mine")
+    cache = ShardCache(tmp_path / "store", ARCHITECTURES["sd"], tmp_path / "images")
+    store = LatentStore(tmp_path / "store")
+    for i, path in enumerate(images):
+        bucket, resized = (tuple(map(int, a[i])) for a in (data.placement.bucket_sizes, data.placement.resized_sizes))
+        size = tuple(map(int, data.sizes[i]))
+        item = CacheItem(str(path), bucket, size, resized_size=resized, vae="posterior")
+        assert cache.why_missing(item) is None
+        (at,) = store.find([path.name], "mine")
+        assert np.array_equal(cache.load(str(path), bucket)[0], store.read(at))

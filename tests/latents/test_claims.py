@@ -1,0 +1,112 @@
+"""Each piece of work is somebody's, and a dead process' pieces become another's."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.claims import WorkBoard
+
+IDS = [f"piece{i}" for i in range(40)]
+
+
+def bury(board, folder):
+    """What is left when a process is killed: its files, and a last sign of life long ago."""
+    board._stop.set()
+    board._pulse.join()
+    os.utime(folder / f"{board.owner}.alive", (1, 1))
+
+
+def test_many_at_once_claim_every_piece_once(tmp_path):
+    boards = [WorkBoard(tmp_path / "w") for _ in range(4)]
+    taken = [[] for _ in boards]
+    # The last one out clears the board, so one that came only then would find all work undone.
+    together = threading.Barrier(4)
+
+    def work(k):
+        with boards[k]:
+            together.wait(30)
+            for piece in boards[k].claim_each(IDS):
+                taken[k].append(piece)
+                boards[k].finish(piece)
+            assert boards[k].take_over(IDS) == []
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(piece for pieces in taken for piece in pieces) == sorted(IDS)
+    assert not (tmp_path / "w").exists()
+
+
+def test_what_one_finished_and_left_is_not_claimed_again_by_one_that_comes_late(tmp_path):
+    with WorkBoard(tmp_path / "w") as late:
+        with WorkBoard(tmp_path / "w") as early:
+            for piece in early.claim_each(IDS[:30]):
+                early.finish(piece)
+        assert list(late.claim_each(IDS)) == IDS[30:]
+        for piece in IDS[30:]:
+            late.finish(piece)
+        assert late.take_over(IDS) == []
+
+
+def test_pieces_of_the_dead_are_taken_over(tmp_path):
+    dead = WorkBoard(tmp_path / "w").__enter__()
+    claimed = dead.claim_each(IDS)
+    mine = [next(claimed) for _ in range(5)]
+    dead.finish(mine[0])
+    with WorkBoard(tmp_path / "w", stale_after=5, poll=0.01) as board:
+        rest = list(board.claim_each(IDS))
+        # the first was finished before this run began: whether that still counts is for the store to say
+        assert sorted([*rest, *mine[1:]]) == sorted(IDS)
+        for piece in rest:
+            board.finish(piece)
+        bury(dead, tmp_path / "w")
+        assert sorted(board.take_over(IDS)) == sorted(mine[1:])
+        for piece in mine[1:]:
+            board.finish(piece)
+        assert board.take_over(IDS) == []
+    assert not (tmp_path / "w").exists()
+
+
+def test_one_that_lives_is_waited_for(tmp_path):
+    with WorkBoard(tmp_path / "w") as other, WorkBoard(tmp_path / "w", poll=0.01) as board:
+        piece = next(other.claim_each(IDS))
+        rest = list(board.claim_each(IDS))
+        assert piece not in rest
+        for done in rest:
+            board.finish(done)
+        threading.Timer(0.2, other.finish, [piece]).start()
+        assert board.take_over(IDS) == []
+        assert board.finished_pieces() == set(IDS)
+
+
+def test_claims_left_by_an_earlier_run_do_not_stop_the_next(tmp_path):
+    earlier = WorkBoard(tmp_path / "w").__enter__()
+    for piece in list(earlier.claim_each(IDS)):
+        earlier.finish(piece)
+    bury(earlier, tmp_path / "w")
+    with WorkBoard(tmp_path / "w", stale_after=5) as board:
+        assert list(board.claim_each(IDS)) == IDS
+
+
+def test_a_process_of_this_machine_that_ended_is_dead_at_once(tmp_path):
+    gone = WorkBoard(tmp_path / "w").__enter__()
+    next(gone.claim_each(IDS))
+    gone._stop.set()
+    gone._pulse.join()
+    alive = tmp_path / "w" / f"{gone.owner}.alive"
+    node, _, _ = alive.read_text(encoding="utf-8").partition(" ")
+    alive.write_text(f"{node} 999999999", encoding="utf-8")
+    with WorkBoard(tmp_path / "w") as board:
+        assert len(list(board.claim_each(IDS))) == (len(IDS) if os.name != "nt" else len(IDS) - 1)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LatentStoreError, match="cannot share work"):
+        WorkBoard(tmp_path / "file" / "w")

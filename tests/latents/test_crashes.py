@@ -1,0 +1,231 @@
+"""Killed at any instant, out of disk, without permission: what is finished stays, the next run does the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
+from kohya_bucket.latents.npz import ARCHITECTURES, npz_path, read_npz  # noqa: E402
+from kohya_bucket.latents.state import verify  # noqa: E402
+from kohya_bucket.latents.upkeep import prune  # noqa: E402
+from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200), (61, 103), (64, 64), (90, 80)] * 5
+KILLS = int(os.environ.get("KOHYA_BUCKET_KILLS", "12"))
+
+
+def child(images, output, *options):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.latents.crash_child", str(images), str(output), *map(str, options)]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def result(process):
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    return json.loads(out.strip().splitlines()[-1])
+
+
+def kill_after(process, seconds):
+    assert process.stdout.readline().strip() == "ready"
+    time.sleep(seconds)
+    process.kill()
+    process.communicate()
+
+
+def check_store(root, images, want):
+    """Everything that is there is whole and right; returns how much that is."""
+    if not (root / "shards").is_dir():
+        return 0
+    store = LatentStore(root)
+    assert store.damage == []
+    assert verify(store) == []
+    for i in range(len(store)):
+        assert store.read(i).tobytes() == want[store.entry(i).source]
+    return len(store)
+
+
+@pytest.mark.slow
+def test_killed_at_random_instants_a_store_keeps_what_is_finished(tmp_path):
+    images = make_images(tmp_path / "images", SIZES)
+    precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "whole")
+    whole = LatentStore(tmp_path / "whole")
+    want = {whole.entry(i).source: whole.read(i).tobytes() for i in range(len(whole))}
+    chance = random.Random(0)
+    counts = []
+    out = tmp_path / "out"
+    for _ in range(KILLS):
+        if counts and counts[-1] == len(images):
+            shutil.rmtree(out)
+            counts.append(0)
+        process = child(tmp_path / "images", out, "--seconds", 0.03, "--flush", 0.1)
+        kill_after(process, chance.uniform(0, 0.9))
+        now = check_store(out, images, want)
+        assert now >= (counts[-1] if counts else 0)
+        counts.append(now)
+    assert max(counts) > 0
+    done = result(child(tmp_path / "images", out))
+    assert done["current"] == counts[-1]
+    assert done["encoded"] == len(images) - counts[-1]
+    assert check_store(out, images, want) == len(images)
+    assert not (out / "work").exists()
+    for path in out.rglob(".*.tmp"):
+        os.utime(path, (1, 1))
+    prune(LatentStore(out))
+    assert not list(out.rglob(".*.tmp"))
+
+
+@pytest.mark.slow
+def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
+    images = make_images(tmp_path / "images", SIZES)
+    dataset = dataset_of(images)
+    precompute_latents(dataset, PosteriorStub(), tmp_path / "whole", format="npz", architecture="sd", flip=True)
+    arch, chance = ARCHITECTURES["sd"], random.Random(1)
+    for _ in range(KILLS // 2):
+        out = tmp_path / "out"
+        process = child(tmp_path / "images", out, "--seconds", 0.03, "--format", "npz")
+        kill_after(process, chance.uniform(0, 1.0))
+        found = 0
+        for i, image in enumerate(images):
+            size, bucket = (tuple(map(int, a[i])) for a in (dataset.sizes, dataset.placement.bucket_sizes))
+            path = npz_path(out / image.name, size, arch)
+            if path.exists():
+                found += 1
+                whole = read_npz(npz_path(tmp_path / "whole" / image.name, size, arch), bucket, arch)
+                assert np.array_equal(read_npz(path, bucket, arch).latents, whole.latents)
+    assert result(child(tmp_path / "images", out, "--format", "npz"))["current"] == found
+
+
+@pytest.mark.slow
+def test_one_of_two_processes_dies_and_the_other_does_its_part(tmp_path):
+    images = make_images(tmp_path / "images", SIZES)
+    first, second = (child(tmp_path / "images", tmp_path / "out", "--seconds", 0.1, "--flush", 0.3) for _ in range(2))
+    for process in (first, second):
+        assert process.stdout.readline().strip() == "ready"
+    time.sleep(0.7)
+    first.send_signal(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
+    first.communicate()
+    done = result(second)
+    assert done["failed"] == []
+    store = LatentStore(tmp_path / "out")
+    assert len(store) == len(images)
+    assert verify(store) == []
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work(tmp_path):
+    images = make_images(tmp_path / "images", SIZES)
+    both = [child(tmp_path / "images", tmp_path / "out", "--seconds", 0.1) for _ in range(2)]
+    done = [result(process) for process in both]
+    assert sum(d["encoded"] for d in done) == len(images)
+    assert sum(d["encoded"] + d["elsewhere"] + d["current"] for d in done) == 2 * len(images)
+    store = LatentStore(tmp_path / "out")
+    assert len(store) == len(images)
+    assert store.rows_on_disk() == len(images)
+
+
+@pytest.mark.slow
+def test_twenty_seconds_of_work_under_a_process_group_that_times_out_after_five(tmp_path):
+    images = make_images(tmp_path / "images", SIZES)
+    meeting = tmp_path / "rendezvous"
+    started = time.monotonic()
+    both = [
+        child(tmp_path / "images", tmp_path / "out", "--seconds", 2.0, "--gloo", f"{meeting}:{rank}:2")
+        for rank in range(2)
+    ]
+    done = [result(process) for process in both]
+    assert time.monotonic() - started > 20
+    assert sum(d["encoded"] for d in done) == len(images)
+    assert min(d["encoded"] for d in done) > 0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 300 kB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here (needs root on Linux)")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def test_a_full_disk_keeps_what_is_finished_and_says_what_to_do(tmp_path, small_disk):
+    images = make_images(tmp_path / "images", [(512, 512)] * 30)
+    rule = {"area": (512, 512), "min_size": 64, "max_size": 512, "reso_steps": 64}
+    settings = {"shard_bytes": 70_000, "batch_size": 2, "images_root": tmp_path / "images"}
+    with pytest.raises(KohyaBucketError, match="disk is full"):
+        precompute_latents(dataset_of(images, **rule), MeanEncoder(), small_disk / "out", **settings)
+    store = LatentStore(small_disk / "out")
+    kept = len(store)
+    assert kept > 0
+    assert store.damage == []
+    assert verify(store) == []
+    assert not list((small_disk / "out").rglob(".*.tmp"))
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    report = precompute_latents(dataset_of(images, **rule), MeanEncoder(), small_disk / "out", **settings)
+    assert (report.current, report.encoded) == (kept, 30 - kept)
+
+
+def test_a_full_disk_leaves_no_half_npz(tmp_path, small_disk):
+    images = make_images(tmp_path / "images", [(512, 512)] * 12)
+    dataset = dataset_of(images, area=(512, 512), min_size=64, max_size=512, reso_steps=64)
+    settings = {"format": "npz", "architecture": "sd"}
+    with pytest.raises(KohyaBucketError, match="disk is full"):
+        precompute_latents(dataset, PosteriorStub(), small_disk, **settings)
+    arch = ARCHITECTURES["sd"]
+    found = list(small_disk.glob("*.npz"))
+    assert found
+    for path in found:
+        read_npz(path, (512, 512), arch)
+    assert {p.name for p in small_disk.iterdir()} == {p.name for p in found}
+
+
+def test_a_read_only_folder_is_said(tmp_path, small_disk):
+    images = make_images(tmp_path / "images", SIZES[:2])
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(KohyaBucketError, match=r"cannot make the latent store .*[Rr]ead-only"):
+        precompute_latents(dataset_of(images), MeanEncoder(), small_disk / "out")
+    with pytest.raises(KohyaBucketError, match=r"cannot share work .*[Rr]ead-only"):
+        precompute_latents(dataset_of(images), PosteriorStub(), small_disk, format="npz", architecture="sd")
+
+
+def test_a_store_that_became_read_only_is_read(tmp_path, small_disk):
+    images = make_images(tmp_path / "images", SIZES[:4])
+    precompute_latents(dataset_of(images), MeanEncoder(), small_disk / "out")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    store = LatentStore(small_disk / "out")
+    assert (len(store), verify(store)) == (4, [])
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path):
+    images = make_images(tmp_path / "images", SIZES)
+
+    class Interrupted(MeanEncoder):
+        def encode(self, pixels):
+            if len(self.batches) == 4:
+                raise KeyboardInterrupt
+            return super().encode(pixels)
+
+    with pytest.raises(KeyboardInterrupt):
+        precompute_latents(dataset_of(images), Interrupted(), tmp_path / "out", batch_size=2)
+    assert len(LatentStore(tmp_path / "out")) == 8
+    assert not (tmp_path / "out" / "work").exists()
+    assert precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out").encoded == len(images) - 8

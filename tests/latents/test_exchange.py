@@ -1,0 +1,190 @@
+"""npz and store, both ways."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+from kohya_bucket.errors import LatentStoreError  # noqa: E402
+from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
+from kohya_bucket.latents.exchange import export_npz, import_npz  # noqa: E402
+from kohya_bucket.latents.npz import ARCHITECTURES, npz_path, read_npz, write_npz  # noqa: E402
+from kohya_bucket.latents.npz_check import why_npz_bad  # noqa: E402
+from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
+from tests.latents.test_npz import equal, item  # noqa: E402
+
+BUCKET = (128, 64)
+SIZES = [(300, 150), (100, 60), (64, 64)]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda a: a.name)
+def test_there_and_back_is_the_same_to_the_byte(tmp_path, arch):
+    images = [str(p) for p in make_images(tmp_path / "images", [(300, 150)] * 3)]
+    for k, image in enumerate(images):
+        made = item(arch, k, flip=True, mask=k > 0)
+        mask = None if k == 0 else np.round(made.alpha_mask * 255).astype(np.float32) / np.float32(255)
+        mask = np.ones_like(mask) if k == 2 else mask
+        write_npz(npz_path(image, (300, 150), arch), replace(made, alpha_mask=mask), BUCKET, arch)
+    found = import_npz(images, tmp_path / "store", arch, images_root=tmp_path / "images")
+    assert (found.done, found.skipped) == (3, [])
+    store = LatentStore(tmp_path / "store")
+    assert export_npz(store, arch, tmp_path / "back").done == 3
+    for image in images:
+        name = npz_path(image, (300, 150), arch).name
+        before, after = (read_npz(tmp_path / folder / name, BUCKET, arch) for folder in ("images", "back"))
+        assert equal(before, after)
+
+
+def test_several_resolutions_of_one_file(tmp_path):
+    arch = ARCHITECTURES["flux"]
+    (image,) = make_images(tmp_path / "images", [(300, 150)])
+    path = npz_path(image, (300, 150), arch)
+    for bucket in [(64, 32), BUCKET]:
+        write_npz(path, item(arch, bucket=bucket), bucket, arch)
+    import_npz([str(image)], tmp_path / "store", arch, images_root=tmp_path)
+    store = LatentStore(tmp_path / "store")
+    assert store.strings("collection") == ["", "@45"]
+    assert store.bucket_sizes.tolist() == [[128, 64], [64, 32]]
+
+
+def test_what_is_not_to_be_trusted_is_skipped_and_named(tmp_path):
+    arch = ARCHITECTURES["sdxl"]
+    images = make_images(tmp_path / "images", [(300, 150)] * 4)
+    paths = [npz_path(image, (300, 150), arch) for image in images]
+    for k in range(3):
+        write_npz(paths[k], item(arch), BUCKET, arch)
+    paths[0].write_bytes(paths[0].read_bytes()[:500])
+    os.utime(paths[1], ns=(1, 1))
+    found = import_npz([str(p) for p in images], tmp_path / "store", arch, images_root=tmp_path)
+    assert found.done == 1
+    reasons = dict(found.skipped)
+    assert "broken" in reasons[str(paths[0])]
+    assert "older than its image" in reasons[str(paths[1])]
+
+
+def npz_run(images, **settings):
+    return precompute_latents(dataset_of(images), PosteriorStub(), None, format="npz", architecture="sd", **settings)
+
+
+def test_precomputed_npz_lie_beside_the_images_and_are_current(tmp_path):
+    arch = ARCHITECTURES["sd"]
+    images = make_images(tmp_path / "images", SIZES)
+    report = npz_run(images, flip=True, mask=True)
+    assert report.encoded == len(images)
+    dataset = dataset_of(images)
+    for i, (image, size) in enumerate(zip(images, SIZES, strict=True)):
+        path = npz_path(image, size, arch)
+        bucket = tuple(map(int, dataset.placement.bucket_sizes[i]))
+        assert why_npz_bad(path, bucket, arch, original_size=size, flip=True, mask=True, content=True) is None
+        assert np.array_equal(read_npz(path, bucket, arch).crop_ltrb, dataset.placement.crop_ltrb[i])
+    assert npz_run(images, flip=True, mask=True).encoded == 0
+    assert {p.suffix for p in (tmp_path / "images").iterdir()} == {".png", ".npz"}
+
+
+def test_npz_and_shards_hold_the_same_samples(tmp_path):
+    arch = ARCHITECTURES["sd"]
+    images = make_images(tmp_path / "images", SIZES)
+    npz_run(images)
+    precompute_latents(dataset_of(images), PosteriorStub(), tmp_path / "store")
+    store = LatentStore(tmp_path / "store")
+    for image, size in zip(images, SIZES, strict=True):
+        (i,) = store.find([image.name])
+        bucket = tuple(map(int, store.bucket_sizes[i]))
+        assert np.array_equal(read_npz(npz_path(image, size, arch), bucket, arch).latents, store.read(i))
+
+
+def test_scaled_latents_are_exported_raw(tmp_path):
+    images = make_images(tmp_path / "images", SIZES)
+    precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "store")
+    store = LatentStore(tmp_path / "store")
+    export_npz(store, ARCHITECTURES["sd"])
+    arch = ARCHITECTURES["sd"]
+    bucket = tuple(map(int, store.bucket_sizes[0]))
+    assert np.array_equal(read_npz(npz_path(images[0], SIZES[0], arch), bucket, arch).latents, store.read(0) / 0.5)
+
+
+def test_a_posterior_is_no_npz(tmp_path):
+    images = make_images(tmp_path / "images", SIZES)
+    precompute_latents(dataset_of(images), PosteriorStub(), tmp_path / "store", posterior=True)
+    with pytest.raises(LatentStoreError, match="posterior"):
+        export_npz(LatentStore(tmp_path / "store"), ARCHITECTURES["sd"])
+
+
+@pytest.mark.parametrize("change", ["edit", "flip", "mask", "cut", "other resolution", "other VAE", "other image"])
+def test_each_change_makes_exactly_the_concerned_npz_again(tmp_path, change):
+    arch = ARCHITECTURES["sd"]
+    images = make_images(tmp_path / "images", SIZES)
+    npz_run(images)
+    path = npz_path(images[0], SIZES[0], arch)
+    settings, encoder, area, expected = {}, PosteriorStub(), (64, 64), 1
+    if change == "edit":
+        os.utime(images[0], ns=(1, 1))
+    elif change == "cut":
+        path.write_bytes(path.read_bytes()[:300])
+    elif change in ("flip", "mask"):
+        settings, expected = {change: True}, len(images)
+    elif change == "other resolution":
+        area, expected = (96, 96), len(images)
+    elif change == "other VAE":
+        encoder.fingerprint, expected = "others", len(images)
+    else:
+        images[0] = images[0].rename(images[0].with_suffix(".jpeg"))
+
+    def again():
+        return precompute_latents(
+            dataset_of(images, area=area), encoder, None, format="npz", architecture="sd", **settings
+        )
+
+    assert again().encoded == expected
+    assert again().encoded == 0
+
+
+def test_two_images_of_one_name_get_two_files(tmp_path):
+    one, other = make_images(tmp_path / "images", [(64, 64)] * 2)
+    other = other.rename(one.with_suffix(".jpeg"))
+    report = npz_run([one, other])
+    assert report.encoded == 2
+    assert sum("same name and size" in note for note in report.notes) == 1
+    assert {p.name for p in (tmp_path / "images").glob("*.npz")} == {
+        "img_000_0064x0064_sd.npz",
+        "img_000.png_0064x0064_sd.npz",
+    }
+    assert npz_run([one, other]).encoded == 0
+
+
+def test_files_of_unmodified_sd_scripts_count_until_the_image_is_newer(tmp_path):
+    arch = ARCHITECTURES["sd"]
+    images = make_images(tmp_path / "images", SIZES)
+    npz_run(images)
+    dataset = dataset_of(images)
+    for i, (image, size) in enumerate(zip(images, SIZES, strict=True)):
+        bucket = tuple(map(int, dataset.placement.bucket_sizes[i]))
+        path = npz_path(image, size, arch)
+        write_npz(path, read_npz(path, bucket, arch), bucket, arch)
+    assert npz_run(images).encoded == 0
+    later = npz_path(images[0], SIZES[0], arch).stat().st_mtime_ns + 10**9
+    os.utime(images[0], ns=(later, later))
+    assert npz_run(images).encoded == 1
+
+
+def test_why_bad_names_the_part(tmp_path):
+    arch = ARCHITECTURES["sd"]
+    path = tmp_path / "a.npz"
+    assert why_npz_bad(path, BUCKET, arch) == "it does not exist"
+    write_npz(path, item(arch, flip=False, mask=False), BUCKET, arch)
+    assert why_npz_bad(path, BUCKET, arch) is None
+    assert why_npz_bad(path, BUCKET, arch, flip=True) == "it has no latents_flipped"
+    assert "shape [4, 8, 16], not [4, 8, 8]" in why_npz_bad(path, (64, 64), arch)
+    assert "300x150" in why_npz_bad(path, BUCKET, arch, original_size=(300, 151))
+    data = bytearray(path.read_bytes())
+    data[400] ^= 1
+    path.write_bytes(data)
+    assert "latents" in why_npz_bad(path, BUCKET, arch, content=True)
+    path.write_bytes(b"no zip")
+    assert "broken" in why_npz_bad(path, BUCKET, arch)

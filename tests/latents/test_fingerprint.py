@@ -1,0 +1,103 @@
+"""One factor at a time: each change is noticed, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from kohya_bucket.latents.dtypes import dtype_name, from_float32, to_float32
+from kohya_bucket.latents.fingerprint import Fingerprint, module_hash, source_identity, why_stale
+from tests.latents.latent_helpers import PRINT
+
+CHANGES = {
+    "source_bytes": 101,
+    "source_mtime_ns": 201,
+    "vae": "another",
+    "bucket_size": (32, 64),
+    "resized_size": (71, 32),
+    "crop": (2, 0),
+    "interpolation": "lanczos/pillow",
+    "dtype": "float32",
+    "kind": "posterior",
+    "flip": True,
+    "mask": True,
+}
+
+
+def test_every_field_has_a_case():
+    assert set(CHANGES) | {"source_hash"} == {f.name for f in fields(Fingerprint)}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_one_changed_factor_is_one_reason(name):
+    changed = replace(PRINT, **{name: CHANGES[name]})
+    assert why_stale(PRINT, PRINT) == []
+    assert len(why_stale(PRINT, changed)) == 1
+    back = why_stale(changed, PRINT)
+    assert back == [] if name in ("flip", "mask") else len(back) == 1
+
+
+def test_two_changed_factors_are_two_reasons():
+    assert len(why_stale(PRINT, replace(PRINT, dtype="float16", vae="x"))) == 2
+
+
+def test_the_content_hash_decides_when_both_are_known():
+    stored = replace(PRINT, source_hash="aa")
+    assert why_stale(stored, replace(PRINT, source_hash="aa", source_mtime_ns=9)) == []
+    assert "content hash" in why_stale(stored, replace(PRINT, source_hash="bb"))[0]
+
+
+def test_a_touched_file_is_current_and_an_edited_one_is_not(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"image")
+    size, mtime, content = source_identity(path, content=True)
+    stored = replace(PRINT, source_bytes=size, source_mtime_ns=mtime, source_hash=content)
+    os.utime(path, ns=(1, mtime + 5))
+    touched = replace(stored, source_mtime_ns=mtime + 5, source_hash="")
+    assert why_stale(stored, touched, path) == []
+    assert why_stale(replace(stored, source_hash=""), touched, path) == [
+        "the image changed (its modification time differs)"
+    ]
+    path.write_bytes(b"IMAGE")
+    assert why_stale(stored, touched, path) == ["the image changed (its content hash differs)"]
+
+
+def test_hash_of_weights():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch.manual_seed(0)
+    one = torch.nn.Linear(3, 4)
+    same = torch.nn.Linear(3, 4)
+    same.load_state_dict(one.state_dict())
+    assert module_hash(one) == module_hash(same)
+    assert module_hash(one) != module_hash(one.to(torch.bfloat16))
+    with torch.no_grad():
+        same.bias[2] += 1e-6
+    assert module_hash(torch.nn.Linear(3, 4).to(torch.bfloat16)) != module_hash(same)
+
+
+def test_bfloat16_rounds_as_torch_does():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    bits = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32)
+    bits[:4] = [0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x00008000]
+    values = bits.view(np.float32)
+    want = torch.from_numpy(values.copy()).to(torch.bfloat16)
+    got = from_float32(values, "bfloat16")
+    real = ~np.isnan(values)
+    assert np.array_equal(got[real], want.view(torch.int16).numpy().view(np.uint16)[real])
+    assert np.isnan(to_float32(got, "bfloat16")[~real]).all()
+    assert np.array_equal(to_float32(got, "bfloat16")[real], want.float().numpy()[real])
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [("bf16", "bfloat16"), (np.float32, "float32"), ("torch.float16", "float16")]
+)
+def test_names_of_types(given, name):
+    assert dtype_name(given) == name
+
+
+def test_a_type_that_cannot_be_stored():
+    with pytest.raises(ValueError, match="stored as float32"):
+        dtype_name("int8")

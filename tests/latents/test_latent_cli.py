@@ -1,0 +1,169 @@
+"""`kohya-bucket precompute` and `cache`: the commands as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+import kohya_bucket.cli  # noqa: E402
+from kohya_bucket.latents import LatentStore, diffusers_vae  # noqa: E402
+from kohya_bucket.latents.npz import ARCHITECTURES, npz_path  # noqa: E402
+from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, make_images  # noqa: E402
+
+SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200)]
+
+
+@pytest.fixture
+def images(tmp_path):
+    made = make_images(tmp_path / "images", SIZES)
+    made[0].with_suffix(".txt").write_text("a caption\n", encoding="utf-8")
+    return made
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Runs a command; returns exit code, output and errors. The VAE is a stub."""
+    monkeypatch.setattr(diffusers_vae, "load_encoder", lambda name, **_: encoders[name]())
+    encoders = {"mean": MeanEncoder, "posterior": PosteriorStub}
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["kohya-bucket", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            kohya_bucket.cli.main()
+        out, err = capfd.readouterr()
+        return ended.value.code or 0, out, err
+
+    return command
+
+
+def bucket_file(tmp_path):
+    path = tmp_path / "buckets.json"
+    sizes = [{"width": w, "height": h} for w, h in [(64, 64), (80, 48), (48, 80)]]
+    path.write_text(json.dumps({"name": "small", "vae_factor": 8, "buckets": sizes}), encoding="utf-8")
+    return path
+
+
+def test_precompute_status_verify(tmp_path, images, run):
+    folder, out = tmp_path / "images", tmp_path / "out"
+    options = ["--vae", "mean", "-o", out, "-c", bucket_file(tmp_path), "--batch-size", 2, "--flip"]
+    code, text, _ = run("precompute", folder, *options)
+    assert code == 0
+    assert "5 encoded, 0 were current, 0 failed" in text
+    store = LatentStore(out)
+    assert store.storage(0) == "bfloat16"
+    assert store.entry(int(store.find(["img_000.png"])[0])).caption == "a caption"
+    assert "0 encoded, 5 were current" in run("precompute", folder, *options)[1]
+    code, text, _ = run("cache", "status", out)
+    assert (code, "everything is as it should be" in text) == (0, True)
+    code, text, _ = run("cache", "status", out, "--json")
+    assert json.loads(text)["items"] == 5
+    assert run("cache", "verify", out)[:2] == (0, "5 items read, 0 damaged, 0 files unusable\n")
+    os.utime(images[1], ns=(1, 1))
+    code, text, _ = run("cache", "status", out)
+    assert code == 1
+    assert f"{images[1]}: its image changed: stale" in text
+
+
+def test_damage_repair_prune_pack(tmp_path, images, run):
+    folder, out = tmp_path / "images", tmp_path / "out"
+    run("precompute", folder, "--vae", "mean", "-o", out, "-c", bucket_file(tmp_path))
+    shard = sorted((out / "shards").iterdir())[0]
+    shard.write_bytes(shard.read_bytes()[:-9])
+    code, text, err = run("cache", "verify", out)
+    assert (code, "truncated" in text, "cache repair" in err) == (1, True, True)
+    code, text, _ = run("cache", "repair", out, "--vae", "mean")
+    assert code == 0
+    assert "encoded again" in text
+    assert run("cache", "verify", out)[0] == 0
+    assert run("cache", "prune", out, "--quarantine")[0] == 0
+    assert run("cache", "pack", out, "--to", tmp_path / "packed")[0] == 0
+    assert len(LatentStore(tmp_path / "packed")) == 5
+    images[0].unlink()
+    code, text, _ = run("cache", "prune", out, "--gone", "--dry-run")
+    assert "1 items would be dropped" in text
+    run("cache", "prune", out, "--gone")
+    assert len(LatentStore(out)) == 4
+    for image in images[1:]:
+        image.unlink()
+    code, _, err = run("cache", "prune", out, "--gone")
+    assert (code, "carried away" in err) == (2, True)
+
+
+def test_repair_without_a_vae_says_what_to_do(tmp_path, images, run):
+    out = tmp_path / "out"
+    run("precompute", tmp_path / "images", "--vae", "mean", "-o", out, "-c", bucket_file(tmp_path))
+    shard = sorted((out / "shards").iterdir())[0]
+    shard.write_bytes(shard.read_bytes()[:-9])
+    code, _, err = run("cache", "repair", out)
+    assert (code, "precompute again" in err) == (2, True)
+
+
+def test_npz_import_and_export(tmp_path, images, run):
+    folder = tmp_path / "images"
+    options = ["--vae", "posterior", "-c", bucket_file(tmp_path), "--format", "npz", "--arch", "sd"]
+    assert "5 encoded" in run("precompute", folder, *options)[1]
+    before = npz_path(images[2], SIZES[2], ARCHITECTURES["sd"])
+    assert before.exists()
+    assert "5 latents imported" in run("cache", "import", folder, "-o", tmp_path / "out", "--arch", "sd")[1]
+    assert "5 latents exported" in run("cache", "export", tmp_path / "out", "--arch", "sd", "-o", tmp_path / "npz")[1]
+    assert (tmp_path / "npz" / before.name).read_bytes() == before.read_bytes()
+
+
+def test_a_config_says_what_to_encode(tmp_path, images, run):
+    config = tmp_path / "data.toml"
+    config.write_text(
+        f"""
+[general]
+enable_bucket = true
+[[datasets]]
+resolution = 256
+min_bucket_reso = 128
+[[datasets.subsets]]
+image_dir = '{tmp_path / "images"}'
+caption_extension = ".txt"
+class_tokens = "x"
+flip_aug = true
+""",
+        encoding="utf-8",
+    )
+    code, _, err = run("precompute", "--config", config, "--vae", "mean", "-o", tmp_path / "out")
+    assert code == 0, err
+    store = LatentStore(tmp_path / "out")
+    assert len(store) == 5
+    assert store.entry(0).fingerprint.flip
+    assert store.strings("caption") == ["a caption", *["x"] * 4]
+    assert run("precompute", "x", "--config", config, "--vae", "mean", "-o", tmp_path / "out")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["precompute", "data", "-o", "out", "-p", "sdxl"], "add --vae"),
+        (["precompute", "data", "-o", "out", "--vae", "mean"], "exactly one of"),
+        (["precompute", "-o", "out", "--vae", "mean", "-p", "sdxl"], "name a folder"),
+        (["cache", "status", "nowhere"], "not a latent store"),
+        (["cache", "export", "nowhere", "--arch", "sd4"], "use one of sd, sdxl"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, run, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_failures_are_counted_and_the_rest_is_done(tmp_path, images, run):
+    images[0].write_bytes(images[0].read_bytes()[:200])
+    code, text, err = run(
+        "precompute", tmp_path / "images", "--vae", "mean", "-o", tmp_path / "out", "-c", bucket_file(tmp_path)
+    )
+    assert code == 2
+    assert "4 encoded" in text
+    assert "img_000.png" in err

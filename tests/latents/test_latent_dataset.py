@@ -1,0 +1,144 @@
+"""`BucketedLatentDataset`: what is stored, batched by torch's own collation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+import kohya_bucket  # noqa: E402
+from kohya_bucket.datasets.latents import BucketedLatentDataset  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.latents import precompute_latents  # noqa: E402
+from tests.latents.latent_helpers import fill  # noqa: E402
+from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
+
+SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200), (61, 103), (64, 64), (90, 80)]
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", SIZES, alpha=True)
+
+
+def stored(images, out, encoder=None, **settings):
+    captions = [f"caption {i}" for i in range(len(images))]
+    captions[3] = None
+    precompute_latents(dataset_of(images, captions), encoder or MeanEncoder(), out, **settings)
+    return out
+
+
+def batches(dataset):
+    order = np.argsort(dataset.bucket_indices, kind="stable")
+    return [part.tolist() for k in range(len(dataset.bucket_set)) for part in
+            [order[dataset.bucket_indices[order] == k]] if len(part)]  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plain_loader_gives_batches_of_one_bucket(tmp_path, images, workers):
+    dataset = BucketedLatentDataset(stored(images, tmp_path / "out", dtype="bfloat16"))
+    context = {"multiprocessing_context": "spawn"} if workers else {}
+    loader = DataLoader(dataset, batch_sampler=batches(dataset), num_workers=workers, **context)
+    seen = []
+    for batch in loader:
+        (bucket,) = set(batch["bucket"])
+        assert batch["latents"].shape == (len(batch["path"]), 4, bucket.height // 8, bucket.width // 8)
+        assert batch["latents"].dtype == torch.bfloat16
+        assert batch["original_size"].dtype == torch.int64
+        assert batch["crop_ltrb"].shape == (len(batch["path"]), 4)
+        assert {dataset.bucket_set[i] for i in batch["bucket_idx"].tolist()} == {bucket}
+        for k, path in enumerate(batch["path"]):
+            i = int(path[4:7])
+            seen.append(i)
+            assert batch["caption"][k] == ("" if i == 3 else f"caption {i}")
+            assert tuple(batch["original_size"][k].tolist()) == SIZES[i]
+            (at,) = dataset.store.find([path])
+            assert np.array_equal(batch["latents"][k].view(torch.int16).numpy(), dataset.store.read(at).view(np.int16))
+    assert sorted(seen) == list(range(len(images)))
+
+
+def test_with_the_sampler_as_on_the_page(tmp_path, images):
+    pytest.importorskip("kohya_bucket.datasets.sampler", reason="the sampler is not there")
+    dataset = kohya_bucket.BucketedLatentDataset(stored(images, tmp_path / "out"))
+    sampler = kohya_bucket.BucketBatchSampler(dataset, batch_size=2)
+    paths = [path for batch in DataLoader(dataset, batch_sampler=sampler) for path in batch["path"]]
+    assert set(paths) == {path.name for path in images}
+
+
+def test_latents_are_not_cropped_anew(tmp_path, images):
+    dataset = BucketedLatentDataset(stored(images, tmp_path / "out"))
+    sampler = kohya_bucket.BucketBatchSampler(dataset, batch_size=4, remainder="catch_all")
+    with pytest.raises(KohyaBucketError, match="latents cannot be cropped anew, so plan without 'merge'"):
+        list(DataLoader(dataset, batch_sampler=sampler))
+
+
+def test_gathering_copies_once(tmp_path, images):
+    dataset = BucketedLatentDataset(stored(images, tmp_path / "out"))
+    indices = max(batches(dataset), key=len)
+    items = dataset.__getitems__(indices)
+    batch = torch.utils.data.default_collate(items)
+    assert batch["latents"].data_ptr() == items[0]["latents"].data_ptr()
+    alone = torch.utils.data.default_collate([dataset[i] for i in indices])
+    assert torch.equal(alone["latents"], batch["latents"])
+
+
+def test_items_of_several_buckets_one_by_one(tmp_path, images):
+    dataset = BucketedLatentDataset(stored(images, tmp_path / "out"))
+    items = dataset.__getitems__(range(len(dataset)))
+    assert [item["path"] for item in items] == dataset.store.strings("source")
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+    assert dataset[-1]["path"] == items[-1]["path"]
+
+
+def test_scaling(tmp_path, images):
+    raw = BucketedLatentDataset(stored(images, tmp_path / "raw", PosteriorStub()), scaled=False)
+    scaled = BucketedLatentDataset(tmp_path / "raw")
+    for i in range(len(raw)):
+        assert torch.equal((raw[i]["latents"] - 0.25) * 0.5, scaled[i]["latents"])
+    own = BucketedLatentDataset(stored(images, tmp_path / "own"))
+    assert torch.equal(own[0]["latents"], torch.from_numpy(own.store.read(0).copy()))
+    back = BucketedLatentDataset(tmp_path / "own", scaled=False)
+    assert torch.equal(back[0]["latents"], own[0]["latents"] / 0.5)
+
+
+def test_posteriors_are_sampled_at_every_read(tmp_path, images):
+    out = stored(images, tmp_path / "out", PosteriorStub(), posterior=True)
+    dataset = BucketedLatentDataset(out, scaled=False, generator=torch.Generator().manual_seed(0))
+    mean, spread = (torch.from_numpy(dataset.store.read(0)[k].copy()) for k in (0, 1))
+    draws = torch.stack([dataset[0]["latents"] for _ in range(400)])
+    assert not torch.equal(draws[0], draws[1])
+    assert ((draws.mean(0) - mean).abs() < 6 * spread / 20).all()
+    assert ((draws.std(0) / spread - 1).abs() < 0.3).all()
+
+
+def test_flips_come_with_their_masks(tmp_path, images):
+    dataset = BucketedLatentDataset(stored(images, tmp_path / "out", flip=True, mask=True), flip=1.0)
+    plain = BucketedLatentDataset(tmp_path / "out")
+    half = BucketedLatentDataset(tmp_path / "out", flip=0.5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(dataset[0]["latents"], torch.from_numpy(plain.store.read(0, flipped=True).copy()))
+    assert torch.equal(dataset[0]["alpha_mask"], plain[0]["alpha_mask"].flip(1))
+    assert plain[0]["alpha_mask"].dtype == torch.float32
+    flipped = [torch.equal(half[0]["latents"], dataset[0]["latents"]) for _ in range(100)]
+    assert 25 < sum(flipped) < 75
+
+
+def test_what_cannot_be_read_is_said(tmp_path, images):
+    stored(images, tmp_path / "out")
+    with pytest.raises(KohyaBucketError, match="--flip"):
+        BucketedLatentDataset(tmp_path / "out", flip=0.5)
+    stored(images, tmp_path / "out", collection="b")
+    with pytest.raises(KohyaBucketError, match="several collections"):
+        BucketedLatentDataset(tmp_path / "out")
+    with pytest.raises(KohyaBucketError, match="no collection 'c'"):
+        BucketedLatentDataset(tmp_path / "out", collection="c")
+    assert len(BucketedLatentDataset(tmp_path / "out", collection="b")) == len(images)
+    fill(tmp_path / "empty", [])
+    with pytest.raises(KohyaBucketError, match="holds no latents"):
+        BucketedLatentDataset(tmp_path / "empty")
+    with pytest.raises(KohyaBucketError, match="not a latent store"):
+        BucketedLatentDataset(tmp_path / "nothing")

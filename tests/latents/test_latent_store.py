@@ -1,0 +1,263 @@
+"""What was committed is what is read, whatever was done to the files meanwhile."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.layout import Layout
+from kohya_bucket.latents.store import LatentStore
+from kohya_bucket.latents.writer import StoreWriter, write_manifest
+from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+items = st.dictionaries(
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8),
+    st.tuples(
+        st.sampled_from(["float32", "float16", "bfloat16"]),
+        st.sampled_from(["latents", "posterior"]),
+        st.booleans(),
+        st.sampled_from(["none", "opaque", "mask"]),
+        st.sampled_from([(64, 32), (32, 64), (48, 48)]),
+        st.integers(0, 2**31),
+    ),
+    max_size=12,
+)
+
+
+@given(items, st.sampled_from([1, 2000, 1 << 30]), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_everything_written_is_read_back(tmp_path_factory, chosen, shard_bytes, with_manifest):
+    root = tmp_path_factory.mktemp("store")
+    masks = {}
+    with StoreWriter(root, shard_bytes=shard_bytes) as writer:
+        for name, (dtype, kind, flip, mask, bucket, seed) in chosen.items():
+            made = entry(name, dtype=dtype, kind=kind, flip=flip, mask=mask != "none", bucket_size=bucket)
+            if mask == "mask":
+                masks[name] = np.random.default_rng(seed).integers(0, 256, bucket[::-1], dtype=np.uint8)
+            writer.add(
+                made,
+                bits(seed, dtype, kind, bucket),
+                flipped=bits(seed + 1, dtype, kind, bucket) if flip else None,
+                mask=masks.get(name),
+                space=SPACE,
+            )
+    store = LatentStore(root)
+    if with_manifest:
+        write_manifest(store)
+        store = LatentStore(root)
+        assert store.indexed
+    assert store.damage == []
+    assert store.strings("source") == sorted(chosen, key=lambda s: s.encode())
+    at = store.find(list(chosen))
+    for i, (name, (dtype, kind, flip, mask, bucket, seed)) in zip(at, chosen.items(), strict=True):
+        made = entry(name, dtype=dtype, kind=kind, flip=flip, mask=mask != "none", bucket_size=bucket)
+        assert store.entry(i) == made
+        assert store.info(i).space == SPACE
+        assert same(store.read(i), bits(seed, dtype, kind, bucket))
+        if flip:
+            assert same(store.read(i, flipped=True), bits(seed + 1, dtype, kind, bucket))
+        else:
+            with pytest.raises(LatentStoreError, match="--flip"):
+                store.read(i, flipped=True)
+        if mask == "none":
+            with pytest.raises(LatentStoreError, match="--mask"):
+                store.read_mask(i)
+        else:
+            got = store.read_mask(i)
+            assert got is None if mask == "opaque" else same(got, masks[name])
+        assert store.check(i) is None
+    assert list(store.find(["never written"])) == [-1]
+
+
+def test_the_row_written_last_counts(tmp_path):
+    fill(tmp_path, ["a", "b"])
+    newer = fill(tmp_path, ["b"], dtype="float32")
+    store = LatentStore(tmp_path)
+    assert store.strings("source") == ["a", "b"]
+    assert store.storage(1) == "float32"
+    assert same(store.read(1), newer["b"])
+
+
+def test_collections_are_separate(tmp_path):
+    with StoreWriter(tmp_path) as writer:
+        for k, name in enumerate(["", "sdxl"]):
+            made = entry("a")
+            writer.add(type(made)(**(vars(made) | {"collection": name})), bits(k), space=SPACE)
+    store = LatentStore(tmp_path)
+    assert len(store) == 2
+    assert same(store.read(store.find(["a"], "sdxl")[0]), bits(1))
+    assert list(store.find(["a"], "flux")) == [-1]
+
+
+def test_reading_copies_nothing_and_cannot_change_the_file(tmp_path):
+    want = fill(tmp_path, ["a", "b"])
+    store = LatentStore(tmp_path)
+    row = store.read(0)
+    assert not row.flags.owndata
+    row[:] = 0
+    assert same(LatentStore(tmp_path).read(0), want["a"])
+
+
+def test_gather_is_the_items_in_the_order_asked(tmp_path):
+    names = [f"{i:02d}" for i in range(10)]
+    want = fill(tmp_path, names, shard_bytes=600, flip=True)
+    store = LatentStore(tmp_path)
+    assert len(store.shards) > 2
+    order = [7, 0, 3, 3]
+    assert same(store.gather(order), np.stack([want[names[i]] for i in order]))
+    mixed = store.gather(order, flipped=[False, True, False, True])
+    assert same(mixed[1], store.read(0, flipped=True))
+    assert same(mixed[2], want["03"])
+
+
+def test_damage_is_reported_with_the_item_and_the_remedy(tmp_path):
+    fill(tmp_path, ["a"])
+    (shard,) = Layout(tmp_path).shards.iterdir()
+    data = bytearray(shard.read_bytes())
+    data[LatentStore(tmp_path).info(0).tensors["latents"].offset] ^= 1
+    shard.write_bytes(data)
+    store = LatentStore(tmp_path)
+    with pytest.raises(LatentStoreError, match=r"a: its latent in shard .* cache repair"):
+        store.read(0)
+    assert "checksum" in store.check(0)
+
+
+def test_a_batch_of_two_shapes_is_refused(tmp_path):
+    fill(tmp_path, ["a"])
+    fill(tmp_path, ["b"], bucket_size=(32, 64))
+    with pytest.raises(LatentStoreError, match="different shapes"):
+        LatentStore(tmp_path).gather([0, 1])
+
+
+def test_two_writers_at_once_lose_nothing(tmp_path):
+    one, two = StoreWriter(tmp_path, shard_bytes=600), StoreWriter(tmp_path, shard_bytes=600)
+    for k in range(20):
+        (one if k % 2 else two).add(entry(f"{k:02d}"), bits(k), space=SPACE)
+        if k == 11:
+            write_manifest(LatentStore(tmp_path))
+    one.flush()
+    two.flush()
+    store = LatentStore(tmp_path)
+    assert len(store) == 20
+    assert all(same(store.read(k), bits(k)) for k in range(20))
+
+
+def test_pickled_for_a_worker_it_reads_the_same(tmp_path):
+    want = fill(tmp_path, ["a", "b"])
+    store = LatentStore(tmp_path)
+    store.read(0)
+    assert same(pickle.loads(pickle.dumps(store)).read(1), want["b"])
+
+
+def test_any_flipped_byte_of_a_shard_is_noticed(tmp_path):
+    """Over every region of the file: length, header, latents, description of the rows."""
+    want = fill(tmp_path, ["a", "b", "c"], flip=True)
+    (shard,) = Layout(tmp_path).shards.iterdir()
+    good = shard.read_bytes()
+    random = np.random.default_rng(0)
+    regions = [*range(8), *random.integers(8, 500, 30), *random.integers(500, len(good), 60)]
+    unharmed = 0
+    for at in regions:
+        shard.write_bytes(good[:at] + bytes([good[at] ^ (1 << random.integers(8))]) + good[at + 1 :])
+        store = LatentStore(tmp_path)
+        if store.damage:
+            continue
+        bad = 0
+        for i, name in enumerate(store.strings("source")):
+            for flipped in (False, True):
+                try:
+                    got = store.read(i, flipped=flipped)
+                except LatentStoreError:
+                    bad += 1
+                    continue
+                if not flipped:
+                    assert same(got, want[name])
+            assert store.entry(i) == entry(name, flip=True)
+        unharmed += bad == 0
+        assert bad <= 1
+    assert unharmed <= 6  # padding, and names in the metadata that nothing reads
+
+
+def test_any_truncation_of_a_shard_is_noticed(tmp_path):
+    fill(tmp_path, ["a"], shard_bytes=1)
+    want = fill(tmp_path, ["b"])
+    indexed = LatentStore(tmp_path)
+    victim = Layout(tmp_path).shards / indexed.info(0).name
+    good = victim.read_bytes()
+    for with_manifest in (False, True):
+        if with_manifest:
+            victim.write_bytes(good)
+            write_manifest(LatentStore(tmp_path))
+        for length in [0, 5, 8, 100, 700, len(good) // 2, len(good) - 1]:
+            victim.write_bytes(good[:length])
+            store = LatentStore(tmp_path)
+            assert store.strings("source") == ["b"]
+            assert same(store.read(0), want["b"])
+            assert [name for name, _ in store.damage] == [victim.name]
+    with pytest.raises(LatentStoreError, match="truncated"):
+        indexed.read(0)
+
+
+def test_a_damaged_or_lost_manifest_costs_no_item(tmp_path):
+    want = fill(tmp_path, ["a", "b"])
+    path = write_manifest(LatentStore(tmp_path))
+    good = path.read_bytes()
+    for content in [b"", good[:100], good[:50] + b"x" + good[51:]]:
+        path.write_bytes(content)
+        store = LatentStore(tmp_path)
+        assert store.strings("source") == ["a", "b"]
+        assert store.damage[0][0] == path.name
+        assert same(store.read(1), want["b"])
+    path.unlink()
+    assert len(LatentStore(tmp_path)) == 2
+
+
+def test_a_manifest_of_shards_that_are_gone_names_only_what_is_there(tmp_path):
+    fill(tmp_path, ["a"])
+    fill(tmp_path, ["b"])
+    write_manifest(LatentStore(tmp_path))
+    store = LatentStore(tmp_path)
+    (Layout(tmp_path).shards / store.info(0).name).unlink()
+    assert LatentStore(tmp_path).strings("source") == ["b"]
+    with pytest.raises(LatentStoreError, match="packed or pruned"):
+        store.read(0)
+
+
+def test_manifests_replace_each_other(tmp_path):
+    fill(tmp_path, ["a"])
+    assert write_manifest(LatentStore(tmp_path)) is not None
+    assert write_manifest(LatentStore(tmp_path)) is None
+    fill(tmp_path, ["b"])
+    assert write_manifest(LatentStore(tmp_path)) is not None
+    assert len(Layout(tmp_path).manifests()) == 1
+
+
+def test_unfinished_files_are_not_seen(tmp_path):
+    fill(tmp_path, ["a"])
+    (shard,) = Layout(tmp_path).shards.iterdir()
+    (shard.parent / f".{shard.name}.0123.tmp").write_bytes(shard.read_bytes()[:700])
+    store = LatentStore(tmp_path)
+    assert (len(store), store.damage) == (1, [])
+
+
+def test_safetensors_opens_a_shard(tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    want = fill(tmp_path, ["a", "b"], dtype="float32")
+    (shard,) = Layout(tmp_path).shards.iterdir()
+    got = safetensors.load_file(shard)
+    assert set(got) == {"latents", "entries"}
+    assert same(got["latents"].view(np.uint32), np.stack([want["a"], want["b"]]).view(np.uint32))
+
+
+def test_no_store_is_said(tmp_path):
+    with pytest.raises(LatentStoreError, match="not a latent store"):
+        LatentStore(tmp_path / "nothing")
+    with pytest.raises(LatentStoreError, match="verify"):
+        LatentStore(tmp_path, verify="sometimes")

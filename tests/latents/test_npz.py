@@ -1,0 +1,155 @@
+"""sd-scripts' npz: names, keys, and nothing half-written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents import npz
+from tests.latents.latent_helpers import PRINT
+
+ALL = list(npz.ARCHITECTURES.values())
+BUCKET = (128, 64)
+
+
+def item(arch, seed=0, bucket=BUCKET, flip=True, mask=True):
+    random = np.random.default_rng(seed)
+    shape = arch.shape(bucket)
+    return npz.NpzLatents(
+        random.standard_normal(shape, dtype=np.float32),
+        (300, 150),
+        (0.0, 1.5, 128.0, 62.5),
+        random.standard_normal(shape, dtype=np.float32) if flip else None,
+        random.random(bucket[::-1], dtype=np.float32) if mask else None,
+    )
+
+
+def equal(a, b):
+    return all(np.array_equal(getattr(a, f), getattr(b, f)) for f in vars(a))
+
+
+@pytest.mark.parametrize("arch", ALL, ids=lambda a: a.name)
+@pytest.mark.parametrize("flip", [True, False])
+@pytest.mark.parametrize("mask", [True, False])
+def test_what_is_written_is_read(tmp_path, arch, flip, mask):
+    path = npz.npz_path(tmp_path / "a.png", (300, 150), arch)
+    want = item(arch, flip=flip, mask=mask)
+    npz.write_npz(path, want, BUCKET, arch, replace(PRINT, bucket_size=BUCKET), source_name="a.png")
+    assert equal(npz.read_npz(path, BUCKET, arch), want)
+    assert npz.buckets_in(path, arch) == [BUCKET]
+    assert npz.stored_fingerprint(path, BUCKET, arch) == (replace(PRINT, bucket_size=BUCKET), "a.png")
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("arch", ALL, ids=lambda a: a.name)
+def test_a_second_resolution_is_added_where_the_family_has_several(tmp_path, arch):
+    path, other = tmp_path / "a.npz", (64, 128)
+    first, second = item(arch), item(arch, 1, other)
+    npz.write_npz(path, first, BUCKET, arch)
+    npz.write_npz(path, second, other, arch)
+    assert equal(npz.read_npz(path, other, arch), second)
+    if arch.multi_resolution:
+        assert equal(npz.read_npz(path, BUCKET, arch), first)
+        assert npz.buckets_in(path, arch) == [BUCKET, other]
+    else:
+        with pytest.raises(LatentStoreError, match="needs"):
+            npz.read_npz(path, BUCKET, arch)
+
+
+def test_latents_rewritten_by_another_program_have_no_fingerprint(tmp_path):
+    for arch in ALL:
+        path = tmp_path / f"a{arch.suffix}"
+        npz.write_npz(path, item(arch), BUCKET, arch, replace(PRINT, bucket_size=BUCKET))
+        with np.load(path) as file:
+            arrays = dict(file)
+        arrays[f"latents{arch.key_suffix(BUCKET)}"] += 1
+        np.savez(path, **arrays)
+        assert npz.stored_fingerprint(path, BUCKET, arch) is None
+
+
+def test_without_a_fingerprint_there_is_none(tmp_path):
+    arch = npz.ARCHITECTURES["sd"]
+    npz.write_npz(tmp_path / "a.npz", item(arch), BUCKET, arch)
+    assert npz.stored_fingerprint(tmp_path / "a.npz", BUCKET, arch) is None
+    assert npz.stored_fingerprint(tmp_path / "missing.npz", BUCKET, arch) is None
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["flip", "cut"]))
+@settings(max_examples=60, deadline=None)
+def test_a_damaged_file_never_reads_as_other_latents(tmp_path_factory, seed, how):
+    arch = npz.ARCHITECTURES["flux"]
+    path = tmp_path_factory.mktemp("npz") / "a.npz"
+    want = item(arch)
+    npz.write_npz(path, want, BUCKET, arch)
+    data = bytearray(path.read_bytes())
+    at = np.random.default_rng(seed).integers(len(data))
+    if how == "flip":
+        data[at] ^= 1 << seed % 8
+    else:
+        del data[at:]
+    path.write_bytes(data)
+    try:
+        got = npz.read_npz(path, BUCKET, arch)
+    except LatentStoreError:
+        return
+    # what still reads is either untouched or an optional part whose name was hit
+    for field in vars(want):
+        value = getattr(got, field)
+        assert value is None or np.array_equal(value, getattr(want, field))
+
+
+def test_an_unreadable_file_is_replaced(tmp_path):
+    arch = npz.ARCHITECTURES["sd3"]
+    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 half of a zip")
+    with pytest.raises(LatentStoreError, match="broken"):
+        npz.read_npz(tmp_path / "a.npz", BUCKET, arch)
+    npz.write_npz(tmp_path / "a.npz", item(arch), BUCKET, arch)
+    assert equal(npz.read_npz(tmp_path / "a.npz", BUCKET, arch), item(arch))
+
+
+def test_wrong_shapes_are_refused(tmp_path):
+    sd, flux = npz.ARCHITECTURES["sd"], npz.ARCHITECTURES["flux"]
+    with pytest.raises(LatentStoreError, match="do not belong to sd"):
+        npz.write_npz(tmp_path / "a.npz", item(flux), BUCKET, sd)
+    npz.write_npz(tmp_path / "a.npz", item(flux), BUCKET, flux)
+    with pytest.raises(LatentStoreError, match="no latents for 64x64"):
+        npz.read_npz(tmp_path / "a.npz", (64, 64), flux)
+    with pytest.raises(LatentStoreError, match="does not exist"):
+        npz.read_npz(tmp_path / "b.npz", BUCKET, flux)
+
+
+def test_names(tmp_path):
+    sd, flux = npz.ARCHITECTURES["sd"], npz.ARCHITECTURES["flux"]
+    image = tmp_path / "x.y.png"
+    assert npz.npz_path(image, (64, 1200), sd).name == "x.y_0064x1200_sd.npz"
+    assert npz.npz_path(image, (64, 12000), flux, shared=True).name == "x.y.png_0064x12000_flux.npz"
+    (tmp_path / "x.y.npz").touch()
+    assert npz.npz_path(image, (64, 1200), sd).name == "x.y.npz"
+    assert npz.npz_path(image, (64, 1200), flux).name == "x.y_0064x1200_flux.npz"
+
+
+@given(st.text(st.characters(codec="ascii", categories=["L", "N"], include_characters="_-.x0"), min_size=1, max_size=9),
+       st.text(st.characters(codec="ascii", categories=["L", "N"], include_characters="_-.x0"), min_size=1, max_size=9),
+       st.integers(1, 99999), st.integers(1, 99999), st.sampled_from(ALL))  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_sizes_come_from_the_cache_of_exactly_this_image(stem, other, width, height, arch):
+    assume(stem.strip("."))  # a name of dots alone has no extension
+    name = npz.npz_path(f"{stem}.png", (width, height), arch).name
+    assert npz.size_from_name(name, stem, arch) == (width, height)
+    if other != stem:
+        assert npz.size_from_name(name, other, arch) is None
+
+
+def test_the_known_prefix_case():
+    assert npz.size_from_name("img_10_0300x0200_sd.npz", "img_1", npz.ARCHITECTURES["sd"]) is None
+
+
+def test_images_that_would_share_a_file():
+    images = ["b/a.png", "b/a.jpg", "b/a.webp", "c/a.png"]
+    sizes = [(64, 64), (64, 64), (65, 64), (64, 64)]
+    assert npz.collisions(images, sizes) == {0}

@@ -1,0 +1,284 @@
+"""Every image once, in its bucket; the next run does what is missing and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.images.pixels import load_pixels, resize_and_crop  # noqa: E402
+from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
+from kohya_bucket.latents.dtypes import to_float32  # noqa: E402
+from kohya_bucket.latents.encoding import noise_seed, normalize  # noqa: E402
+from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
+
+SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200), (61, 103), (64, 64), (90, 80)]
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", SIZES)
+
+
+def expected(dataset, i, encoder):
+    resized, bucket = (tuple(map(int, a[i])) for a in (dataset.placement.resized_sizes, dataset.placement.bucket_sizes))
+    pixels = resize_and_crop(load_pixels(dataset.paths[i]), resized, bucket)
+    return normalize(torch.from_numpy(pixels)[None])
+
+
+def test_every_image_is_encoded_as_it_is_placed(tmp_path, images):
+    dataset = dataset_of(images, captions=[f"caption {i}" for i in range(len(images))])
+    encoder = MeanEncoder()
+    seen = []
+    report = precompute_latents(
+        dataset, encoder, tmp_path / "out", batch_size=3, flip=True, progress_callback=lambda *p: seen.append(p)
+    )
+    assert (report.encoded, report.current, report.failed) == (len(images), 0, [])
+    assert seen[-1] == (len(images), len(images))
+    assert seen == sorted(seen)
+    store = LatentStore(tmp_path / "out")
+    assert store.indexed
+    assert store.damage == []
+    for i, path in enumerate(images):
+        (at,) = store.find([path.name])
+        pixels = expected(dataset, i, encoder)
+        assert np.array_equal(store.read(at), MeanEncoder().encode(pixels)[0].numpy())
+        assert np.array_equal(store.read(at, flipped=True), MeanEncoder().encode(pixels.flip(3))[0].numpy())
+        found = store.entry(at)
+        assert found.caption == f"caption {i}"
+        assert found.original_size == SIZES[i]
+        assert found.fingerprint.source_bytes == path.stat().st_size
+        assert store.info(at).space.values == "scaled"
+    assert not (tmp_path / "out" / "work").exists()
+
+
+def test_the_second_run_does_nothing(tmp_path, images):
+    precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out")
+    before = sorted((tmp_path / "out").rglob("*"))
+    encoder = MeanEncoder()
+    report = precompute_latents(dataset_of(images), encoder, tmp_path / "out")
+    assert (report.encoded, report.current, encoder.batches) == (0, len(images), [])
+    assert sorted((tmp_path / "out").rglob("*")) == before
+
+
+def test_floats_made_while_decoding_are_those_of_normalize():
+    from kohya_bucket.latents.decode_ahead import _FLOATS
+
+    every = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1)
+    assert np.array_equal(normalize(every).numpy().ravel(), _FLOATS)
+
+
+def test_batches_hold_one_bucket_and_fill_up(tmp_path, images):
+    encoder = MeanEncoder()
+    report = precompute_latents(dataset_of(images), encoder, tmp_path / "out", batch_size=2)
+    assert sum(encoder.batches) == len(images)
+    assert len(encoder.batches) == sum(-(-n // 2) for _, n in report.buckets)
+
+
+def run(images, out, encoder=None, area=(64, 64), **settings):
+    return precompute_latents(dataset_of(images, area=area), encoder or MeanEncoder(), out, **settings)
+
+
+class Other(MeanEncoder):
+    fingerprint = "other weights"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"encoder": Other()}, "weights"),
+        ({"dtype": "bfloat16"}, "dtype"),
+        ({"flip": True}, "flipped"),
+        ({"mask": True}, "mask"),
+        ({"interpolation": "nearest"}, "interpolation"),
+        ({"area": (96, 96)}, "bucket"),
+    ],
+)
+def test_one_changed_setting_encodes_exactly_the_items_it_concerns(tmp_path, images, change, reason):
+    run(images, tmp_path / "out")
+    report = run(images, tmp_path / "out", **change)
+    concerned = len(images)
+    if reason == "interpolation":  # three images are not resized, or are by a filter that is still the same
+        before, after = (dataset_of(images) for _ in range(2))
+        concerned = int((before.sizes != after.placement.resized_sizes).any(axis=1).sum())
+    if reason == "bucket":
+        before, after = dataset_of(images), dataset_of(images, area=(96, 96))
+        concerned = int((before.placement.bucket_sizes != after.placement.bucket_sizes).any(axis=1).sum())
+    assert report.encoded == concerned
+    assert any(reason in text for text in report.reasons)
+    assert run(images, tmp_path / "out", **change).encoded == 0
+
+
+def test_one_edited_image_encodes_one(tmp_path, images):
+    run(images, tmp_path / "out")
+    make_images(tmp_path / "images", SIZES[:3], seed=9)
+    for path, old in zip(images[:2], (5, 6), strict=True):
+        os.utime(path, ns=(old, old))
+    report = run(images, tmp_path / "out")
+    assert report.encoded == 3
+    assert report.reasons == {"the image changed": 3}
+
+
+def test_a_copied_image_is_current_where_its_hash_is_known(tmp_path, images):
+    run(images, tmp_path / "out", content_hash=True)
+    for path in images:
+        os.utime(path, ns=(5, 5))
+    assert run(images, tmp_path / "out").encoded == 0
+
+
+def test_more_flips_or_masks_than_asked_are_no_reason(tmp_path, images):
+    run(images, tmp_path / "out", flip=True, mask=True)
+    assert run(images, tmp_path / "out").encoded == 0
+
+
+def test_a_changed_caption_encodes_nothing(tmp_path, images):
+    precompute_latents(dataset_of(images, ["old"] * len(images)), MeanEncoder(), tmp_path / "out")
+    report = precompute_latents(dataset_of(images, ["new"] * len(images)), MeanEncoder(), tmp_path / "out")
+    assert report.encoded == 0
+    assert LatentStore(tmp_path / "out").strings("caption") == ["new"] * len(images)
+
+
+def test_masks_are_the_alpha_channel_and_opaque_images_have_none(tmp_path):
+    clear = make_images(tmp_path / "a", [(64, 64), (100, 60)], alpha=True)
+    solid = make_images(tmp_path / "b", [(64, 64)])
+    dataset = dataset_of([*clear, *solid])
+    precompute_latents(dataset, MeanEncoder(), tmp_path / "out", mask=True)
+    store = LatentStore(tmp_path / "out")
+    for i, path in enumerate(dataset.paths):
+        (at,) = store.find([f"{path.parent.name}/{path.name}"])
+        got = store.read_mask(at)
+        if path in solid:
+            assert got is None
+            continue
+        resized, bucket = (
+            tuple(map(int, a[i])) for a in (dataset.placement.resized_sizes, dataset.placement.bucket_sizes)
+        )
+        assert np.array_equal(got, resize_and_crop(load_pixels(path, alpha=True), resized, bucket)[:, :, 3])
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_samples_do_not_depend_on_the_batch(tmp_path, images, batch_size):
+    precompute_latents(dataset_of(images), PosteriorStub(), tmp_path / "out", batch_size=batch_size, flip=True)
+    store = LatentStore(tmp_path / "out")
+    dataset = dataset_of(images)
+    for i, path in enumerate(images):
+        (at,) = store.find([path.name])
+        pixels = expected(dataset, i, None)
+        noise = torch.Generator().manual_seed(noise_seed(0, path.name))
+        for flipped in (False, True):
+            mean, std = PosteriorStub().posterior(pixels.flip(3) if flipped else pixels)
+            want = mean + std * torch.randn(mean.shape[1:], generator=noise)
+            assert np.array_equal(store.read(at, flipped=flipped), want[0].numpy())
+    assert store.info(0).space == type(store.info(0).space)(0.5, 0.25, "raw", 8, "")
+
+
+def test_posterior_holds_mean_and_deviation(tmp_path, images):
+    precompute_latents(dataset_of(images), PosteriorStub(), tmp_path / "out", posterior=True, dtype="bf16")
+    store = LatentStore(tmp_path / "out")
+    (at,) = store.find([images[2].name])
+    mean, std = PosteriorStub().posterior(expected(dataset_of(images), 2, None))
+    want = torch.cat([mean, std]).to(torch.bfloat16).float().numpy()
+    assert np.array_equal(to_float32(store.read(at), "bfloat16"), want)
+    with pytest.raises(KohyaBucketError, match="no posterior"):
+        precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "other", posterior=True)
+
+
+class Fragile(MeanEncoder):
+    """Overflows on one image unless it computes in float32; runs out of memory beyond two images."""
+
+    dtype = torch.float16
+
+    def __init__(self, lost=False):
+        super().__init__()
+        self.wide = False
+        self.lost = lost
+
+    def encode(self, pixels):
+        if len(pixels) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        out = super().encode(pixels)
+        if not self.wide or self.lost:
+            out[(pixels[:, 0, 0, 0] > 0.2)] = float("nan")
+        return out
+
+    def in_float32(self):
+        from contextlib import contextmanager
+
+        @contextmanager
+        def widened():
+            self.wide = True
+            yield
+            self.wide = False
+
+        return widened()
+
+
+def test_out_of_memory_and_overflow_are_survived_and_said(tmp_path):
+    images = make_images(tmp_path / "images", [(64, 64)] * 9)
+    report = precompute_latents(dataset_of(images), Fragile(), tmp_path / "out", batch_size=8)
+    assert report.encoded == 9
+    assert any("out of memory" in note and "batches of 2" in note for note in report.notes)
+    assert any("again in float32" in note for note in report.notes)
+    precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "plain", batch_size=8)
+    kept, plain = LatentStore(tmp_path / "out"), LatentStore(tmp_path / "plain")
+    assert all(np.array_equal(kept.read(i), plain.read(i)) for i in range(9))
+
+
+def test_what_stays_not_finite_is_named_and_not_stored(tmp_path):
+    images = make_images(tmp_path / "images", [(64, 64)] * 9)
+    report = precompute_latents(dataset_of(images), Fragile(lost=True), tmp_path / "out")
+    assert 0 < len(report.failed) < 9
+    assert all("not finite" in reason for _, reason in report.failed)
+    assert len(LatentStore(tmp_path / "out")) == 9 - len(report.failed)
+
+
+def test_broken_and_edited_images_are_named_and_the_rest_goes_on(tmp_path, images):
+    dataset = dataset_of(images)
+    data = images[0].read_bytes()
+    images[0].write_bytes(data[: len(data) // 2])
+    make_images(tmp_path / "other", [(20, 20)])[0].replace(images[1])
+    report = precompute_latents(dataset, MeanEncoder(), tmp_path / "out")
+    assert sorted(Path(path).name for path, _ in report.failed) == [images[0].name, images[1].name]
+    assert any("20x20" in reason and "run again" in reason for _, reason in report.failed)
+    assert report.encoded == len(images) - 2
+
+
+def test_an_image_without_a_bucket_is_named(tmp_path):
+    images = make_images(tmp_path / "images", [(64, 64), (3, 100)])
+    report = precompute_latents(dataset_of(images, no_upscale=True), MeanEncoder(), tmp_path / "out")
+    assert report.encoded == 1
+    ((path, reason),) = report.without_bucket
+    assert Path(path).name == images[1].name
+    assert "shorter than one bucket step" in reason
+
+
+def test_collections_of_one_store(tmp_path, images):
+    run(images, tmp_path / "out", collection="a")
+    report = run(images, tmp_path / "out", collection="b", area=(96, 96))
+    assert report.encoded == len(images)
+    assert run(images, tmp_path / "out", collection="a").encoded == 0
+    assert len(LatentStore(tmp_path / "out")) == 2 * len(images)
+
+
+def test_nothing_to_encode(tmp_path):
+    assert precompute_latents(dataset_of([]), MeanEncoder(), tmp_path / "out").total == 0
+    assert len(LatentStore(tmp_path / "out")) == 0
+
+
+def test_settings_that_do_not_fit(tmp_path, images):
+    for settings, message in [
+        ({"format": "zip"}, "'shards' or 'npz'"),
+        ({"format": "npz"}, "--arch"),
+        ({"format": "npz", "architecture": "flux"}, "16 and divides by 8"),
+        ({"dtype": "int8"}, "stored as"),
+    ]:
+        with pytest.raises(KohyaBucketError, match=message):
+            run(images, tmp_path / "out", **settings)
+    with pytest.raises(KohyaBucketError, match="--output"):
+        run(images, None)
