@@ -1,0 +1,67 @@
+"""Who is reading the batches: a plain loader, or one that accelerate has prepared.
+
+`accelerator.prepare` wraps a batch sampler so that rank r of W takes every W-th batch, and drops a group of W
+batches whose last one is not full. It tells the sampler nothing of this, neither by a call nor by an argument.
+So the sampler looks up the call stack, once per epoch, for accelerate's wrapper, and hands it what it expects:
+the batches of all ranks, in turn.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from kohya_bucket.errors import PlanError
+
+__all__ = ["called_by_accelerate_loop", "reading_shard"]
+
+_MODULE = "accelerate.data_loader"
+
+
+def reading_shard() -> Any | None:
+    """accelerate's `BatchSamplerShard` that is calling now, or None.
+
+    Raises:
+        PlanError: accelerate is to split each batch, or to read all batches in one process: both would tear
+            apart what was planned for a rank.
+    """
+    module = sys.modules.get(_MODULE)
+    if module is None:
+        return None
+    for caller in _callers():
+        if isinstance(caller, module.BatchSamplerShard):
+            if caller.split_batches and caller.num_processes > 1:
+                raise PlanError(
+                    "accelerate is set to split_batches=True, but every rank's batch is planned already: use "
+                    "split_batches=False and give the batch size of one rank"
+                )
+            return caller
+        if type(caller).__name__ == "DataLoaderDispatcher" and caller.state.num_processes > 1:
+            raise PlanError(
+                "accelerate is set to dispatch_batches=True, which reads all batches in one process: use "
+                "dispatch_batches=False, so that every rank reads its own"
+            )
+    return None
+
+
+def called_by_accelerate_loop() -> bool:
+    """Whether accelerate's loader is calling on its own account, at the start of an iteration."""
+    module = sys.modules.get(_MODULE)
+    if module is None:
+        return False
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "__iter__" and frame.f_globals.get("__name__") == _MODULE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _callers() -> Iterator[Any]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _MODULE and "self" in frame.f_locals:
+            yield frame.f_locals["self"]
+        frame = frame.f_back

@@ -1,0 +1,65 @@
+"""Ranks make sure that they are about to train the same plan, before one waits for another for ever."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from kohya_bucket import __version__
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning import EpochPlan
+from kohya_bucket.planning.fingerprint import differences
+
+__all__ = ["agree_on", "summary_of"]
+
+_SECONDS = 120
+
+
+def summary_of(plan: EpochPlan) -> dict[str, Any]:
+    """What ranks compare: the plan's hash, and what names the difference if the hashes differ."""
+    return {
+        **plan.fingerprint,
+        "world_size": plan.world_size,
+        "first step": plan.first_step,
+        "steps": plan.steps,
+        "kohya_bucket": __version__,
+        "numpy": np.__version__,
+        "hash": plan.hash,
+    }
+
+
+def agree_on(plan: EpochPlan) -> None:
+    """Compare this rank's plan with those of all other ranks; returns at once in a single process.
+
+    Every rank of the default process group must call this. Works on a gloo group of its own, so it needs no GPU,
+    and a rank that does not come is noticed after two minutes.
+
+    Raises:
+        PlanError: the plans differ, with the difference, on every rank; or a rank did not come.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return
+    everyone: list[Any] = [None] * dist.get_world_size()
+    group = None
+    try:
+        # Not kept for the next epoch: a gloo group that is still alive when Python exits can abort the process.
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_SECONDS))
+        dist.all_gather_object(everyone, summary_of(plan), group=group)
+    except RuntimeError as error:
+        raise PlanError(
+            f"epoch {plan.epoch}: not all ranks came to compare their plans within {_SECONDS} s; see the other "
+            f"ranks' logs for what stopped them ({error})"
+        ) from error
+    finally:
+        if group is not None:
+            dist.destroy_process_group(group)
+    for rank, other in enumerate(everyone):
+        if other["hash"] != everyone[0]["hash"]:
+            found = [d for d in differences(everyone[0], other, ignore=("hash",)) if d] or ["only the steps differ"]
+            raise PlanError(
+                f"rank {rank} is about to train another plan than rank 0 (there, then on rank {rank}): "
+                f"{'; '.join(found)}. Give all ranks the same data, settings, seed and epoch"
+            )

@@ -1,0 +1,227 @@
+"""`BucketedDataset`: images with a bucket each, resized and cropped to it when they are asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from kohya_bucket.buckets.types import BucketRule, BucketSet, Reason
+from kohya_bucket.datasets.collate import register_bucket_collation
+from kohya_bucket.datasets.items import Transform, build_item
+from kohya_bucket.datasets.planned_index import bucket_of
+from kohya_bucket.datasets.sources import ImageSource
+from kohya_bucket.datasets.sources.files import FileSource
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
+from kohya_bucket.images.pixels import choose_interpolation
+from kohya_bucket.images.pool import Progress
+
+__all__ = ["BucketedDataset"]
+
+_log = logging.getLogger(__name__)
+_SHOWN = 3
+
+register_bucket_collation()
+
+
+class BucketedDataset(Dataset[dict[str, Any]]):
+    """Images, each with the bucket that a rule gives it. Use with `BucketBatchSampler` and a plain `DataLoader`.
+
+    Item i is a dict: `image` [3, H, W] float32 in [-1, 1] of its bucket's size; `bucket` (`Bucket`); `path`;
+    `caption` ("" where there is none); `original_size` [2] int64 (width, height); `crop_ltrb` [4] float32, the
+    crop conditioning as sd-scripts computes it for SDXL. Batched by torch's `default_collate`, images,
+    original sizes and crops are stacked, and the rest are lists with one entry per sample.
+
+    Images without a bucket (unreadable, or turned away by the rule) keep their number, have -1 in
+    `bucket_indices`, and are never drawn by the sampler; a warning counts them and `failures` names them.
+
+    Args:
+        paths: N image files.
+        strategy: the rule, such as `FixedBuckets(load_preset("sdxl"))` or `KohyaBuckets(1024)`.
+        captions: N texts; or a file name ending such as ".txt" for captions in files beside the images.
+        transform: called on the finished [3, H, W] tensor; must keep its shape equal within a bucket.
+        metadata_cache: sizes of files that have not changed are taken from it instead of their headers.
+        interpolation: "auto" as sd-scripts (area down, Lanczos up) or one of
+            `kohya_bucket.images.pixels.INTERPOLATIONS`.
+        obey_exif: turn images upright as their EXIF asks; sd-scripts does not, so this is off.
+        num_workers: at most this many threads or processes to read headers with; None: as measured.
+        progress: called as `progress(done, total)` while headers are read.
+
+    Attributes:
+        bucket_indices: [N] int32, position in `bucket_set`; -1 without a bucket.
+        sizes: [N, 2] int32 pixels (width, height) of the images; (0, 0) where unreadable.
+        resized_sizes: [N, 2] int32 pixels each image is scaled to before the centre crop.
+        reasons: [N] uint8 values of `Reason`: why an image has no bucket.
+
+    Raises:
+        KohyaBucketError: no paths, captions that do not match, an unknown interpolation, or no image at all
+            that has a bucket.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        strategy: BucketRule,
+        *,
+        captions: Sequence[str] | str | None = None,
+        transform: Transform | None = None,
+        metadata_cache: MetadataCache | None = None,
+        interpolation: str = "auto",
+        obey_exif: bool = False,
+        num_workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        source = FileSource(
+            paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif, workers=num_workers,
+            progress=progress,
+        )  # fmt: skip
+        self._place(source, strategy, transform, interpolation)
+
+    @classmethod
+    def from_source(
+        cls,
+        source: ImageSource,
+        strategy: BucketRule,
+        *,
+        transform: Transform | None = None,
+        interpolation: str = "auto",
+    ) -> BucketedDataset:
+        """A dataset over anything that has the five methods of `ImageSource`."""
+        dataset = cls.__new__(cls)
+        dataset._place(source, strategy, transform, interpolation)
+        return dataset
+
+    @classmethod
+    def from_paths(
+        cls, paths: Iterable[str | os.PathLike[str]], strategy: BucketRule, **options: Any
+    ) -> BucketedDataset:
+        """The constructor by another name."""
+        return cls(paths, strategy, **options)
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        strategy: BucketRule,
+        *,
+        recursive: bool = True,
+        extensions: Collection[str] = IMAGE_EXTENSIONS,
+        captions: Sequence[str] | str | None = ".txt",
+        **options: Any,
+    ) -> BucketedDataset:
+        """All images of a folder (or pattern, or list file; see `list_images`), sorted by path.
+
+        Captions are read from the `.txt` file beside each image; "" where there is none.
+        """
+        paths = list_images(folder, recursive=recursive, extensions=extensions)
+        if not paths:
+            raise KohyaBucketError(f"{folder}: no images found there")
+        return cls(paths, strategy, captions=captions, **options)
+
+    @classmethod
+    def from_hf(
+        cls,
+        hf_dataset: Any,
+        strategy: BucketRule,
+        *,
+        image_column: str = "image",
+        caption_column: str | None = None,
+        transform: Transform | None = None,
+        interpolation: str = "auto",
+        obey_exif: bool = True,
+    ) -> BucketedDataset:
+        """A Hugging Face `datasets.Dataset` with a column of images.
+
+        The column may hold encoded images (`datasets.Image()`, decoded or not; only headers are read here),
+        Pillow images, or arrays and tensors in either [C, H, W] or [H, W, C] order.
+
+        Args:
+            hf_dataset: a map-style dataset; streams are for `StreamingBuckets`.
+            image_column, caption_column: names of columns.
+            obey_exif: turn encoded images upright, as `datasets` itself does.
+
+        Raises:
+            KohyaBucketError: a column is missing, or the dataset is a stream.
+        """
+        from kohya_bucket.datasets.sources.huggingface import HuggingFaceSource
+
+        source = HuggingFaceSource(
+            hf_dataset, image_column=image_column, caption_column=caption_column, obey_exif=obey_exif
+        )
+        return cls.from_source(source, strategy, transform=transform, interpolation=interpolation)
+
+    def _place(self, source: ImageSource, strategy: BucketRule, transform: Any, interpolation: str) -> None:
+        choose_interpolation((1, 1), (1, 1), interpolation)
+        self.source = source
+        self.strategy = strategy
+        self.transform = transform
+        self.interpolation = interpolation
+        self.sizes, self._unreadable = source.read_sizes()
+        placement = strategy.place(self.sizes)
+        if placement.bucket_set is None or not placement.placed.any():
+            examples = "; ".join(f"{name}: {reason}" for _, name, reason in self._unreadable[:_SHOWN])
+            raise KohyaBucketError(
+                f"none of {len(source)} images has a bucket" + (f" ({examples})" if examples else "")
+            )
+        self.bucket_set: BucketSet = placement.bucket_set
+        # Of a placement only what cannot be computed again from it stays: 21 bytes per image instead of 69.
+        self.bucket_indices: npt.NDArray[np.int32] = placement.bucket_index
+        self.resized_sizes: npt.NDArray[np.int32] = placement.resized_sizes
+        self.reasons: npt.NDArray[np.uint8] = placement.reasons
+        self._warn()
+
+    def _warn(self) -> None:
+        failures = self.failures
+        if failures:
+            shown = "".join(f"\n  {name}: {reason}" for _, name, reason in failures[:_SHOWN])
+            more = f"\n  and {len(failures) - _SHOWN} more, see .failures" if len(failures) > _SHOWN else ""
+            _log.warning(
+                "%d of %d images have no bucket and are not trained:%s%s", len(failures), len(self), shown, more
+            )
+
+    @property
+    def failures(self) -> list[tuple[int, str, str]]:
+        """(index, path, reason) of every image that has no bucket."""
+        known = {i: reason for i, _, reason in self._unreadable}
+        return [
+            (i, self.source.name(i), known.get(i) or Reason(int(self.reasons[i])).text)
+            for i in np.flatnonzero(self.bucket_indices < 0).tolist()
+        ]
+
+    def __len__(self) -> int:
+        return len(self.bucket_indices)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Item `index`, see the class. A `PlannedIndex` is fitted to the bucket that it asks for.
+
+        Raises:
+            KohyaBucketError: an image without a bucket, or one that is broken.
+        """
+        number = int(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"image {number} of {len(self)}")
+        number %= len(self)
+        own = int(self.bucket_indices[number])
+        at = bucket_of(index, own)
+        if own < 0:
+            known = {i: reason for i, _, reason in self._unreadable}
+            reason = known.get(number) or Reason(int(self.reasons[number])).text
+            raise KohyaBucketError(f"{self.source.name(number)} has no bucket: {reason}")
+        pixels = self.source.pixels(number)
+        resized: tuple[int, int] | None = tuple(self.resized_sizes[number].tolist())
+        if at != own or pixels.shape[1::-1] != tuple(self.sizes[number].tolist()):
+            # Trained in another bucket than its own, or replaced after its header was read.
+            resized = None
+        return build_item(
+            pixels, self.bucket_set[at], resized, path=self.source.name(number), caption=self.source.caption(number),
+            interpolation=self.interpolation, transform=self.transform,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} n={len(self)} n_buckets={len(self.bucket_set)} strategy={self.strategy!r}>"

@@ -1,0 +1,58 @@
+"""One training item from pixels and a bucket: the same for files, tables, tars and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kohya_bucket.buckets import geometry
+from kohya_bucket.buckets.types import Bucket
+from kohya_bucket.datasets.tensors import to_unit_tensor
+from kohya_bucket.images.pixels import resize_and_crop
+
+__all__ = ["Transform", "build_item", "cover_size"]
+
+Transform = Callable[[torch.Tensor], torch.Tensor]
+
+
+def build_item(
+    pixels: npt.NDArray[np.uint8],
+    bucket: Bucket,
+    resized_size: tuple[int, int] | None,
+    *,
+    path: str,
+    caption: str,
+    interpolation: str = "auto",
+    transform: Transform | None = None,
+) -> dict[str, Any]:
+    """The dict that `BucketedDataset` describes.
+
+    Args:
+        pixels: [H, W, 3] uint8.
+        resized_size: (width, height) to scale to before the centre crop; None: just large enough to cover.
+    """
+    size = (pixels.shape[1], pixels.shape[0])
+    fitted = resize_and_crop(pixels, resized_size or cover_size(size, bucket), bucket.as_tuple(), interpolation)
+    tensor = to_unit_tensor(fitted)
+    sides = np.array([bucket.width]), np.array([bucket.height])
+    crop = geometry.crop_ltrb(*sides, np.array([bucket.aspect_ratio]), np.array([size[0] / size[1]]))
+    return {
+        "image": tensor if transform is None else transform(tensor),
+        "bucket": bucket,
+        "path": path,
+        "caption": caption,
+        "original_size": torch.tensor(size, dtype=torch.int64),
+        "crop_ltrb": torch.from_numpy(crop[0].astype(np.float32)),
+    }
+
+
+def cover_size(size: tuple[int, int], bucket: Bucket) -> tuple[int, int]:
+    """Size (width, height) that an image of `size` is scaled to so that it covers `bucket`."""
+    width, height = np.array([size[0]], np.float64), np.array([size[1]], np.float64)
+    sides = np.array([bucket.width], np.float64), np.array([bucket.height], np.float64)
+    resized = geometry.cover_resize(width, height, width / height, *sides, np.array([bucket.aspect_ratio]))
+    return int(resized[0][0]), int(resized[1][0])

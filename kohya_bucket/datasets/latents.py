@@ -1,0 +1,197 @@
+"""`BucketedLatentDataset`: a store of latents as a torch data set, at the speed of memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from kohya_bucket.buckets.types import Bucket, BucketSet
+from kohya_bucket.datasets.planned_index import bucket_of
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.layout import LatentSpace
+from kohya_bucket.latents.store import LatentStore
+
+__all__ = ["BucketedLatentDataset"]
+
+
+class BucketedLatentDataset(Dataset[dict[str, Any]]):
+    """Latents that `precompute` stored. Use with `BucketBatchSampler` and a plain `DataLoader`.
+
+    Item i is a dict: `latents` [C, H/8, W/8] in the stored type; `bucket` (`Bucket`); `bucket_idx`; `path` (the
+    image as the store names it); `original_size` [2] int64 (width, height); `crop_ltrb` [4] float32; `caption`
+    where any was stored, "" for images without; `alpha_mask` [H, W] float32 in 0..1 where masks were stored.
+    Batched by torch's `default_collate`, `batch["latents"]` is [B, C, H/8, W/8], gathered from the files in one
+    copy.
+
+    Args:
+        path: the store's folder.
+        scaled: latents as training takes them, `(raw - shift) * scale`; False gives what the VAE gave.
+        flip: probability of the mirrored image's latent (and mask), drawn at every read; needs stored flips.
+        collection: which part of the store; needed only if it holds several.
+        verify: checksums, see `LatentStore`.
+        generator: source of randomness for `flip` and for sampling stored posteriors; None: torch's own.
+
+    Attributes:
+        bucket_indices: [N] int32, position in `bucket_set`.
+
+    Raises:
+        LatentStoreError: no store there, nothing in it, or `flip` without stored flips.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        scaled: bool = True,
+        flip: float = 0.0,
+        collection: str | None = None,
+        verify: str = "first",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.store = LatentStore(path, verify=verify)
+        self.scaled = scaled
+        self.flip = float(flip)
+        self.generator = generator
+        self._rows = self._choose(collection)
+        sizes = self.store.bucket_sizes[self._rows]
+        distinct, inverse = np.unique(sizes, axis=0, return_inverse=True)
+        self.bucket_set = BucketSet.from_dims(distinct, name="latents")
+        self.bucket_indices: npt.NDArray[np.int32] = inverse.reshape(-1).astype(np.int32)
+        table = self.store.table
+        self._captioned = table["caption"].null_count < len(table)
+        self._texts = {name: table[name].combine_chunks() for name in ("caption", "source")}
+        names = ("original_width", "original_height"), ("ltrb_left", "ltrb_top", "ltrb_right", "ltrb_bottom")
+        self._originals, self._crops = (np.stack([self.store.column(n) for n in group], axis=1) for group in names)
+        self._masked = np.asarray(self.store.column("mask_row") >= -1)
+        if self.flip and not all(self._has_flip(int(i)) for i in self._rows[np.unique(inverse, return_index=True)[1]]):
+            raise LatentStoreError(f"{path} holds no flipped latents: run `kohya-bucket precompute` again with --flip")
+
+    def _choose(self, collection: str | None) -> npt.NDArray[np.int64]:
+        found = self.store.collections()
+        if not found:
+            raise LatentStoreError(f"{self.store.layout.root} holds no latents: run `kohya-bucket precompute`")
+        if collection is None and len(found) > 1:
+            raise LatentStoreError(
+                f"{self.store.layout.root} holds several collections: choose one with collection=, of {found}"
+            )
+        chosen = found[0] if collection is None else collection
+        if chosen not in found:
+            raise LatentStoreError(f"{self.store.layout.root} has no collection {chosen!r}, but {found}")
+        return self.store.in_collection(chosen)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Items of one bucket, as a `DataLoader` asks for them: their latents are slices of one tensor."""
+        n = len(self)
+        for index in indices:
+            if not -n <= index < n:
+                raise IndexError(f"item {index} of {n}")
+            at = int(self.bucket_indices[index])
+            if bucket_of(index, at) != at:
+                raise LatentStoreError(
+                    f"item {int(index)} is to be trained in bucket {self.bucket_set[bucket_of(index, at)]}, but was "
+                    f"encoded for {self.bucket_set[at]}: latents cannot be cropped anew, so plan without 'merge', "
+                    "'catch_all' and resolutions"
+                )
+        rows = [int(self._rows[index]) for index in indices]
+        flips = [bool(torch.rand((), generator=self.generator) < self.flip) if self.flip else False for _ in rows]
+        if len({int(self.bucket_indices[index]) for index in indices}) > 1:
+            return [self.__getitems__([index])[0] for index in indices]
+        latents = self._latents(rows, flips)
+        items = [self._item(index, row, flip) for index, row, flip in zip(indices, rows, flips, strict=True)]
+        for k, item in enumerate(items):
+            item["latents"] = latents[k]
+            item.gathered = latents
+        return list(items)
+
+    def _latents(self, rows: list[int], flips: list[bool]) -> torch.Tensor:
+        store = self.store
+        bits = store.gather(rows, flips)
+        stored = store.storage(rows[0])
+        space = store.info(rows[0]).space
+        if stored == "bfloat16":
+            out = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+        else:
+            out = torch.from_numpy(bits)
+        if store.info(rows[0]).is_posterior:
+            mean, spread = out[:, 0].float(), out[:, 1].float()
+            noise = torch.randn(mean.shape, generator=self.generator)
+            return _scale(mean + spread * noise, space, self.scaled).to(out.dtype)
+        if _is_as_wanted(space, self.scaled):
+            return out
+        return _scale(out.float(), space, self.scaled).to(out.dtype)
+
+    def _item(self, index: int, row: int, flip: bool) -> _Item:
+        at = int(self.bucket_indices[index])
+        item = _Item(
+            bucket=self.bucket_set[at],
+            bucket_idx=at,
+            path=self._texts["source"][row].as_py(),
+            original_size=torch.from_numpy(self._originals[row].astype(np.int64)),
+            crop_ltrb=torch.from_numpy(self._crops[row].astype(np.float32)),
+        )
+        if self._captioned:
+            item["caption"] = self._texts["caption"][row].as_py() or ""
+        if self._masked[row]:
+            item["alpha_mask"] = self._mask(row, self.bucket_set[at], flip)
+        return item
+
+    def _mask(self, row: int, bucket: Bucket, flip: bool) -> torch.Tensor:
+        mask = self.store.read_mask(row)
+        if mask is None:
+            return torch.ones((bucket.height, bucket.width))
+        out = torch.from_numpy(mask.astype(np.float32) / np.float32(255))
+        return out.flip(1) if flip else out
+
+    def _has_flip(self, row: int) -> bool:
+        return any(name.endswith("_flipped") for name in self.store.info(row).tensors)
+
+
+class _Item(dict[str, Any]):
+    """An item that knows the batch its latents are a slice of."""
+
+    gathered: torch.Tensor | None = None
+
+
+def _join(batch: list[_Item], *, collate_fn_map: Any = None) -> dict[str, Any]:
+    from torch.utils.data._utils.collate import collate
+
+    whole = batch[0].gathered
+    together = whole is not None and len(whole) == len(batch) and all(item.gathered is whole for item in batch)
+    out: dict[str, Any] = {}
+    for name in batch[0]:
+        values = [item[name] for item in batch]
+        if name == "latents" and together:
+            out[name] = whole
+        else:
+            out[name] = values if isinstance(values[0], Bucket) else collate(values, collate_fn_map=collate_fn_map)
+    return out
+
+
+# torch's own table for types that `default_collate` does not know
+default_collate_fn_map[_Item] = _join
+
+
+def _is_as_wanted(space: LatentSpace, scaled: bool) -> bool:
+    return space.values == ("scaled" if scaled else "raw") or (space.scale_factor == 1 and space.shift_factor == 0)
+
+
+def _scale(latents: torch.Tensor, space: LatentSpace, scaled: bool) -> torch.Tensor:
+    """From what the shard holds to what is asked for; `latents` of a posterior are raw."""
+    if _is_as_wanted(space, scaled):
+        return latents
+    if scaled:
+        return (latents - space.shift_factor) * space.scale_factor
+    return latents / space.scale_factor + space.shift_factor

@@ -1,0 +1,203 @@
+"""`BucketBatchSampler`: the plan as a batch sampler for torch's DataLoader, on one rank or many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torch.utils.data import Sampler
+
+from kohya_bucket.datasets.accelerate_view import called_by_accelerate_loop, reading_shard
+from kohya_bucket.datasets.agreement import agree_on
+from kohya_bucket.datasets.planned_index import PlannedIndex
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning import EpochPlan, EpochPlanner, Position
+
+__all__ = ["BucketBatchSampler"]
+
+
+class BucketBatchSampler(Sampler[list[int]]):
+    """Yields lists of data set indices, all of one bucket; in each step, of the same bucket on every rank.
+
+    Every epoch is `plan_epoch` of the arguments: each image exactly as often as asked, with exceptions only as
+    the remainder policy makes them, all of them in `ledger()`. The sampler counts its epochs itself: an epoch
+    that was read to its end is followed by the next one. `set_epoch` chooses another.
+
+    Args:
+        bucket_indices: a data set with `bucket_indices` (and `bucket_set`, if it has one), or [N] bucket numbers,
+            -1 for images that are not to be trained; [N, R] with `resolutions`.
+        batch_size: images of one rank in one step; a number or [K] per bucket; None with `max_pixels`.
+        shuffle: False gives the same order in every epoch: bucket after bucket, images by number.
+        drop_last: True leaves out what does not fill a batch on all ranks (another part in each epoch), False
+            trains it in short batches. None leaves it to `remainder`.
+        num_replicas: ranks; by default those of torch.distributed, or 1.
+        rank: this rank; by default that of torch.distributed, or 0.
+        seed: of all epochs, the same on all ranks.
+        options: further arguments of `plan_epoch`: remainder, order, repeats, max_pixels, ...
+
+    Raises:
+        PlanError: arguments that no epoch can be planned with.
+
+    With accelerate, prepare the loader as usual; the wrapper is recognized and given the batches of all ranks.
+    """
+
+    def __init__(
+        self,
+        bucket_indices: Any,
+        batch_size: Any = None,
+        shuffle: bool = True,
+        drop_last: bool | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        ids = getattr(bucket_indices, "bucket_indices", bucket_indices)
+        bucket_set = getattr(bucket_indices, "bucket_set", None)
+        if bucket_set is not None:
+            options.setdefault("bucket_sizes", bucket_set.sizes)
+        if drop_last is not None:
+            options.setdefault("remainder", "drop" if drop_last else "keep")
+        if not shuffle:
+            options.setdefault("order", "file")
+        if (num_replicas is None) != (rank is None):
+            raise PlanError("num_replicas and rank belong together: give both, or neither")
+        if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
+            raise PlanError(f"rank is {rank}, but with num_replicas={num_replicas} must be 0 to {num_replicas - 1}")
+        self._arguments = (np.asarray(ids), batch_size, options)
+        self._replicas = None if num_replicas is None or rank is None else (num_replicas, rank)
+        self._planners: dict[int, EpochPlanner] = {}
+        self._planned: tuple[tuple[Any, ...], EpochPlan] | None = None
+        self._start = Position(seed, 0)
+        self._live = self._start
+        self._live_steps = 0
+        planner = self._planner(num_replicas or 1)
+        self.batch_size = int(planner.global_batch.max(initial=1)) // planner.world_size
+        self.drop_last = planner.remainder == "drop"
+        self.shuffle = planner.order != "file"
+        # accelerate looks for `set_epoch` on the sampler of a batch sampler only.
+        self.sampler = self
+
+    @property
+    def epoch(self) -> int:
+        """Epoch that the next iteration trains, or goes on with."""
+        return self._start.epoch
+
+    @property
+    def seed(self) -> int:
+        return self._start.seed
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; a loaded position in that epoch is kept.
+
+        Calls that accelerate's loader makes on its own account are not followed: after a resume it counts from 0.
+        """
+        if not called_by_accelerate_loop() and int(epoch) != self._start.epoch:
+            self._start = self._live = Position(self.seed, int(epoch))
+
+    def plan(self) -> EpochPlan:
+        """The plan that the next iteration trains, or what is left of it."""
+        return self._plan_for(self._view()[0])
+
+    def ledger(self) -> Any:
+        """The ledger of that plan: see `Ledger`."""
+        return self.plan().ledger()
+
+    def __len__(self) -> int:
+        """Batches that this rank trains in the epoch, those before a loaded position included."""
+        replicas, _, shard = self._view()
+        plan = self._plan_for(replicas)
+        return (plan.first_step + plan.steps) * (1 if shard is None else replicas)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        replicas, rank, shard = self._view()
+        if shard is not None:
+            # accelerate then neither waits for full batches nor fills up the last ones with images of the first.
+            shard.batch_size, shard.even_batches = None, False
+        start = self._start
+        if start.done and self._plan_for(replicas).steps == 0:
+            # Saved behind the last step, but before the end was noticed: the rest of that epoch is empty.
+            self._start = self._live = Position(start.seed, start.epoch + 1)
+            return iter(())
+        return self._batches(start, replicas, (rank,) if shard is None else range(replicas))
+
+    def _batches(self, start: Position, replicas: int, ranks: Any) -> Iterator[list[int]]:
+        self._start = start
+        plan = self._plan_for(replicas)
+        if replicas > 1:
+            agree_on(plan)
+        planner = self._planner(replicas)
+        size = planner.fingerprint["global_batch"]
+        self._live_steps = plan.first_step + plan.steps
+        for step, batches in enumerate(zip(*(_read(plan, r) for r in ranks), strict=True)):
+            for number, batch in enumerate(batches):
+                if number == len(batches) - 1:
+                    self._live = start.at_step(plan.first_step + step + 1, size)
+                yield batch
+        self._start = Position(start.seed, start.epoch + 1)
+
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """The position as plain values: seed, epoch, steps done, and what data and settings they hold for.
+
+        Args:
+            step: steps of the epoch that are trained. By default those that were read from this sampler, which
+                is more than are trained where a loader reads ahead (any with workers, and accelerate's);
+                torchdata's StatefulDataLoader keeps account of that itself.
+        """
+        planner = self._planner(self._view()[0])
+        position, size = self._live, planner.fingerprint["global_batch"]
+        read_to_its_end = self._start.epoch == position.epoch + 1
+        if step is not None:
+            read_to_its_end = 0 < self._live_steps <= step
+            position = position.at_step(step, size)
+        if read_to_its_end:
+            position = Position(position.seed, position.epoch + 1)
+        return position.state_dict(planner.fingerprint)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved position, on any number of ranks. Takes the same time for every position.
+
+        With another global batch than before (number of ranks times batch size), what is left of the epoch is
+        planned anew: its images are still exactly those not trained yet.
+
+        Raises:
+            ResumeError: the data or the settings are others than those the position was saved for.
+        """
+        self._start = self._live = Position.from_state_dict(state, self._planner(self._view()[0]).fingerprint)
+
+    def _view(self) -> tuple[int, int, Any]:
+        """(ranks, this rank, accelerate's wrapper if it is calling: it wants the batches of all ranks in turn)."""
+        shard = reading_shard()
+        if shard is not None:
+            ranks = int(shard.num_processes)
+            if self._replicas is not None and self._replicas[0] != ranks:
+                raise PlanError(f"num_replicas is {self._replicas[0]}, but accelerate runs {ranks} processes")
+            return ranks, int(shard.process_index), shard
+        if self._replicas is not None:
+            return *self._replicas, None
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_world_size(), dist.get_rank(), None
+        return 1, 0, None
+
+    def _planner(self, replicas: int) -> EpochPlanner:
+        if replicas not in self._planners:
+            ids, batch_size, options = self._arguments
+            self._planners[replicas] = EpochPlanner(ids, batch_size, world_size=replicas, **options)
+        return self._planners[replicas]
+
+    def _plan_for(self, replicas: int) -> EpochPlan:
+        start = self._start
+        wanted = (replicas, start.seed, start.epoch, start.done)
+        if self._planned is None or self._planned[0] != wanted:
+            self._planned = (wanted, self._planner(replicas).plan(start.seed, start.epoch, start.done))
+        return self._planned[1]
+
+
+def _read(plan: EpochPlan, rank: int) -> Iterator[list[int]]:
+    batches = plan.rank_batches(rank)
+    if not plan.moves:
+        return batches
+    buckets = plan.bucket_of_step.tolist()
+    return ([PlannedIndex(i, k) for i in batch] for k, batch in zip(buckets, batches, strict=True))

@@ -1,0 +1,112 @@
+"""Images that are files on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+from kohya_bucket.datasets.sources.columns import cell_pixels, explained
+from kohya_bucket.datasets.sources.protocol import SourceSizes
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import ImageFormat, MetadataCache, TextColumn, read_sizes
+from kohya_bucket.images.decoder import UnreadableImageError, load_plugin
+from kohya_bucket.images.pixels import load_pixels, to_pixels
+from kohya_bucket.images.pool import Progress
+from kohya_bucket.images.remote import is_url, read_remote
+
+__all__ = ["FileSource"]
+
+_NEED_PLUGINS = (ImageFormat.AVIF, ImageFormat.HEIC, ImageFormat.JXL)
+
+
+class FileSource:
+    """Files, with captions from a list or from text files beside them.
+
+    Args:
+        paths: N image files.
+        captions: N texts; or a file name ending such as ".txt", and then each caption is read from the file
+            beside the image when the image is; None for no captions.
+        metadata_cache: sizes of files that have not changed are taken from it.
+        obey_exif: turn images upright as their EXIF asks; sd-scripts does not.
+        workers, progress: see `kohya_bucket.read_sizes`.
+
+    Raises:
+        KohyaBucketError: no paths, or another number of captions.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        *,
+        captions: Sequence[str] | str | None = None,
+        metadata_cache: MetadataCache | None = None,
+        obey_exif: bool = False,
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.paths = TextColumn.of(paths if isinstance(paths, TextColumn) else [os.fspath(path) for path in paths])
+        if not len(self.paths):
+            raise KohyaBucketError("a dataset needs at least one image, but the list of paths is empty")
+        self._ending = captions if isinstance(captions, str) else None
+        self._captions = None if captions is None or isinstance(captions, str) else TextColumn.of(list(captions))
+        if self._captions is not None and len(self._captions) != len(self.paths):
+            raise KohyaBucketError(
+                f"{len(self._captions)} captions for {len(self.paths)} images: give one per image, in the same order"
+            )
+        if self._ending is not None and not self._ending.startswith("."):
+            raise KohyaBucketError(
+                f"captions={self._ending!r} is one text: give a list, or a file name ending such as '.txt'"
+            )
+        self._obey_exif = obey_exif
+        scan = read_sizes(self.paths, cached=metadata_cache, workers=workers, progress=progress)
+        self._plugins = [kind for kind in _NEED_PLUGINS if (scan.formats == kind).any()]
+        self._sizes = SourceSizes(scan.upright_sizes() if obey_exif else scan.sizes, scan.failures)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read_sizes(self) -> SourceSizes:
+        return self._sizes
+
+    def pixels(self, index: int) -> npt.NDArray[np.uint8]:
+        for kind in self._plugins:
+            load_plugin(kind)
+        path = self.paths[index]
+        if is_url(path):
+            try:
+                return cell_pixels(read_remote(path), self._obey_exif)
+            except (OSError, UnreadableImageError) as error:
+                raise explained(path, error) from error
+        if not self._obey_exif:
+            return load_pixels(path)
+        try:
+            with Image.open(path) as image:
+                return to_pixels(ImageOps.exif_transpose(image))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise KohyaBucketError(f"{path}: cannot be read as an image ({error}); repair or remove it") from error
+
+    def caption(self, index: int) -> str:
+        if self._captions is not None:
+            return self._captions[index]
+        if self._ending is None:
+            return ""
+        beside = Path(self.paths[index]).with_suffix(self._ending)
+        try:
+            return beside.read_text(encoding="utf-8-sig").strip()
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise KohyaBucketError(f"{beside}: the caption cannot be read ({error}); it must be UTF-8 text") from error
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers decode; sizes stay with the process that placed the images.
+        return {**self.__dict__, "_sizes": None}

@@ -1,0 +1,67 @@
+"""Images in tar shards on this machine, read at random by means of an index."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.datasets.sources.columns import cell_pixels, explained
+from kohya_bucket.datasets.sources.protocol import SourceSizes
+from kohya_bucket.datasets.tar_index import TarIndex
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.decoder import UnreadableImageError
+
+__all__ = ["TarSource"]
+
+
+class TarSource:
+    """The samples of a `TarIndex`. Nothing is unpacked, and no file stays open between samples.
+
+    Raises:
+        KohyaBucketError: a shard has changed since it was indexed.
+    """
+
+    def __init__(self, index: TarIndex, *, obey_exif: bool = False) -> None:
+        if not index.is_current():
+            raise KohyaBucketError("a shard has changed or gone since it was indexed: build the index again")
+        self.index = index
+        self._obey_exif = obey_exif
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def read_sizes(self) -> SourceSizes:
+        rows = self.index.rows
+        sizes = np.stack([rows["width"], rows["height"]], axis=1)
+        if self._obey_exif:
+            sizes = np.where((rows["orientation"] >= 5)[:, None], sizes[:, ::-1], sizes)
+        failures = [(i, self.name(i), reason) for i, reason in sorted(self.index.reasons.items())]
+        return SourceSizes(sizes, failures)
+
+    def pixels(self, index: int) -> npt.NDArray[np.uint8]:
+        row = self.index.rows[index]
+        try:
+            return cell_pixels(self._bytes(row, row["offset"], row["length"]), self._obey_exif)
+        except UnreadableImageError as error:
+            raise explained(self.name(index), error) from error
+
+    def caption(self, index: int) -> str:
+        row = self.index.rows[index]
+        if not row["caption_length"]:
+            return ""
+        return self._bytes(row, row["caption_offset"], row["caption_length"]).decode("utf-8", "replace").strip()
+
+    def name(self, index: int) -> str:
+        return f"{self.index.shards[int(self.index.rows[index]['shard'])]}#{self.index.keys[index]}"
+
+    def _bytes(self, row: Any, offset: Any, length: Any) -> bytes:
+        shard = self.index.shards[int(row["shard"])]
+        try:
+            with open(shard, "rb", buffering=0) as file:
+                file.seek(int(offset), os.SEEK_SET)
+                return file.read(int(length))
+        except OSError as error:
+            raise KohyaBucketError(f"{shard}: this shard cannot be read ({error.strerror})") from error

@@ -1,0 +1,174 @@
+"""`StreamingBuckets`: batches of one bucket from a stream whose length and order nobody knows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
+
+from kohya_bucket.buckets.types import Bucket, BucketRule
+from kohya_bucket.datasets.collate import register_bucket_collation
+from kohya_bucket.datasets.items import Transform, build_item
+from kohya_bucket.datasets.sources.columns import cell_pixels, cell_size, explained
+from kohya_bucket.datasets.stream_buffer import StreamBuffer, StreamCounts
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.decoder import UnreadableImageError
+from kohya_bucket.images.pixels import choose_interpolation
+
+__all__ = ["StreamingBuckets"]
+
+_log = logging.getLogger(__name__)
+_Sample = tuple[Any, tuple[int, int], str, str]
+
+register_bucket_collation()
+
+
+class StreamingBuckets(IterableDataset[dict[str, Any]]):
+    """Whole batches from a stream of samples; use as `DataLoader(stream, batch_size=None)`.
+
+    A batch is the dict that a `BucketedDataset` gives through a `DataLoader`, all images of one bucket. Images
+    wait undecoded, `buffer_size` of them at most. Memory is bounded by it, whatever the stream's length.
+
+    With several ranks every rank reads the whole stream, sorts it alike, and decodes its own slice of each
+    batch: in each step all ranks train the same bucket, and all take the same number of steps. Use the same
+    number of workers on all ranks, and do not split the stream by rank beforehand. Workers share the stream: a
+    torch `IterableDataset` (that of Hugging Face, too) is trusted to split itself among them; any other iterable
+    is dealt out sample by sample.
+
+    Args:
+        stream: an iterable of mappings, or a function that returns one for each pass.
+        strategy: the rule; one that decides by a single image's size (all but those that look at counts).
+        batch_size: images per batch and rank.
+        image_column, caption_column, name_column: keys of a sample; images may be all that `from_hf` accepts.
+        buffer_size: images that wait for others of their bucket, over all ranks, per worker.
+        shuffle: draw buckets and images at random from the buffer; otherwise batches leave when complete.
+        remainder: "keep", "pad" or "drop", see `StreamBuffer`.
+        seed: of the shuffle, together with the epoch given to `set_epoch`.
+        num_replicas, rank: how many processes train, and which one this is.
+        transform, interpolation, obey_exif: as for `BucketedDataset.from_hf`.
+
+    Raises:
+        KohyaBucketError: settings that cannot work; in a pass: a sample without the image column, or an image
+            whose header is sound and whose pixels are not.
+    """
+
+    def __init__(
+        self,
+        stream: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]],
+        strategy: BucketRule,
+        batch_size: int,
+        *,
+        image_column: str = "image",
+        caption_column: str | None = None,
+        name_column: str | None = None,
+        buffer_size: int = 1000,
+        shuffle: bool = True,
+        remainder: str = "keep",
+        seed: int = 0,
+        num_replicas: int = 1,
+        rank: int = 0,
+        transform: Transform | None = None,
+        interpolation: str = "auto",
+        obey_exif: bool = True,
+    ) -> None:
+        choose_interpolation((1, 1), (1, 1), interpolation)
+        if not 0 <= rank < num_replicas:
+            raise KohyaBucketError(f"rank {rank} of {num_replicas}: ranks count from 0 to num_replicas - 1")
+        self._stream = stream
+        self.strategy = strategy
+        self._columns = image_column, caption_column, name_column
+        self._batching = batch_size, num_replicas, buffer_size, remainder
+        self._shuffle, self._seed, self._rank = shuffle, seed, rank
+        self._transform, self._interpolation, self._obey_exif = transform, interpolation, obey_exif
+        # In shared memory, so that persistent workers see a new epoch, too.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.counts = StreamCounts()
+        self._buffer()
+
+    @classmethod
+    def from_hf(
+        cls, stream: Any, strategy: BucketRule, batch_size: int, *, image_column: str = "image", **options: Any
+    ) -> StreamingBuckets:
+        """From `datasets.load_dataset(..., streaming=True)`; encoded images stay encoded while they wait."""
+        from kohya_bucket.datasets.sources.huggingface import undecoded
+
+        return cls(undecoded(stream, image_column), strategy, batch_size, image_column=image_column, **options)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another order for each epoch; handed on to the stream if it has such a method."""
+        self._epoch.fill_(epoch)
+        if hasattr(self._stream, "set_epoch"):
+            self._stream.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        buffer = self._buffer()
+        self.counts = buffer.counts
+        for bucket, batch in buffer.batches(self._placed()):
+            share = len(batch) // self._batching[1]
+            mine = batch[self._rank * share : (self._rank + 1) * share]
+            yield default_collate([self._item(bucket, sample) for sample in mine])
+        counts = buffer.counts
+        if counts.dropped or counts.repeated:
+            _log.warning(
+                "stream: %d images trained, %d of them repeated, %d dropped",
+                counts.trained, counts.repeated, counts.dropped,
+            )  # fmt: skip
+
+    def _buffer(self) -> StreamBuffer[_Sample]:
+        batch_size, num_replicas, buffer_size, remainder = self._batching
+        worker = get_worker_info()
+        key = [self._seed, int(self._epoch), 0 if worker is None else worker.id]
+        rng = np.random.default_rng(key) if self._shuffle else None
+        return StreamBuffer(batch_size, num_replicas, buffer_size, remainder, rng)
+
+    def _placed(self) -> Iterator[tuple[Bucket, _Sample]]:
+        image_column, caption_column, name_column = self._columns
+        unplaced = 0
+        for number, sample in self._mine():
+            if image_column not in sample:
+                raise KohyaBucketError(f"sample {number} has no {image_column!r}, only {', '.join(map(str, sample))}")
+            cell = sample[image_column]
+            name = str(sample[name_column]) if name_column else f"stream:{number}"
+            try:
+                size = cell_size(cell, self._obey_exif)
+                placement = self.strategy.place(np.array([size], dtype=np.int32))
+                bucket, reason = placement.bucket(0), placement.reason(0).text
+            except UnreadableImageError as error:
+                bucket, reason = None, str(error)
+            if bucket is None:
+                unplaced += 1
+                if unplaced <= 3:
+                    _log.warning("%s has no bucket and is not trained: %s", name, reason)
+                continue
+            width, height = placement.resized_sizes[0].tolist()
+            caption = sample.get(caption_column) if caption_column else None
+            if isinstance(caption, bytes):
+                caption = caption.decode("utf-8", "replace")
+            yield bucket, (cell, (width, height), name, "" if caption is None else str(caption).strip())
+        if unplaced > 3:
+            _log.warning("stream: %d images had no bucket and were not trained", unplaced)
+
+    def _mine(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        stream = self._stream() if callable(self._stream) else self._stream
+        worker = get_worker_info()
+        if worker is None or isinstance(stream, IterableDataset):
+            yield from enumerate(stream)
+            return
+        for number, sample in enumerate(stream):
+            if number % worker.num_workers == worker.id:
+                yield number, sample
+
+    def _item(self, bucket: Bucket, sample: _Sample) -> dict[str, Any]:
+        cell, resized, name, caption = sample
+        try:
+            pixels = cell_pixels(cell, self._obey_exif)
+        except UnreadableImageError as error:
+            raise explained(name, error) from error
+        return build_item(
+            pixels, bucket, resized, path=name, caption=caption, interpolation=self._interpolation,
+            transform=self._transform,
+        )  # fmt: skip

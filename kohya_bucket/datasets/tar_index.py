@@ -1,0 +1,202 @@
+"""Where each sample of tar shards lies, and how large its image is: one pass over the shards, then none.
+
+A sample is what the `webdataset` package takes for one: consecutive members whose names are equal up to the
+first dot of the last part. Only headers of images are read, wherever they lie in a shard.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import IMAGE_EXTENSIONS, TextColumn
+from kohya_bucket.images.decoder import UnreadableImageError
+from kohya_bucket.images.header import header_of
+from kohya_bucket.images.parquet import pyarrow_modules, read_table, replace_file
+from kohya_bucket.images.reading import Region
+
+__all__ = ["TarIndex", "split_key"]
+
+_VERSION_KEY = b"kohya_bucket_tar_index_version"
+_VERSION = b"1"
+_CAPTION_KEY = b"caption"
+_NUMBERS = {
+    "shard": np.int32, "offset": np.int64, "length": np.int64, "width": np.int32, "height": np.int32,
+    "orientation": np.int32, "caption_offset": np.int64, "caption_length": np.int64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TarIndex:
+    """N samples with an image, in the order of the shards.
+
+    Attributes:
+        shards: paths of the tar files.
+        stamps: (bytes, mtime_ns) of each shard when it was indexed.
+        keys: N names: the member's name up to the first dot of its last part.
+        rows: [N] structured: shard (number), offset, length (bytes of the image's member), width, height (pixels,
+            stored; 0 where unreadable), orientation, caption_offset, caption_length (0 where there is none).
+        reasons: why an image is unreadable, by row.
+        caption: ending of the members that were taken for captions.
+    """
+
+    shards: list[str]
+    stamps: list[tuple[int, int]]
+    keys: TextColumn
+    rows: npt.NDArray[Any]
+    reasons: dict[int, str]
+    caption: str | None = "txt"
+
+    @classmethod
+    def build(cls, shards: Sequence[str], *, caption: str | None = "txt", before: TarIndex | None = None) -> TarIndex:
+        """Index shards; those that are in `before` and have not changed are not opened.
+
+        Args:
+            caption: ending of the member that holds a sample's caption, without the first dot.
+
+        Raises:
+            KohyaBucketError: a shard is missing or no tar.
+        """
+        texts = [str(Path(shard).absolute()) for shard in shards]
+        if before is not None and before.caption != caption:
+            before = None
+        known = {} if before is None else {s: i for i, s in enumerate(before.shards)}
+        stamps: list[tuple[int, int]] = []
+        keys: list[str] = []
+        parts: list[npt.NDArray[Any]] = []
+        reasons: dict[int, str] = {}
+        for number, shard in enumerate(texts):
+            try:
+                status = Path(shard).stat()
+            except OSError as error:
+                raise KohyaBucketError(f"{shard}: this shard cannot be read ({error.strerror})") from None
+            stamps.append((status.st_size, status.st_mtime_ns))
+            old = known.get(shard)
+            if before is not None and old is not None and before.stamps[old] == stamps[-1]:
+                at = np.flatnonzero(before.rows["shard"] == old)
+                part, names = before.rows[at], [before.keys[i] for i in at.tolist()]
+                why = {new: before.reasons[i] for new, i in enumerate(at.tolist()) if i in before.reasons}
+            else:
+                part, names, why = _index_shard(shard, caption)
+            part["shard"] = number
+            reasons.update({len(keys) + i: reason for i, reason in why.items()})
+            keys += names
+            parts.append(part)
+        rows = np.concatenate(parts) if parts else np.zeros(0, dtype=_dtype())
+        return cls(texts, stamps, TextColumn.of(keys), rows, reasons, caption)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def is_current(self) -> bool:
+        """Every shard is what it was when it was indexed."""
+        try:
+            found = [(status.st_size, status.st_mtime_ns) for status in (Path(shard).stat() for shard in self.shards)]
+        except OSError:
+            return False
+        return found == self.stamps
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write as Parquet, atomically."""
+        pa, pq = pyarrow_modules()
+        names = list(_NUMBERS)
+        columns = [pa.array(np.ascontiguousarray(self.rows[name])) for name in names]
+        reasons = [self.reasons.get(i) for i in range(len(self))]
+        meta = {_VERSION_KEY: _VERSION, _CAPTION_KEY: (self.caption or "").encode()}
+        for i, (shard, (size, mtime)) in enumerate(zip(self.shards, self.stamps, strict=True)):
+            meta[f"shard{i}".encode()] = f"{size} {mtime} {shard}".encode()
+        table = pa.table(
+            [pa.array(list(self.keys), pa.large_string()), *columns, pa.array(reasons, pa.string())],
+            names=["key", *names, "reason"],
+        ).replace_schema_metadata(meta)
+        replace_file(os.fspath(path), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TarIndex:
+        """Read an index written by `save`.
+
+        Raises:
+            KohyaBucketError: missing, damaged, or not an index.
+        """
+        pa, _ = pyarrow_modules()
+        try:
+            with open(path, "rb") as file:
+                table = read_table(file)
+        except (OSError, pa.ArrowException) as error:
+            raise KohyaBucketError(f"{path}: cannot be read as an index of shards ({error}); build it again") from None
+        meta = table.schema.metadata or {}
+        if meta.get(_VERSION_KEY) != _VERSION:
+            raise KohyaBucketError(f"{path}: not an index of shards of this version; build it again")
+        rows = np.zeros(len(table), dtype=_dtype())
+        for name in _NUMBERS:
+            rows[name] = table.column(name).to_numpy()
+        shards: list[str] = []
+        stamps: list[tuple[int, int]] = []
+        while (line := meta.get(f"shard{len(shards)}".encode())) is not None:
+            size, mtime, shard = line.decode().split(" ", 2)
+            shards.append(shard)
+            stamps.append((int(size), int(mtime)))
+        reasons = {i: reason for i, reason in enumerate(table.column("reason").to_pylist()) if reason is not None}
+        keys = TextColumn.of(table.column("key").to_pylist())
+        return cls(shards, stamps, keys, rows, reasons, meta.get(_CAPTION_KEY, b"").decode() or None)
+
+
+def split_key(name: str) -> tuple[str, str]:
+    """("dir/a", "seg.png") of "dir/a.seg.png", as webdataset splits; ("", "") for names without a dot or stem."""
+    folder, slash, base = name.rpartition("/")
+    stem, dot, ending = base.partition(".")
+    return (folder + slash + stem, ending.lower()) if stem and dot else ("", "")
+
+
+def _dtype() -> np.dtype[Any]:
+    return np.dtype(list(_NUMBERS.items()))
+
+
+def _index_shard(shard: str, caption: str | None) -> tuple[npt.NDArray[Any], list[str], dict[int, str]]:
+    rows: list[tuple[int, ...]] = []
+    keys: list[str] = []
+    reasons: dict[int, str] = {}
+    try:
+        with open(shard, "rb", buffering=0) as file:
+            for key, image, text in _samples(shard, caption):
+                try:
+                    width, height, orientation, _ = header_of(Region(file.fileno(), *image))
+                except UnreadableImageError as error:
+                    width, height, orientation = 0, 0, 1
+                    reasons[len(rows)] = str(error)
+                rows.append((0, *image, width, height, orientation, *text))
+                keys.append(key)
+    except (tarfile.TarError, OSError) as error:
+        raise KohyaBucketError(f"{shard}: cannot be read as a tar file ({error})") from None
+    return np.array(rows, dtype=_dtype()), keys, reasons
+
+
+def _samples(shard: str, caption: str | None) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
+    """(key, (offset, length) of the image, the same of the caption) of each sample that has an image."""
+    current, image, text = "", None, (0, 0)
+    with tarfile.open(shard, "r:") as tar:
+        for member in tar:
+            # Otherwise tarfile remembers every member of the shard.
+            tar.members = []  # type: ignore[attr-defined]
+            key, ending = split_key(member.name)
+            if not member.isfile() or not key:
+                continue
+            if key != current:
+                if image is not None:
+                    yield current, image, text
+                current, image, text = key, None, (0, 0)
+            place = (member.offset_data, member.size)
+            if ending == caption:
+                text = place
+            elif image is None and "." + ending.rpartition(".")[2] in IMAGE_EXTENSIONS:
+                image = place
+    if image is not None:
+        yield current, image, text

@@ -1,0 +1,124 @@
+"""One rank of a small training run; started by `torch.distributed.run` from test_sampler_on_ranks.py.
+
+    rank_program.py train FOLDER BATCH_SIZE EPOCHS [KILL_EPOCH KILL_STEP]   through accelerate
+    rank_program.py plain FOLDER BATCH_SIZE EPOCHS                          with torch alone, then ranks that differ
+
+Every rank writes one line of JSON per batch into FOLDER; rank 0 saves the position after every step.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from kohya_bucket.datasets import agreement
+from kohya_bucket.datasets.sampler import BucketBatchSampler
+from kohya_bucket.errors import PlanError
+
+IDS = np.random.RandomState(3).choice(5, 103, p=[0.5, 0.3, 0.1, 0.07, 0.03])
+
+
+class Numbers(Dataset):
+    def __len__(self) -> int:
+        return len(IDS)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, int(IDS[index])])
+
+
+class Log:
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.file = (folder / f"rank{rank}.jsonl").open("a", encoding="utf-8")
+
+    def write(self, **entry: object) -> None:
+        self.file.write(json.dumps(entry) + "\n")
+        self.file.flush()
+
+
+def train(folder: Path, batch_size: int, epochs: int, kill_epoch: int = -1, kill_step: int = -1) -> None:
+    from accelerate import Accelerator, __version__
+
+    accelerator = Accelerator(cpu=True)
+    log = Log(folder, accelerator.process_index)
+    log.write(accelerate=__version__, ranks=accelerator.num_processes)
+    sampler = BucketBatchSampler(IDS, batch_size)
+    saved = folder / "position.json"
+    step = 0
+    if saved.exists():
+        sampler.load_state_dict(json.loads(saved.read_text(encoding="utf-8")))
+        step = sampler.plan().first_step
+    loader = accelerator.prepare(DataLoader(Numbers(), batch_sampler=sampler))
+    log.write(length=len(loader))
+    for epoch in range(sampler.epoch, epochs):
+        for batch in loader:
+            step += 1
+            log.write(epoch=epoch, step=step, images=batch[:, 0].tolist(), buckets=batch[:, 1].tolist())
+            accelerator.wait_for_everyone()
+            if accelerator.is_main_process:
+                part = folder / "position.part"
+                part.write_text(json.dumps(sampler.state_dict(step=step)), encoding="utf-8")
+                part.replace(saved)
+            accelerator.wait_for_everyone()
+            if (epoch, step) == (kill_epoch, kill_step):
+                os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+        step = 0
+    if kill_epoch < 0 and not saved.exists():
+        return
+    accelerator.wait_for_everyone()
+    skip_and_count(accelerator, batch_size, log)
+
+
+def skip_and_count(accelerator, batch_size: int, log: Log) -> None:
+    """accelerate's own way to resume: its loader skips batches of an epoch that the sampler was told."""
+    sampler = BucketBatchSampler(IDS, batch_size)
+    loader = accelerator.prepare(DataLoader(Numbers(), batch_sampler=sampler))
+    sampler.set_epoch(5)
+    step = 4
+    for batch in accelerator.skip_first_batches(loader, num_batches=step):
+        step += 1
+        log.write(epoch=5, step=step, images=batch[:, 0].tolist(), buckets=batch[:, 1].tolist())
+
+
+def plain(folder: Path, batch_size: int, epochs: int) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    log = Log(folder, rank)
+    loader = DataLoader(Numbers(), batch_sampler=BucketBatchSampler(IDS, batch_size))
+    for epoch in range(epochs):
+        for step, batch in enumerate(loader, 1):
+            log.write(epoch=epoch, step=step, images=batch[:, 0].tolist(), buckets=batch[:, 1].tolist())
+    last = rank == dist.get_world_size() - 1
+    for ids, options in (
+        (np.delete(IDS, 0) if last else IDS, {}),
+        (IDS, {"seed": 4 if last else 3}),
+        (IDS, {"order": "runs" if last else "sorted"}),
+    ):
+        began = time.monotonic()
+        try:
+            next(iter(BucketBatchSampler(ids, batch_size, **options)))
+        except PlanError as error:
+            log.write(refused=str(error), seconds=time.monotonic() - began)
+    # Last of all, a rank that does not come at all.
+    agreement._SECONDS = 4
+    began = time.monotonic()
+    if last:
+        time.sleep(8)
+    else:
+        try:
+            next(iter(BucketBatchSampler(IDS, batch_size)))
+        except PlanError as error:
+            log.write(alone=str(error), seconds=time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    {"train": train, "plain": plain}[sys.argv[1]](Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    # Everything is on disk; torch's gloo threads now and then abort a process that ends in good order.
+    os._exit(0)

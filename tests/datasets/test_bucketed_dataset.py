@@ -1,0 +1,201 @@
+"""`BucketedDataset`: what an item holds, and that a plain DataLoader can batch it."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from PIL import Image  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from kohya_bucket import (  # noqa: E402
+    Bucket,
+    BucketBatchSampler,
+    BucketedDataset,
+    BucketSet,
+    FixedBuckets,
+    KohyaBuckets,
+    MetadataCache,
+)
+from kohya_bucket.buckets import geometry  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.images.pixels import load_pixels, resize_and_crop  # noqa: E402
+
+SIZES = [(100, 60), (60, 100), (64, 64), (120, 50), (30, 30), (64, 128)]
+SET = BucketSet.from_dims([(64, 64), (96, 64), (64, 96)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for i, (width, height) in enumerate(SIZES):
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(where / f"{i}.png")
+        (where / f"{i}.txt").write_text(f"caption {i}\n", encoding="utf-8")
+    return where
+
+
+@pytest.fixture
+def paths(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    "rule", [FixedBuckets(SET), KohyaBuckets(64, 32, 128, 16), KohyaBuckets(64, reso_steps=16, no_upscale=True)]
+)
+def test_items_are_what_the_rule_and_the_pixels_say(paths: list[Path], rule: object) -> None:
+    dataset = BucketedDataset(paths=paths, strategy=rule, captions=[f"c{i}" for i in range(6)])
+    placement = rule.place(SIZES)
+    assert len(dataset) == 6
+    assert (dataset.bucket_indices == placement.bucket_index).all()
+    for i in range(6):
+        item = dataset[i]
+        bucket = placement.bucket(i)
+        assert item["bucket"] == bucket
+        assert item["image"].shape == (3, bucket.height, bucket.width)
+        assert item["image"].dtype == torch.float32
+        assert item["path"] == str(paths[i])
+        assert item["caption"] == f"c{i}"
+        assert item["original_size"].tolist() == list(SIZES[i])
+        assert item["crop_ltrb"].tolist() == placement.crop_ltrb[i].astype(np.float32).tolist()
+        expected = resize_and_crop(load_pixels(paths[i]), tuple(placement.resized_sizes[i]), bucket.as_tuple())
+        back = ((item["image"] + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 0).numpy()
+        assert (back == expected).all()
+        assert item["image"].min() >= -1
+        assert item["image"].max() <= 1
+
+
+def test_a_plain_loader_batches_it_with_the_default_collate(paths: list[Path]) -> None:
+    dataset = BucketedDataset(paths, FixedBuckets(BucketSet.from_dims([(64, 64)])), captions=list("abcdef"))
+    batch = next(iter(DataLoader(dataset, batch_sampler=[[0, 2, 5, 1]])))
+    assert batch["image"].shape == (4, 3, 64, 64)
+    assert batch["bucket"] == [Bucket(64, 64)] * 4
+    assert batch["caption"] == ["a", "c", "f", "b"]
+    assert batch["path"] == [str(paths[i]) for i in (0, 2, 5, 1)]
+    assert batch["original_size"].tolist() == [list(SIZES[i]) for i in (0, 2, 5, 1)]
+    assert batch["crop_ltrb"].shape == (4, 4)
+
+
+def test_spawned_workers_can_batch_it(paths: list[Path]) -> None:
+    dataset = BucketedDataset(paths, FixedBuckets(BucketSet.from_dims([(64, 64)])))
+    loader = DataLoader(dataset, batch_sampler=[[0, 1], [2, 3]], num_workers=1, multiprocessing_context="spawn")
+    batches = list(loader)
+    assert [len(b["bucket"]) for b in batches] == [2, 2]
+    assert torch.equal(batches[1]["image"][0], dataset[2]["image"])
+
+
+def test_transform_sees_the_finished_tensor(paths: list[Path]) -> None:
+    plain = BucketedDataset(paths, FixedBuckets(SET))
+    flipped = BucketedDataset(paths, FixedBuckets(SET), transform=lambda x: x.flip(-1))
+    assert torch.equal(flipped[0]["image"], plain[0]["image"].flip(-1))
+
+
+def test_captions_beside_the_images(folder: Path, paths: list[Path], tmp_path: Path) -> None:
+    dataset = BucketedDataset.from_folder(folder, FixedBuckets(SET))
+    assert [dataset[i]["caption"] for i in range(6)] == [f"caption {i}" for i in range(6)]
+    assert BucketedDataset(paths, FixedBuckets(SET), captions=".absent")[0]["caption"] == ""
+    assert BucketedDataset(paths, FixedBuckets(SET))[0]["caption"] == ""
+    with pytest.raises(KohyaBucketError, match="no images found"):
+        BucketedDataset.from_folder(tmp_path, FixedBuckets(SET))
+
+
+def test_images_without_a_bucket_are_named_and_never_drawn(
+    paths: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no")
+    Image.new("RGB", (5, 500)).save(tmp_path / "thin.png")
+    listed = [paths[0], tmp_path / "broken.png", tmp_path / "thin.png"]
+    with caplog.at_level(logging.WARNING):
+        dataset = BucketedDataset(listed, KohyaBuckets(64, reso_steps=16, no_upscale=True))
+    assert dataset.bucket_indices.tolist() == [0, -1, -1]
+    assert [(i, Path(name).name) for i, name, _ in dataset.failures] == [(1, "broken.png"), (2, "thin.png")]
+    assert "2 of 3 images have no bucket" in caplog.text
+    assert "not an image" in caplog.text
+    with pytest.raises(KohyaBucketError, match=r"broken\.png has no bucket: not an image"):
+        dataset[1]
+    with pytest.raises(KohyaBucketError, match=r"thin\.png has no bucket: a side is shorter"):
+        dataset[2]
+
+
+def test_mistakes_are_named(paths: list[Path], tmp_path: Path) -> None:
+    rule = FixedBuckets(SET)
+    with pytest.raises(KohyaBucketError, match="at least one image"):
+        BucketedDataset([], rule)
+    with pytest.raises(KohyaBucketError, match="2 captions for 6 images"):
+        BucketedDataset(paths, rule, captions=["a", "b"])
+    with pytest.raises(KohyaBucketError, match="is one text"):
+        BucketedDataset(paths, rule, captions="a cat")
+    with pytest.raises(KohyaBucketError, match="'fancy' does not exist"):
+        BucketedDataset(paths, rule, interpolation="fancy")
+    with pytest.raises(KohyaBucketError, match=r"none of 1 images has a bucket.*no such file"):
+        BucketedDataset([tmp_path / "absent.png"], rule)
+    with pytest.raises(IndexError):
+        BucketedDataset(paths, rule)[6]
+
+
+def test_the_cache_spares_the_headers(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    cache = MetadataCache.build(paths)
+    monkeypatch.setattr("kohya_bucket.images.work.read_header", None)
+    dataset = BucketedDataset(paths, FixedBuckets(SET), metadata_cache=cache)
+    assert (dataset.sizes == SIZES).all()
+
+
+def test_a_replaced_image_still_fits_its_batch(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.new("RGB", (96, 64)).save(path)
+    dataset = BucketedDataset([path], FixedBuckets(SET))
+    Image.new("RGB", (400, 100), (255, 0, 0)).save(path)
+    item = dataset[0]
+    assert item["image"].shape == (3, 64, 96)
+    assert item["original_size"].tolist() == [400, 100]
+
+
+def test_exif_is_obeyed_only_when_asked(tmp_path: Path) -> None:
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    Image.new("RGB", (96, 64)).save(tmp_path / "a.jpg", exif=tags)
+    stored = BucketedDataset([tmp_path / "a.jpg"], FixedBuckets(SET))
+    upright = BucketedDataset([tmp_path / "a.jpg"], FixedBuckets(SET), obey_exif=True)
+    assert stored[0]["bucket"] == Bucket(96, 64)
+    assert upright[0]["bucket"] == Bucket(64, 96)
+    assert upright.sizes.tolist() == [[64, 96]]
+
+
+@pytest.mark.parametrize("interpolation", ["area", "lanczos", "bilinear", "bicubic", "nearest", "box"])
+def test_interpolation_is_selectable(paths: list[Path], interpolation: str) -> None:
+    item = BucketedDataset(paths, FixedBuckets(SET), interpolation=interpolation)[0]
+    size = geometry.cover_resize(*(np.array([v], float) for v in (100, 60, 100 / 60, 96, 64, 96 / 64)))
+    expected = resize_and_crop(load_pixels(paths[0]), (int(size[0][0]), int(size[1][0])), (96, 64), interpolation)
+    back = ((item["image"] + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    assert (back == expected).all()
+
+
+def test_a_data_set_is_columns_not_objects(paths: list[Path]) -> None:
+    """What a dataset holds per image are rows of arrays: no list, dict or object grows with the images."""
+    many = [str(path) for path in paths] * 400
+    dataset = BucketedDataset(many, FixedBuckets(SET), captions=["a caption of some words"] * len(many))
+    per_image = len(pickle.dumps(dataset)) / len(many)
+    assert per_image < 140 + len(many[0])
+    for value in [*vars(dataset).values(), *vars(dataset.source).values()]:
+        assert not (isinstance(value, (list, dict, tuple, set)) and len(value) > 10)
+
+
+@pytest.mark.parametrize("remainder", ["merge", "catch_all", "pad", "keep"])
+def test_every_batch_of_the_sampler_has_one_shape_whatever_the_remainder(paths: list[Path], remainder: str) -> None:
+    dataset = BucketedDataset(paths, FixedBuckets(SET))
+    options = {"base_bucket": 0} if remainder == "catch_all" else {"crop_limit": 1.0} if remainder == "merge" else {}
+    sampler = BucketBatchSampler(dataset, batch_size=4, remainder=remainder, **options)
+    seen = []
+    for batch in DataLoader(dataset, batch_sampler=sampler):
+        bucket = batch["bucket"][0]
+        assert batch["bucket"] == [bucket] * len(batch["path"])
+        assert batch["image"].shape == (len(batch["path"]), 3, bucket.height, bucket.width)
+        seen += batch["path"]
+    assert set(seen) == {str(path) for path in paths}

@@ -1,0 +1,190 @@
+"""The sampler in one process: torch's and torchdata's loaders, epochs, positions."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from kohya_bucket import BucketBatchSampler, KohyaBuckets
+from kohya_bucket.datasets.planned_index import PlannedIndex, bucket_of
+from kohya_bucket.errors import PlanError, ResumeError
+from kohya_bucket.planning import plan_epoch
+
+IDS = np.random.RandomState(3).choice(5, 103, p=[0.5, 0.3, 0.1, 0.07, 0.03])
+
+
+# Spawned workers import torch anew, which takes seconds; one test below spawns them.
+QUICK = "fork" if "fork" in torch.multiprocessing.get_all_start_methods() else "spawn"
+
+
+class Numbers(Dataset):
+    """Item i is i, so that batches show what was drawn."""
+
+    def __len__(self) -> int:
+        return len(IDS)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([int(index), bucket_of(index, int(IDS[index]))])
+
+
+def epoch_of(loader) -> list[list[int]]:
+    return [batch[:, 0].tolist() for batch in loader]
+
+
+def planned(epoch: int, batch: int = 4, **options) -> list[list[int]]:
+    return list(plan_epoch(IDS, batch, epoch=epoch, **options).rank_batches(0))
+
+
+def test_epochs_follow_each_other_and_can_be_chosen() -> None:
+    sampler = BucketBatchSampler(IDS, 4)
+    assert list(sampler) == planned(0)
+    assert list(sampler) == planned(1)
+    sampler.set_epoch(7)
+    assert sampler.epoch == 7
+    assert list(sampler) == planned(7)
+    sampler.set_epoch(7)
+    assert list(sampler) == planned(7)
+    next(iter(sampler))
+    assert list(sampler) == planned(8)
+    assert len(sampler) == len(planned(9))
+
+
+def test_arguments() -> None:
+    assert list(BucketBatchSampler(IDS, 4, drop_last=True)) == planned(0, remainder="drop")
+    assert list(BucketBatchSampler(IDS, 4, shuffle=False)) == planned(0, order="file")
+    assert list(BucketBatchSampler(IDS.tolist(), 4, seed=5)) == planned(0, seed=5)
+    both = [BucketBatchSampler(IDS, 2, num_replicas=2, rank=r) for r in range(2)]
+    plan = plan_epoch(IDS, 2, world_size=2)
+    for rank, sampler in enumerate(both):
+        assert len(sampler) == plan.steps
+        assert list(sampler) == list(plan.rank_batches(rank))
+    with pytest.raises(PlanError, match="rank is 2"):
+        BucketBatchSampler(IDS, 4, num_replicas=2, rank=2)
+    with pytest.raises(PlanError, match="belong together"):
+        BucketBatchSampler(IDS, 4, rank=0)
+    with pytest.raises(PlanError, match="batch_size is 0"):
+        BucketBatchSampler(IDS, 0)
+    assert BucketBatchSampler(IDS, 4).ledger().text == "103 images, 0 missed, 0 repeated"
+
+
+def test_a_data_set_brings_its_buckets() -> None:
+    class WithBuckets:
+        bucket_set = KohyaBuckets(512).bucket_set
+        bucket_indices = np.zeros(10, dtype=np.int32)
+
+    sampler = BucketBatchSampler(WithBuckets(), max_pixels=4 * 256 * 832)
+    assert [len(b) for b in sampler] == [4, 4, 2]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torch_data_loader(workers: int, context: str) -> None:
+    if workers == 0 and context == "fork":
+        pytest.skip("without workers there is no way to start them")
+    if context not in torch.multiprocessing.get_all_start_methods():
+        pytest.skip(f"this platform has no {context}")
+    options = {"multiprocessing_context": context, "persistent_workers": True} if workers else {}
+    sampler = BucketBatchSampler(IDS, 4)
+    loader = DataLoader(Numbers(), batch_sampler=sampler, num_workers=workers, **options)
+    assert epoch_of(loader) == planned(0)
+    assert epoch_of(loader) == planned(1)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 10, "end"])
+def test_resume(stop) -> None:
+    full = planned(3)
+    stop = len(full) if stop == "end" else stop
+    first = BucketBatchSampler(IDS, 4)
+    first.set_epoch(3)
+    reader = iter(first)
+    assert [next(reader) for _ in range(stop)] == full[:stop]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = BucketBatchSampler(IDS, 4, seed=99)
+    second.load_state_dict(state)
+    assert (second.epoch, second.seed) == (3, 0)
+    second.set_epoch(3)
+    assert len(second) == len(full)
+    assert list(second) == full[stop:]
+    assert list(second) == planned(4)
+    assert second.state_dict()["epoch"] == 5
+
+
+def test_the_step_that_was_trained_can_be_named() -> None:
+    sampler = BucketBatchSampler(IDS, 4)
+    loader = DataLoader(Numbers(), batch_sampler=sampler, num_workers=1, multiprocessing_context=QUICK)
+    read = []
+    for step, batch in enumerate(loader, 1):
+        read.append(batch[:, 0].tolist())
+        if step == len(planned(0)) - 1:
+            state = sampler.state_dict(step=step)
+    # The worker had read to the end of the epoch by then.
+    assert sampler.state_dict()["epoch"] == 1
+    assert sampler.state_dict(step=len(read))["epoch"] == 1
+    rest = BucketBatchSampler(IDS, 4)
+    rest.load_state_dict(state)
+    assert list(rest) == planned(0)[-1:]
+
+
+def test_resume_with_another_global_batch() -> None:
+    sampler = BucketBatchSampler(IDS, 4)
+    reader = iter(sampler)
+    seen = [i for _ in range(9) for i in next(reader)]
+    for batch_size, reads in ((6, 4), (3, 5)):
+        state = sampler.state_dict()
+        sampler = BucketBatchSampler(IDS, batch_size)
+        sampler.load_state_dict(state)
+        reader = iter(sampler)
+        seen += [i for _ in range(reads) for i in next(reader)]
+    assert sampler.state_dict()["done"] == [[4, 9], [6, 4], [3, 5]]
+    seen += [i for batch in reader for i in batch]
+    assert sorted(seen) == list(range(len(IDS)))
+    assert list(sampler) == planned(1, 3)
+
+
+def test_other_data_is_refused() -> None:
+    state = BucketBatchSampler(IDS, 4).state_dict()
+    with pytest.raises(ResumeError, match="103 images, now 102; bucket 1 had 36 images, now 35"):
+        BucketBatchSampler(np.delete(IDS, np.flatnonzero(IDS == 1)[0]), 4).load_state_dict(state)
+    with pytest.raises(ResumeError, match="order was shuffled, now runs"):
+        BucketBatchSampler(IDS, 4, order="runs").load_state_dict(state)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [3, "last", "end"])
+def test_stateful_data_loader(workers: int, stop) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make():
+        return stateful.StatefulDataLoader(
+            Numbers(),
+            batch_sampler=BucketBatchSampler(IDS, 4),
+            num_workers=workers,
+            multiprocessing_context=QUICK if workers else None,
+        )
+
+    full, first = planned(0), make()
+    reader = iter(first)
+    steps = 3 if stop == 3 else len(full)
+    assert [next(reader)[:, 0].tolist() for _ in range(steps)] == full[:steps]
+    if stop == "end":
+        assert next(reader, None) is None
+    state = first.state_dict()
+    second = make()
+    second.load_state_dict(state)
+    if stop != "end":
+        assert epoch_of(second) == full[steps:]
+    assert epoch_of(second) == planned(1)
+
+
+def test_moved_images_say_where_they_go() -> None:
+    sampler = BucketBatchSampler(IDS, 4, remainder="catch_all", base_bucket=0)
+    plan = sampler.plan()
+    for step, batch in enumerate(sampler):
+        assert {i.bucket for i in batch} == {int(plan.bucket_of_step[step])}
+    copy = pickle.loads(pickle.dumps(PlannedIndex(7, 3)))
+    assert (copy, copy.bucket, bucket_of(copy, 1), bucket_of(7, 1)) == (7, 3, 3, 1)
+    loader = DataLoader(Numbers(), batch_sampler=sampler, num_workers=1, multiprocessing_context=QUICK)
+    assert all(len(set(batch[:, 1].tolist())) == 1 for batch in loader)

@@ -1,0 +1,125 @@
+"""The sampler on real ranks: processes of `torch.distributed.run`, gloo, with and without accelerate.
+
+Further versions of accelerate are tested where KOHYA_BUCKET_ACCELERATE names folders that hold them
+(`pip install --no-deps --target FOLDER accelerate`).
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rank_program import IDS
+
+from kohya_bucket.planning import plan_epoch
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("rank_program.py")
+ACCELERATES = ["", *filter(None, os.environ.get("KOHYA_BUCKET_ACCELERATE", "").split(os.pathsep))]
+
+
+def launch(ranks: int, *arguments: object, accelerate: str = "") -> subprocess.CompletedProcess:
+    path = os.pathsep.join(filter(None, [accelerate, str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    quiet = {"PYTHONPATH": path, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", str(PROGRAM)]
+        + [str(a) for a in arguments],
+        env={**os.environ, **quiet},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def entries(folder: Path, key: str) -> list[list[dict]]:
+    """Per rank, the log's entries that have a key, in order."""
+    logs = sorted(folder.glob("rank*.jsonl"))
+    return [[e for line in p.read_text(encoding="utf-8").splitlines() if key in (e := json.loads(line))] for p in logs]
+
+
+def steps_of(folder: Path) -> dict[tuple[int, int], list[dict]]:
+    """{(epoch, step): one entry per rank}."""
+    steps: dict[tuple[int, int], list[dict]] = {}
+    for entries_of_rank in entries(folder, "images"):
+        for entry in entries_of_rank:
+            steps.setdefault((entry["epoch"], entry["step"]), []).append(entry)
+    return steps
+
+
+def check_plan(folder: Path, ranks: int, batch_size: int, epochs: list[int], skipped: int = 0) -> None:
+    """The log is the plan: every step of the epochs, on every rank."""
+    steps = steps_of(folder)
+    assert len({len(e) for e in entries(folder, "images")}) == 1
+    for epoch in epochs:
+        plan = plan_epoch(IDS, batch_size, world_size=ranks, epoch=epoch)
+        assert sorted(s for e, s in steps if e == epoch) == list(range(skipped + 1, plan.steps + 1))
+        for s in range(skipped, plan.steps):
+            together = steps[epoch, s + 1]
+            assert [e["images"] for e in together] == [plan.indices(s, r).tolist() for r in range(ranks)]
+            assert len({b for e in together for b in e["buckets"]}) == 1
+
+
+def needs_accelerate() -> None:
+    pytest.importorskip("accelerate")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_plain_ranks_train_the_plan_and_notice_a_difference(tmp_path: Path, ranks: int) -> None:
+    done = launch(ranks, "plain", tmp_path, 8 // ranks, 2)
+    assert done.returncode == 0, done.stderr
+    check_plan(tmp_path, ranks, 8 // ranks, [0, 1])
+    for refusals in entries(tmp_path, "refused"):
+        words = [r["refused"] for r in refusals]
+        assert "103 images, now 102" in words[0]
+        assert "seed was 3, now 4" in words[1]
+        assert "order was sorted, now runs" in words[2]
+        assert all(f"rank {ranks - 1} is about to train another plan" in w for w in words)
+        assert max(r["seconds"] for r in refusals) < 10
+    waits = entries(tmp_path, "alone")
+    assert [len(w) for w in waits] == [1] * (ranks - 1) + [0]
+    for (wait,) in waits[:-1]:
+        assert "not all ranks came to compare their plans within 4 s" in wait["alone"]
+        assert wait["seconds"] < 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accelerate", ACCELERATES, ids=lambda p: Path(p).name or "installed")
+def test_accelerate_killed_and_resumed(tmp_path: Path, accelerate: str) -> None:
+    needs_accelerate()
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    assert launch(2, "train", killed, 4, 3, 1, 5, accelerate=accelerate).returncode != 0
+    steps = steps_of(killed)
+    whole = plan_epoch(IDS, 4, world_size=2, epoch=1)
+    first = plan_epoch(IDS, 4, world_size=2)
+    assert len([s for e, s in steps if e == 0]) == first.steps
+    assert max(steps) == (1, 5)
+    assert [e[0]["length"] for e in entries(killed, "length")] == [first.steps] * 2
+    trained = [i for (e, _), ranks in steps.items() if e == 1 for entry in ranks for i in entry["images"]]
+    assert json.loads((killed / "position.json").read_text(encoding="utf-8"))["step"] == 5
+
+    for ranks, batch_size in ((1, 8), (2, 4), (4, 4)):
+        folder = tmp_path / f"on{ranks}"
+        shutil.copytree(killed, folder, ignore=shutil.ignore_patterns("*.jsonl"))
+        done = launch(ranks, "train", folder, batch_size, 3, accelerate=accelerate)
+        assert done.returncode == 0, done.stderr
+        steps = steps_of(folder)
+        rest = [i for (e, _), r in steps.items() if e == 1 for entry in r for i in entry["images"]]
+        same = batch_size * ranks == 8
+        if same:
+            assert sorted(s for e, s in steps if e == 1) == list(range(6, whole.steps + 1))
+        plan = plan_epoch(IDS, batch_size, world_size=ranks, epoch=1, done=[(8, 5)])
+        filled = plan.ledger().image.tolist()
+        for image in filled:
+            rest.remove(image)
+        assert sorted(trained + rest) == list(range(len(IDS)))
+        for (epoch, _), together in steps.items():
+            assert len(together) == ranks
+            assert len({b for e in together for b in e["buckets"]}) == 1, epoch
+        check_plan(folder, ranks, batch_size, [2])
+        check_plan(folder, ranks, batch_size, [5], skipped=4)

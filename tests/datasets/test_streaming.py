@@ -1,0 +1,188 @@
+"""Batches from a stream: one bucket each, every image accounted for, memory bounded."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from PIL import Image  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from kohya_bucket import Bucket, BucketSet, FixedBuckets, KohyaBuckets  # noqa: E402
+from kohya_bucket.datasets.stream_buffer import StreamBuffer  # noqa: E402
+from kohya_bucket.datasets.streaming import StreamingBuckets  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+
+RULE = FixedBuckets(BucketSet.from_dims([(16, 16), (24, 16), (16, 24)]))
+SIZES = [(18, 17), (30, 20), (20, 30)]
+BUCKETS = [Bucket(16 * k, 16) for k in range(1, 5)]
+
+
+def encoded(size: tuple[int, int], value: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", size, (value % 256, value // 256, 0)).save(out, "PNG")
+    return out.getvalue()
+
+
+class Stream:
+    """Re-iterable, picklable; sample i is one flat image whose colour is its number."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        rng = np.random.default_rng(5)
+        for i in range(self.n):
+            yield {"image": encoded(SIZES[rng.integers(3)], i), "text": f"caption {i}", "key": f"k{i}"}
+
+
+def numbers(batch: dict[str, Any]) -> list[int]:
+    pixels = ((batch["image"][:, :, 0, 0] + 1) * 127.5).round().long()
+    return (pixels[:, 0] + 256 * pixels[:, 1]).tolist()
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=120),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 30),
+    st.sampled_from(["keep", "pad", "drop"]),
+    st.one_of(st.none(), st.integers(0, 5)),
+)
+@settings(max_examples=150, deadline=None)
+def test_buffer_laws(ids: list[int], size: int, ranks: int, extra: int, remainder: str, seed: int | None) -> None:
+    rng = None if seed is None else np.random.default_rng(seed)
+    capacity = size * ranks + extra
+    buffer: StreamBuffer[int] = StreamBuffer(size, ranks, capacity, remainder, rng)
+    most = 0
+
+    def watched() -> Iterator[tuple[Bucket, int]]:
+        nonlocal most
+        for number, k in enumerate(ids):
+            yield BUCKETS[k], number
+            most = max(most, sum(map(len, buffer._waiting.values())))
+
+    seen: Counter[int] = Counter()
+    for bucket, batch in buffer.batches(watched()):
+        assert {BUCKETS[ids[i]] for i in batch} == {bucket}
+        assert len(batch) % ranks == 0
+        assert 0 < len(batch) <= size * ranks
+        if remainder != "keep":
+            assert len(batch) == size * ranks
+        seen.update(batch)
+    counts = buffer.counts
+    assert most <= capacity
+    assert len(seen) == counts.trained
+    assert counts.trained + counts.dropped == len(ids)
+    assert sum(seen.values()) - len(seen) == counts.repeated
+    if remainder != "drop":
+        assert set(seen) == set(range(len(ids)))
+
+
+def test_batches_are_those_of_a_bucketed_dataset() -> None:
+    stream = StreamingBuckets(
+        Stream(100), RULE, 4, caption_column="text", name_column="key", buffer_size=40, remainder="keep"
+    )
+    seen = []
+    for batch in DataLoader(stream, batch_size=None):
+        bucket = batch["bucket"][0]
+        assert batch["bucket"] == [bucket] * len(batch["image"])
+        assert batch["image"].shape[1:] == (3, bucket.height, bucket.width)
+        assert batch["caption"] == [f"caption {i}" for i in numbers(batch)]
+        assert batch["path"] == [f"k{i}" for i in numbers(batch)]
+        assert batch["original_size"].shape == (len(batch["image"]), 2)
+        seen += numbers(batch)
+    assert sorted(seen) == list(range(100))
+    assert seen != sorted(seen)
+    assert stream.counts.trained == 100
+
+
+def test_the_order_follows_seed_and_epoch() -> None:
+    def order(seed: int, epoch: int) -> list[list[int]]:
+        stream = StreamingBuckets(Stream(60), RULE, 4, seed=seed, buffer_size=30)
+        stream.set_epoch(epoch)
+        return [numbers(b) for b in stream]
+
+    assert order(1, 0) == order(1, 0)
+    assert order(1, 0) != order(1, 1)
+    assert order(1, 0) != order(2, 0)
+
+
+def test_without_shuffling_batches_leave_in_the_order_of_arrival() -> None:
+    batches = [numbers(b) for b in StreamingBuckets(Stream(60), RULE, 4, shuffle=False)]
+    assert all(batch == sorted(batch) for batch in batches)
+    completed = [batch[-1] for batch in batches if len(batch) == 4]
+    assert completed == sorted(completed)
+
+
+@pytest.mark.parametrize("remainder", ["keep", "pad", "drop"])
+def test_all_ranks_train_one_bucket_per_step_and_as_many_steps(remainder: str) -> None:
+    ranks = [
+        list(StreamingBuckets(Stream(101), RULE, 4, num_replicas=3, rank=r, buffer_size=48, remainder=remainder))
+        for r in range(3)
+    ]
+    assert len({len(batches) for batches in ranks}) == 1
+    seen: Counter[int] = Counter()
+    for step in zip(*ranks, strict=True):
+        assert len({(batch["bucket"][0], batch["image"].shape) for batch in step}) == 1
+        for batch in step:
+            seen.update(numbers(batch))
+    if remainder == "drop":
+        assert max(seen.values()) == 1
+    else:
+        assert set(seen) == set(range(101))
+
+
+def test_workers_share_the_stream() -> None:
+    loader = DataLoader(
+        StreamingBuckets(Stream(50), RULE, 3, buffer_size=20), batch_size=None, num_workers=2,
+        multiprocessing_context="spawn",
+    )  # fmt: skip
+    assert sorted(i for batch in loader for i in numbers(batch)) == list(range(50))
+
+
+def test_a_function_makes_a_new_pass_each_time() -> None:
+    stream = StreamingBuckets(lambda: (sample for sample in Stream(20)), KohyaBuckets(16, 8, 32, 8, no_upscale=True), 2)
+    for _ in range(2):
+        assert sorted(i for batch in stream for i in numbers(batch)) == list(range(20))
+
+
+def test_broken_images_are_named_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    samples = [{"image": b"broken"}, *Stream(5), {"image": None}]
+    stream = StreamingBuckets(samples, RULE, 2)
+    assert sorted(i for batch in stream for i in numbers(batch)) == list(range(5))
+    assert "stream:0 has no bucket and is not trained: not an image" in caplog.text
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(KohyaBucketError, match="buffer_size=3 does not hold one batch of 4 x 1"):
+        StreamingBuckets(Stream(5), RULE, 4, buffer_size=3)
+    with pytest.raises(KohyaBucketError, match="remainder='lose'"):
+        StreamingBuckets(Stream(5), RULE, 4, remainder="lose")
+    with pytest.raises(KohyaBucketError, match="rank 2 of 2"):
+        StreamingBuckets(Stream(5), RULE, 4, num_replicas=2, rank=2)
+    with pytest.raises(KohyaBucketError, match="has no 'picture', only image, text, key"):
+        next(iter(StreamingBuckets(Stream(5), RULE, 4, image_column="picture")))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_hugging_face_stream(workers: int) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
+    rows = list(Stream(40))
+    table = {"image": [{"bytes": r["image"], "path": None} for r in rows], "text": [r["text"] for r in rows]}
+    hf = datasets.Dataset.from_dict(table, features=features).to_iterable_dataset(num_shards=4)
+    stream = StreamingBuckets.from_hf(hf, RULE, 4, caption_column="text", buffer_size=20)
+    context = "spawn" if workers else None
+    batches = list(DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=context))
+    assert sorted(i for batch in batches for i in numbers(batch)) == list(range(40))
+    assert all(batch["caption"] == [f"caption {i}" for i in numbers(batch)] for batch in batches)

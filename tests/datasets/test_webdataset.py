@@ -1,0 +1,175 @@
+"""Tar shards: the samples that the webdataset package itself finds, with sizes from one pass."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+wds = pytest.importorskip("webdataset")
+pytest.importorskip("pyarrow")
+
+from PIL import Image  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from kohya_bucket import BucketSet, FixedBuckets  # noqa: E402
+from kohya_bucket.datasets import tar_index as tar_index_module  # noqa: E402
+from kohya_bucket.datasets.tar_index import TarIndex, split_key  # noqa: E402
+from kohya_bucket.datasets.webdataset import dataset_from_shards, stream_from_shards  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+
+RULE = FixedBuckets(BucketSet.from_dims([(64, 64), (96, 64), (64, 96)]))
+
+
+def encoded(number: int, kind: str) -> bytes:
+    rng = np.random.default_rng(number)
+    size = (60 + number, 90, 3) if number % 2 else (70, 60 + number, 3)
+    out = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8)).save(out, kind)
+    return out.getvalue()
+
+
+def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    paths = []
+    for s in range(3):
+        path = tmp_path / f"data-{s:06d}.tar"
+        with tarfile.open(path, "w") as tar:
+            for k in range(5):
+                number = 5 * s + k
+                key = f"part{s}/{number:05d}"
+                if number % 3 != 1:
+                    add(tar, f"{key}.txt", f" caption {number} é\n".encode())
+                add(
+                    tar,
+                    f"{key}.{('png', 'jpg', 'webp')[number % 3]}",
+                    encoded(number, ("PNG", "JPEG", "WEBP")[number % 3]),
+                )
+                add(tar, f"{key}.json", b"{}")
+            add(tar, f"part{s}/notes.md", b"no image")
+        paths.append(str(path))
+    return paths
+
+
+def found_by_webdataset(shards: list[str]) -> list[tuple[str, bytes, str]]:
+    out = []
+    for sample in wds.WebDataset(shards, shardshuffle=False):
+        image = next((sample[e] for e in ("png", "jpg", "webp") if e in sample), None)
+        if image is not None:
+            out.append((sample["__key__"], image, sample.get("txt", b"").decode().strip()))
+    return out
+
+
+def test_samples_are_those_that_webdataset_finds(shards: list[str]) -> None:
+    dataset = dataset_from_shards(shards, RULE)
+    expected = found_by_webdataset(shards)
+    assert len(dataset) == len(expected) == 15
+    for i, (key, image, caption) in enumerate(expected):
+        item = dataset[i]
+        assert item["path"] == f"{shards[i // 5]}#{key}"
+        assert item["caption"] == caption
+        with Image.open(io.BytesIO(image)) as opened:
+            assert item["original_size"].tolist() == list(opened.size)
+            assert (dataset.source.pixels(i) == np.asarray(opened.convert("RGB"))).all()
+
+
+def test_webdatasets_notation_and_a_plain_loader(shards: list[str]) -> None:
+    pattern = shards[0].replace("000000", "{000000..000002}")
+    dataset = dataset_from_shards(pattern, RULE)
+    assert len(dataset) == 15
+    same = np.flatnonzero(dataset.bucket_indices == dataset.bucket_indices[0])[:2].tolist()
+    batch = next(iter(DataLoader(dataset, batch_sampler=[same])))
+    assert len(batch["bucket"]) == 2
+
+
+def test_the_index_is_kept_and_only_changed_shards_are_read_again(
+    shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = tmp_path / "index.parquet"
+    first = dataset_from_shards(shards, RULE, index=index)
+    opened: list[str] = []
+    real = tar_index_module._index_shard
+
+    def counted(shard: str, caption: str | None) -> Any:
+        opened.append(Path(shard).name)
+        return real(shard, caption)
+
+    monkeypatch.setattr(tar_index_module, "_index_shard", counted)
+    again = dataset_from_shards(shards, RULE, index=index)
+    assert opened == []
+    assert (again.source.index.rows == first.source.index.rows).all()
+    assert list(again.source.index.keys) == list(first.source.index.keys)
+
+    with tarfile.open(shards[1], "a") as tar:
+        add(tar, "part1/new.png", encoded(77, "PNG"))
+    grown = dataset_from_shards(shards, RULE, index=index)
+    assert opened == ["data-000001.tar"]
+    assert len(grown) == 16
+    assert grown[15]["caption"] == dataset_from_shards(shards, RULE)[15]["caption"]
+    with pytest.raises(KohyaBucketError, match="has changed or gone"):
+        type(first.source)(first.source.index)
+    opened.clear()
+    dataset_from_shards(shards, RULE, index=index, caption=None)
+    assert len(opened) == 3
+
+
+def test_only_headers_are_read_for_the_index(shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(Image, "open", refuse)
+    assert (TarIndex.build(shards).rows["width"] > 0).all()
+
+
+def test_a_broken_image_is_named_and_a_broken_shard_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, "good.png", encoded(1, "PNG"))
+        add(tar, "bad.png", b"broken")
+        add(tar, "empty.png", b"")
+    dataset = dataset_from_shards([path], RULE)
+    assert [(Path(name).name, reason[:12]) for _, name, reason in dataset.failures] == [
+        ("a.tar#bad.png".removesuffix(".png"), "not an image"),
+        ("a.tar#empty", "an empty fil"),
+    ]
+    (tmp_path / "b.tar").write_bytes(b"no tar at all" * 100)
+    with pytest.raises(KohyaBucketError, match=r"b\.tar: cannot be read as a tar file"):
+        dataset_from_shards([tmp_path / "b.tar"], RULE)
+    with pytest.raises(KohyaBucketError, match=r"c\.tar: this shard cannot be read"):
+        dataset_from_shards([tmp_path / "c.tar"], RULE)
+    with pytest.raises(KohyaBucketError, match="use stream_from_shards"):
+        dataset_from_shards(["https://example.org/a.tar"], RULE)
+    (tmp_path / "i.parquet").write_bytes(b"no")
+    with pytest.raises(KohyaBucketError, match="cannot be read as an index"):
+        dataset_from_shards([path], RULE, index=tmp_path / "i.parquet")
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stream_gives_every_sample_once(shards: list[str], workers: int) -> None:
+    stream = stream_from_shards(shards, RULE, 4, buffer_size=12)
+    context = "spawn" if workers else None
+    batches = list(DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=context))
+    captions = {
+        path.rpartition("#")[2]: caption
+        for batch in batches
+        for path, caption in zip(batch["path"], batch["caption"], strict=True)
+    }
+    assert captions == {key: caption for key, _, caption in found_by_webdataset(shards)}
+    assert sum(len(batch["path"]) for batch in batches) == 15
+
+
+@pytest.mark.parametrize("name", ["a/b.c/d.seg.png", "x.jpg", "noending", ".hidden", "A/B.JPG"])
+def test_names_are_split_as_webdataset_splits_them(name: str) -> None:
+    key, ending = wds.tariterators.base_plus_ext(name)
+    assert split_key(name) == ((key, ending.lower()) if key else ("", ""))
