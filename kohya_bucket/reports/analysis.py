@@ -1,0 +1,183 @@
+"""What becomes of a data set under a rule: counts, distributions, and the images that stand out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets import Bucket, Placement, Reason
+from kohya_bucket.buckets.types import FloatArray
+from kohya_bucket.reports.images import ImageTable, Subject
+from kohya_bucket.reports.summary import Summary, enlargement, images_per_bucket, samples_per_bucket, summarize
+
+__all__ = ["Analysis", "BucketUse", "analyze"]
+
+Indices = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class BucketUse:
+    """What one bucket holds. Crop losses are shares of the image's area; `enlarged` is a share of its images."""
+
+    bucket: Bucket
+    images: int
+    samples: int
+    batches: int
+    last_batch: int
+    mean_crop: float
+    worst_crop: float
+    enlarged: float
+
+    @property
+    def underfilled(self) -> bool:
+        """It holds images, but never fills a batch."""
+        return self.batches == 1 and self.last_batch > 0
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A subject, its placement, and what can be read from them. Lists are indices of images, worst first.
+
+    Attributes:
+        subject: the images and their rule.
+        placement: where the rule puts them.
+        scale: [N] factor by which each image's sides are scaled; NaN without a bucket.
+        aspect_distance: [N] |log(image aspect / bucket aspect)|; NaN without a bucket.
+        min_count: a used bucket with fewer images counts as rarely used.
+        outlier_threshold: `aspect_distance` above which an image is an outlier.
+    """
+
+    subject: Subject
+    placement: Placement
+    scale: FloatArray
+    aspect_distance: FloatArray
+    min_count: int
+    outlier_threshold: float
+
+    @property
+    def images(self) -> ImageTable:
+        return self.subject.images
+
+    @cached_property
+    def summary(self) -> Summary:
+        return summarize(self.images.sizes, self.placement, self.images.repeats, self.subject.batch_size)
+
+    @cached_property
+    def aspects(self) -> FloatArray:
+        """Aspects (width / height) of the readable images."""
+        sizes = self.images.sizes[self.images.readable]
+        return np.asarray(sizes[:, 0] / sizes[:, 1])
+
+    @cached_property
+    def buckets(self) -> list[BucketUse]:
+        """One entry per bucket of the set, in its order; unused ones too, where the rule has a whole set."""
+        placement, batch = self.placement, self.subject.batch_size
+        if placement.bucket_set is None:
+            return []
+        images = images_per_bucket(placement)
+        samples = samples_per_bucket(placement, self.images.repeats)
+        index = placement.bucket_index[placement.placed]
+        loss, scale = placement.crop_loss[placement.placed], self.scale[placement.placed]
+        k = len(placement.bucket_set)
+        worst = np.zeros(k)
+        np.maximum.at(worst, index, loss)
+        divisor = np.maximum(images, 1)
+        mean = np.bincount(index, weights=loss, minlength=k) / divisor
+        enlarged = np.bincount(index, weights=scale > 1.001, minlength=k) / divisor
+        return [
+            BucketUse(bucket, *row)
+            for bucket, *row in zip(
+                placement.bucket_set,
+                images.tolist(),
+                samples.tolist(),
+                (-(-samples // batch)).tolist(),
+                (samples % batch).tolist(),
+                mean.tolist(),
+                worst.tolist(),
+                enlarged.tolist(),
+                strict=True,
+            )
+        ]
+
+    @property
+    def used_buckets(self) -> list[BucketUse]:
+        return [b for b in self.buckets if b.images]
+
+    @property
+    def underfilled(self) -> list[BucketUse]:
+        """Used buckets that never fill a batch."""
+        return [b for b in self.used_buckets if b.underfilled]
+
+    @property
+    def rarely_used(self) -> list[BucketUse]:
+        """Used buckets with fewer than `min_count` images."""
+        return [b for b in self.used_buckets if b.images < self.min_count]
+
+    @cached_property
+    def unplaced(self) -> Indices:
+        """Readable images without a bucket."""
+        return np.flatnonzero(self.images.readable & ~self.placement.placed)
+
+    @cached_property
+    def outliers(self) -> Indices:
+        """Images whose aspect no bucket comes near."""
+        return self._worst(self.aspect_distance, self.aspect_distance > self.outlier_threshold)
+
+    @cached_property
+    def most_cropped(self) -> Indices:
+        """Images by crop loss; those without any are left out."""
+        return self._worst(self.placement.crop_loss, self.placement.crop_loss > 0)
+
+    @cached_property
+    def most_enlarged(self) -> Indices:
+        """Images by enlargement; those that are not enlarged are left out."""
+        return self._worst(self.scale, self.scale > 1.001)
+
+    @cached_property
+    def rotated(self) -> Indices:
+        """Images whose EXIF asks for a rotation or mirroring that training does not do."""
+        return np.flatnonzero(self.images.readable & (self.images.orientation > 1))
+
+    @cached_property
+    def duplicates(self) -> list[list[int]] | None:
+        """Groups of images of equal content, largest first; None where no hashes were computed."""
+        if self.images.hashes is None:
+            return None
+        groups: dict[str, list[int]] = {}
+        for i, content in enumerate(self.images.hashes):
+            if content:
+                groups.setdefault(content, []).append(i)
+        return sorted((g for g in groups.values() if len(g) > 1), key=lambda g: (-len(g), g[0]))
+
+    def reason(self, i: int) -> str:
+        """Why image `i` is not trained; empty if it is."""
+        failure = self.images.failures.get(i)
+        if failure is not None:
+            return failure
+        reason = self.placement.reason(i)
+        return "" if reason == Reason.PLACED else reason.text
+
+    @staticmethod
+    def _worst(values: FloatArray, chosen: npt.NDArray[np.bool_]) -> Indices:
+        found = np.flatnonzero(chosen)
+        return np.asarray(found[np.argsort(-values[found], kind="stable")])
+
+
+def analyze(subject: Subject, *, min_count: int = 10, outlier_threshold: float = 0.25) -> Analysis:
+    """Place the subject's images and look at the result.
+
+    Args:
+        min_count: a used bucket with fewer images is listed as rarely used.
+        outlier_threshold: images further than this in log aspect from their bucket are outliers; 0.25 means that
+            22% of the image is cut off.
+    """
+    sizes = subject.images.sizes
+    placement = subject.rule.place(sizes)
+    placed = placement.placed
+    distance = np.full(len(sizes), np.nan)
+    own, bucket = sizes[placed].astype(np.float64), placement.bucket_sizes[placed].astype(np.float64)
+    distance[placed] = np.abs(np.log(own[:, 0] / own[:, 1]) - np.log(bucket[:, 0] / bucket[:, 1]))
+    return Analysis(subject, placement, enlargement(sizes, placement), distance, min_count, outlier_threshold)

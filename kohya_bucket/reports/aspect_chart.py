@@ -1,0 +1,149 @@
+"""The chart of a bucket set: aspects and switching points on one axis, portrait and landscape apart.
+
+After the charts of "How are Images Assigned to Buckets?" (Sable Confusion, 2024). Portrait and landscape have an
+axis each because they differ: the midpoint between two aspects is not the midpoint between their inverses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kohya_bucket.buckets import BucketSet, switching_points
+from kohya_bucket.buckets.types import FloatArray, IntArray
+from kohya_bucket.reports.drawing import Drawing
+from kohya_bucket.reports.labels import spread_labels
+
+__all__ = ["aspect_chart"]
+
+_WIDTH, _LEFT, _RIGHT = 1180, 46, 24
+_BLUE, _ORANGE, _GREY, _INK = "#1f5fa8", "#d9650b", "#8a8a8a", "#222222"
+_BANDS = ("#dce8f5", "#f3f6fa")
+_GAP = 13.0
+_TICKS = (1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 20)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One orientation: aspects counted from 1 upwards, the longer side over the shorter one."""
+
+    title: str
+    aspects: FloatArray
+    names: list[str]
+    points: FloatArray
+    images: FloatArray
+    unit: str
+
+
+def aspect_chart(
+    bucket_set: BucketSet, method: str = "midpoint", sizes: IntArray | None = None, title: str = ""
+) -> Drawing:
+    """Draw a set.
+
+    Args:
+        method: which switching points are drawn.
+        sizes: [N, 2] sizes of images, shown as counts above the axis; rows with a side below 1 are left out.
+        title: heading; by default the set's name and size.
+
+    Raises:
+        BucketSettingsError: an unknown method.
+    """
+    images = np.zeros(0) if sizes is None else _aspects_of(sizes)
+    sides = [_side(bucket_set, method, images, portrait) for portrait in (False, True)]
+    sides = [side for side in sides if len(side.aspects)]
+    reach = max(1.3, max(float(side.aspects.max()) for side in sides) * 1.06)
+    rug = 74 if len(images) else 0
+    panel = 302 + rug
+    heading = title or f"{bucket_set.name or 'bucket set'}: {len(bucket_set)} buckets"
+    drawing = Drawing(_WIDTH, 64 + panel * len(sides), title=f"{heading}, switching by {method}")
+    drawing.text(_LEFT, 24, heading, size=18, bold=True)
+    note = f"blue: buckets; orange: where one bucket hands over to the next ({method})"
+    if rug:
+        note += f"; bars: {len(images):,} images"
+    drawing.text(_LEFT, 48, note, size=13, colour="#555555")
+    for number, side in enumerate(sides):
+        _panel(drawing, side, 64 + panel * number, reach, rug)
+    return drawing
+
+
+def _aspects_of(sizes: IntArray) -> FloatArray:
+    readable = sizes[sizes.min(axis=1, initial=1) > 0]
+    return np.asarray(readable[:, 0] / readable[:, 1])
+
+
+def _side(bucket_set: BucketSet, method: str, images: FloatArray, portrait: bool) -> _Side:
+    aspects, points = bucket_set.aspects, np.array([p.aspect for p in switching_points(bucket_set, method)])
+    if portrait:
+        aspects, points, images = 1 / aspects, 1 / points, 1 / images
+    # A set may hold one aspect in several sizes: one label for the first two of them.
+    names: dict[float, list[str]] = {}
+    for k in np.argsort(aspects, kind="stable"):
+        if aspects[k] >= 1:
+            names.setdefault(float(aspects[k]), []).append(str(bucket_set[int(k)]))
+    title, unit = ("portrait", "height / width") if portrait else ("landscape", "width / height")
+    return _Side(
+        title,
+        np.array(list(names)),
+        [f"{'+'.join(many[:2])}{'…' if len(many) > 2 else ''}  {a:.3f}" for a, many in names.items()],
+        np.sort(points[points > 1]),
+        images[images >= 1] if not portrait else images[images > 1],
+        unit,
+    )
+
+
+def _panel(drawing: Drawing, side: _Side, top: float, reach: float, rug: int) -> None:
+    left, right = _LEFT, _WIDTH - _RIGHT
+
+    def at(aspect: FloatArray | float) -> FloatArray:
+        return np.asarray(left + np.log(np.minimum(aspect, reach)) / np.log(reach) * (right - left))
+
+    drawing.text(left, top + 14, side.title, size=15, bold=True)
+    if rug:
+        beyond = int((side.images > reach).sum())
+        count = f"{len(side.images):,} images" + (f", {beyond:,} of them beyond the axis" if beyond else "")
+        drawing.text(left + 108, top + 15, count, size=12, colour="#555555")
+    drawing.text(right, top + 14, side.unit, size=12, colour="#555555", anchor="end")
+    strip = top + 154 + rug
+    edges = np.concatenate([[left], at(side.points), [right]])
+    for j in range(len(edges) - 1):
+        drawing.box(edges[j], strip, edges[j + 1] - edges[j], 26, _BANDS[j % 2])
+    if rug:
+        _bars(drawing, side, strip - 6, reach)
+    _labels(drawing, at(side.aspects), side.names, strip - rug - 8, strip + 13, _BLUE, above=True)
+    for x in at(side.aspects):
+        drawing.dot(float(x), strip + 13, 4, _BLUE)
+    for x in at(side.points):
+        drawing.line([(float(x), strip - 4), (float(x), strip + 30)], _ORANGE, 1.4)
+    _labels(drawing, at(side.points), [f"{p:.4f}" for p in side.points], strip + 44, strip + 30, _ORANGE, above=False)
+    axis = strip + 112
+    drawing.line([(left, axis), (right, axis)], _GREY)
+    for tick in (t for t in _TICKS if t <= reach):
+        x = float(at(float(tick)))
+        drawing.line([(x, axis), (x, axis + 5)], _GREY)
+        drawing.text(x, axis + 14, f"{tick:g}", size=11, colour="#555555", anchor="middle")
+
+
+def _labels(
+    drawing: Drawing, marks: FloatArray, names: list[str], at: float, mark_at: float, colour: str, above: bool
+) -> None:
+    """Upright names joined to their marks; where there are too many, only as many as fit, evenly."""
+    room = _WIDTH - _LEFT - _RIGHT
+    every = max(1, -(-int(len(names) * _GAP) // room))
+    marks, names = marks[::every], names[::every]
+    places = spread_labels(marks, _GAP, _LEFT, _WIDTH - _RIGHT)
+    bend = at + 4 if above else at - 4
+    for mark, place, name in zip(marks.tolist(), places.tolist(), names, strict=True):
+        drawing.line([(place, bend), (mark, bend + 10 if above else bend - 10), (mark, mark_at)], colour, 0.7)
+        drawing.text(place, at, name, size=11, colour=colour, anchor="start" if above else "end", upright=True)
+
+
+def _bars(drawing: Drawing, side: _Side, base: float, reach: float) -> None:
+    """How many images have each aspect, in narrow bars; those beyond the axis are counted in the last one."""
+    room, bar = _WIDTH - _LEFT - _RIGHT, 4
+    inside = np.minimum(side.images, reach)
+    counts, _ = np.histogram(np.log(inside), bins=room // bar, range=(0, np.log(reach)))
+    most = counts.max(initial=0)
+    for j in np.flatnonzero(counts):
+        height = max(1.0, 50 * counts[j] / most)
+        drawing.box(_LEFT + j * bar, base - height, bar - 1, height, "#9aa7b5")

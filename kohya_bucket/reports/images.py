@@ -1,0 +1,143 @@
+"""The images a report is about, as columns."""
+
+from __future__ import annotations
+
+import ntpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets import BucketRule
+from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.images import SizeScan
+
+__all__ = ["ImageTable", "Subject"]
+
+
+@dataclass(frozen=True)
+class ImageTable:
+    """N images.
+
+    Attributes:
+        paths: [N] paths as they are opened.
+        sizes: [N, 2] int32 stored (width, height); (0, 0) where unreadable.
+        repeats: [N] how often an epoch trains each.
+        orientation: [N] EXIF orientation, 1 is upright.
+        failures: index -> why its size could not be read.
+        mislabelled: index -> how its name and its content differ.
+        hashes: [N] content hashes (empty where there is none), or None where they were not computed.
+        captions: endings of caption files, tried in this order beside an image.
+    """
+
+    paths: Sequence[str]
+    sizes: IntArray
+    repeats: npt.NDArray[np.int64]
+    orientation: npt.NDArray[np.uint8]
+    failures: Mapping[int, str] = field(default_factory=dict)
+    mislabelled: Mapping[int, str] = field(default_factory=dict)
+    hashes: Sequence[str] | None = None
+    captions: tuple[str, ...] = (".txt", ".caption")
+
+    @classmethod
+    def of(
+        cls,
+        paths: Sequence[str],
+        sizes: IntArray,
+        repeats: npt.NDArray[np.int64] | None = None,
+        orientation: npt.NDArray[np.uint8] | None = None,
+    ) -> ImageTable:
+        """A table of paths and sizes; what is not given is one repeat and upright."""
+        n = len(paths)
+        return cls(
+            paths,
+            sizes,
+            np.ones(n, dtype=np.int64) if repeats is None else repeats,
+            np.ones(n, dtype=np.uint8) if orientation is None else orientation,
+        )
+
+    @classmethod
+    def from_scan(
+        cls,
+        scan: SizeScan,
+        repeats: npt.NDArray[np.int64] | None = None,
+        hashes: Sequence[str] | None = None,
+        captions: tuple[str, ...] = (".txt", ".caption"),
+    ) -> ImageTable:
+        """What `kohya_bucket.images.read_sizes` returned."""
+        return cls(
+            paths=scan.paths,
+            sizes=scan.sizes,
+            repeats=np.ones(len(scan), dtype=np.int64) if repeats is None else repeats,
+            orientation=scan.orientation,
+            failures={i: reason for i, _, reason in scan.failures},
+            mislabelled={i: what for i, _, what in scan.mislabelled()},
+            hashes=hashes,
+            captions=captions,
+        )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def take(self, rows: npt.NDArray[np.intp]) -> ImageTable:
+        """The images of these rows, in this order; a row may stand several times."""
+        chosen = rows.tolist()
+        return ImageTable(
+            paths=[self.paths[i] for i in chosen],
+            sizes=self.sizes[rows],
+            repeats=self.repeats[rows],
+            orientation=self.orientation[rows],
+            failures={at: self.failures[i] for at, i in enumerate(chosen) if i in self.failures},
+            mislabelled={at: self.mislabelled[i] for at, i in enumerate(chosen) if i in self.mislabelled},
+            hashes=None if self.hashes is None else [self.hashes[i] for i in chosen],
+            captions=self.captions,
+        )
+
+    @property
+    def readable(self) -> npt.NDArray[np.bool_]:
+        """[N] bool: the image has a size."""
+        return np.asarray(self.sizes.min(axis=1, initial=1) > 0) if len(self) else np.zeros(0, dtype=np.bool_)
+
+    def short_name(self, i: int) -> str:
+        """Path of image `i` without the folder that all share; for lists on a page."""
+        path = self.paths[i]
+        return (path.replace("\\", "/") if self._shared[1] else path)[self._shared[0] :]
+
+    @cached_property
+    def _shared(self) -> tuple[int, bool]:
+        return shared_folder(self.paths)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One data set with the rule it is placed by.
+
+    Attributes:
+        name: what it is called in the report, e.g. its folder.
+        images: its images.
+        rule: what decides buckets.
+        batch_size: images per process and step.
+        source: where the rule comes from, for the reader, e.g. a config's path.
+    """
+
+    name: str
+    images: ImageTable
+    rule: BucketRule
+    batch_size: int = 1
+    source: str = ""
+
+
+def shared_folder(paths: Sequence[str]) -> tuple[int, bool]:
+    """Length of the folder that all paths share, its slash included, and whether backslashes separate, too."""
+    if not len(paths):
+        return 0, False
+    # What the first and the last in order share, all share.
+    first, last = min(paths), max(paths)
+    windows = bool(ntpath.splitdrive(first)[0])
+    if windows:
+        first, last = first.replace("\\", "/"), last.replace("\\", "/")
+    pairs = zip(first, last, strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(last)))
+    return first.rfind("/", 0, same) + 1, windows

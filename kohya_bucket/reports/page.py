@@ -1,0 +1,156 @@
+"""The HTML report: one file, no request to anywhere, nothing in it that a file name could turn into markup."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import kohya_bucket
+from kohya_bucket.buckets import Reason
+from kohya_bucket.reports.analysis import Analysis
+from kohya_bucket.reports.browser_rule import browser_rule, describe_rule
+from kohya_bucket.reports.charts import aspect_histogram, size_scatter
+from kohya_bucket.reports.page_lists import image_lists, image_row
+from kohya_bucket.reports.recommend import recommend
+from kohya_bucket.reports.thumbnails import caption_beside, choose_examples, make_thumbnails
+
+__all__ = ["render_page"]
+
+Progress = Callable[[int, int], None]
+
+
+def render_page(
+    analyses: Sequence[Analysis],
+    *,
+    title: str = "",
+    thumbnails: int = 240,
+    limit: int = 300,
+    progress: Progress | None = None,
+) -> str:
+    """The report of one or several data sets as the text of an HTML file.
+
+    Args:
+        title: heading of the page; the first data set's name if empty.
+        thumbnails: at most this many small pictures in the file, over all data sets.
+        limit: at most this many images in each list.
+        progress: called as `progress(done, total)` while the small pictures are made.
+    """
+    title = title or (analyses[0].subject.name if analyses else "No images")
+    share = max(0, thumbnails) // max(len(analyses), 1)
+    examples = [choose_examples(a, share) for a in analyses]
+    chosen = [a.images.paths[i] for a, e in zip(analyses, examples, strict=True) for _, some in e for i in some]
+    pictures = iter(make_thumbnails(chosen, progress))
+    data = {
+        "title": title,
+        "version": kohya_bucket.__version__,
+        "made": datetime.now().strftime("%Y-%m-%d %H:%M"),
+        "reasons": {int(r): r.text for r in Reason},
+        "datasets": [
+            {**_dataset(a, limit), "sheets": _sheets(a, e, pictures)} for a, e in zip(analyses, examples, strict=True)
+        ],
+    }
+    return _fill(title, data)
+
+
+def _fill(title: str, data: dict[str, Any]) -> str:
+    script = _template("placement.js") + _template("stored.js") + _template("report.js")
+    style = _template("report.css")
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    parts = {
+        "POLICY": policy,
+        "STYLE": style,
+        "SCRIPT": script,
+        "DATA": _script_safe(data),
+        "TITLE": _markup_safe(title),
+    }
+    out = []
+    # Cut first, then fill: what is filled in is never searched for marks.
+    for i, piece in enumerate(_template("report.html").split("@@")):
+        out.append(parts[piece] if i % 2 else piece)
+    return "".join(out)
+
+
+@cache
+def _template(name: str) -> str:
+    # The policy names the hash of what the browser parses, in which every line end is a line feed.
+    text = (resources.files("kohya_bucket.reports") / "templates" / name).read_text(encoding="utf-8")
+    return text.replace("\r\n", "\n")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def _script_safe(data: Any) -> str:
+    """JSON in which no character can end the script element: all of <, >, & and everything beyond ASCII escaped."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _markup_safe(text: str) -> str:
+    # File names may hold bytes that are no text; a file in UTF-8 cannot.
+    return html.escape(text.encode("utf-8", "replace").decode("utf-8"))
+
+
+def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
+    subject, images = analysis.subject, analysis.images
+    return {
+        "name": subject.name,
+        "source": subject.source,
+        "rule": browser_rule(subject.rule),
+        "rule_text": describe_rule(subject.rule),
+        "batch_size": subject.batch_size,
+        "found": len(images),
+        "broken": int((~images.readable).sum()),
+        "summary": asdict(analysis.summary),
+        "underfilled": len(analysis.underfilled),
+        "rare": {"count": len(analysis.rarely_used), "below": analysis.min_count},
+        "advice": [
+            {k: getattr(r, k) for k in ("setting", "current", "proposed", "why", "gain", "cost")}
+            for r in recommend(analysis)
+        ],
+        "histogram": aspect_histogram(analysis),
+        "scatter": size_scatter(analysis),
+        "buckets": [
+            [
+                *b.bucket, b.images, b.samples, b.batches, b.last_batch,
+                round(b.mean_crop, 5), round(b.worst_crop, 5), round(b.enlarged, 4),
+            ]
+            for b in analysis.buckets
+        ],
+        "lists": image_lists(analysis, limit),
+    }  # fmt: skip
+
+
+def _sheets(analysis: Analysis, examples: Sequence[tuple[int, list[int]]], pictures: Any) -> list[dict[str, Any]]:
+    out = []
+    for k, chosen in examples:
+        shots = []
+        for i in chosen:
+            picture = next(pictures)
+            resized, bucket = analysis.placement.resized_sizes[i], analysis.placement.bucket_sizes[i]
+            shots.append(
+                {
+                    "row": image_row(analysis, i, ""),
+                    "picture": picture,
+                    # Kept area as shares of the image: left, top, width, height.
+                    "kept": [
+                        *((resized - bucket) // 2 / resized).round(4).tolist(),
+                        *(bucket / resized).round(4).tolist(),
+                    ],
+                    "caption": caption_beside(analysis.images.paths[i], analysis.images.captions),
+                }
+            )
+        out.append({"bucket": k, "shots": shots})
+    return out

@@ -1,0 +1,148 @@
+"""An analysis in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kohya_bucket.reports.analysis import Analysis
+from kohya_bucket.reports.recommend import Recommendation, recommend
+
+__all__ = ["print_analysis", "render_analysis"]
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def print_analysis(analysis: Analysis, console: Console, limit: int = 5) -> None:
+    """Print one data set; lists of images show the first `limit`."""
+    console.print(render_analysis(analysis, limit))
+
+
+def render_analysis(analysis: Analysis, limit: int = 5) -> RenderableType:
+    parts: list[RenderableType] = [_head(analysis)]
+    if len(analysis.aspects):
+        parts += [_aspects(analysis), _buckets(analysis)]
+    parts += _lists(analysis, limit)
+    recommendations = recommend(analysis)
+    if recommendations:
+        parts.append(Text("\nWhat to change", style="bold"))
+        parts += [_recommendation(r) for r in recommendations]
+    return Group(*parts)
+
+
+def _head(analysis: Analysis) -> RenderableType:
+    images, s = analysis.images, analysis.summary
+    readable = int(images.readable.sum())
+    text = Text()
+    text.append(f"{analysis.subject.name}\n", style="bold")
+    text.append(f"{analysis.subject.rule!r}, batch size {analysis.subject.batch_size}\n", style="dim")
+    text.append(f"{len(images):,} images: {readable:,} readable, {len(images) - readable:,} broken")
+    text.append(f", {len(analysis.unplaced):,} without a bucket\n")
+    if s.placed:
+        text.append(
+            f"{s.buckets} buckets in use; {s.samples:,} samples, {s.batches:,} batches an epoch, "
+            f"{s.short_batches:,} of them not full ({len(analysis.underfilled)} buckets never fill one)\n"
+        )
+        text.append(
+            f"Cropped off: mean {s.mean_crop:.2%}, 95th percentile {s.p95_crop:.1%}, worst {s.worst_crop:.1%}. "
+            f"Enlarged: {s.enlarged:.1%} of the images\n"
+        )
+    return text
+
+
+def _aspects(analysis: Analysis, width: int = 64) -> RenderableType:
+    """Histogram over the logarithm of the aspect, portrait left, landscape right."""
+    logs = np.log2(analysis.aspects)
+    reach = max(0.5, float(np.abs(logs).max()))
+    counts, _ = np.histogram(logs, bins=width, range=(-reach, reach))
+    top = max(int(counts.max()), 1)
+    bars = "".join(_BLOCKS[-(-int(c) * 8 // top)] for c in counts)
+    ends = f"1:{2**reach:.3g}", f"{2**reach:.3g}:1"
+    axis = ends[0] + "1:1".center(width - len(ends[0]) - len(ends[1])) + ends[1]
+    return Text(f"Aspects, by logarithm\n  {bars}\n  {axis}\n")
+
+
+def _buckets(analysis: Analysis, most: int = 60) -> RenderableType:
+    # Narrow enough for a terminal of 80 columns.
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for name in ("bucket", "aspect", "images", "", "samples", "batches", "last", "cut", "worst", "enl."):
+        table.add_column(name, justify="left" if name in ("bucket", "") else "right", no_wrap=True)
+    used = analysis.used_buckets
+    # Where there are more than fit, the fullest are shown, in the set's order.
+    shown = sorted(sorted(used, key=lambda b: -b.images)[:most], key=lambda b: (b.bucket.aspect_ratio, b.bucket))
+    top = max((b.images for b in used), default=1)
+    for use in shown:
+        last = f"{use.last_batch}/{analysis.subject.batch_size}" if use.last_batch else "full"
+        table.add_row(
+            str(use.bucket),
+            f"{use.bucket.aspect_ratio:.3f}",
+            f"{use.images:,}",
+            "█" * max(1, round(8 * use.images / top)),
+            f"{use.samples:,}",
+            f"{use.batches:,}",
+            last,
+            f"{use.mean_crop:.1%}",
+            f"{use.worst_crop:.1%}",
+            f"{use.enlarged:.0%}",
+            style="yellow" if use.underfilled else "",
+        )
+    notes = []
+    if len(used) > most:
+        notes.append(f"{len(used) - most} smaller buckets are not shown; --html and --json hold all.")
+    idle = len(analysis.buckets) - len(used)
+    if idle:
+        notes.append(f"{idle} buckets of the set hold no image.")
+    return Group(table, *(Text(n, style="dim") for n in notes))
+
+
+def _lists(analysis: Analysis, limit: int) -> list[RenderableType]:
+    images, placement = analysis.images, analysis.placement
+
+    def described(indices: Iterable[int], what: str) -> list[str]:
+        out = []
+        for i in indices:
+            size = "x".join(map(str, images.sizes[i].tolist()))
+            value = {
+                "crop": f"{placement.crop_loss[i]:.1%} cropped off",
+                "scale": f"enlarged {analysis.scale[i]:.2f} times",
+                "reason": analysis.reason(i),
+                "orientation": f"EXIF orientation {images.orientation[i]}",
+            }[what]
+            out.append(f"{images.paths[i]} ({size}): {value}")
+        return out
+
+    broken = [f"{images.paths[i]}: {why}" for i, why in sorted(images.failures.items())]
+    sections = [
+        ("Broken", broken, len(broken)),
+        ("Without a bucket", described(analysis.unplaced[:limit].tolist(), "reason"), len(analysis.unplaced)),
+        ("Far from every bucket", described(analysis.outliers[:limit].tolist(), "crop"), len(analysis.outliers)),
+        ("Most enlarged", described(analysis.most_enlarged[:limit].tolist(), "scale"), len(analysis.most_enlarged)),
+        ("Asking for a rotation", described(analysis.rotated[:limit].tolist(), "orientation"), len(analysis.rotated)),
+        ("Named wrongly", [f"{images.paths[i]}: {w}" for i, w in images.mislabelled.items()], len(images.mislabelled)),
+    ]
+    duplicates = analysis.duplicates or []
+    sections.append(("Equal files", [", ".join(images.paths[i] for i in g) for g in duplicates], len(duplicates)))
+    out: list[RenderableType] = []
+    for title, lines, count in sections:
+        if count:
+            rest = f"\n  … and {count - limit:,} more" if count > limit else ""
+            body = "\n".join(f"  {escape(line)}" for line in lines[:limit])
+            out.append(f"\n[bold]{title}[/bold] ({count:,})\n{body}{rest}")
+    return out
+
+
+def _recommendation(r: Recommendation) -> RenderableType:
+    text = Text()
+    text.append(f"{r.setting}: {r.current} → {r.proposed}\n", style="cyan")
+    text.append(f"{r.why}.\n")
+    if r.gain:
+        text.append(f"Gain: {r.gain}\n", style="green")
+    if r.cost:
+        text.append(f"Cost: {r.cost}\n", style="yellow")
+    return Padding(text, (0, 0, 0, 2))

@@ -1,0 +1,163 @@
+"""The analysis counts what is there, and recommendations carry measured numbers."""
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from kohya_bucket import FixedBuckets, KohyaBuckets, load_preset
+from kohya_bucket.reports.analysis import analyze
+from kohya_bucket.reports.as_json import report_as_dict
+from kohya_bucket.reports.images import ImageTable, Subject
+from kohya_bucket.reports.recommend import recommend
+from kohya_bucket.reports.terminal import print_analysis
+
+RULES = [
+    KohyaBuckets(1024, 256, 2048),
+    KohyaBuckets(512, no_upscale=True),
+    FixedBuckets(load_preset("sdxl"), max_crop=0.1),
+    FixedBuckets(load_preset("novelai"), no_upscale=True),
+]
+
+
+def table(sizes, **columns) -> ImageTable:
+    array = np.array(sizes, dtype=np.int32).reshape(-1, 2)
+    return ImageTable.of([f"/data/set/{i:03}.png" for i in range(len(array))], array, **columns)
+
+
+sides = st.integers(0, 4000)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(sides, sides), max_size=40), st.sampled_from(RULES), st.integers(1, 9), st.data())
+def test_counts_add_up(sizes, rule, batch_size, data) -> None:
+    repeats = np.array(data.draw(st.lists(st.integers(0, 5), min_size=len(sizes), max_size=len(sizes))), dtype=np.int64)
+    a = analyze(Subject("set", table(sizes, repeats=repeats), rule, batch_size))
+    readable = sum(min(s) > 0 for s in sizes)
+    assert a.summary.placed + len(a.unplaced) == readable == len(a.aspects)
+    assert sum(b.images for b in a.buckets) == a.summary.placed
+    assert sum(b.samples for b in a.buckets) == a.summary.samples == repeats[a.placement.placed].sum()
+    assert sum(b.batches for b in a.buckets) == a.summary.batches
+    assert sum(b.last_batch > 0 for b in a.buckets) == a.summary.short_batches
+    assert {str(b.bucket) for b in a.underfilled} == {str(b.bucket) for b in a.buckets if 0 < b.samples < batch_size}
+    for use in a.used_buckets:
+        mine = a.placement.bucket_index == a.placement.bucket_set.index_of(use.bucket)
+        assert use.worst_crop == a.placement.crop_loss[mine].max()
+        assert use.mean_crop == pytest.approx(a.placement.crop_loss[mine].mean())
+    losses = a.placement.crop_loss[a.most_cropped]
+    assert (np.diff(losses) <= 0).all()
+    assert (losses > 0).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(sides, sides), max_size=30), st.sampled_from(RULES))
+def test_json_is_plain_stable_and_printable(sizes, rule) -> None:
+    analysis = analyze(Subject("set", table(sizes), rule, 4))
+    data = report_as_dict([analysis])
+    again = json.loads(json.dumps(data, allow_nan=False))
+    assert again["format"] == "kohya-bucket-analysis"
+    assert again["version"] == 1
+    (one,) = again["datasets"]
+    assert one["images"]["found"] == len(sizes)
+    print_analysis(analysis, Console(file=io.StringIO()))
+
+
+def test_the_keys_of_the_json_format() -> None:
+    (one,) = report_as_dict([analyze(Subject("set", table([(900, 700)]), RULES[0]))])["datasets"]
+    assert list(one) == [
+        "name", "rule", "source", "batch_size", "images", "aspects", "summary", "buckets", "underfilled",
+        "rarely_used", "broken", "without_bucket", "outliers", "most_cropped", "most_enlarged", "exif_rotated",
+        "mislabelled", "duplicates", "recommendations",
+    ]  # fmt: skip
+
+
+def test_an_outlier_is_far_from_its_bucket() -> None:
+    a = analyze(Subject("set", table([(1000, 1000), (4000, 100), (800, 600)]), RULES[0]))
+    assert a.outliers.tolist() == [1]
+    assert a.aspect_distance[1] == pytest.approx(math.log(40) - math.log(2048 / 512), rel=0.5)
+    assert np.isclose(1 - np.exp(-a.aspect_distance[1]), a.placement.crop_loss[1], atol=0.01)
+
+
+def test_enlargement_is_the_factor_of_the_longer_side() -> None:
+    a = analyze(Subject("set", table([(512, 512), (2048, 2048), (1024, 1024)]), RULES[0]))
+    assert a.scale.tolist() == [2.0, 0.5, 1.0]
+    assert a.most_enlarged.tolist() == [0]
+
+
+def test_duplicates_are_grouped_by_hash() -> None:
+    images = table([(800, 600)] * 5)
+    images = ImageTable(images.paths, images.sizes, images.repeats, images.orientation, hashes=["a", "b", "a", "", ""])
+    analysis = analyze(Subject("set", images, RULES[0]))
+    assert analysis.duplicates == [[0, 2]]
+    (advice,) = [r for r in recommend(analysis) if r.current == "1 copies"]
+    assert "5 → 4" in advice.gain
+
+
+def test_long_images_ask_for_a_longer_bucket_and_get_what_was_promised() -> None:
+    sizes = [(3600, 600)] * 60 + [(1000, 1000)] * 60
+    a = analyze(Subject("set", table(sizes), KohyaBuckets(1024, 256, 1024), 4))
+    advice = {r.setting: r for r in recommend(a)}
+    longer = advice["max_bucket_reso"]
+    assert longer.current == "1024"
+    tried = analyze(Subject("set", table(sizes), KohyaBuckets(1024, 256, int(longer.proposed)), 4))
+    assert longer.after == tried.summary
+    assert longer.after.mean_crop < a.summary.mean_crop
+
+
+def test_small_images_ask_for_a_lower_resolution() -> None:
+    a = analyze(Subject("set", table([(700, 720 + i) for i in range(100)]), KohyaBuckets(1024, 256, 2048), 4))
+    advice = {r.setting: r for r in recommend(a)}
+    lower = advice["resolution"]
+    assert lower.before.enlarged == 1.0
+    assert lower.after.enlarged <= 0.05
+    assert analyze(Subject("set", a.images, KohyaBuckets(int(lower.proposed), 256, 2048), 4)).summary == lower.after
+
+
+def test_without_upscaling_the_largest_fit_is_proposed_where_it_keeps_more() -> None:
+    a = analyze(Subject("set", table([(3072, 3000 + i) for i in range(40)]), KohyaBuckets(1024, no_upscale=True), 4))
+    advice = {r.setting: r for r in recommend(a)}
+    fit = advice["[kohya_bucket] no_upscale_fit"]
+    assert fit.proposed == "largest"
+    assert fit.after.mean_pixels > fit.before.mean_pixels
+
+
+def test_images_lying_on_their_side_are_named() -> None:
+    images = table([(1500, 1000)] * 3, orientation=np.array([6, 1, 3], dtype=np.uint8))
+    a = analyze(Subject("set", images, RULES[0]))
+    assert a.rotated.tolist() == [0, 2]
+    assert [r.current for r in recommend(a) if r.setting == "files"] == ["1 lie on their side"]
+
+
+def test_a_good_set_asks_for_nothing() -> None:
+    rule = KohyaBuckets(1024, 256, 2048)
+    sizes = [b.as_tuple() for b in rule.bucket_set for _ in range(8)]
+    assert recommend(analyze(Subject("set", table(sizes), rule, 4))) == []
+
+
+@pytest.mark.parametrize(
+    ("paths", "short"),
+    [
+        (["/a/b/c/1.png", "/a/b/d/2.png"], ["c/1.png", "d/2.png"]),
+        (["/a/b/10.png", "/a/b/1.png"], ["10.png", "1.png"]),
+        (["/a/b/1.png"], ["1.png"]),
+        (["/a/1.png", "/b/1.png"], ["a/1.png", "b/1.png"]),
+        ([r"C:\set\x\1.png", r"C:\set\x2\1.png"], ["x/1.png", "x2/1.png"]),
+        (["x\\y.png", "x\\z.png"], ["x\\y.png", "x\\z.png"]),
+    ],
+)
+def test_short_names_drop_the_shared_folder(paths, short) -> None:
+    images = ImageTable.of(paths, np.ones((len(paths), 2), dtype=np.int32))
+    assert [images.short_name(i) for i in range(len(paths))] == short
+
+
+def test_the_terminal_table_fits_into_eighty_columns() -> None:
+    out = io.StringIO()
+    images = table([(900 + i, 700) for i in range(2000)], repeats=np.full(2000, 20))
+    print_analysis(analyze(Subject("set", images, KohyaBuckets(1024, 256, 2048), 16)), Console(file=out, width=80))
+    assert "…" not in out.getvalue().split("What to change")[0].split("Far from")[0].split("Most enlarged")[0]
+    assert "1152x896" in out.getvalue()

@@ -1,0 +1,96 @@
+"""The chart: what is drawn, and that no two labels overlap."""
+
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kohya_bucket import FixedBuckets, KohyaBuckets, load_preset, switching_points
+from kohya_bucket.reports.aspect_chart import aspect_chart
+from kohya_bucket.reports.drawing import Drawing
+from kohya_bucket.reports.labels import spread_labels
+from kohya_bucket.reports.loss_chart import loss_chart
+
+SETS = {"512": KohyaBuckets(512).bucket_set, "1024": KohyaBuckets(1024, 256, 2048).bucket_set}
+SETS |= {name: load_preset(name) for name in ("sdxl", "flux", "novelai")}
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("method", ["midpoint", "geometric", "area"])
+def test_every_bucket_and_every_switching_point_is_labelled(name, method) -> None:
+    svg = aspect_chart(SETS[name], method).to_svg()
+    for bucket in SETS[name]:
+        assert f">{bucket}  " in svg
+    for point in switching_points(SETS[name], method):
+        assert f">{point.aspect if point.aspect > 1 else 1 / point.aspect:.4f}<" in svg
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_no_two_labels_overlap(name) -> None:
+    sizes = np.random.default_rng(0).integers(100, 4000, (500, 2)).astype(np.int32)
+    drawing = aspect_chart(SETS[name], "midpoint", sizes)
+    boxes = []
+    for shape in drawing.shapes:
+        if shape[0] == "text":
+            _, x, y, text, size, _, anchor, upright, _ = shape
+            length, thick = 0.62 * size * len(text), size * 1.05
+            start = {"start": 0, "middle": 0.5, "end": 1}[anchor] * length
+            if upright:
+                box = (x - thick / 2, y - length + start, x + thick / 2, y + start)
+            else:
+                box = (x - start, y - thick / 2, x - start + length, y + thick / 2)
+            boxes.append((text, *box))
+    for i, (one, a, b, c, d) in enumerate(boxes):
+        assert a >= 0
+        assert c <= drawing.width
+        assert b >= 0
+        assert d <= drawing.height
+        for other, e, f, g, h in boxes[i + 1 :]:
+            assert a >= g or c <= e or b >= h or d <= f, (one, other)
+
+
+def test_images_are_counted_once_on_either_side() -> None:
+    svg = aspect_chart(SETS["512"], sizes=np.array([(10, 10), (20, 10), (10, 30), (0, 5)], np.int32)).to_svg()
+    assert re.findall(r">(\d+ images[^<]*)<", svg) == ["2 images", "1 images"]
+
+
+@given(st.lists(st.floats(0, 100), max_size=8), st.floats(0.1, 12))
+def test_labels_are_spread_apart_in_order_and_in_range(wanted, gap) -> None:
+    wanted = np.sort(np.array(wanted))
+    places = spread_labels(wanted, gap, 0, 100)
+    assert (np.diff(places) >= gap - 1e-9).all()
+    assert not len(places) or (places[0] >= -1e-9 and places[-1] <= 100 + 1e-9)
+    if len(wanted) and (np.diff(wanted) >= gap).all():
+        np.testing.assert_allclose(places, wanted, atol=1e-9)
+
+
+def test_both_formats_hold_the_same_sheet() -> None:
+    drawing = Drawing(200, 80, title='a "title" & more')
+    drawing.box(10, 10, 50, 20, "#ff0000")
+    drawing.dot(100, 40, 10, "#0000ff")
+    drawing.line([(0, 79), (199, 79)], "#00ff00", 2)
+    drawing.text(10, 60, "a < b & c")
+    drawing.text(190, 10, "up", upright=True, anchor="end", bold=True)
+    root = ET.fromstring(drawing.to_svg())
+    assert root.attrib["viewBox"] == "0 0 200 80"
+    assert [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")] == ["a < b & c", "up"]
+    image = drawing.to_image()
+    assert image.size == (200, 80)
+    assert drawing.to_image(2).size == (400, 160)
+    assert image.getpixel((30, 20)) == (255, 0, 0)
+    assert image.getpixel((100, 40)) == (0, 0, 255)
+    assert image.getpixel((100, 10)) == (255, 255, 255)
+    assert np.asarray(image.crop((10, 52, 80, 68))).min() < 120
+
+
+def test_the_loss_chart_names_its_rules() -> None:
+    rules = [("kohya", KohyaBuckets(512)), ("bounded", FixedBuckets(load_preset("sdxl"), max_crop=0.05))]
+    svg = loss_chart(rules, "title").to_svg()
+    assert ">kohya<" in svg
+    assert ">bounded<" in svg
+    # The bounded rule has gaps, so it is drawn in several pieces.
+    assert svg.count('stroke="#d9650b" stroke-width="1.4"') > 1
+    assert svg.count('stroke="#1f5fa8" stroke-width="3.4"') == 2  # the curve and its key
