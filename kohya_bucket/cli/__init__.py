@@ -1,0 +1,56 @@
+"""The command line. One file per command, each with a `register(app)`; none computes anything of its own."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import pkgutil
+import sys
+
+import typer
+
+from kohya_bucket.errors import KohyaBucketError
+
+__all__ = ["app", "main", "register_commands"]
+
+app = typer.Typer(
+    name="kohya-bucket",
+    help="Aspect ratio bucketing for sd-scripts and any PyTorch loop: plan it, explain it, train on it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # sd-scripts spells its options with underscores; people paste them.
+    context_settings={"token_normalize_func": lambda token: token.replace("_", "-")},
+)
+
+
+@functools.cache
+def register_commands() -> None:
+    """Import every command of this package and hand it the app, once."""
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
+        register = getattr(importlib.import_module(f"{__name__}.{module}"), "register", None)
+        if register is not None:
+            register(app)
+
+
+def main() -> None:
+    """Entry point: a user's mistake ends with one clear line and exit code 2, never with a traceback."""
+    register_commands()
+    for stream in (sys.stdout, sys.stderr):
+        # File names that are no text, and consoles without the character: shown escaped, not a traceback.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except KohyaBucketError as error:
+        print(f"kohya-bucket: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("kohya-bucket: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"kohya-bucket: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)

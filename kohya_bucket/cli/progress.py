@@ -1,0 +1,32 @@
+"""One progress bar for everything that goes over many files: on the terminal only, on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+__all__ = ["scan_progress", "wide_console"]
+
+_FILE_WIDTH = 140
+
+
+def wide_console() -> Console:
+    """Standard output as wide as the terminal; wide enough for any table where it goes to a file or a pipe."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
+
+
+@contextlib.contextmanager
+def scan_progress(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None] | None]:
+    """A `progress(done, total)` function, or None where nobody would see it."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

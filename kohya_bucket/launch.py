@@ -1,0 +1,48 @@
+"""Run one of sd-scripts' trainers with the adapter: `accelerate launch -m kohya_bucket.launch train_network.py …`.
+
+Also `python -m kohya_bucket.launch …` and `torchrun -m kohya_bucket.launch …`, from a checkout or with the
+trainer's path. All arguments after the trainer's name are the trainer's own.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.sdscripts import install
+
+__all__ = ["main"]
+
+_USAGE = "usage: accelerate launch -m kohya_bucket.launch TRAINER.py [the trainer's arguments]"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Install the adapter, then run the trainer as if it had been started by itself."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_USAGE, file=sys.stderr)
+        raise SystemExit(2 if not arguments else 0)
+    script = arguments[0]
+    if not os.path.isfile(script):  # noqa: PTH113
+        print(
+            f"kohya_bucket: there is no trainer {script!r} in {os.getcwd()}: "  # noqa: PTH109
+            f"start from the sd-scripts checkout, or give the trainer's path\n{_USAGE}",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    folder = os.path.dirname(os.path.abspath(script))  # noqa: PTH100, PTH120
+    sys.argv = [script, *arguments[1:]]
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        install()
+        runpy.run_path(script, run_name="__main__")
+    except KohyaBucketError as error:
+        print(f"kohya_bucket: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""The images of one sd-scripts dataset in their buckets: what `plan` prints and what the adapter trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets import BucketRule, BucketSet, KohyaBuckets, Placement
+from kohya_bucket.buckets.by_name import rule_from_name
+from kohya_bucket.buckets.placing import place_into_set, single
+from kohya_bucket.buckets.types import Bucket, IntArray, as_sizes
+from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.sdscripts.settings import AdapterSettings
+
+__all__ = ["BucketRow", "BucketSettings", "BucketedImages", "adjust_to_steps", "rule_for"]
+
+
+@dataclass(frozen=True)
+class BucketSettings:
+    """The bucketing keys of one dataset, as sd-scripts names them. `resolution` is (width, height)."""
+
+    resolution: tuple[int, int]
+    enable_bucket: bool = False
+    min_bucket_reso: int = 256
+    max_bucket_reso: int = 1024
+    bucket_reso_steps: int = 64
+    bucket_no_upscale: bool = False
+
+
+class OneBucket:
+    """`enable_bucket = false`: every image goes to the dataset's resolution, whatever its aspect."""
+
+    def __init__(self, resolution: tuple[int, int]) -> None:
+        self._bucket_set = BucketSet.from_dims([resolution], name="no bucketing")
+
+    @property
+    def bucket_set(self) -> BucketSet:
+        return self._bucket_set
+
+    def place(self, sizes: Any) -> Placement:
+        array = as_sizes(sizes)
+        return place_into_set(array, self._bucket_set, self.assign_many_indices(array))
+
+    def assign(self, width: int, height: int) -> Bucket:
+        return single(self, width, height)
+
+    def assign_many_indices(self, sizes: Any) -> IntArray:
+        readable = as_sizes(sizes).min(axis=1, initial=1) > 0
+        return np.where(readable, 0, -1).astype(np.int32)
+
+
+def adjust_to_steps(settings: BucketSettings) -> tuple[int, int]:
+    """Smallest and largest side after sd-scripts' rounding to the step: down for one, up for the other."""
+    steps = settings.bucket_reso_steps
+    if steps < 1:
+        raise BucketSettingsError(f"bucket_reso_steps is {steps}, but must be 1 or more; 64 is usual")
+    low, high = settings.min_bucket_reso, settings.max_bucket_reso
+    return low - low % steps, high + -high % steps
+
+
+def rule_for(
+    settings: BucketSettings, options: AdapterSettings | None = None, sizes: IntArray | None = None
+) -> BucketRule:
+    """The rule that sd-scripts follows for these settings, or the one that the adapter's options ask for.
+
+    Args:
+        settings: the dataset's bucket keys.
+        options: the `[kohya_bucket]` table; None is its defaults.
+        sizes: [N, 2] sizes of the dataset's images, for rules that make their buckets from the data.
+
+    Raises:
+        BucketSettingsError: settings with which sd-scripts would stop, with the remedy.
+        ConfigError: a rule, preset or file that does not exist or does not suit the dataset's step.
+    """
+    if not settings.enable_bucket:
+        return OneBucket(settings.resolution)
+    low, high = adjust_to_steps(settings)
+    width, height = settings.resolution
+    if settings.bucket_no_upscale and not low <= min(width, height) <= max(width, height) <= high:
+        # No-upscale mode ignores the limits, but sd-scripts still stops over them.
+        KohyaBuckets(settings.resolution, low, high, settings.bucket_reso_steps)
+    if options is None or not options.own_buckets:
+        return KohyaBuckets(
+            settings.resolution, low, high, settings.bucket_reso_steps, no_upscale=settings.bucket_no_upscale
+        )
+    rule = rule_from_name(
+        options.rule,
+        max_reso=settings.resolution,
+        min_size=low,
+        max_size=high,
+        reso_steps=settings.bucket_reso_steps,
+        no_upscale=settings.bucket_no_upscale,
+        sizes=sizes,
+        switching=options.switching,
+        no_upscale_fit=options.no_upscale_fit,
+        max_crop=options.max_crop,
+        num_buckets=options.num_buckets,
+        auto_method=options.auto_method,
+    )
+    _check_steps(options.rule, rule.bucket_set, settings.bucket_reso_steps)
+    return rule
+
+
+def _check_steps(name: str, bucket_set: BucketSet | None, steps: int) -> None:
+    wrong = [str(bucket) for bucket in bucket_set or () if not bucket.is_multiple_of(steps)]
+    if wrong:
+        raise BucketSettingsError(
+            f"rule {name!r} holds {', '.join(wrong[:5])}{' …' if len(wrong) > 5 else ''}, no multiple of "
+            f"bucket_reso_steps {steps}: set bucket_reso_steps to a common divisor that the model can train, "
+            f"or choose other buckets"
+        )
+
+
+@dataclass(frozen=True)
+class BucketRow:
+    """One bucket of a dataset, for tables.
+
+    `samples` counts repeats; `batches` are per process; crop losses are shares of the resized image.
+    """
+
+    bucket: Bucket
+    images: int
+    samples: int
+    batches: int
+    short_batches: int
+    mean_crop_loss: float
+    worst_crop_loss: float
+
+
+@dataclass(frozen=True)
+class BucketedImages:
+    """N images of one dataset, placed.
+
+    Attributes:
+        keys: [N] the image keys (paths), in the dataset's order.
+        repeats: [N] how often an epoch trains each image.
+        placement: their placement; images without a bucket are still in it, and are never trained.
+        batch_size: images per process and step.
+    """
+
+    keys: Sequence[str]
+    repeats: npt.NDArray[np.int64]
+    placement: Placement
+    batch_size: int
+
+    @cached_property
+    def buckets(self) -> list[tuple[int, int]]:
+        """The sizes in use, sorted by (width, height): sd-scripts' `resos`."""
+        return [(int(k >> 32), int(k & 0xFFFFFFFF)) for k in self._distinct[0]]
+
+    @cached_property
+    def bucket_ids(self) -> IntArray:
+        """[N] int32 position in `buckets`; -1 without a bucket."""
+        ids = np.full(len(self.keys), -1, dtype=np.int32)
+        ids[self.placement.placed] = self._distinct[1]
+        return ids
+
+    @cached_property
+    def _distinct(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
+        sizes = self.placement.bucket_sizes[self.placement.placed].astype(np.int64)
+        values, inverse = np.unique(sizes[:, 0] << 32 | sizes[:, 1], return_inverse=True)
+        return values, inverse
+
+    @cached_property
+    def samples_per_bucket(self) -> npt.NDArray[np.int64]:
+        """[K] images times repeats."""
+        placed = self.placement.placed
+        return np.bincount(self.bucket_ids[placed], weights=self.repeats[placed], minlength=len(self.buckets)).astype(
+            np.int64
+        )
+
+    @property
+    def batches(self) -> int:
+        """Batches of one epoch on one process: each bucket's samples, rounded up to whole batches."""
+        return int(np.sum(-(-self.samples_per_bucket // self.batch_size)))
+
+    def bucket_info(self) -> dict[str, Any]:
+        """What sd-scripts writes into a LoRA's metadata as `bucket_info`, equal to the last digit."""
+        errors = self.placement.aspect_errors[self.placement.placed]
+        return {
+            "buckets": {
+                i: {"resolution": size, "count": int(count)}
+                for i, (size, count) in enumerate(zip(self.buckets, self.samples_per_bucket, strict=True))
+                if count > 0
+            },
+            "mean_img_ar_error": np.mean(np.abs(errors)) if len(errors) else 0,
+        }
+
+    def rows(self) -> list[BucketRow]:
+        """One row per bucket in use, in `buckets` order."""
+        order = np.argsort(self.bucket_ids, kind="stable")
+        ends = np.searchsorted(self.bucket_ids[order], np.arange(len(self.buckets) + 1))
+        losses = self.placement.crop_loss[order]
+        out = []
+        for k, (size, samples) in enumerate(zip(self.buckets, self.samples_per_bucket, strict=True)):
+            mine = losses[ends[k] : ends[k + 1]]
+            batches = -(-int(samples) // self.batch_size)
+            out.append(
+                BucketRow(
+                    bucket=Bucket(*size),
+                    images=len(mine),
+                    samples=int(samples),
+                    batches=batches,
+                    short_batches=int(samples % self.batch_size > 0),
+                    mean_crop_loss=float(np.mean(mine)),
+                    worst_crop_loss=float(np.max(mine)),
+                )
+            )
+        return out

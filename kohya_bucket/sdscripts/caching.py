@@ -1,0 +1,279 @@
+"""The caching seams: sd-scripts' own loops over images, with checked and whole files, or shards, under them.
+
+For the time of a caching call, some methods of sd-scripts' strategy *object* are replaced; its classes are not
+touched. sd-scripts goes on deciding what is encoded in which batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed
+
+from kohya_bucket.latents.fingerprint import module_hash
+from kohya_bucket.latents.npz import Architecture, collisions, npz_path
+from kohya_bucket.sdscripts.latent_cache import (
+    CAPTION_KEY,
+    CacheItem,
+    architecture_of,
+    caption_mark,
+    check_npz,
+    check_text_npz,
+    save_latents,
+    savez,
+)
+from kohya_bucket.sdscripts.processes import is_first_process
+from kohya_bucket.sdscripts.settings import AdapterSettings
+from kohya_bucket.sdscripts.shard_cache import ShardCache
+from kohya_bucket.sdscripts.wording import recached_lines
+
+__all__ = ["cache_latents", "cache_text_outputs"]
+
+logger = logging.getLogger("kohya_bucket")
+
+Original = Callable[[Any, Any, Any], Any]
+
+
+def cache_latents(
+    dataset: Any, original: Original, strategy: Any, model: Any, accelerator: Any, settings: AdapterSettings
+) -> None:
+    """`BaseDataset.new_cache_latents`, with the cache of this package under it where latents go to disk."""
+    arch = None if strategy is None else architecture_of(strategy.cache_suffix)
+    if strategy is None or not strategy.cache_to_disk or arch is None:
+        original(dataset, model, accelerator)
+        return
+    kind = _Shards if settings.latent_cache == "shards" else _Files
+    session = kind(dataset, strategy, arch, settings, module_hash(model) if hasattr(model, "state_dict") else "")
+    with _replaced(strategy, session.methods()):
+        original(dataset, model, accelerator)
+    session.finish()
+    if is_first_process() and session.reasons:
+        logger.warning("\n".join(recached_lines(session.reasons)))
+
+
+@dataclass
+class _Session:
+    """One caching call: what each cache path stands for, and why some are made again."""
+
+    dataset: Any
+    strategy: Any
+    arch: Architecture
+    settings: AdapterSettings
+    vae: str
+    items: dict[str, CacheItem] = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        infos = list(self.dataset.image_data.values())
+        shared = collisions([i.absolute_path for i in infos], [i.image_size for i in infos])
+        for k, info in enumerate(infos):
+            subset = self.dataset.image_to_subset[info.image_key]
+            path = self.path_of(info, k in shared)
+            self.paths[info.absolute_path] = path
+            self.items[path] = CacheItem(
+                image=info.absolute_path,
+                bucket_reso=info.bucket_reso,
+                original_size=tuple(info.image_size),
+                flip=bool(subset.flip_aug),
+                alpha_mask=bool(subset.alpha_mask),
+                resized_size=info.resized_size,
+                vae=self.vae,
+                interpolation=info.resize_interpolation,
+            )
+
+    def path_of(self, info: Any, shared: bool) -> str:
+        raise NotImplementedError
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """What stands in for the strategy's methods."""
+        return {
+            "get_latents_npz_path": self._path,
+            "is_disk_cached_latents_expected": self._is_expected,
+            "save_latents_to_disk": self._save,
+        }
+
+    def finish(self) -> None:
+        """After sd-scripts' loop."""
+
+    def _path(self, absolute_path: str, image_size: Any) -> str:
+        return self.paths[absolute_path]
+
+    def why_missing(self, path: str, item: CacheItem) -> str | None:
+        raise NotImplementedError
+
+    def save(self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any) -> None:
+        raise NotImplementedError
+
+    def _is_expected(self, bucket_reso: Any, path: str, flip_aug: bool, alpha_mask: bool) -> bool:
+        if self.strategy.skip_disk_cache_validity_check and os.path.exists(path):  # noqa: PTH110
+            return True
+        reason = self.why_missing(path, self.items[path])
+        if reason is not None and reason not in ("it does not exist", "not encoded yet"):
+            self.reasons[self.items[path].image] = reason
+        return reason is None
+
+    def _save(
+        self,
+        path: str,
+        latents: Any,
+        original_size: Any,
+        crop_ltrb: Any,
+        flipped: Any = None,
+        alpha_mask: Any = None,
+        key_reso_suffix: str = "",
+    ) -> None:
+        self.save(path, self.items[path], latents, crop_ltrb, flipped, alpha_mask)
+
+
+class _Files(_Session):
+    """sd-scripts' own npz files and names, each written whole and checked before it counts."""
+
+    def path_of(self, info: Any, shared: bool) -> str:
+        if shared:
+            return str(npz_path(info.absolute_path, tuple(info.image_size), self.arch, shared=True))
+        path: str = self.strategy.get_latents_npz_path(info.absolute_path, info.image_size)
+        return path
+
+    def why_missing(self, path: str, item: CacheItem) -> str | None:
+        return check_npz(path, item.bucket_reso, item.original_size, item.flip, item.alpha_mask, self.arch, item=item)
+
+    def save(self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any) -> None:
+        save_latents(path, item, self.arch, latents, crop_ltrb, flipped, alpha_mask)
+
+    def finish(self) -> None:
+        _wait_for_ranks()
+
+
+class _Shards(_Session):
+    """A store of shards; sd-scripts is given image paths in place of npz paths."""
+
+    cache: ShardCache
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        root = Path(self.settings.latent_cache_dir or "kohya_bucket_latents")
+        folders = [os.path.dirname(os.path.abspath(item.image)) for item in self.items.values()]  # noqa: PTH100, PTH120
+        self.cache = ShardCache(root, self.arch, Path(_common(folders)))
+        self.cache.refresh()
+
+    def path_of(self, info: Any, shared: bool) -> str:
+        path: str = info.absolute_path
+        return path
+
+    def why_missing(self, path: str, item: CacheItem) -> str | None:
+        return self.cache.why_missing(item)
+
+    def save(self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any) -> None:
+        self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)
+
+    def finish(self) -> None:
+        self.cache.flush()
+        _wait_for_ranks()
+        self.cache.flush(index=is_first_process())
+        _wait_for_ranks()
+        self.cache.refresh()
+        # Stays: loader workers read through it.
+        readers: dict[str, ShardCache] = getattr(self.strategy, "_kohya_bucket_readers", {})
+        readers.update(dict.fromkeys(self.items, self.cache))
+        self.strategy._kohya_bucket_readers = readers
+        self.strategy.load_latents_from_disk = _ShardLoader(readers)
+
+
+@dataclass
+class _ShardLoader:
+    """In place of a strategy's `load_latents_from_disk`; travels to spawned workers."""
+
+    readers: dict[str, ShardCache]
+
+    def __call__(self, path: str, bucket_reso: tuple[int, int]) -> Any:
+        return self.readers[path].load(path, bucket_reso)
+
+
+def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: Any, accelerator: Any) -> None:
+    """`BaseDataset.new_cache_text_encoder_outputs`, with whole files that are checked before they count."""
+    if strategy is None or not strategy.cache_to_disk:
+        original(dataset, models, accelerator)
+        return
+    captions = {
+        _npz(strategy.get_outputs_npz_path(info.absolute_path)): info.caption for info in dataset.image_data.values()
+    }
+    accepts = strategy.is_disk_cached_outputs_expected
+    reasons: dict[str, str] = {}
+
+    def is_expected(path: str) -> bool:
+        if not os.path.exists(path):  # noqa: PTH110
+            return False
+        if strategy.skip_disk_cache_validity_check:
+            return True
+        reason = check_text_npz(path, (), captions.get(_npz(path)))
+        if reason is None:
+            return bool(accepts(path))
+        reasons[path] = reason
+        return False
+
+    numpys_savez = np.savez
+
+    def save_whole(file: Any, *args: Any, **arrays: Any) -> None:
+        if args or not isinstance(file, str):
+            numpys_savez(file, *args, **arrays)
+            return
+        caption = captions.get(_npz(file))
+        savez(file, **arrays, **({} if caption is None else {CAPTION_KEY: caption_mark(caption)}))
+
+    with _replaced(strategy, {"is_disk_cached_outputs_expected": is_expected}), _replaced(np, {"savez": save_whole}):
+        original(dataset, models, accelerator)
+    _wait_for_ranks()
+    if is_first_process() and reasons:
+        logger.warning("\n".join(recached_lines(reasons)))
+
+
+def _npz(path: str) -> str:
+    return path if path.endswith(".npz") else path + ".npz"
+
+
+@contextmanager
+def _replaced(owner: Any, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    before = {name: vars(owner)[name] for name in methods if name in vars(owner)}
+    for name, method in methods.items():
+        setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        for name in methods:
+            if name in before:
+                setattr(owner, name, before[name])
+            else:
+                delattr(owner, name)
+
+
+def _common(folders: list[str]) -> str:
+    try:
+        return os.path.commonpath(folders)
+    except ValueError:  # none, or on several drives
+        return folders[0] if folders else os.getcwd()  # noqa: PTH109
+
+
+_waits: Counter[str] = Counter()
+
+
+def _wait_for_ranks() -> None:
+    """Wait for all processes, for hours if need be: a collective operation would give up after its time-out."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return
+    _waits["caching"] += 1
+    key = f"kohya_bucket/caching/{_waits['caching']}"
+    store = distributed.distributed_c10d._get_default_store()
+    store.add(key, 1)
+    while store.add(key, 0) < distributed.get_world_size():
+        time.sleep(0.1)

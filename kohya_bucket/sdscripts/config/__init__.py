@@ -1,0 +1,22 @@
+"""Dataset configs of sd-scripts: read, resolved and checked without sd-scripts."""
+
+from kohya_bucket.sdscripts.config.findings import Finding, Findings, Severity
+from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
+from kohya_bucket.sdscripts.config.read import Config, ReadDataset, read_config, read_folders
+from kohya_bucket.sdscripts.config.schema import Kind, Release, Supports
+
+__all__ = [
+    "Config",
+    "DatasetConfig",
+    "Finding",
+    "Findings",
+    "ImageList",
+    "Kind",
+    "ReadDataset",
+    "Release",
+    "Severity",
+    "SubsetConfig",
+    "Supports",
+    "read_config",
+    "read_folders",
+]

@@ -1,0 +1,172 @@
+"""The images of a DreamBooth dataset. Source: `DreamBoothDataset.__init__` in sd-scripts' library/train_util.py."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+from kohya_bucket.sdscripts.config.captions import check_captions, check_stems
+from kohya_bucket.sdscripts.config.findings import Findings, some
+from kohya_bucket.sdscripts.config.folders import Folder, missing_folder, note_ignored, read_folder
+from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
+from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
+from kohya_bucket.sdscripts.config.registry import Entry, Registry
+from kohya_bucket.sdscripts.config.regularization import balanced
+from kohya_bucket.sdscripts.config.splitting import split
+
+__all__ = ["CACHE_FILE", "list_dreambooth"]
+
+CACHE_FILE = "metadata_cache.json"
+
+Sized = tuple[str, "tuple[int, int] | None"]
+
+
+def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = True) -> Registry:
+    """The images, regularization images after the others, each as often as sd-scripts repeats it."""
+    registry = Registry()
+    regular: list[Entry] = []
+    wanted = 0
+    # Findings about folders belong to the training pass; a second pass would repeat them.
+    quiet = reading if training else replace(reading, findings=Findings(), check_captions=False)
+    subsets = usable_subsets(dataset, training, quiet.findings)
+    subset = next(subsets, None)
+    while subset is not None:
+        images = _images_of(subset, dataset, quiet, training)
+        repeats = subset.num_repeats if training else 1
+        wanted += 0 if subset.is_reg else repeats * len(images)
+        for path, size in images:
+            entry = Entry(path, path, repeats, subset.number, size, subset.is_reg)
+            if subset.is_reg:
+                regular.append(entry)
+            else:
+                registry.add(entry)
+        subset = _next(subsets, bool(images))
+    for entry, count in zip(regular, balanced([e.repeats for e in regular], wanted), strict=True):
+        if count:
+            registry.add(replace(entry, repeats=count))
+    if training:
+        _report_regularization(dataset, regular, wanted, quiet.findings)
+    return registry
+
+
+def _next(subsets: object, used: bool) -> SubsetConfig | None:
+    try:
+        return subsets.send(used)  # type: ignore[attr-defined,no-any-return]
+    except StopIteration:
+        return None
+
+
+def as_list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> ImageList:
+    """The finished list."""
+    registry = list_dreambooth(dataset, reading, training)
+    if training:
+        registry.report(dataset.subsets, reading.findings)
+    return registry.as_list()
+
+
+def _images_of(subset: SubsetConfig, dataset: DatasetConfig, reading: Reading, training: bool) -> list[Sized]:
+    findings, where = reading.findings, subset.place
+    if subset.image_dir is None:
+        return []
+    if not os.path.isdir(subset.image_dir):
+        missing_folder("image_dir", subset.image_dir, findings, where, reading.base)
+        return []
+    try:
+        folder = read_folder(subset.image_dir)
+    except OSError as error:
+        findings.error("unreadable-folder", where, f"{subset.image_dir!r} cannot be listed: {error.strerror}")
+        return []
+    note_ignored(folder, findings, where)
+    images = _cached(subset, folder, reading) if subset.cache_info else None
+    fresh = images is None
+    if images is None:
+        images = [(path, None) for path in folder.images]
+        if reading.check_captions:
+            check_captions(folder, subset, findings)
+    if not images:
+        _report_empty(subset, folder, dataset, findings)
+        return []
+    check_stems([path for path, _ in images], where, findings)
+    if dataset.validation_split > 0:
+        if subset.is_reg:
+            images = images if training else []
+        else:
+            images = split(images, dataset.validation_split, dataset.validation_seed, training)
+    if fresh and subset.cache_info:
+        reading.written_caches[_cache_path(subset)] = [path for path, _ in images]
+    return images
+
+
+# -- metadata_cache.json -----------------------------------------------------------------------------
+
+
+def _cache_path(subset: SubsetConfig) -> str:
+    return os.path.join(subset.image_dir or "", CACHE_FILE)
+
+
+def _cached(subset: SubsetConfig, folder: Folder, reading: Reading) -> list[Sized] | None:
+    """The images that a `metadata_cache.json` lists, with their stated sizes; None where there is none yet."""
+    path = _cache_path(subset)
+    if path in reading.written_caches:
+        return [(image, None) for image in reading.written_caches[path]]
+    if not os.path.isfile(path):
+        return None
+    findings, where = reading.findings, subset.place
+    images: list[Sized] = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for image, entry in json.load(file).items():
+                width, height = entry["resolution"]
+                # Sizes of WebP files may have been written one pixel short; they are read again.
+                stated = None if image.lower().endswith(".webp") else (int(width), int(height))
+                images.append((image, stated))
+                entry["caption"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{path} is not usable ({type(error).__name__}: {error}), and sd-scripts stops at it"
+        findings.error("broken-cache", where, message, "delete it; it is written again", (path,))
+        return [(image, None) for image in folder.images]
+    listed = {os.path.abspath(image) for image, _ in images}
+    new = [image for image in folder.images if os.path.abspath(image) not in listed]
+    if new:
+        message = f"{len(new)} images are not in {path}, so sd-scripts does not train them ({some(new)})"
+        findings.warning("stale-cache", where, message, "delete the file; it is written again", new)
+    present = {os.path.abspath(image) for image in folder.images}
+    gone = [i for i, _ in images if os.path.abspath(i) not in present and not os.path.exists(i)]
+    if gone:
+        message = f"{len(gone)} images listed in {path} do not exist ({some(gone)})"
+        findings.error("missing-image", where, message, "delete the file; it is written again", gone)
+    return images
+
+
+# -- what is said about it ---------------------------------------------------------------------------
+
+
+def _report_empty(subset: SubsetConfig, folder: Folder, dataset: DatasetConfig, findings: Findings) -> None:
+    message = f"image_dir {folder.path!r} holds no image"
+    remedy = "sd-scripts reads .png, .jpg, .jpeg, .webp and .bmp"
+    inside = next((name for name in folder.folders if _holds_images(os.path.join(folder.path, name))), None)
+    if inside is not None:
+        message += " itself"
+        remedy = f"subfolders are not searched; did you mean {os.path.join(folder.path, inside)!r}?"
+    elif dataset.validation_split > 0 and not subset.is_reg:
+        message += ", and with validation_split sd-scripts stops at an empty folder"
+    findings.error("empty-folder", subset.place, message, remedy, (folder.path,))
+
+
+def _holds_images(path: str) -> bool:
+    try:
+        return bool(read_folder(path).images)
+    except OSError:
+        return False
+
+
+def _report_regularization(dataset: DatasetConfig, regular: list[Entry], wanted: int, findings: Findings) -> None:
+    available = sum(e.repeats for e in regular)
+    if regular and wanted < available:
+        unused = sum(1 for n in balanced([e.repeats for e in regular], wanted) if n == 0)
+        message = (
+            f"{available} regularization samples meet {wanted} training samples: sd-scripts uses the first ones, "
+            f"and the last {unused} of {len(regular)} regularization images in no epoch"
+        )
+        findings.note("unused-regularization", dataset.place, message, "raise num_repeats of the training images")

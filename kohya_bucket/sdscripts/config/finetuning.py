@@ -1,0 +1,162 @@
+"""The images of a fine-tuning dataset. Source: `FineTuningDataset.__init__` in sd-scripts' library/train_util.py.
+
+Release 0.9 looks the files up and can take finished buckets from the metadata; 0.10 joins folder and key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from kohya_bucket.sdscripts.config.captions import check_stems
+from kohya_bucket.sdscripts.config.findings import some
+from kohya_bucket.sdscripts.config.folders import missing_folder, supported_extensions
+from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
+from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
+from kohya_bucket.sdscripts.config.registry import Entry, Registry
+from kohya_bucket.sdscripts.config.schema import Release
+
+__all__ = ["list_finetuning"]
+
+
+def list_finetuning(dataset: DatasetConfig, reading: Reading) -> ImageList:
+    """The images of all metadata files; in 0.10 those with the longest keys first, in 0.9 in file order."""
+    registry = Registry()
+    for subset in usable_subsets(dataset, True, reading.findings):
+        metadata = _read_metadata(subset, reading)
+        if not metadata:
+            continue
+        old = reading.release is Release.V0_9
+        entries = _entries_0_9(metadata, subset) if old else _entries_0_10(metadata, subset)
+        listed = list(entries)
+        _report_missing(listed, subset, reading)
+        check_stems([e.path for e in listed], subset.place, reading.findings)
+        for entry in listed:
+            registry.add(entry)
+    registry.report(dataset.subsets, reading.findings)
+    predefined = None
+    if reading.release is Release.V0_9 and all(e.size for e in registry.entries.values()):
+        predefined = tuple(sorted({e.size for e in registry.entries.values() if e.size}))
+    return registry.as_list(predefined)
+
+
+def _entries_0_10(metadata: dict[str, Any], subset: SubsetConfig) -> Iterator[Entry]:
+    for key in sorted(metadata, key=len, reverse=True):
+        path = key if os.path.isabs(key) else os.path.join(subset.image_dir or "", key)
+        yield Entry(key, path, subset.num_repeats, subset.number, _size(metadata[key].get("image_size")))
+
+
+def _entries_0_9(metadata: dict[str, Any], subset: SubsetConfig) -> Iterator[Entry]:
+    names: frozenset[str] = frozenset()
+    if subset.image_dir is not None and os.path.isdir(subset.image_dir):
+        names = frozenset(os.listdir(subset.image_dir))
+    extensions = sorted(supported_extensions())
+    for key, entry in metadata.items():
+        yield Entry(
+            key, _look_up(key, subset, names, extensions), subset.num_repeats, subset.number,
+            _size(entry.get("train_resolution")),
+        )  # fmt: skip
+
+
+def _look_up(key: str, subset: SubsetConfig, names: frozenset[str], extensions: list[str]) -> str:
+    """The key as a path, or an image of that name in image_dir, or cached latents; "" if there is none."""
+    if os.path.exists(key):
+        return key
+    folder = subset.image_dir
+    if folder is not None:
+        for extension in extensions:
+            in_names = key + extension in names
+            if in_names or (os.path.dirname(key) and os.path.lexists(os.path.join(folder, key + extension))):
+                return os.path.join(folder, key + extension)
+    for npz in (os.path.splitext(key)[0] + ".npz", os.path.join(folder or "", key + ".npz")):
+        if os.path.exists(npz):
+            return npz
+    return ""
+
+
+def _size(value: Any) -> tuple[int, int] | None:
+    return None if value is None else (int(value[0]), int(value[1]))
+
+
+# -- the metadata file -------------------------------------------------------------------------------
+
+
+def _read_metadata(subset: SubsetConfig, reading: Reading) -> dict[str, Any]:
+    """Entries by key; empty, with a finding, where the file cannot be used."""
+    findings, where, path = reading.findings, subset.place, subset.metadata_file
+    if path is None:
+        return {}
+    if subset.image_dir is not None and not os.path.isdir(subset.image_dir):
+        missing_folder("image_dir", subset.image_dir, findings, where, reading.base)
+    if not os.path.isfile(path):
+        remedy = "correct the path"
+        if reading.base is not None and not os.path.isabs(path) and (reading.base / path).is_file():
+            remedy = (
+                f"sd-scripts looks in the current folder ({os.getcwd()}). It exists beside the config file: "
+                f"run from {str(reading.base)!r}, or write {str(reading.base / path)!r}"
+            )
+        elif any(ord(c) < 32 for c in path):
+            remedy = "a backslash in double quotes starts an escape; put Windows paths in single quotes"
+        findings.error("missing-metadata", where, f"metadata_file {path!r} does not exist", remedy, (path,))
+        return {}
+    try:
+        metadata = _parse(path, reading.release)
+        _check_entries(metadata, subset)
+    except (ValueError, OSError) as error:
+        findings.error("broken-metadata", where, f"metadata_file {path!r}: {error}", "correct the file", (path,))
+        return {}
+    if not metadata:
+        message = f"metadata_file {path!r} lists no image, so sd-scripts passes over it"
+        findings.error("empty-metadata", where, message, "add entries or remove the subset", (path,))
+    return metadata
+
+
+def _parse(path: str, release: Release) -> dict[str, Any]:
+    with open(path, encoding="utf-8") as file:
+        if not (path.endswith(".jsonl") and release is Release.V0_10):
+            data = json.load(file)
+            if not isinstance(data, dict):
+                raise ValueError(f"holds a {type(data).__name__}, but must hold an object of entries by image path")
+            return data
+        metadata = {}
+        for number, line in enumerate(file, 1):
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                what = "an empty line" if not line.strip() else str(error)
+                raise ValueError(f"line {number}: {what}") from error
+            if not isinstance(entry, dict) or not isinstance(entry.get("image_path"), str):
+                raise ValueError(f"line {number}: every line needs an image_path")
+            metadata[entry["image_path"]] = {k: entry[k] for k in ("caption", "image_size", "tags") if k in entry}
+        return metadata
+
+
+def _check_entries(metadata: dict[str, Any], subset: SubsetConfig) -> None:
+    for key, entry in metadata.items():
+        if not isinstance(entry, dict):
+            raise ValueError(f"the entry {key!r} is {entry!r}, but must be an object with caption, tags, image_size")
+        for name in ("image_size", "train_resolution"):
+            size = entry.get(name)
+            numbers = isinstance(size, list) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)
+            if size is not None and not numbers:
+                raise ValueError(f"the {name} of {key!r} is {size!r}, but must be [width, height]")
+    relative = [key for key in metadata if not os.path.isabs(key)]
+    if relative and subset.image_dir is None:
+        raise ValueError(f"paths such as {relative[0]!r} are relative, and the subset has no image_dir to join them to")
+
+
+def _report_missing(entries: list[Entry], subset: SubsetConfig, reading: Reading) -> None:
+    missing = [e for e in entries if not os.path.isfile(e.path)]
+    if not missing:
+        return
+    keys = [e.key for e in missing]
+    remedy = "correct the paths or image_dir"
+    if all(not os.path.splitext(key)[1] for key in keys):
+        if reading.release is Release.V0_10:
+            remedy = "the keys have no extension; sd-scripts 0.10 needs the whole file name"
+    elif reading.release is Release.V0_9:
+        remedy = "sd-scripts 0.9 needs paths from the current folder, or names in image_dir without extension"
+    message = f"{len(missing)} of {len(entries)} images in {subset.metadata_file!r} do not exist ({some(keys)})"
+    reading.findings.error("missing-image", subset.place, message, remedy, keys)

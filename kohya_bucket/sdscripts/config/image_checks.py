@@ -1,0 +1,91 @@
+"""What only the images' headers tell: sizes that metadata states wrongly, control images that do not fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.images import read_sizes
+from kohya_bucket.images.pool import Progress
+from kohya_bucket.sdscripts.config.findings import Findings, some
+from kohya_bucket.sdscripts.config.read import ReadDataset
+
+__all__ = ["check_images"]
+
+
+def check_images(dataset: ReadDataset, sizes: IntArray, findings: Findings, progress: Progress | None = None) -> None:
+    """Compare what the config and its metadata say with the files.
+
+    Args:
+        dataset: the dataset and its images.
+        sizes: [N, 2] the sizes that the images are placed by: stated ones, or read ones; 0 where unreadable.
+        findings: where to report.
+        progress: called as `progress(done, total)` while headers are read.
+    """
+    images = dataset.images
+    stated = np.flatnonzero(images.stated_sizes.min(axis=1, initial=1) > 0)
+    if len(stated):
+        true = _read([images.paths[i] for i in stated], progress)
+        _check_stated(dataset, stated, true, findings)
+    if images.conditioning:
+        _check_control(dataset, sizes, _read(list(images.conditioning), progress), findings)
+    if not dataset.config.enable_bucket:
+        _check_one_size(dataset, sizes, findings)
+
+
+def _read(paths: list[str], progress: Progress | None) -> IntArray:
+    return read_sizes(paths, progress=progress).sizes
+
+
+def _check_stated(dataset: ReadDataset, rows: npt.NDArray[np.intp], true: IntArray, findings: Findings) -> None:
+    images, where = dataset.images, dataset.config.place
+    unreadable = [images.keys[i] for i, size in zip(rows.tolist(), true.tolist(), strict=True) if not size[0]]
+    if unreadable:
+        message = f"{_count(unreadable)} with a size in the metadata cannot be read, and sd-scripts stops there"
+        findings.error("unreadable-image", where, f"{message} ({some(unreadable)})", "replace or remove", unreadable)
+    differs = (true[:, 0] > 0) & (true != images.stated_sizes[rows]).any(axis=1)
+    if differs.any():
+        names = [images.keys[i] for i in rows[differs].tolist()]
+        first = rows[differs][0]
+        said = "x".join(map(str, images.stated_sizes[first].tolist()))
+        is_now = "x".join(map(str, true[differs][0].tolist()))
+        message = (
+            f"{_count(names)} with another size than the metadata says, so that sd-scripts distorts them "
+            f"({images.keys[first]}: {said} stated, {is_now} in truth)"
+        )
+        findings.warning("stated-size", where, message, "write the metadata anew", names)
+
+
+def _check_control(dataset: ReadDataset, sizes: IntArray, control: IntArray, findings: Findings) -> None:
+    images = dataset.images
+    wanted = np.array([bool(path) for path in images.conditioning])
+    wrong = np.flatnonzero(wanted & (sizes[:, 0] > 0) & (sizes != control).any(axis=1))
+    if len(wrong) and dataset.config.enable_bucket:
+        i = int(wrong[0])
+        names = [images.conditioning[k] for k in wrong.tolist()]
+        shown = "x".join(map(str, control[i].tolist())) if control[i][0] else "unreadable"
+        message = (
+            f"{len(names)} control images have another size than their image, and sd-scripts stops there "
+            f"({names[0]}: {shown}, its image {'x'.join(map(str, sizes[i].tolist()))})"
+        )
+        findings.error("control-size", dataset.config.place, message, "make the sizes equal", names)
+
+
+def _check_one_size(dataset: ReadDataset, sizes: IntArray, findings: Findings) -> None:
+    config, images = dataset.config, dataset.images
+    if config.resolution is None or any(s.random_crop or s.face_crop_aug_range for s in config.subsets):
+        return
+    other = np.flatnonzero((sizes[:, 0] > 0) & (sizes != np.array(config.resolution)).any(axis=1))
+    if len(other):
+        names = [images.keys[i] for i in other.tolist()]
+        width, height = config.resolution
+        message = (
+            f"{_count(names)} with another size than {width}x{height}: without enable_bucket sd-scripts stops at the "
+            "first of them, unless latents are cached"
+        )
+        findings.warning("not-this-size", config.place, message, "set enable_bucket = true", names)
+
+
+def _count(names: list[str]) -> str:
+    return "1 image" if len(names) == 1 else f"{len(names)} images"

@@ -1,0 +1,221 @@
+"""Which keys a dataset config may hold, at which level, of which type.
+
+Source: the schemas that `ConfigSanitizer` of sd-scripts builds (library/config_util.py). They depend on the
+kind of dataset and on what the trainer supports; a few keys came with release 0.10.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "ALL",
+    "KEYS",
+    "Key",
+    "Kind",
+    "Level",
+    "Release",
+    "Supports",
+    "Type",
+    "kind_of",
+    "known_keys",
+    "required_keys",
+]
+
+
+class Kind(enum.Enum):
+    """The three kinds of datasets."""
+
+    DREAMBOOTH = "dreambooth"
+    FINE_TUNING = "fine-tuning"
+    CONTROLNET = "controlnet"
+
+
+class Level(enum.Enum):
+    """The tables of a config."""
+
+    TOP = "the top level"
+    GENERAL = "[general]"
+    DATASET = "[[datasets]]"
+    SUBSET = "[[datasets.subsets]]"
+
+
+class Release(enum.Enum):
+    """The generations of sd-scripts whose configs differ."""
+
+    V0_9 = "0.9"
+    V0_10 = "0.10"
+
+    @classmethod
+    def of(cls, version: str) -> Release:
+        """The generation of a version such as `v0.9.1` or `0.10.1`; anything unknown counts as the newest."""
+        parts = version.lstrip("v").split(".")
+        if len(parts) >= 2 and parts[0] == "0" and parts[1].isdigit() and int(parts[1]) <= 9:
+            return cls.V0_9
+        return cls.V0_10
+
+
+@dataclass(frozen=True)
+class Supports:
+    """What a trainer reads.
+
+    `train_network` reads DreamBooth and fine-tuning datasets, and ControlNet pairs with `--masked_loss`; the
+    ControlNet trainers read pairs only; textual inversion has no caption dropout.
+    """
+
+    dreambooth: bool = True
+    finetuning: bool = True
+    controlnet: bool = True
+    dropout: bool = True
+
+
+ALL = Supports()
+
+
+class Type(enum.Enum):
+    """What a value must be. As in sd-scripts, `true` and `false` pass as whole numbers."""
+
+    BOOL = "true or false"
+    INT = "a whole number"
+    FLOAT = "a decimal number"
+    NUMBER = "a number"
+    STR = "a string"
+    TABLE = "a table"
+    SIZE = "a whole number or two of them, [width, height]"
+    TWO_FLOATS = "two decimal numbers, [smallest, largest]"
+
+    def accepts(self, value: Any) -> bool:
+        """Whether sd-scripts accepts `value`."""
+        if self is Type.SIZE:
+            return isinstance(value, int) or _pair_of(int, value)
+        if self is Type.TWO_FLOATS:
+            return _pair_of(float, value)
+        return isinstance(value, _PYTHON_TYPES[self])
+
+    def convert(self, value: Any) -> Any:
+        """The value as sd-scripts uses it."""
+        if self is Type.SIZE and isinstance(value, int):
+            return (value, value)
+        return tuple(value) if self in (Type.SIZE, Type.TWO_FLOATS) else value
+
+
+_PYTHON_TYPES: dict[Type, tuple[type, ...]] = {
+    Type.BOOL: (bool,),
+    Type.INT: (int,),
+    Type.FLOAT: (float,),
+    Type.NUMBER: (int, float),
+    Type.STR: (str,),
+    Type.TABLE: (dict,),
+}
+
+
+def _pair_of(kind: type, value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(v, kind) for v in value)
+
+
+class _Group(enum.Enum):
+    DATASET = "dataset"  # dataset and general
+    SUBSET = "subset"  # subset, dataset and general, of every kind
+    DROPOUT = "dropout"  # as SUBSET, where the trainer has caption dropout
+    CAPTIONED = "captioned"  # as SUBSET, for DreamBooth and ControlNet
+    DREAMBOOTH = "dreambooth"  # as SUBSET, for DreamBooth
+    OWN = "own"  # the subset alone, for the kinds named
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key: its type, where it is known, and since when."""
+
+    name: str
+    type: Type
+    group: _Group
+    kinds: frozenset[Kind] = frozenset(Kind)
+    required: frozenset[Kind] = frozenset()
+    since: Release = Release.V0_9
+
+
+_DB, _FT, _CN = Kind.DREAMBOOTH, Kind.FINE_TUNING, Kind.CONTROLNET
+
+
+def _keys() -> dict[str, Key]:
+    new = Release.V0_10
+    out = [
+        *(Key(n, t, _Group.DATASET) for n, t in {
+            "batch_size": Type.INT, "bucket_no_upscale": Type.BOOL, "bucket_reso_steps": Type.INT,
+            "enable_bucket": Type.BOOL, "max_bucket_reso": Type.INT, "min_bucket_reso": Type.INT,
+            "resolution": Type.SIZE, "network_multiplier": Type.FLOAT,
+        }.items()),
+        Key("validation_seed", Type.INT, _Group.DATASET, since=new),
+        Key("validation_split", Type.FLOAT, _Group.DATASET, since=new),
+        *(Key(n, t, _Group.SUBSET) for n, t in {
+            "color_aug": Type.BOOL, "face_crop_aug_range": Type.TWO_FLOATS, "flip_aug": Type.BOOL,
+            "num_repeats": Type.INT, "random_crop": Type.BOOL, "shuffle_caption": Type.BOOL,
+            "keep_tokens": Type.INT, "keep_tokens_separator": Type.STR, "secondary_separator": Type.STR,
+            "caption_separator": Type.STR, "enable_wildcard": Type.BOOL, "token_warmup_min": Type.INT,
+            "token_warmup_step": Type.NUMBER, "caption_prefix": Type.STR, "caption_suffix": Type.STR,
+        }.items()),
+        Key("custom_attributes", Type.TABLE, _Group.SUBSET, since=new),
+        Key("resize_interpolation", Type.STR, _Group.SUBSET, since=new),
+        Key("caption_dropout_every_n_epochs", Type.INT, _Group.DROPOUT),
+        Key("caption_dropout_rate", Type.NUMBER, _Group.DROPOUT),
+        Key("caption_tag_dropout_rate", Type.NUMBER, _Group.DROPOUT),
+        Key("caption_extension", Type.STR, _Group.CAPTIONED, frozenset({_DB, _CN})),
+        Key("cache_info", Type.BOOL, _Group.CAPTIONED, frozenset({_DB, _CN})),
+        Key("class_tokens", Type.STR, _Group.DREAMBOOTH, frozenset({_DB})),
+        Key("image_dir", Type.STR, _Group.OWN, required=frozenset({_DB, _CN})),
+        Key("is_reg", Type.BOOL, _Group.OWN, frozenset({_DB})),
+        Key("alpha_mask", Type.BOOL, _Group.OWN, frozenset({_DB, _FT})),
+        Key("metadata_file", Type.STR, _Group.OWN, frozenset({_FT}), required=frozenset({_FT})),
+        Key("conditioning_data_dir", Type.STR, _Group.OWN, frozenset({_CN}), required=frozenset({_CN})),
+    ]  # fmt: skip
+    return {key.name: key for key in out}
+
+
+KEYS: Mapping[str, Key] = _keys()
+
+
+def known_keys(level: Level, kind: Kind | None, supports: Supports = ALL, release: Release = Release.V0_10) -> set[str]:
+    """The keys allowed in a table. `kind` says which dataset the table belongs to; None for `[general]`."""
+    out = set()
+    for key in KEYS.values():
+        if (key.since is Release.V0_10 and release is Release.V0_9) or (
+            key.group is _Group.DROPOUT and not supports.dropout
+        ):
+            continue
+        if level is Level.GENERAL:
+            known = (
+                key.group in (_Group.DATASET, _Group.SUBSET, _Group.DROPOUT)
+                or (key.group is _Group.CAPTIONED and (supports.dreambooth or supports.controlnet))
+                or (key.group is _Group.DREAMBOOTH and supports.dreambooth)
+            )
+        elif level is Level.DATASET:
+            known = key.group is not _Group.OWN and kind in key.kinds
+        elif level is Level.SUBSET:
+            known = key.group is not _Group.DATASET and kind in key.kinds
+        else:
+            known = False
+        if known:
+            out.add(key.name)
+    return out
+
+
+def required_keys(kind: Kind) -> set[str]:
+    """The keys that every subset of such a dataset must hold."""
+    return {key.name for key in KEYS.values() if kind in key.required}
+
+
+def kind_of(subsets: list[Any], supports: Supports = ALL) -> Kind | None:
+    """By which schema sd-scripts checks a dataset; None where its subsets mix two kinds."""
+    if not (supports.dreambooth and supports.finetuning):
+        if supports.finetuning:
+            return Kind.FINE_TUNING
+        return Kind.CONTROLNET if supports.controlnet else Kind.DREAMBOOTH
+    if supports.controlnet and all("conditioning_data_dir" in subset for subset in subsets):
+        return Kind.CONTROLNET
+    with_metadata = ["metadata_file" in subset for subset in subsets]
+    if all(with_metadata):
+        return Kind.FINE_TUNING
+    return None if any(with_metadata) else Kind.DREAMBOOTH

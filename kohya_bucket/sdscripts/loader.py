@@ -1,0 +1,54 @@
+"""The loader seam: sd-scripts' `DataLoader` over a dataset group draws its batches from one plan.
+
+The trainers build `DataLoader(group, batch_size=1, shuffle=True, collate_fn=collator)`, where an item is a
+whole batch, and accelerate deals the items out to the ranks in turn. The sampler put in here yields a global
+order in which every run of world-size items is one step of the plan: one bucket, one shape, a batch for each
+rank.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from kohya_bucket.sdscripts.planner import GroupPlanner
+from kohya_bucket.sdscripts.resume import Run
+from kohya_bucket.sdscripts.sampler import PlanSampler
+from kohya_bucket.sdscripts.tables import BatchTable
+
+__all__ = ["planned_arguments"]
+
+
+def planned_arguments(
+    signature: inspect.Signature, group_type: type, run: Run, *args: Any, **kwargs: Any
+) -> dict[str, Any] | None:
+    """The arguments of a `DataLoader` call with our sampler put in; None where the call is not a trainer's.
+
+    A trainer's call has a dataset group, one item a batch, no sampler of its own, and a collator that knows
+    the epoch. Everything else is left alone.
+    """
+    try:
+        arguments = dict(signature.bind(None, *args, **kwargs).arguments)
+    except TypeError:
+        return None
+    arguments.pop("self")
+    arguments.update(arguments.pop("kwargs", {}))
+    group, collator = arguments.get("dataset"), arguments.get("collate_fn")
+    if not isinstance(group, group_type) or not hasattr(collator, "current_epoch"):
+        return None
+    if arguments.get("batch_size", 1) != 1 or arguments.get("sampler") or arguments.get("batch_sampler"):
+        return None
+    datasets: list[Any] = getattr(group, "datasets", [])
+    tables = [
+        t for t in (getattr(dataset, "buckets_indices", None) for dataset in datasets) if isinstance(t, BatchTable)
+    ]
+    if not tables or len(tables) < len(datasets):
+        return None
+    training = bool(arguments.pop("shuffle", False))
+    current_epoch = getattr(collator, "current_epoch", None) if training else None
+    sampler = PlanSampler(
+        GroupPlanner([table.images for table in tables], tables[0].settings), int(datasets[0].seed), current_epoch
+    )
+    if training:
+        run.attach(sampler)
+    return {**arguments, "sampler": sampler}

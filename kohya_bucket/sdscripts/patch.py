@@ -1,0 +1,123 @@
+"""The permanent door: a marked block in a checkout's `library/__init__.py`.
+
+That file is empty in every release since 0.6.0, is imported before any other module of sd-scripts, and in
+spawned loader workers too. The block stays through `git pull`, and trainers that a GUI starts find it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from kohya_bucket.errors import KohyaBucketError
+
+__all__ = ["BLOCK", "CheckoutError", "PatchStatus", "find_checkout", "patch_install", "patch_remove", "patch_status"]
+
+_BEGIN = "# >>> kohya_bucket >>>"
+_END = "# <<< kohya_bucket <<<"
+
+BLOCK = f"""{_BEGIN}
+# Written by `kohya-bucket patch install`; `kohya-bucket patch remove` takes it out again.
+try:
+    import kohya_bucket.sdscripts
+except ImportError as missing:
+    import sys
+
+    print(
+        f"WARNING: this checkout is patched for kohya_bucket, which cannot be imported ({{missing}}). Training goes on "
+        "WITHOUT it. Install kohya-bucket into this environment, or remove the marked block from " + __file__,
+        file=sys.stderr,
+    )
+else:
+    kohya_bucket.sdscripts.install()
+{_END}
+"""
+
+
+class CheckoutError(KohyaBucketError):
+    """The folder is no sd-scripts checkout, or its `library/__init__.py` cannot be changed."""
+
+
+@dataclass(frozen=True)
+class PatchStatus:
+    """State of one checkout: `installed` is False where there is no block, `current` where it is another version's."""
+
+    file: Path
+    installed: bool
+    current: bool
+
+
+def find_checkout(folder: Path) -> Path:
+    """The sd-scripts checkout at `folder`, or in its `sd-scripts` (as the kohya_ss GUI brings it along)."""
+    for candidate in (folder, folder / "sd-scripts"):
+        if (candidate / "library" / "train_util.py").is_file():
+            return candidate
+    raise CheckoutError(
+        f"{folder} is no sd-scripts checkout: neither it nor its sd-scripts folder holds library/train_util.py; "
+        f"name the folder that train_network.py lies in"
+    )
+
+
+def patch_status(folder: Path) -> PatchStatus:
+    """Whether the block is there, and whether it is the one this version writes."""
+    file = find_checkout(folder) / "library" / "__init__.py"
+    text = _read(file)
+    block = _find_block(file, text)
+    return PatchStatus(file, block is not None, block is not None and text[slice(*block)] == BLOCK)
+
+
+def patch_install(folder: Path) -> PatchStatus:
+    """Write the block, or renew an older one. What else the file holds stays as it is."""
+    status = patch_status(folder)
+    if not status.current:
+        text = _without_block(status.file)
+        _write(status.file, text + ("" if not text or text.endswith("\n") else "\n") + BLOCK)
+    return patch_status(folder)
+
+
+def patch_remove(folder: Path) -> PatchStatus:
+    """Take the block out; the file is then byte for byte what it was."""
+    status = patch_status(folder)
+    if status.installed:
+        _write(status.file, _without_block(status.file))
+    return patch_status(folder)
+
+
+def _find_block(file: Path, text: str) -> tuple[int, int] | None:
+    begin, end = text.find(_BEGIN), text.find(_END)
+    if begin < 0 and end < 0:
+        return None
+    if begin < 0 or end < begin:
+        raise CheckoutError(f"{file} holds half a kohya_bucket block: remove the lines around {_BEGIN!r} by hand")
+    stop = end + len(_END)
+    for line_end in ("\r\n", "\n"):
+        if text.startswith(line_end, stop):
+            return begin, stop + len(line_end)
+    return begin, stop
+
+
+def _without_block(file: Path) -> str:
+    text = _read(file)
+    block = _find_block(file, text)
+    return text if block is None else text[: block[0]] + text[block[1] :]
+
+
+def _read(file: Path) -> str:
+    if not file.exists():
+        raise CheckoutError(f"{file} does not exist, but every sd-scripts release has it: restore it with git checkout")
+    with open(file, encoding="utf-8", newline="") as handle:
+        return handle.read()
+
+
+def _write(file: Path, text: str) -> None:
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".kohya_bucket-")
+    try:
+        with open(descriptor, "w", encoding="utf-8", newline="") as handle:
+            handle.write(text)
+        os.chmod(name, file.stat().st_mode)  # noqa: PTH101
+        os.replace(name, file)  # noqa: PTH105
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,156 @@
+"""What stands in for methods of sd-scripts' dataset classes once the adapter is installed.
+
+Each function here takes the place of the method of the same name; `dataset` is sd-scripts' own object.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from kohya_bucket.sdscripts.bucketing import BucketedImages, BucketSettings, rule_for
+from kohya_bucket.sdscripts.manager import BucketManager
+from kohya_bucket.sdscripts.misread import misread_buckets
+from kohya_bucket.sdscripts.processes import is_first_process
+from kohya_bucket.sdscripts.settings import AdapterSettings
+from kohya_bucket.sdscripts.sizes import true_size, true_sizes
+from kohya_bucket.sdscripts.tables import BatchTable, KeyTable, PlannedBatch
+from kohya_bucket.sdscripts.wording import bucket_table_lines, misread_lines, skipped_lines
+
+__all__ = ["get_image_size", "make_buckets", "planned_item", "set_current_epoch"]
+
+logger = logging.getLogger("kohya_bucket")
+
+
+def get_image_size(dataset: Any, image_path: str) -> tuple[int, int]:  # noqa: ARG001
+    """The stored size of one file, as Pillow decodes it; (0, 0) if it cannot be read."""
+    return true_size(image_path)
+
+
+def make_buckets(dataset: Any, settings: AdapterSettings, make_entry: Any) -> None:
+    """Read the true sizes, place all images at once, and lay out the tables that batches are looked up in."""
+    images, failures = place_dataset(dataset, settings)
+    manager = dataset.bucket_manager
+    manager.adopt(images.buckets, KeyTable(images))
+    dataset.bucket_info = images.bucket_info() if dataset.enable_bucket else None
+    dataset.buckets_indices = BatchTable(images, make_entry, dataset, settings)
+    dataset._length = len(dataset.buckets_indices)
+    if is_first_process():
+        logger.info("\n".join(bucket_table_lines(images)))
+        if failures:
+            logger.warning("\n".join(skipped_lines(failures)))
+
+
+def place_dataset(dataset: Any, settings: AdapterSettings) -> tuple[BucketedImages, list[tuple[str, str]]]:
+    """Give every image of `dataset` its bucket; take those without one out of it.
+
+    Returns the images in their buckets, and (key, reason) of those that were taken out.
+    """
+    infos = list(dataset.image_data.values())
+    sizes, unreadable = true_sizes(dataset, infos, settings.metadata_cache)
+    has_own_sizes = dataset.bucket_manager is not None and dataset.enable_bucket
+    if not has_own_sizes:
+        dataset.bucket_manager = _new_manager(dataset)
+    place = dataset.bucket_manager.place
+    if settings.own_buckets and dataset.enable_bucket and not has_own_sizes:
+        place = rule_for(bucket_settings(dataset), settings, sizes).place
+    placement = place(sizes)
+    if is_first_process():
+        misread = misread_buckets([info.absolute_path for info in infos], sizes, placement, place)
+        if misread:
+            logger.warning("\n".join(misread_lines(misread)))
+    placed = placement.placed
+    failures = []
+    for i in np.flatnonzero(~placed).tolist():
+        info = infos[i]
+        width, height = sizes[i].tolist()
+        reason = unreadable.get(i) or f"{width}x{height}: {placement.reason(i).text}"
+        failures.append((info.image_key, reason))
+        _take_out(dataset, info)
+    shared = {size: size for size in map(tuple, placement.bucket_sizes.tolist())}
+    rows = zip(infos, sizes.tolist(), placement.bucket_sizes.tolist(), placement.resized_sizes.tolist(), strict=True)
+    for keep, (info, size, bucket, resized) in zip(placed, rows, strict=True):
+        if keep:
+            info.image_size, info.bucket_reso, info.resized_size = tuple(size), shared[tuple(bucket)], tuple(resized)
+    repeats = np.array([info.num_repeats for info in infos], dtype=np.int64)
+    if failures:
+        infos = [info for info, keep in zip(infos, placed, strict=True) if keep]
+        repeats, placement = repeats[placed], placement.select(placed)
+    return BucketedImages([info.image_key for info in infos], repeats, placement, dataset.batch_size), failures
+
+
+def bucket_settings(dataset: Any) -> BucketSettings:
+    """The bucket keys of one of sd-scripts' dataset objects."""
+    return BucketSettings(
+        (dataset.width, dataset.height),
+        dataset.enable_bucket,
+        dataset.min_bucket_reso,
+        dataset.max_bucket_reso,
+        dataset.bucket_reso_steps,
+        dataset.bucket_no_upscale,
+    )
+
+
+def _new_manager(dataset: Any) -> BucketManager:
+    resolution = (dataset.width, dataset.height)
+    if not dataset.enable_bucket:
+        manager = BucketManager(False, resolution, None, None, None)
+        manager.set_predefined_resos([resolution])
+        return manager
+    manager = BucketManager(
+        dataset.bucket_no_upscale,
+        resolution,
+        dataset.min_bucket_reso,
+        dataset.max_bucket_reso,
+        dataset.bucket_reso_steps,
+    )
+    if not dataset.bucket_no_upscale:
+        manager.make_buckets()
+    return manager
+
+
+def _take_out(dataset: Any, info: Any) -> None:
+    """Remove an image, and correct the counts that sd-scripts prints and writes into metadata."""
+    subset = dataset.image_to_subset.pop(info.image_key, None)
+    del dataset.image_data[info.image_key]
+    if info.is_reg:
+        dataset.num_reg_images -= info.num_repeats
+    else:
+        dataset.num_train_images -= info.num_repeats
+    if subset is not None and subset.img_count > 0:
+        subset.img_count -= 1
+
+
+def set_current_epoch(dataset: Any, epoch: int) -> None:
+    """Note the epoch. The order of an epoch follows from its number, so nothing is shuffled here."""
+    dataset.current_epoch = epoch
+    delegate = getattr(dataset, "dreambooth_dataset_delegate", None)
+    if delegate is not None:
+        delegate.current_epoch = epoch
+
+
+def planned_item(group: Any, index: PlannedBatch) -> Any:
+    """The batch that `index` describes, whatever epoch the dataset believes it is in."""
+    dataset = group.datasets[index.dataset]
+    set_current_epoch(dataset, index.epoch)
+    with own_random(index.seed):
+        return dataset[index]
+
+
+@contextmanager
+def own_random(seed: int) -> Iterator[None]:
+    """Draw flips, crops and caption shuffles from `seed`, and leave the process's `random` as it was.
+
+    Batches then differ from each other, and do not depend on which worker loads them or on a resume.
+    """
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)

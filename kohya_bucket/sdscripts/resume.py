@@ -1,0 +1,110 @@
+"""Resuming at the exact image: what a saved training state remembers of the epoch.
+
+sd-scripts' states hold weights, optimiser and a step count, but not which images an epoch has still to train.
+A small file beside them does, so that `--resume` goes on with the next image, also without `--seed` and on
+another number of processes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kohya_bucket.sdscripts.planner import Progress
+from kohya_bucket.sdscripts.processes import is_first_process
+from kohya_bucket.sdscripts.sampler import PlanSampler
+
+__all__ = ["STATE_FILE", "Run"]
+
+STATE_FILE = "kohya_bucket_state.json"
+_FORMAT = 1
+_OWN_PLACE = ("skip_until_initial_step", "initial_step", "initial_epoch")  # trainer options that set the place
+
+logger = logging.getLogger("kohya_bucket")
+
+
+class Run:
+    """One training run: the accelerator that saves and loads states, and the sampler whose place they hold."""
+
+    def __init__(self) -> None:
+        self.sampler: PlanSampler | None = None
+        self.accelerator: Any = None
+        self.arguments: Any = None
+        self._loaded: Path | None = None
+
+    def watch(self, accelerator: Any, arguments: Any) -> None:
+        """Take part in every state that `accelerator` saves or loads."""
+        self.accelerator, self.arguments = accelerator, arguments
+        accelerator.register_save_state_pre_hook(self._on_save)
+        accelerator.register_load_state_pre_hook(self._on_load)
+
+    def attach(self, sampler: PlanSampler) -> None:
+        """The sampler of the run's training loader."""
+        self.sampler = sampler
+        sampler.on_start = self._on_start
+        if self._loaded is not None:
+            self._resume(self._loaded)
+
+    def _on_start(self, first: int) -> None:
+        # The accelerator counts the batches of an epoch; states are saved, and gradients accumulated, by it.
+        if self.accelerator is not None and first:
+            self.accelerator.step = first
+
+    def _on_save(self, models: Any, weights: Any, output_dir: str) -> None:
+        if self.sampler is None or not is_first_process():
+            return
+        history = self.sampler.progress(int(self.accelerator.step))
+        state = {
+            "format": _FORMAT,
+            "images": self.sampler.planner.digest,
+            "count": len(self.sampler.planner.bucket_ids),
+            "trained": [asdict(part) for part in history],
+        }
+        file = Path(output_dir) / STATE_FILE
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(state), encoding="utf-8")
+        os.replace(temporary, file)  # noqa: PTH105
+
+    def _on_load(self, models: Any, input_dir: str) -> None:
+        if self.sampler is None:
+            self._loaded = Path(input_dir)
+        else:
+            self._resume(Path(input_dir))
+
+    def _resume(self, folder: Path) -> None:
+        self._loaded = None
+        sampler, file = self.sampler, folder / STATE_FILE
+        if sampler is None:
+            return
+        if not file.is_file():
+            _tell(f"{folder} was saved without kohya_bucket: the epoch begins anew")
+            return
+        state = json.loads(file.read_text(encoding="utf-8"))
+        if state["format"] != _FORMAT or state["images"] != sampler.planner.digest:
+            _tell(
+                f"the data set or its options changed since {folder} was saved "
+                f"({state['count']} images then, {len(sampler.planner.bucket_ids)} now): the epoch begins anew"
+            )
+            return
+        history = [Progress(**{**part, "global_batch": tuple(part["global_batch"])}) for part in state["trained"]]
+        asked = [
+            n for n in ("skip_until_initial_step", "initial_step", "initial_epoch") if getattr(self.arguments, n, None)
+        ]
+        if not asked:
+            sampler.resume(history)
+            return
+        sampler.seed = history[0].seed
+        if getattr(self.arguments, "gradient_accumulation_steps", 1) > 1 and "skip_until_initial_step" in asked:
+            _tell(
+                "--skip_until_initial_step miscounts with gradient accumulation; leave it out, --resume alone goes on "
+                "at the exact image"
+            )
+
+
+def _tell(text: str) -> None:
+    if is_first_process():
+        logger.warning(text)

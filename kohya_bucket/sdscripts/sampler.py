@@ -1,0 +1,139 @@
+"""The sampler behind sd-scripts' training loader: one plan, dealt out to the ranks in turn."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+from torch.utils.data import Sampler
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.planning import EpochPlan
+from kohya_bucket.sdscripts.planner import GroupPlanner, Progress
+from kohya_bucket.sdscripts.processes import is_first_process
+from kohya_bucket.sdscripts.tables import PlannedBatch
+
+__all__ = ["PlanSampler", "RanksDifferError"]
+
+logger = logging.getLogger("kohya_bucket")
+
+
+class RanksDifferError(KohyaBucketError):
+    """The ranks do not hold the same data set, so no common plan exists."""
+
+
+class PlanSampler(Sampler[PlannedBatch]):
+    """Yields an epoch's batches for all ranks: rank r's share is every world-size-th, beginning with r.
+
+    Args:
+        planner: the group's images.
+        seed: the datasets' seed; rank 0's is used everywhere.
+        current_epoch: the counter that the trainer advances before it iterates; None keeps epoch 0's order.
+    """
+
+    def __init__(self, planner: GroupPlanner, seed: int, current_epoch: Any | None) -> None:
+        self.planner = planner
+        self.current_epoch = current_epoch
+        self.world_size = _world_size()
+        self.planned_ranks = self.world_size if planner.settings.same_shape else 1
+        self.seed = _agree(planner, seed) if self.world_size > 1 else seed
+        self.on_start: Callable[[int], None] = _ignore
+        self._shift = 0
+        self._made: tuple[tuple[int, int], EpochPlan] | None = None
+        self._to_resume: tuple[Progress, ...] = ()
+        self._before: tuple[Progress, ...] = ()
+        self._current = self.plan
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is planned: the trainer's count, moved on by what a resumed run had trained before."""
+        return 0 if self.current_epoch is None else int(self.current_epoch.value) + self._shift
+
+    @property
+    def plan(self) -> EpochPlan:
+        """The whole plan of the present epoch."""
+        now = (self.seed, self.epoch)
+        if self._made is None or self._made[0] != now:
+            self._made = (now, self.planner.plan(self.seed, self.epoch, self.planned_ranks))
+        return self._made[1]
+
+    def resume(self, history: Sequence[Progress]) -> None:
+        """The next iteration trains what is left of the epoch of `history`; later ones follow it."""
+        self.seed = history[0].seed
+        self._to_resume = tuple(history)
+
+    def progress(self, steps: int) -> tuple[Progress, ...]:
+        """What is trained of the present epoch, when each process has trained `steps` (0: all)."""
+        plan = self._current
+        end = plan.first_step + plan.steps
+        done = min(steps * self.world_size // self.planned_ranks, end) if steps else end
+        return (*self._before, Progress(self.seed, self.epoch, tuple(plan.global_batch.tolist()), done))
+
+    def __len__(self) -> int:
+        return self._length(self.plan)
+
+    def __iter__(self) -> Iterator[PlannedBatch]:
+        self._before = ()
+        self._current = self.plan
+        if self._to_resume and self.current_epoch is not None:
+            self._begin_rest(self.current_epoch.value)
+        plan = self._current
+        if self.current_epoch is not None:
+            self.on_start(plan.first_step * self.planned_ranks // self.world_size)
+            if is_first_process():
+                logger.info("epoch %d: %s", self.epoch, plan.ledger().text)
+        return self._batches(plan, self.epoch)
+
+    def _begin_rest(self, counted: int) -> None:
+        history, self._to_resume = self._to_resume, ()
+        self._shift = history[0].epoch - int(counted)
+        rest = self.planner.plan(self.seed, self.epoch, self.planned_ranks, history)
+        if rest.steps == 0:  # the epoch was complete
+            self._shift += 1
+            self._current = self.plan
+            return
+        self._current = rest
+        self._before = history[:-1] if rest.first_step else history
+        if is_first_process():
+            logger.info("resumed: epoch %d, %d steps left", self.epoch, rest.steps)
+
+    def _length(self, plan: EpochPlan) -> int:
+        return -(-plan.steps * self.planned_ranks // self.world_size) * self.world_size
+
+    def _batches(self, plan: EpochPlan, epoch: int) -> Iterator[PlannedBatch]:
+        planner, begin = self.planner, plan.first_step * self.planned_ranks
+        for i in range(self._length(plan)):
+            step, rank = divmod(i, self.planned_ranks)
+            step %= plan.steps  # without one shape for all, the last ranks may have to begin again
+            dataset = planner.dataset_of(int(plan.bucket_of_step[step]))
+            images = np.asarray(plan.indices(step, rank) - planner.first_image[dataset], dtype=np.int32)
+            seed = (self.seed * 1_000_003 + epoch) * 1_000_003 + begin + i
+            yield PlannedBatch.make(begin + i, epoch, dataset, images, seed)
+
+
+def _ignore(_: int) -> None:
+    """Nobody wants to know where an iteration begins."""
+
+
+def _world_size() -> int:
+    distributed = torch.distributed
+    return int(distributed.get_world_size()) if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def _agree(planner: GroupPlanner, seed: int) -> int:
+    """Rank 0's seed, after making sure that all ranks hold the same images."""
+    mine = (planner.digest, planner.batch_sizes.tolist(), len(planner.bucket_ids), int(planner.repeats.sum()), seed)
+    everyone: list[Any] = [None] * _world_size()
+    torch.distributed.all_gather_object(everyone, mine)
+    different = [rank for rank, other in enumerate(everyone) if other[:2] != everyone[0][:2]]
+    if different:
+        counts = "; ".join(f"rank {rank}: {e[2]} images, {e[3]} samples" for rank, e in enumerate(everyone))
+        raise RanksDifferError(
+            f"rank {different[0]} holds another data set than rank 0 ({counts}): every process must see the same "
+            f"files and settings; with a validation split, set validation_seed"
+        )
+    return int(everyone[0][4])

@@ -1,0 +1,154 @@
+"""The `[kohya_bucket]` table: which options there are, where they come from, and what is refused.
+
+Options stand in a `[kohya_bucket]` table of the dataset config, or in the file that the environment
+variable `KOHYA_BUCKET_CONFIG` names (for runs without a dataset config). A key in the dataset config wins.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kohya_bucket.errors import ConfigError
+
+__all__ = ["ENVIRONMENT_VARIABLE", "TABLE", "AdapterSettings", "environment_table"]
+
+TABLE = "kohya_bucket"
+ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
+
+_CHOICES = {
+    "remainder": ("keep", "pad", "drop"),
+    "order": ("shuffled", "runs", "sorted"),
+    "switching": ("midpoint", "geometric", "area"),
+    "no_upscale_fit": ("kohya", "largest"),
+    "auto_method": ("kmeans", "optimal"),
+    "latent_cache": ("npz", "shards"),
+}
+_RULES = ("kohya", "novelai", "exact", "auto", "preset:NAME", "file:PATH")
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """Options of the adapter. The defaults train what sd-scripts says it trains.
+
+    Attributes:
+        rule: what decides buckets: `kohya`, `novelai`, `exact`, `auto`, `preset:NAME` or `file:PATH`.
+        switching: where one bucket hands over to the next: `midpoint`, `geometric` or `area`; by default the
+            rule's own.
+        no_upscale_fit: with `bucket_no_upscale`, `largest` keeps the most of each image's pixels where sd-scripts
+            (`kohya`) sometimes takes a smaller bucket than would fit.
+        max_crop: largest share of an image that may be cropped off, e.g. 0.05; images beyond it are moved to a
+            better bucket or left out by name.
+        num_buckets: how many buckets rule `auto` makes.
+        auto_method: how rule `auto` finds them: `kmeans` or `optimal`.
+        remainder: what happens to the images of a bucket that fill no batch: `keep` trains them as a short
+            batch, `pad` fills it with repeats from the bucket, `drop` leaves a different part out each epoch.
+        order: `shuffled`, `runs` (several steps of one shape after another) or `sorted`.
+        run_length: steps of one shape in a row, with order `runs`.
+        max_pixels: bound of images x width x height for one process and step; small buckets then train larger
+            batches, and `batch_size` is not used.
+        same_shape: every process trains the same shape in a step. Switched off, each process has batches of its
+            own, as in sd-scripts, at the price of waiting for the largest.
+        metadata_cache: where image sizes are kept between runs: `auto` (large data sets, in the user's cache
+            folder), `off`, or a Parquet file.
+        latent_cache: what --cache_latents_to_disk writes: `npz`, sd-scripts' own files and names, checked and
+            written whole, or `shards`, a store of few files.
+        latent_cache_dir: folder of the store; by default `kohya_bucket_latents` where training is started.
+    """
+
+    rule: str = "kohya"
+    switching: str | None = None
+    no_upscale_fit: str = "kohya"
+    max_crop: float | None = None
+    num_buckets: int = 8
+    auto_method: str = "kmeans"
+    remainder: str = "keep"
+    order: str = "shuffled"
+    run_length: int = 8
+    max_pixels: int | None = None
+    same_shape: bool = True
+    metadata_cache: str = "auto"
+    latent_cache: str = "npz"
+    latent_cache_dir: str | None = None
+
+    @property
+    def own_buckets(self) -> bool:
+        """Whether another rule than sd-scripts' own, or a change of it, decides buckets."""
+        default = AdapterSettings()
+        names = ("rule", "switching", "no_upscale_fit", "max_crop")
+        return any(getattr(self, name) != getattr(default, name) for name in names)
+
+    @classmethod
+    def from_tables(cls, *tables: tuple[str, Mapping[str, Any]]) -> AdapterSettings:
+        """Merge tables, later ones winning. Each comes with the place it was read from, for messages.
+
+        Raises:
+            ConfigError: an unknown key (with the nearest known one) or a value that is not allowed.
+        """
+        known = {f.name: f for f in fields(cls)}
+        merged: dict[str, Any] = {}
+        for place, table in tables:
+            if not isinstance(table, Mapping):
+                raise ConfigError(f"{place}: [{TABLE}] must be a table of options, got {table!r}")
+            for key, value in table.items():
+                if key not in known:
+                    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+                    raise ConfigError(
+                        f"{place}: [{TABLE}] has no option {key!r}; the nearest is {near!r}. "
+                        f"Known: {', '.join(sorted(known))}"
+                    )
+                expected = _expected(key, value)
+                if expected:
+                    raise ConfigError(f"{place}: [{TABLE}] {key} is {value!r}, but must be {expected}")
+                merged[key] = value
+        return cls(**merged)
+
+
+def _expected(key: str, value: Any) -> str:
+    """What the value of `key` must be, or an empty string where it is that."""
+    if key in _CHOICES:
+        return "" if value in _CHOICES[key] else f"one of {', '.join(_CHOICES[key])}"
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if key == "rule":
+        known = isinstance(value, str) and (value in _RULES or value.startswith(("preset:", "file:")))
+        return "" if known else f"one of {', '.join(_RULES)}"
+    if key == "max_crop":
+        return "" if number and 0 <= value < 1 else "a share from 0 to less than 1, e.g. 0.05"
+    if key == "latent_cache_dir":
+        return "" if isinstance(value, str) and value else "the path of a folder"
+    if key == "metadata_cache":
+        return "" if isinstance(value, str) and value else "auto, off or the path of a Parquet file"
+    if key == "same_shape":
+        return "" if isinstance(value, bool) else "true or false"
+    return "" if isinstance(value, int) and number and value > 0 else "a whole number above 0"
+
+
+def environment_table() -> list[tuple[str, Mapping[str, Any]]]:
+    """The options of the file named by `KOHYA_BUCKET_CONFIG`: none, or one (place, table) pair.
+
+    The file is TOML or JSON; options stand in a `[kohya_bucket]` table or at the top level.
+    """
+    name = os.environ.get(ENVIRONMENT_VARIABLE)
+    if not name:
+        return []
+    path = Path(name)
+    place = f"{ENVIRONMENT_VARIABLE}={name}"
+    if not path.is_file():
+        raise ConfigError(f"{place}: there is no such file; correct the variable or unset it")
+    text = path.read_text(encoding="utf-8")
+    try:
+        if path.suffix.lower() == ".json":
+            import json
+
+            table = json.loads(text)
+        else:
+            import toml
+
+            table = toml.loads(text)
+    except ValueError as error:  # toml.TomlDecodeError and json.JSONDecodeError are ValueErrors
+        raise ConfigError(f"{place}: cannot be parsed: {error}") from error
+    return [(place, table.get(TABLE, table))]

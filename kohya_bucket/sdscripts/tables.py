@@ -1,0 +1,161 @@
+"""Stand-ins for the two tables that sd-scripts' datasets look batches up in.
+
+`BaseDataset.__getitem__(index)` asks `self.buckets_indices[index]` which slice of which bucket to train and
+then `self.bucket_manager.buckets[...]` for the image keys. Both stand-ins also accept a `PlannedBatch`, an
+index that carries its images and its epoch with it, so that no worker needs state that could be late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.planning import EpochPlan, plan_epoch
+from kohya_bucket.sdscripts.bucketing import BucketedImages
+from kohya_bucket.sdscripts.settings import AdapterSettings
+
+__all__ = ["BatchTable", "KeyTable", "PlannedBatch", "plan_options"]
+
+
+def plan_options(settings: AdapterSettings, batch_sizes: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """What the settings ask of `plan_epoch`; `batch_sizes` is [K], images per process for each bucket."""
+    return {
+        "batch_size": None if settings.max_pixels is not None else batch_sizes,
+        "max_pixels": settings.max_pixels,
+        "remainder": settings.remainder,
+        "order": settings.order,
+        "run_length": settings.run_length,
+    }
+
+
+class PlannedBatch(int):
+    """A loader index (its value is the position in the epoch) with all that a worker needs to know.
+
+    Attributes:
+        epoch: the epoch as the trainer counts it.
+        dataset: position of the dataset in its group.
+        images: [B] int32 image numbers within that dataset; an image that is trained twice stands twice.
+        seed: for flips, crops and caption shuffles of this batch, the same whichever worker loads it.
+    """
+
+    epoch: int
+    dataset: int
+    images: npt.NDArray[np.int32]
+    seed: int
+
+    @classmethod
+    def make(cls, position: int, epoch: int, dataset: int, images: npt.NDArray[np.int32], seed: int) -> PlannedBatch:
+        batch = cls(position)
+        batch.epoch, batch.dataset, batch.images, batch.seed = epoch, dataset, images, seed
+        return batch
+
+    def __reduce__(self) -> tuple[Callable[..., PlannedBatch], tuple[Any, ...]]:
+        return PlannedBatch.make, (int(self), self.epoch, self.dataset, self.images, self.seed)
+
+
+class KeyTable(Sequence[list[str]]):
+    """`bucket_manager.buckets`: per bucket the image keys, each as often as it repeats.
+
+    Nothing is stored but one array of image numbers, sorted by bucket.
+    """
+
+    def __init__(self, images: BucketedImages) -> None:
+        self._keys = images.keys
+        order = np.argsort(images.bucket_ids, kind="stable").astype(np.int32)
+        self._order = order[np.searchsorted(images.bucket_ids[order], 0) :]
+        self._repeats = images.repeats
+        ids = images.bucket_ids[self._order]
+        self._starts = np.searchsorted(ids, np.arange(len(images.buckets) + 1))
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> list[str]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[list[str]]: ...
+    def __getitem__(self, index: int | slice) -> list[str] | list[list[str]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if isinstance(index, PlannedBatch):
+            return [self._keys[i] for i in index.images.tolist()]
+        k = range(len(self))[index]
+        images = self._order[self._starts[k] : self._starts[k + 1]]
+        return [self._keys[i] for i in np.repeat(images, self._repeats[images]).tolist()]
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return (self[k] for k in range(len(self)))
+
+
+class BatchTable(Sequence[Any]):
+    """`buckets_indices`: one entry per batch of an epoch on one process.
+
+    A plain integer is answered from the plan of the dataset's current epoch, so that code which walks a
+    dataset by number (sd-scripts' dataset preview does) sees each epoch's batches once, in a new order.
+
+    Args:
+        images: the dataset's images.
+        make_entry: sd-scripts' own entry type, called with bucket index, batch size, batch number.
+        clock: the dataset, whose `seed` and `current_epoch` say which epoch's plan is asked for.
+    """
+
+    def __init__(
+        self,
+        images: BucketedImages,
+        make_entry: Callable[[Any, int, int], Any],
+        clock: Any,
+        settings: AdapterSettings,
+    ) -> None:
+        self.images = images
+        self.settings = settings
+        self._make_entry = make_entry
+        self._clock = clock
+        self._planned: tuple[tuple[int, int], EpochPlan] | None = None
+
+    def _plan(self) -> EpochPlan:
+        now = (int(self._clock.seed), int(self._clock.current_epoch))
+        if self._planned is None or self._planned[0] != now:
+            seed, epoch = now
+            images = self.images
+            sizes = np.array(images.buckets, dtype=np.int32).reshape(-1, 2)
+            batch = np.full(len(images.buckets), images.batch_size)
+            plan = plan_epoch(
+                images.bucket_ids,
+                seed=seed,
+                epoch=epoch,
+                repeats=images.repeats,
+                bucket_sizes=sizes,
+                **plan_options(self.settings, batch),
+            )
+            self._planned = (now, plan)
+        return self._planned[1]
+
+    def __len__(self) -> int:
+        return self._plan().steps
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not isinstance(index, PlannedBatch):
+            plan = self._plan()
+            seed, epoch = int(self._clock.seed), int(self._clock.current_epoch)
+            position = range(plan.steps)[index]
+            index = PlannedBatch.make(position, epoch, 0, plan.indices(position, 0), seed)
+        return self._make_entry(index, len(index.images), 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_planned": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A spawned worker has imported sd-scripts afresh; the dataset it is given needs the replacements.
+        from kohya_bucket.sdscripts.hook import install
+
+        self.__dict__.update(state)
+        install(quiet=True)

@@ -1,0 +1,161 @@
+"""`kohya-bucket analyze` from the outside."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from kohya_bucket import KohyaBuckets, load_preset
+from kohya_bucket.cli import app, register_commands
+
+register_commands()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    data = tmp_path / "data"
+    (data / "more").mkdir(parents=True)
+    for i in range(12):
+        size = tuple(int(v) for v in rng.integers(200, 900, 2))
+        Image.new("RGB", size, (i * 20, 80, 90)).save(data / ("more" if i % 3 else ".") / f"{i:02}.png")
+    (data / "00copy.png").write_bytes((data / "00.png").read_bytes())
+    (data / "broken.jpg").write_bytes(b"no image")
+    return data
+
+
+def run(*arguments: object):
+    result = CliRunner().invoke(app, ["analyze", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def read(*arguments: object):
+    (one,) = json.loads(run(*arguments, "--json").stdout)["datasets"]
+    return one
+
+
+def test_json_counts_what_is_there(folder) -> None:
+    data = read(folder, "--hash", "--batch-size", 4)
+    assert data["images"] == {
+        "found": 14, "readable": 13, "broken": 1, "placed": 13, "without_bucket": 0, "samples_per_epoch": 13,
+    }  # fmt: skip
+    assert data["batch_size"] == 4
+    assert [b["path"] for b in data["broken"]["listed"]] == [str(folder / "broken.jpg")]
+    assert data["duplicates"]["listed"] == [[str(folder / "00.png"), str(folder / "00copy.png")]]
+    assert len(data["buckets"]) == len(KohyaBuckets(1024, 256, 2048).bucket_set)
+    assert sum(b["images"] for b in data["buckets"]) == 13
+
+
+def test_options_choose_the_rule(folder) -> None:
+    assert len(read(folder, "--preset", "sdxl")["buckets"]) == len(load_preset("sdxl"))
+    assert read(folder, "--resolution", "512,768", "--bucket-reso-steps", 32)["rule"] == repr(
+        KohyaBuckets((512, 768), 256, 1536, 32)
+    )
+    assert "no_upscale=True" in read(folder, "--bucket-no-upscale")["rule"]
+    assert read(folder, "--no-recursive")["images"]["found"] == 6
+    assert read(folder, "--rule", "novelai", "--resolution", 512)["rule"].startswith("<NovelAIBuckets")
+    assert len(read(folder, "--rule", "auto", "--num", 3)["buckets"]) <= 3
+    assert "max_crop=0.2" in read(folder, "--max-crop", 0.2, "--switching", "area")["rule"]
+
+
+def test_a_bucket_set_in_a_file_counts_under_both_names(folder, tmp_path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text("[[buckets]]\nwidth = 512\nheight = 768\n\n[[buckets]]\nwidth = 640\nheight = 512\n", "utf-8")
+    for option in ("--bucket-config", "--config"):
+        assert [(b["width"], b["height"]) for b in read(folder, option, own)["buckets"]] == [(512, 768), (640, 512)]
+
+
+def test_a_dataset_config_brings_images_repeats_and_rules(folder, tmp_path) -> None:
+    config = tmp_path / "sets.toml"
+    config.write_text(
+        f"""
+        [[datasets]]
+        resolution = 512
+        batch_size = 3
+        enable_bucket = true
+          [[datasets.subsets]]
+          image_dir = '{folder}'
+          num_repeats = 4
+          class_tokens = "x"
+        [[datasets]]
+        resolution = [768, 512]
+          [[datasets.subsets]]
+          image_dir = '{folder / "more"}'
+          class_tokens = "y"
+        """,
+        encoding="utf-8",
+    )
+    report = json.loads(run("--config", config, "--json").stdout)
+    first, second = report["datasets"]
+    assert first["batch_size"] == 3
+    assert first["images"]["found"] == 6
+    assert first["images"]["broken"] == 1
+    assert first["images"]["samples_per_epoch"] == 5 * 4
+    assert first["rule"] == repr(KohyaBuckets(512, 256, 1024))
+    assert [(b["width"], b["height"]) for b in second["buckets"]] == [(768, 512)]
+    config.write_text(config.read_text("utf-8") + "\n[kohya_bucket]\nswitching = 'geometric'\n", "utf-8")
+    assert "switching='geometric'" in json.loads(run("--config", config, "--json").stdout)["datasets"][0]["rule"]
+    result = run("--config", config, "--html", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "sets, dataset 1" in page
+    assert "sets, dataset 2" in page
+    assert result.stdout == ""
+
+
+def test_a_cache_is_made_and_used(folder, tmp_path) -> None:
+    pytest.importorskip("pyarrow")
+    first = read(folder, "--cache", tmp_path / "x.parquet")
+    assert (tmp_path / "x.parquet").exists()
+    Image.new("RGB", (640, 480)).save(folder / "new.png")
+    second = read(folder, "--cache", tmp_path / "x.parquet")
+    assert second["images"]["found"] == first["images"]["found"] + 1
+
+
+def test_the_terminal_report_names_the_broken_file(folder) -> None:
+    text = run(folder, "--batch-size", 4, "--hash").stdout
+    assert "14 images: 13 readable, 1 broken" in text
+    assert "broken.jpg" in text.replace("\n", "")
+    assert "Equal files" in text
+
+
+def test_html_is_written_and_json_still_printed(folder, tmp_path) -> None:
+    result = run(folder, "--html", tmp_path / "r.html", "--json", "--thumbnails", 5)
+    assert json.loads(result.stdout)["format"] == "kohya-bucket-analysis"
+    page = (tmp_path / "r.html").read_bytes().decode("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "\r" not in page
+    assert page.count("data:image/") - page.count("data:image/${") <= 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "nothing to analyse: name a folder"),
+        (("/no/such/folder",), "/no/such/folder: no such file or folder"),
+        (("{folder}", "--resolution", "big"), "--resolution is 'big', but must be"),
+        (("{folder}", "-p", "sdxl", "-c", "x.toml"), "--preset and --bucket-config both name a bucket set"),
+        (("{folder}", "-p", "sdxxl"), "sdxxl"),
+        (("{folder}", "--config", "x.toml"), "x.toml brings its own images and rules"),
+        (("--config", "/no/config.toml"), "/no/config.toml"),
+        (("{folder}", "--max-bucket-reso", "512"), "max_bucket_reso 512 is below the longer side"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_exit_code_2(folder, arguments, message) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "kohya_bucket",
+        "analyze",
+        *(a.replace("{folder}", str(folder)) for a in arguments),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""

@@ -1,0 +1,55 @@
+"""Ctrl-C on a slow disk, as a terminal sends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("pyarrow")
+ROOT = Path(__file__).parents[2]
+SLOW = """
+import os, sys, time
+real = os.open
+def slow(path, *rest, **options):
+    if str(path).endswith(".png"):
+        time.sleep(0.1)
+        os.write(1, b"opened\\n")
+    return real(path, *rest, **options)
+os.open = slow
+from kohya_bucket.cli import main
+main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+def test_build_cache_keeps_what_it_has_read(tmp_path: Path) -> None:
+    from kohya_bucket import MetadataCache
+
+    data = tmp_path / "data"
+    data.mkdir()
+    for i in range(400):
+        Image.new("RGB", (8 + i % 5, 9)).save(data / f"{i:04d}.png")
+    target = tmp_path / "c.parquet"
+    command = [sys.executable, "-c", SLOW, "build-cache", str(data), "--output", str(target)]
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+    )
+    assert child.stdout is not None
+    for _ in range(100):
+        assert child.stdout.readline().strip() == "opened"
+    time.sleep(0.1)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert "go on with --refresh" in errors
+    assert "Traceback" not in errors
+    kept = MetadataCache.load(target)
+    assert 50 <= len(kept) < 400
+    assert (kept.sizes[:, 1] == 9).all()

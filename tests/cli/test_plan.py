@@ -1,0 +1,228 @@
+"""`kohya-bucket plan` and `kohya-bucket simulate`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from kohya_bucket.cli import app, main, register_commands
+from kohya_bucket.sdscripts.config import read_config
+from kohya_bucket.sdscripts.overview import overview
+from kohya_bucket.sdscripts.settings import AdapterSettings
+
+ROOT = Path(__file__).parents[2]
+SIZES = [(300, 200), (200, 300), (256, 256), (400, 100), (90, 300), (300, 200), (310, 205)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    for i, size in enumerate(SIZES):
+        Image.new("RGB", size, (i * 20, 0, 0)).save(images / f"{i}.png")
+        (images / f"{i}.txt").write_text("caption", encoding="utf-8")
+    return images
+
+
+def write(folder, dataset="", subset="", rest=""):
+    file = folder.parent / "dataset.toml"
+    file.write_text(
+        f"[[datasets]]\nresolution = 256\nbatch_size = 2\nenable_bucket = true\nmin_bucket_reso = 128\n{dataset}\n"
+        f"[[datasets.subsets]]\nimage_dir = '{folder}'\ncaption_extension = '.txt'\nnum_repeats = 3\n"
+        f"{subset}\n{rest}\n",
+        encoding="utf-8",
+    )
+    return file
+
+
+def run(*arguments):
+    register_commands()
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def as_json(*arguments):
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_the_numbers_add_up(folder):
+    data = as_json("plan", write(folder), "--gpus", "1,2,4", "--images")
+    (dataset,) = data["datasets"]
+    assert (dataset["images"], dataset["samples"]) == (7, 21)
+    assert sum(b["images"] for b in dataset["buckets"]) == 7
+    assert sum(b["samples"] for b in dataset["buckets"]) == 21
+    assert data["gpus"][0]["steps"] == dataset["batches"] == sum(b["batches"] for b in dataset["buckets"])
+    assert [g["gpus"] for g in data["gpus"]] == [1, 2, 4]
+    assert all(g["missed"] == 0 for g in data["gpus"])
+    assert data["gpus"][0]["repeated"] == 0
+    for row in dataset["image_rows"]:
+        left, top, right, bottom = row["cut"]
+        assert row["resized"][0] - left - right == row["bucket"][0]
+        assert row["resized"][1] - top - bottom == row["bucket"][1]
+
+
+def test_accumulation_counts_updates(folder):
+    gpus = as_json("plan", write(folder), "--accumulate", "4")["gpus"][0]
+    assert gpus["updates"] == -(-gpus["steps"] // 4)
+
+
+def test_the_adapters_options_count(folder):
+    plain = as_json("plan", write(folder))
+    padded = as_json("plan", write(folder, rest="[kohya_bucket]\nremainder = 'drop'"))
+    assert padded["settings"]["remainder"] == "drop"
+    assert padded["gpus"][0]["missed"] > plain["gpus"][0]["missed"] == 0
+
+
+def test_images_without_a_bucket_are_named(folder):
+    Image.new("RGB", (40, 400)).save(folder / "narrow.png")
+    (folder / "broken.png").write_bytes(b"")
+    data = as_json("plan", write(folder, "bucket_no_upscale = true"))
+    left_out = {Path(row["image"]).name: row["reason"] for row in data["datasets"][0]["not_trained"]}
+    assert set(left_out) == {"narrow.png", "broken.png"}
+    assert left_out["narrow.png"].startswith("40x400: a side is shorter")
+    text = run("plan", write(folder, "bucket_no_upscale = true"))
+    assert "not trained: 2" in text.output
+    assert text.exit_code == 0
+    assert run("plan", write(folder, "bucket_no_upscale = true"), "--strict").exit_code == 1
+
+
+def test_the_table_can_be_read(folder):
+    output = run("plan", write(folder), "--gpus", "1,8", "--images").output
+    assert "256x256" in output
+    assert "worst" in output
+    assert "idle in sd-scripts alone" in output
+    assert all(f"{i}.png" in output for i in range(7))
+    assert "\x1b[" not in output
+
+
+def test_a_mistyped_key_ends_with_the_nearest(folder):
+    result = run("plan", write(folder, "enable_buckets = true"))
+    assert result.exit_code == 1
+    assert "enable_bucket" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_without_a_config(folder):
+    trained = folder.parent / "train"
+    trained.mkdir()
+    folder.rename(trained / "5_thing")
+    data = as_json(
+        "plan", "--train-data-dir", trained, "--resolution", "256", "--enable-bucket", "--train-batch-size", 2
+    )
+    assert (data["datasets"][0]["images"], data["datasets"][0]["samples"]) == (7, 35)
+
+
+def exit_of(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr("sys.argv", ["kohya-bucket", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan"], "name a dataset config, or --train-data-dir"),
+        (["plan", "missing.toml"], "missing.toml"),
+        (["plan", "CONFIG", "--gpus", "two"], "--gpus is 'two'"),
+        (["simulate", "0x5"], "0x5 is no image size"),
+        (["simulate", "nothing.png"], "neither a size such as 576x768 nor a readable image"),
+        (["simulate", "512x512", "--resolution", "big"], "resolution is 'big'"),
+        (["simulate", "512x512", "--rule", "none"], "there is no rule 'none'"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_2(folder, monkeypatch, capsys, arguments, message):
+    arguments = [write(folder) if a == "CONFIG" else a for a in arguments]
+    code, error = exit_of(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_settings_that_cannot_work_name_the_dataset(folder, monkeypatch, capsys):
+    result = run("plan", write(folder, "max_bucket_reso = 128"))
+    assert result.exit_code == 1
+    assert "max_bucket_reso" in result.output
+
+
+def test_simulate_explains_the_articles_case():
+    output = run("simulate", "576x768", "--resolution", "512").output
+    assert "448x576" in output
+    assert "0.0278 away" in output
+    assert "switch at 0.6889 (height/width 1.4516)" in output
+    assert "to 448x597" in output
+    assert "10 top, 11 bottom" in output
+
+
+def test_simulate_without_a_bucket():
+    result = run("simulate", "50x1000", "--no-upscale")
+    assert result.exit_code == 1
+    assert "a side is shorter than one bucket step" in result.output
+
+
+def test_simulate_a_file_with_a_config_and_a_preview(folder):
+    target = folder.parent / "preview.png"
+    result = run("simulate", folder / "0.png", "--config", write(folder), "--preview", target)
+    assert result.exit_code == 0, result.output
+    assert "dataset 1 (256x256)" in result.output
+    preview = Image.open(target)
+    explained = json.loads(run("simulate", folder / "0.png", "--config", write(folder), "--json").stdout)[0]
+    assert list(preview.size) == explained["resized"]
+    left, top, _, bottom = explained["cut"]
+    assert top + bottom > 0 or left > 0
+
+
+def test_the_demo_is_what_the_readme_promises(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    seen = overview(read_config("configs/demo.toml"), AdapterSettings(), (1, 2))
+    assert [len(d.images.keys) for d in seen.datasets] == [20, 18]
+    assert [Path(key).name for key, _ in seen.datasets[1].left_out] == ["icon_tiny.png", "ribbon_too_narrow.png"]
+    assert seen.datasets[0].rotated == 1
+    assert seen.gpus[0].missed == seen.gpus[0].repeated == 0
+    total = sum(f.stat().st_size for f in (ROOT / "configs" / "demo_images").iterdir())
+    assert total < 500_000
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.toml")), ids=lambda f: f.name)
+def test_the_ready_configs_hold_nothing_wrong_but_the_paths(file, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    wrong = [f for f in read_config(file).findings if f.code not in ("missing-folder", "missing-metadata", "no-images")]
+    assert not [f.text for f in wrong if f.severity.value == "error"]
+
+
+def test_sizes_that_do_not_fit_stop_the_plan(folder):
+    control = folder.parent / "control"
+    control.mkdir()
+    for i, size in enumerate(SIZES):
+        Image.new("RGB", (size[0] // 2, size[1])).save(control / f"{i}.png")
+    result = run("plan", write(folder, subset=f"conditioning_data_dir = '{control}'"))
+    assert result.exit_code == 1
+    assert "7 control images have another size than their image" in result.output
+
+
+def test_the_command_line_is_spelled_either_way_and_gives_way_to_the_config(folder):
+    for options in (("--train_batch_size", "4"), ("--train-batch-size", "4"), ("--batch-size", "4")):
+        data = as_json("plan", write(folder), *options, "--min_bucket_reso", "128")
+        assert data["datasets"][0]["batch_size"] == 2
+        assert [f["code"] for f in data["findings"]] == ["overruled"]
+
+
+def test_the_release_of_sd_scripts_counts(folder):
+    file = write(folder, dataset="resize_interpolation = 'area'")
+    assert run("plan", file).exit_code == 0
+    result = run("plan", file, "--sd-scripts", "v0.9.1")
+    assert result.exit_code == 1
+    assert "new in sd-scripts 0.10" in result.output
+
+
+def test_simulate_takes_both_spellings():
+    for options in (
+        ("--bucket-no-upscale", "--min-bucket-reso", "128"),
+        ("--bucket_no_upscale", "--min_bucket_reso", "128"),
+    ):
+        result = run("simulate", "700x500", "--resolution", "512", *options)
+        assert result.exit_code == 0
+        assert "no upscaling" in result.output

@@ -1,0 +1,116 @@
+"""presets, chart, compare and buckets-from-dataset from the outside."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from kohya_bucket import MetadataCache, list_presets, load_from_toml
+from kohya_bucket.cli import app, register_commands
+from kohya_bucket.errors import KohyaBucketError
+
+register_commands()
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    data = tmp_path / "data"
+    data.mkdir()
+    for i in range(20):
+        Image.new("RGB", tuple(int(v) for v in rng.integers(200, 900, 2))).save(data / f"{i:02}.png")
+    (data / "broken.jpg").write_bytes(b"no image")
+    return data
+
+
+def test_presets() -> None:
+    data = json.loads(run("presets", "--json"))
+    assert list(data) == list_presets()
+    assert data["sdxl"]["n_buckets"] == len(data["sdxl"]["buckets"]) == 9
+    assert data["sdxl"]["buckets"][1] == [1152, 896]
+    text = run("presets")
+    assert "The nine SDXL sizes" in text
+    assert "qwen-image  (7 buckets, multiples of 16)" in text
+    assert "    1328x1328 1664x928" in text
+
+
+def test_compare(folder) -> None:
+    text = run("compare", folder, "--rules", "kohya,novelai,exact,auto", "--resolution", 512)
+    assert "20 images" in text
+    assert "(1 unreadable left out)" in text
+    data = json.loads(run("compare", folder, "--rules", "all", "--resolution", "512", "--json", "-b", 4))
+    assert (data["images"], data["unreadable"], data["batch_size"]) == (20, 1, 4)
+    assert {"kohya", "kohya-largest", "onetrainer", "diffusers"} <= {r["rule"] for r in data["rules"]}
+    bounded = json.loads(run("compare", folder, "--rules", "kohya", "--max-crop", 0.01, "--json"))["rules"][0]
+    assert bounded["worst_crop"] <= 0.01
+    assert sum(bounded["reasons"].values()) == bounded["unplaced"] > 0
+    assert "crop off more than the limit" in run("compare", folder, "--rules", "kohya", "--max-crop", 0.01)
+
+
+def test_a_table_stands_for_its_images(folder, tmp_path) -> None:
+    pytest.importorskip("pyarrow", reason="the table is a Parquet file")
+    cache = tmp_path / "cache.parquet"
+    MetadataCache.build([str(p) for p in sorted(folder.glob("*"))]).save(cache)
+    one, other = (json.loads(run("compare", source, "--json", "--rules", "exact")) for source in (folder, cache))
+    assert one == other
+
+
+def test_buckets_from_dataset(folder, tmp_path) -> None:
+    output = tmp_path / "sets" / "my.toml"
+    text = run("buckets-from-dataset", folder, "--num", 4, "--target", 512, "--compare-to", "sd15", "--output", output)
+    assert "Generated 4 buckets (requested 4, k-means converged in" in text
+    assert "Mean crop loss (auto)" in text
+    assert "Mean crop loss (sd15)" in text
+    assert f"Wrote bucket set to {output}" in text.replace("\n", " ").replace("  ", " ")
+    assert len(load_from_toml(output)) == 4
+    best = json.loads(run("buckets-from-dataset", folder, "-n", 4, "-t", 512, "--method", "optimal", "--min-fill", 0,
+                          "--compare-to", output, "--json"))  # fmt: skip
+    assert best["crop_loss_mean"] <= best["compare_to_crop_loss_mean"] + 1e-12
+    assert best["readable"] == 20
+    assert best["broken"] == 1
+    assert all(b["width"] * b["height"] <= 512 * 512 for b in best["buckets"])
+
+
+def test_chart(folder, tmp_path) -> None:
+    text = run("chart", "--resolution", 512)
+    assert "576x448" in text
+    assert "1.4762" in text
+    assert "1.4516" in text
+    svg, png = tmp_path / "chart.svg", tmp_path / "chart.PNG"
+    run("chart", folder, "--resolution", 512, "--method", "area", "--output", svg)
+    assert "20 images" in svg.read_text(encoding="utf-8")
+    run("chart", "--rule", "preset:sdxl", "--output", png)
+    with Image.open(png) as image:
+        assert image.size[0] == 2360
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chart", "--rule", "exact"], "no fixed set of buckets"),
+        (["chart", "--method", "mean"], "switching is 'mean'"),
+        (["chart", "--output", "chart.pdf"], "drawn as .svg or .png"),
+        (["chart", "--resolution", "big"], "--resolution is 'big'"),
+        (["compare", "nowhere", "--rules", "kohya"], "nowhere"),
+    ],
+)
+def test_mistakes_are_named(arguments, message, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((KohyaBucketError, OSError), match=message):
+        run(*arguments)
+
+
+def test_nothing_readable(tmp_path) -> None:
+    (tmp_path / "a.png").write_bytes(b"x")
+    with pytest.raises(KohyaBucketError, match="none of its 1 images"):
+        run("compare", tmp_path)

@@ -1,0 +1,114 @@
+"""Refusal and restraint of the import hook. What it does to the real sd-scripts is tested in `compat_tests/`."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the adapter lives in a process that has torch")
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def start(folder, *arguments):
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False, env=environment()
+    )
+
+
+def run(code, folder):
+    prelude = "import sys; sys.path.insert(0, '.'); import kohya_bucket.sdscripts as kb; kb.install()\n"
+    script = prelude + textwrap.dedent(code)
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False, env=environment()
+    )
+
+
+@pytest.fixture
+def unknown_version(tmp_path):
+    """A package with sd-scripts' module names whose classes have other methods."""
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "__init__.py").write_text("", encoding="utf-8")
+    (library / "config_util.py").write_text("from . import train_util\nclass ConfigSanitizer: pass\n", encoding="utf-8")
+    (library / "train_util.py").write_text(
+        "class BucketManager:\n    def __init__(self, everything): pass\n"
+        "class BaseDataset:\n    def make_buckets(self): pass\n    def get_image_size(self, path): pass\n"
+        "class DreamBoothDataset(BaseDataset): pass\n",
+        encoding="utf-8",
+    )
+    return tmp_path
+
+
+def test_an_unknown_version_is_refused_whole(unknown_version):
+    code = """
+        try:
+            import library.train_util
+        except kb.hook.KohyaBucketError as error:
+            print(error)
+        from torch.utils.data import DataLoader
+        print(kb.is_active(), DataLoader.__init__.__qualname__)
+    """
+    done = run(code, unknown_version)
+    assert "is not a version this adapter knows, so nothing was replaced" in done.stdout
+    assert "train_util.BucketManager.__init__ takes (everything)" in done.stdout
+    assert "config_util.ConfigSanitizer.sanitize_user_config does not exist" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False DataLoader.__init__"
+
+
+def test_another_projects_library_is_left_alone(tmp_path):
+    (tmp_path / "library").mkdir()
+    for name in ("__init__", "train_util", "config_util"):
+        (tmp_path / "library" / f"{name}.py").write_text("x = 1\n", encoding="utf-8")
+    done = run("import library.train_util\nprint(library.train_util.x, kb.is_active())", tmp_path)
+    assert done.stdout.strip() == "1 False", done.stderr
+
+
+def test_uninstall_takes_the_hook_out():
+    from kohya_bucket import sdscripts
+
+    before = list(sys.meta_path)
+    sdscripts.install()
+    sdscripts.install()
+    assert len(sys.meta_path) == len(before) + 1
+    sdscripts.uninstall()
+    assert sys.meta_path == before
+
+
+def launch(folder, *arguments):
+    return start(folder, "-m", "kohya_bucket.launch", *arguments)
+
+
+def test_the_launcher_runs_a_script_as_main(tmp_path):
+    (tmp_path / "trainer.py").write_text(
+        "import sys, helper\nprint(__name__, sys.argv, sys.path[0] != '', helper.x)\n", encoding="utf-8"
+    )
+    (tmp_path / "helper.py").write_text("x = 5\n", encoding="utf-8")
+    done = launch(tmp_path, "trainer.py", "--a", "b")
+    assert done.stdout.strip() == "__main__ ['trainer.py', '--a', 'b'] True 5", done.stderr
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert launch(elsewhere, str(tmp_path / "trainer.py")).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [((), "usage"), (("missing.py",), "there is no trainer 'missing.py'")]
+)
+def test_the_launcher_says_what_it_needs(tmp_path, arguments, message):
+    done = launch(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_launcher_refuses_an_unknown_version_without_a_traceback(unknown_version):
+    (unknown_version / "train.py").write_text("import library.config_util\n", encoding="utf-8")
+    done = launch(unknown_version, "train.py")
+    assert done.returncode == 2
+    assert "nothing was replaced" in done.stderr
+    assert "Traceback" not in done.stderr

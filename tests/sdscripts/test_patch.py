@@ -1,0 +1,110 @@
+"""The marked block in a checkout's `library/__init__.py`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kohya_bucket.sdscripts.patch import BLOCK, CheckoutError, patch_install, patch_remove, patch_status
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "train_util.py").write_text("", encoding="utf-8")
+    (tmp_path / "library" / "__init__.py").write_bytes(b"")
+    return tmp_path
+
+
+def init_of(checkout):
+    return checkout / "library" / "__init__.py"
+
+
+@pytest.mark.parametrize("before", [b"", b"x = 1\n", b"x = 1", b"x = 1\r\ny = 2\r\n", "# ö\n".encode()])
+def test_install_and_remove_restore_the_file(checkout, before):
+    init_of(checkout).write_bytes(before)
+    assert not patch_status(checkout).installed
+    assert patch_install(checkout).current
+    assert init_of(checkout).read_bytes().startswith(before)
+    assert BLOCK.encode() in init_of(checkout).read_bytes()
+    once = init_of(checkout).read_bytes()
+    assert patch_install(checkout).current
+    assert init_of(checkout).read_bytes() == once
+    assert not patch_remove(checkout).installed
+    after = init_of(checkout).read_bytes()
+    assert after in (before, before + b"\n")
+    assert list((checkout / "library").glob(".kohya*")) == []
+
+
+def test_an_older_block_is_renewed(checkout):
+    init_of(checkout).write_text(BLOCK.replace("install()", "older()"), encoding="utf-8")
+    assert (patch_status(checkout).installed, patch_status(checkout).current) == (True, False)
+    assert patch_install(checkout).current
+    assert init_of(checkout).read_text(encoding="utf-8") == BLOCK
+
+
+def test_a_block_with_windows_line_ends_is_found(checkout):
+    init_of(checkout).write_bytes(BLOCK.replace("\n", "\r\n").encode())
+    assert patch_status(checkout).installed
+    assert not patch_remove(checkout).installed
+    assert init_of(checkout).read_bytes() == b""
+
+
+def test_half_a_block_is_left_to_the_user(checkout):
+    init_of(checkout).write_text(BLOCK.splitlines()[0], encoding="utf-8")
+    with pytest.raises(CheckoutError, match="half a kohya_bucket block"):
+        patch_install(checkout)
+
+
+def test_the_gui_folder_is_understood(checkout, tmp_path_factory):
+    gui = tmp_path_factory.mktemp("kohya_ss")
+    checkout.rename(gui / "sd-scripts")
+    assert patch_install(gui).file == gui / "sd-scripts" / "library" / "__init__.py"
+
+
+def test_another_folder_is_refused(tmp_path):
+    with pytest.raises(CheckoutError, match="is no sd-scripts checkout"):
+        patch_status(tmp_path)
+
+
+def test_the_patch_file_is_the_same_block_and_only_inserts(checkout):
+    patch = ROOT / "patches" / "library-init.patch"
+    added = [
+        line
+        for line in patch.read_text(encoding="utf-8").splitlines()
+        if not line.startswith(("diff", "---", "+++", "@@"))
+    ]
+    assert all(line.startswith("+") for line in added)
+    assert "".join(line[1:] + "\n" for line in added) == BLOCK
+    subprocess.run(["git", "init", "-q"], cwd=checkout, check=True)
+    subprocess.run(["git", "apply", str(patch)], cwd=checkout, check=True)
+    assert patch_status(checkout).current
+    subprocess.run(["git", "apply", "-R", str(patch)], cwd=checkout, check=True)
+    assert not patch_status(checkout).installed
+
+
+def test_without_the_package_the_block_warns_and_goes_on(checkout):
+    patch_install(checkout)
+    code = "import sys; sys.modules['kohya_bucket'] = None; import library; print('goes on')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "goes on"
+    assert "WITHOUT it" in done.stderr
+
+
+def test_the_command(checkout):
+    from kohya_bucket.cli import app, register_commands
+
+    register_commands()
+    for name, answer in (
+        ("status", "not installed"),
+        ("install", ": installed"),
+        ("status", ": installed"),
+        ("remove", "not installed"),
+    ):
+        result = CliRunner().invoke(app, ["patch", name, str(checkout)])
+        assert result.exit_code == 0, result.output
+        assert answer in result.output.replace("\n", "")

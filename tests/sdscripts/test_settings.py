@@ -1,0 +1,57 @@
+"""The `[kohya_bucket]` table."""
+
+import pytest
+
+from kohya_bucket import ConfigError
+from kohya_bucket.sdscripts.settings import AdapterSettings, environment_table
+
+
+def test_later_tables_win():
+    settings = AdapterSettings.from_tables(("a", {"remainder": "pad", "order": "runs"}), ("b", {"remainder": "drop"}))
+    assert settings == AdapterSettings(remainder="drop", order="runs")
+
+
+def test_an_unknown_key_names_the_nearest():
+    with pytest.raises(
+        ConfigError, match=r"my.toml: \[kohya_bucket\] has no option 'remaindr'; the nearest is 'remainder'"
+    ):
+        AdapterSettings.from_tables(("my.toml", {"remaindr": "pad"}))
+
+
+def test_a_wrong_value_names_the_allowed():
+    with pytest.raises(ConfigError, match="order is 'random', but must be one of shuffled, runs, sorted"):
+        AdapterSettings.from_tables(("my.toml", {"order": "random"}))
+
+
+def test_a_table_must_be_a_table():
+    with pytest.raises(ConfigError, match="must be a table"):
+        AdapterSettings.from_tables(("my.toml", 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.toml", '[kohya_bucket]\nremainder = "pad"'),
+        ("a.toml", 'remainder = "pad"'),
+        ("a.json", '{"kohya_bucket": {"remainder": "pad"}}'),
+    ],
+)
+def test_the_environment_names_a_file(tmp_path, monkeypatch, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(tmp_path / name))
+    assert AdapterSettings.from_tables(*environment_table()).remainder == "pad"
+
+
+@pytest.mark.parametrize(("text", "message"), [(None, "no such file"), ("[x", "cannot be parsed")])
+def test_an_unusable_file_is_named(tmp_path, monkeypatch, text, message):
+    file = tmp_path / "a.toml"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(file))
+    with pytest.raises(ConfigError, match=message):
+        environment_table()
+
+
+def test_without_the_variable_there_is_nothing(monkeypatch):
+    monkeypatch.delenv("KOHYA_BUCKET_CONFIG", raising=False)
+    assert environment_table() == []
