@@ -1,0 +1,95 @@
+"""Builds sd-scripts' real dataset groups from a config, at every supported version, without a model."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+
+class StubTokenizer:
+    """Stands in for CLIP's tokenizer (no download): 77 numbers that depend on the caption."""
+
+    model_max_length = 77
+    pad_token_id = eos_token_id = 0
+
+    def __call__(self, text: str, **_: Any) -> SimpleNamespace:
+        numbers = [ord(c) % 1000 for c in text[:77]]
+        return SimpleNamespace(input_ids=torch.tensor([numbers + [0] * (77 - len(numbers))]))
+
+    def tokenize(self, text: str) -> list[torch.Tensor]:
+        return [self(text).input_ids]
+
+
+def build_groups(sd: SimpleNamespace, config: dict[str, Any], seed: int = 0, **arguments: Any) -> tuple[Any, Any]:
+    """(training group, validation group or None) of a user config, as the trainers build them."""
+    train_util, config_util = sd.train_util, sd.config_util
+    random.seed(seed)
+    parser = argparse.ArgumentParser()
+    train_util.add_dataset_arguments(parser, True, True, True)
+    train_util.add_training_arguments(parser, True)
+    namespace = parser.parse_args([])
+    vars(namespace).update(arguments)
+    train_util.prepare_dataset_args(namespace, True)
+    runtime = {}
+    if "tokenizer" in inspect.signature(train_util.DreamBoothDataset.__init__).parameters:
+        runtime = {"tokenizer": [StubTokenizer()]}
+    else:
+        from library import strategy_base, strategy_sd
+
+        strategy_base.TokenizeStrategy._strategy = StubTokenizer()
+        strategy_base.LatentsCachingStrategy._strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 1, False)
+    sanitizer = config_util.ConfigSanitizer(True, True, True, True)
+    blueprint = config_util.BlueprintGenerator(sanitizer).generate(config, namespace, **runtime)
+    made = config_util.generate_dataset_group_by_blueprint(blueprint.dataset_group)
+    train, validation = made if isinstance(made, tuple) else (made, None)
+    for group in (train, validation):
+        if group is not None and hasattr(group, "set_current_strategies"):
+            group.set_current_strategies()
+    return train, validation
+
+
+def write_images(
+    folder: Path, sizes: list[tuple[int, int]], prefix: str = "img", formats: tuple[str, ...] = ("png",)
+) -> list[Path]:
+    """One small image file per size, with a caption beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for i, (width, height) in enumerate(sizes):
+        pixels = np.random.default_rng(i).integers(0, 255, (height, width, 3), dtype=np.uint8)
+        path = folder / f"{prefix}_{i:03d}.{formats[i % len(formats)]}"
+        Image.fromarray(pixels).save(path)
+        path.with_suffix(".txt").write_text(f"number {i}, one, two, three", encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+def write_metadata(file: Path, paths: list[Path], sizes: bool = False) -> Path:
+    entries: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        entries[str(path)] = {"caption": path.stem, "tags": "a, b"}
+        if sizes:
+            entries[str(path)]["image_size"] = list(Image.open(path).size)
+    file.write_text(json.dumps(entries), encoding="utf-8")
+    return file
+
+
+def random_sizes(count: int, seed: int, low: int = 64, high: int = 400) -> list[tuple[int, int]]:
+    rng = np.random.default_rng(seed)
+    return [(int(w), int(h)) for w, h in rng.integers(low, high, (count, 2))]
+
+
+def image_table(dataset: Any) -> list[tuple[Any, ...]]:
+    """What decides how each image is trained, in the dataset's order."""
+    return [
+        (key, info.num_repeats, tuple(info.image_size), tuple(info.bucket_reso), tuple(info.resized_size))
+        for key, info in dataset.image_data.items()
+    ]

@@ -1,0 +1,373 @@
+"""Configs read by this package and by the real sd-scripts: refusals, resolved values, images, repeats, one by one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import toml
+
+from compat_tests.config_playground import make_playground, random_config
+from kohya_bucket.errors import BucketSettingsError, ConfigError
+from kohya_bucket.sdscripts.config import Config, Release, Severity, Supports, read_config, read_folders
+from kohya_bucket.sdscripts.config.check import REFUSALS
+from kohya_bucket.sdscripts.config.model import ImageList
+from kohya_bucket.sdscripts.overview import overview
+from kohya_bucket.sdscripts.settings import AdapterSettings
+
+PLACED: list[int] = []
+FULL = (True, True, True, True)
+
+
+@pytest.fixture(scope="module")
+def real(unpatched: SimpleNamespace) -> Iterator[SimpleNamespace]:
+    """sd-scripts, the release it is, and its own command line defaults."""
+    import importlib
+
+    names = {f.name for f in fields(unpatched.config_util.BaseDatasetParams)}
+    release = Release.V0_10 if "validation_split" in names else Release.V0_9
+    parser = argparse.ArgumentParser()
+    unpatched.train_util.add_dataset_arguments(parser, True, True, True)
+    unpatched.train_util.add_training_arguments(parser, True)
+    if release is Release.V0_10:
+        parser.add_argument("--validation_seed", type=int, default=None)
+        parser.add_argument("--validation_split", type=float, default=0.0)
+        base = importlib.import_module("library.strategy_base").LatentsCachingStrategy
+        before, base._strategy = (
+            base._strategy,
+            importlib.import_module("library.strategy_sd").SdSdxlLatentsCachingStrategy(True, False, 1, False),
+        )
+    logging.disable(logging.CRITICAL)
+    yield SimpleNamespace(**vars(unpatched), release=release, parser=parser)
+    logging.disable(logging.NOTSET)
+    if release is Release.V0_10:
+        base._strategy = before
+
+
+@pytest.fixture(scope="module")
+def playground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("playground")
+    make_playground(root)
+    return root
+
+
+@pytest.fixture
+def there(playground: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """In the playground; caches that sd-scripts writes there are taken away again."""
+    monkeypatch.chdir(playground)
+    kept = set(playground.glob("*/metadata_cache.json"))
+    yield playground
+    for cache in set(playground.glob("*/metadata_cache.json")) - kept:
+        cache.unlink()
+
+
+def arguments(real: SimpleNamespace, *given: str) -> argparse.Namespace:
+    args = real.parser.parse_args(list(given))
+    real.train_util.prepare_dataset_args(args, True)
+    return args
+
+
+def blueprint(
+    real: SimpleNamespace, config: dict[str, Any], args: argparse.Namespace, flags: tuple[bool, ...] = FULL
+) -> Any:
+    runtime = {"tokenizer": SimpleNamespace(model_max_length=77)} if real.release is Release.V0_9 else {}
+    sanitizer = real.config_util.ConfigSanitizer(*flags)
+    return real.config_util.BlueprintGenerator(sanitizer).generate(config, args, **runtime)
+
+
+def refused(real: SimpleNamespace, config: dict[str, Any], flags: tuple[bool, ...]) -> bool:
+    import voluptuous
+
+    try:
+        real.config_util.ConfigSanitizer(*flags).sanitize_user_config(config)
+    except (voluptuous.Invalid, AttributeError, TypeError):
+        return True
+    return False
+
+
+def write(config: dict[str, Any], path: Path) -> Path:
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+def ours(
+    config: dict[str, Any], folder: Path, real: SimpleNamespace, flags: tuple[bool, ...] = FULL, **given: Any
+) -> Config:
+    return read_config(write(config, folder / "config.json"), given, supports=Supports(*flags), release=real.release)
+
+
+def assert_same_values(config: Config, theirs: Any) -> None:
+    for mine, other in zip(config.datasets, theirs.dataset_group.datasets, strict=True):
+        for name, value in asdict(other.params).items():
+            if name in ("tokenizer", "max_token_length"):
+                continue
+            if name == "enable_bucket" and mine.images.predefined is not None:
+                value = True
+            assert getattr(mine.config, name) == value, name
+        for subset, blue in zip(mine.config.subsets, other.subsets, strict=True):
+            for name, value in asdict(blue.params).items():
+                if name in ("validation_split", "validation_seed"):
+                    continue
+                if name == "caption_extension" and value and not value.startswith("."):
+                    value = "." + value
+                if name == "custom_attributes" and value is None:
+                    value = {}
+                assert getattr(subset, name) == value, name
+
+
+def as_rows(images: ImageList) -> list[tuple[Any, ...]]:
+    conditioning = images.conditioning or ("",) * len(images)
+    rows = zip(images.keys, images.paths, images.repeats.tolist(), images.is_reg.tolist(), conditioning, strict=True)
+    return list(rows)
+
+
+def their_rows(dataset: Any) -> list[tuple[Any, ...]]:
+    return [
+        (key, info.absolute_path, info.num_repeats, info.is_reg, info.cond_img_path or "")
+        for key, info in dataset.image_data.items()
+    ]
+
+
+def assert_same_images(images: ImageList, dataset: Any, seeded: bool) -> None:
+    if not seeded:
+        assert len(images) == len(dataset.image_data)
+        return
+    assert as_rows(images) == their_rows(dataset)
+    for stated, info in zip(images.stated_sizes.tolist(), dataset.image_data.values(), strict=True):
+        if stated[0]:
+            assert tuple(info.image_size) == tuple(stated)
+
+
+def assert_same_plan(mine: Config, others: Any) -> None:
+    """What `kohya-bucket plan` shows is what sd-scripts' own make_buckets made of it."""
+    try:
+        seen = overview(mine, AdapterSettings())
+    except BucketSettingsError:
+        # sd-scripts builds a dataset without images even where its settings could place none.
+        assert not any(len(d.image_data) for d in others)
+        return
+    for dataset, other in zip(seen.datasets, others, strict=True):
+        split = dataset.read.config.validation_split > 0 and dataset.read.config.validation_seed is None
+        if split or dataset.left_out:
+            continue
+        other = getattr(other, "dreambooth_dataset_delegate", other)
+        infos = other.image_data.values()
+        if any(i.image_size[0] <= 0 for i in infos):
+            # Release 0.9 cannot read the size of BMP files and goes on with (-1, -1).
+            assert dataset.sizes.min() > 0
+            continue
+        placement = dataset.images.placement
+        assert placement.bucket_sizes.tolist() == [list(i.bucket_reso) for i in infos]
+        assert placement.resized_sizes.tolist() == [list(i.resized_size) for i in infos]
+        assert dataset.images.batches == len(other.buckets_indices)
+        if other.enable_bucket and dataset.images.keys:
+            assert dataset.images.bucket_info() == other.bucket_info
+        PLACED.append(len(infos))
+
+
+def compare(config: dict[str, Any], folder: Path, real: SimpleNamespace, *given: str) -> str:
+    """Read with both; what sd-scripts did: "refused", "stopped" or "built"."""
+    mine = ours(config, folder, real)
+    codes = [f.code for f in mine.findings.of(Severity.ERROR)]
+    is_refused = refused(real, config, FULL)
+    assert bool(REFUSALS & set(codes)) == is_refused, codes
+    if is_refused:
+        return "refused"
+    theirs = blueprint(real, config, arguments(real, *given))
+    assert_same_values(mine, theirs)
+    built = stop = None
+    try:
+        built = real.config_util.generate_dataset_group_by_blueprint(theirs.dataset_group)
+    except Exception as error:
+        stop = error
+    if stop is not None:
+        assert codes, f"sd-scripts stops with {type(stop).__name__}: {stop}, and nothing was said before"
+        return "stopped"
+    train, validation = built if isinstance(built, tuple) else (built, None)
+    for dataset, other in zip(mine.datasets, train.datasets, strict=True):
+        split = dataset.config.validation_split > 0 and dataset.config.validation_seed is None
+        assert_same_images(dataset.images, other, seeded=not split)
+    assert_same_plan(mine, train.datasets)
+    held_back = [d for d in mine.datasets if d.validation is not None]
+    assert len(held_back) == (len(validation.datasets) if validation is not None else 0)
+    for dataset, other in zip(held_back, validation.datasets if validation is not None else [], strict=True):
+        assert_same_images(dataset.validation, other, seeded=dataset.config.validation_seed is not None)
+    return "built"
+
+
+def test_two_hundred_configs_name_the_same_images(there: Path, real: SimpleNamespace) -> None:
+    outcomes = {"built": 0, "stopped": 0, "refused": 0}
+    for seed in range(200):
+        config = random_config(seed, slips=False, new_keys=real.release is Release.V0_10)
+        print(seed, json.dumps(config))
+        outcomes[compare(config, there, real)] += 1
+        for cache in there.glob("*/metadata_cache.json"):
+            if cache.parent.name not in ("cached", "broken_cache"):
+                cache.unlink()
+    print(f"{real.root.name}: {outcomes}; {sum(PLACED)} images in {len(PLACED)} datasets placed alike")
+    assert sum(PLACED) > 500
+    assert outcomes["built"] > 60
+    assert outcomes["refused"] == 0
+
+
+@pytest.mark.parametrize("flags", [(True, True, False, True), (True, True, True, True), (True, False, False, True),
+                                   (True, False, True, True), (False, True, False, True), (False, False, True, True),
+                                   (True, True, True, False)])  # fmt: skip
+def test_the_same_configs_are_refused(flags: tuple[bool, ...], there: Path, real: SimpleNamespace) -> None:
+    refusals = 0
+    for seed in range(150):
+        config = random_config(10_000 + seed, slips=True, new_keys=seed % 3 > 0)
+        mine = {f.code for f in ours(config, there, real, flags).findings}
+        expected = refused(real, config, flags)
+        refusals += expected
+        assert bool(REFUSALS & mine) == expected, (json.dumps(config), sorted(mine))
+    assert refusals > 20
+
+
+SUBSET = {"image_dir": "txt", "caption_extension": ".txt"}
+BASE = {"resolution": 128, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 256}
+
+
+def one(*subsets: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    return {"datasets": [{**BASE, **keys, "subsets": list(subsets)}]}
+
+
+HAND_MADE = {
+    "no datasets": {"general": {"resolution": 128}, "datasets": []},
+    "no subsets": one(),
+    "no resolution": {"datasets": [{"subsets": [SUBSET]}]},
+    "no resolution, fine-tuning": {"datasets": [{"subsets": [{"metadata_file": "plain.json", "image_dir": "plain"}]}]},
+    "min above resolution": one(SUBSET, min_bucket_reso=192),
+    "max below resolution": one(SUBSET, max_bucket_reso=64),
+    "steps of zero": one(SUBSET, bucket_reso_steps=0),
+    "batch of zero": one(SUBSET, batch_size=0),
+    "table in datasets": one({**SUBSET, "kohya_bucket": {}}),
+    "subsets as table": {"datasets": [{**BASE, "subsets": SUBSET}]},
+    "datasets as table": {"datasets": {**BASE, "subsets": [SUBSET]}},
+    "general as list": {"general": [], "datasets": [{**BASE, "subsets": [SUBSET]}]},
+    "mixed kinds": one(SUBSET, {"metadata_file": "plain.json"}),
+    "missing image_dir": one({"num_repeats": 2}),
+    "empty caption": one({"image_dir": "emptycaption", "caption_extension": ".txt"}),
+    "broken cache": one({"image_dir": "broken_cache", "cache_info": True}),
+    "relative keys without folder": one({"metadata_file": "plain.json"}),
+    "broken metadata": one({"metadata_file": "broken.json", "image_dir": "plain"}),
+    "metadata that is a list": one({"metadata_file": "list.json", "image_dir": "plain"}),
+    "metadata with captions for entries": one({"metadata_file": "flat.json", "image_dir": "plain"}),
+    "blank line in jsonl": one({"metadata_file": "blank_line.jsonl", "image_dir": "plain"}),
+    "control images missing": one({"image_dir": "images", "conditioning_data_dir": "control_missing"}),
+    "control images to spare": one({"image_dir": "images", "conditioning_data_dir": "control_extra"}),
+    "control with random_crop": one({"image_dir": "images", "conditioning_data_dir": "control", "random_crop": True}),
+    "unknown interpolation": one(SUBSET, resize_interpolation="sharp"),
+    "split in percent": one(SUBSET, validation_split=20.0, validation_seed=1),
+    "negative split": one(SUBSET, validation_split=-0.5, validation_seed=1),
+    "all held back": one(SUBSET, validation_split=1.0, validation_seed=1),
+    "empty folder and split": one({"image_dir": "empty"}, validation_split=0.5, validation_seed=1),
+    "cached and split": one({**SUBSET, "cache_info": True}, validation_split=0.5, validation_seed=1),
+    "control and split": one(
+        {"image_dir": "images", "conditioning_data_dir": "control"}, validation_split=0.5, validation_seed=3
+    ),
+    "fine-tuning and split": one({"metadata_file": "plain.json", "image_dir": "plain"}, validation_split=0.5),
+    "more regularization": one({**SUBSET, "num_repeats": 1}, {"image_dir": "reg", "is_reg": True, "num_repeats": 7}),
+    "less regularization": one({**SUBSET, "num_repeats": 9}, {"image_dir": "reg2", "is_reg": True}),
+    "regularization alone": one({"image_dir": "reg2", "is_reg": True}),
+    "two regularization folders": one(
+        {**SUBSET, "num_repeats": 4}, {"image_dir": "reg", "is_reg": True}, {"image_dir": "reg2", "is_reg": True}
+    ),
+    "folder twice": one(SUBSET, {**SUBSET, "num_repeats": 3}),
+    "folder twice, spelled otherwise": one(SUBSET, {"image_dir": "txt/", "num_repeats": 3}),
+    "zero first, then the same": one({**SUBSET, "num_repeats": 0}, SUBSET),
+    "two resolutions": {"datasets": [{**BASE, "subsets": [SUBSET]}, {**BASE, "resolution": 64, "subsets": [SUBSET]}]},
+    "two datasets, one cache": {"datasets": [
+        {**BASE, "subsets": [{**SUBSET, "cache_info": True}]}, {**BASE, "subsets": [{**SUBSET, "cache_info": True}]},
+    ]},
+    "false below true": {"general": {"enable_bucket": True, "flip_aug": True}, "datasets": [
+        {"resolution": 64, "enable_bucket": False, "flip_aug": False, "subsets": [{**SUBSET, "flip_aug": True}]},
+    ]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HAND_MADE)
+def test_hand_made_configs(name: str, there: Path, real: SimpleNamespace) -> None:
+    if name == "no datasets":
+        with pytest.raises(ConfigError, match=r"\[\[datasets\]\]"):
+            ours(HAND_MADE[name], there, real)
+        return
+    outcome = compare(HAND_MADE[name], there, real)
+    if name in ("less regularization", "folder twice", "two resolutions", "false below true"):
+        assert outcome == "built"
+
+
+def test_the_command_line_counts_where_the_config_is_silent(there: Path, real: SimpleNamespace) -> None:
+    given = ["--train_batch_size", "3", "--resolution", "128,64", "--enable_bucket", "--min_bucket_reso", "64",
+             "--caption_extension", "txt", "--keep_tokens", "2", "--prior_loss_weight", "0.5", "--flip_aug",
+             "--dataset_repeats", "4", "--bucket_reso_steps", "32", "--face_crop_aug_range", "1.5,2.5"]  # fmt: skip
+    for seed in range(60):
+        config = random_config(20_000 + seed, slips=False, new_keys=real.release is Release.V0_10)
+        for table in config["datasets"]:
+            table.pop("resolution")
+        args = arguments(real, *given)
+        mine = ours(config, there, real, **vars(args))
+        assert not {f.code for f in mine.findings} & REFUSALS
+        assert_same_values(mine, blueprint(real, config, args))
+
+
+def test_folders_with_repeats(there: Path, real: SimpleNamespace, tmp_path: Path) -> None:
+    for folder, names in {"train": ["5_cat", "10_black dog_x", "x_y", "0_no", "7"], "reg": ["1_thing", "2_"]}.items():
+        for i, name in enumerate(names):
+            os.symlink(there / ("txt" if i % 2 else "plain"), _made(tmp_path / folder) / name)
+    train, reg = str(tmp_path / "train"), str(tmp_path / "reg")
+    args = arguments(
+        real, "--resolution", "128", "--enable_bucket", "--train_batch_size", "2", "--min_bucket_reso", "64"
+    )
+    subsets = real.config_util.generate_dreambooth_subsets_config_by_subdirs(train, reg)
+    theirs = blueprint(real, {"datasets": [{"subsets": subsets}]}, args, (True, True, False, True))
+    mine = read_folders(train, reg, vars(args), release=real.release)
+    assert_same_values(mine, theirs)
+    built = real.config_util.generate_dataset_group_by_blueprint(theirs.dataset_group)
+    group = built[0] if isinstance(built, tuple) else built
+    assert as_rows(mine.datasets[0].images) == their_rows(group.datasets[0])
+    assert len(mine.datasets[0].config.subsets) == 5
+
+
+def _made(path: Path) -> Path:
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def test_toml_files_are_read_alike(there: Path, real: SimpleNamespace) -> None:
+    for seed in range(40):
+        config = random_config(30_000 + seed, slips=False, new_keys=real.release is Release.V0_10)
+        path = there / "config.toml"
+        path.write_text(toml.dumps(config), encoding="utf-8")
+        loaded = real.config_util.load_user_config(str(path))
+        mine = read_config(path, supports=Supports(*FULL), release=real.release)
+        assert_same_values(mine, blueprint(real, loaded, arguments(real)))
+
+
+def test_the_ready_configs_are_accepted(real: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[1]
+    monkeypatch.chdir(root)
+    paths = sorted((root / "configs").glob("*.toml"))
+    assert len(paths) >= 7
+    for path in paths:
+        config = real.config_util.load_user_config(str(path))
+        config.pop("kohya_bucket", None)
+        theirs = blueprint(real, config, arguments(real), (True, True, False, True))
+        mine = read_config(path, release=real.release)
+        assert not {f.code for f in mine.findings} & REFUSALS
+        assert_same_values(mine, theirs)
+
+
+def test_validation_does_not_touch_the_global_random_state(there: Path, real: SimpleNamespace) -> None:
+    state = random.getstate()
+    ours(one(SUBSET, validation_split=0.5) if real.release is Release.V0_10 else one(SUBSET), there, real)
+    assert random.getstate() == state

@@ -1,0 +1,218 @@
+"""Latent and text-encoder caches through sd-scripts' real caching loops and strategies, with a small encoder."""
+
+import multiprocessing
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sdscripts_support import build_groups, random_sizes, write_images
+
+from kohya_bucket import sdscripts
+
+ACCELERATOR = SimpleNamespace(
+    num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
+)
+
+
+class Encoder(torch.nn.Module):
+    """Stands in for a VAE: eight by eight means of the picture, and it counts what it encodes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+        self.encoded = 0
+
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def encode(self, images):
+        self.encoded += len(images)
+        latents = torch.nn.functional.avg_pool2d(images[:, :1].repeat(1, 4, 1, 1), 8)
+        return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: latents))
+
+
+@pytest.fixture
+def strategies(unpatched):
+    try:
+        from library import strategy_base, strategy_sd
+    except ImportError:
+        pytest.skip("this version has no caching strategies")
+    if not hasattr(unpatched.train_util.BaseDataset, "new_cache_latents"):
+        pytest.skip("this version has no caching strategies")
+    return SimpleNamespace(base=strategy_base, sd=strategy_sd)
+
+
+def cache(sd, strategies, folder, encoder, table=None, **subset):
+    """One run's caching; returns the group, ready to train."""
+    keys = {"resolution": 128, "batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
+    subset = {"image_dir": str(folder), "caption_extension": ".txt", "flip_aug": True, **subset}
+    config = {"datasets": [{**keys, "subsets": [subset]}], **({"kohya_bucket": table} if table else {})}
+    group, _ = build_groups(sd, config)
+    strategies.base.LatentsCachingStrategy._strategy = strategies.sd.SdSdxlLatentsCachingStrategy(True, True, 2, False)
+    group.new_cache_latents(encoder, ACCELERATOR)
+    group.set_current_strategies()
+    return group
+
+
+def latents_of(sd, group, workers=0, context=None):
+    """Latents by image, as the loader delivers them."""
+    for dataset in group.datasets:
+        dataset.debug_dataset = True
+    epoch = multiprocessing.get_context(context).Value("i", 1)
+    collator = sd.train_util.collator_class(epoch, epoch, group)
+    loader = torch.utils.data.DataLoader(
+        group, batch_size=1, shuffle=True, collate_fn=collator, num_workers=workers, multiprocessing_context=context
+    )
+    found = {}
+    for batch in loader:
+        for key, latent, flipped in zip(batch["image_keys"], batch["latents"], batch["flippeds"], strict=True):
+            found[Path(key).name] = (latent.numpy(), flipped)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_images(tmp_path / "a", random_sizes(7, 1, 100, 300))
+    return tmp_path / "a"
+
+
+def test_npz_are_sd_scripts_own(unpatched, strategies, folder):
+    theirs = Encoder()
+    cache(unpatched, strategies, folder, theirs)
+    before = {path.name: dict(np.load(path)) for path in folder.glob("*.npz")}
+    assert (theirs.encoded, len(before)) == (14, 7)
+    for path in folder.glob("*.npz"):
+        path.unlink()
+    sdscripts.install()
+    try:
+        cache(unpatched, strategies, folder, Encoder())
+    finally:
+        sdscripts.uninstall()
+    for path in folder.glob("*.npz"):
+        ours = dict(np.load(path))
+        for name, array in before.pop(path.name).items():
+            np.testing.assert_array_equal(ours[name], array)
+            assert ours[name].dtype == array.dtype
+    assert not before
+    again = Encoder()
+    cache(unpatched, strategies, folder, again)
+    assert again.encoded == 0
+
+
+@pytest.mark.parametrize("table", [{"latent_cache": "npz"}, {"latent_cache": "shards"}], ids=["npz", "shards"])
+def test_only_what_changed_is_encoded_again(patched, strategies, folder, tmp_path, monkeypatch, caplog, table):
+    monkeypatch.chdir(tmp_path)
+    if table["latent_cache"] == "shards":
+        pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+    encoder = Encoder()
+    cache(patched, strategies, folder, encoder, table)
+    assert encoder.encoded == 14
+    cache(patched, strategies, folder, encoder, table)
+    assert encoder.encoded == 14
+    edited = folder / "img_003.png"
+    pixels = np.asarray(Image.open(edited)).copy()
+    Image.fromarray(255 - pixels).save(edited)
+    os.utime(edited, ns=(0, 10**18))
+    with caplog.at_level("WARNING", logger="kohya_bucket"):
+        group = cache(patched, strategies, folder, encoder, table)
+    assert encoder.encoded == 16
+    assert "img_003.png" in caplog.text
+    latent, _ = latents_of(patched, group)["img_003.png"]
+    info = group.image_data[str(edited)]
+    assert latent.shape[1:] == (info.bucket_reso[1] // 8, info.bucket_reso[0] // 8)
+    assert len(latents_of(patched, group)) == 7
+    encoder.weight += 1
+    cache(patched, strategies, folder, encoder, table)
+    assert encoder.encoded == 30
+
+
+def test_a_cache_of_another_resolution_or_a_broken_one_is_made_again(patched, strategies, folder, caplog):
+    encoder = Encoder()
+    group = cache(patched, strategies, folder, encoder)
+    paths = sorted(folder.glob("*.npz"))
+    paths[0].write_bytes(paths[0].read_bytes()[:200])
+    arrays = dict(np.load(paths[1]))
+    arrays["latents"] = np.zeros((4, 3, 3), np.float32)
+    np.savez(paths[1], **arrays)
+    with caplog.at_level("WARNING", logger="kohya_bucket"):
+        group = cache(patched, strategies, folder, encoder)
+    assert encoder.encoded == 18
+    assert "2 caches could not be used" in caplog.text
+    assert len(latents_of(patched, group)) == 7
+
+
+def test_images_that_differ_by_extension_have_caches_of_their_own(patched, strategies, tmp_path):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    Image.new("RGB", (128, 128), (0, 0, 0)).save(folder / "same.png")
+    Image.new("RGB", (128, 128), (255, 255, 255)).save(folder / "same.bmp")
+    for name in ("same.txt",):
+        (folder / name).write_text("x", encoding="utf-8")
+    group = cache(patched, strategies, folder, Encoder())
+    found = latents_of(patched, group)
+    assert found["same.png"][0].mean() == pytest.approx(-1)
+    assert found["same.bmp"][0].mean() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_train_what_npz_train(patched, strategies, folder, tmp_path, workers):
+    pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+    npz = latents_of(patched, cache(patched, strategies, folder, Encoder()))
+    table = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
+    group = cache(patched, strategies, folder, Encoder(), table)
+    shards = latents_of(patched, group, workers)
+    assert shards.keys() == npz.keys()
+    for name in npz:
+        np.testing.assert_array_equal(shards[name][0], npz[name][0])
+        assert shards[name][1] == npz[name][1]
+    assert not list((tmp_path / "store").rglob("*.npz"))
+
+
+@pytest.mark.slow
+def test_shards_reach_spawned_workers(patched, strategies, folder, tmp_path):
+    pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+    table = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
+    group = cache(patched, strategies, folder, Encoder(), table)
+    assert len(latents_of(patched, group, 1, "spawn")) == 7
+
+
+def test_text_encoder_outputs_of_another_caption_are_made_again(patched, strategies, folder, caplog):
+    from library import strategy_sdxl
+
+    class Strategy(strategy_sdxl.SdxlTextEncoderOutputsCachingStrategy):
+        made = 0
+
+        def cache_batch_outputs(self, tokenize_strategy, models, text_encoding_strategy, infos):
+            for info in infos:
+                Strategy.made += 1
+                array = np.zeros((2, 3), np.float32)
+                np.savez(info.text_encoder_outputs_npz, hidden_state1=array, hidden_state2=array, pool2=array)
+
+    def run():
+        Strategy.made = 0
+        strategies.base.TextEncoderOutputsCachingStrategy._strategy = Strategy(True, 1, False)
+        try:
+            group = cache(patched, strategies, folder, Encoder())
+            group.new_cache_text_encoder_outputs([], ACCELERATOR)
+        finally:
+            strategies.base.TextEncoderOutputsCachingStrategy._strategy = None
+        return Strategy.made
+
+    numpys = np.savez
+    assert run() == 7
+    assert run() == 0
+    (folder / "img_002.txt").write_text("another caption", encoding="utf-8")
+    broken = next(folder.glob("img_004*_te_outputs.npz"))
+    broken.write_bytes(broken.read_bytes()[:-100])
+    with caplog.at_level("WARNING", logger="kohya_bucket"):
+        assert run() == 2
+    assert "the caption changed" in caplog.text
+    assert np.savez is numpys
+
+
+def test_the_option_is_checked(patched, strategies, folder):
+    with pytest.raises(SystemExit, match="latent_cache is 'zip', but must be one of npz, shards"):
+        cache(patched, strategies, folder, Encoder(), {"latent_cache": "zip"})

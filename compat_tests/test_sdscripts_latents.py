@@ -1,0 +1,290 @@
+"""Latent caches of the real sd-scripts: its files are ours and ours are its, for every model family."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from PIL import Image  # noqa: E402
+
+from kohya_bucket.buckets import KohyaBuckets  # noqa: E402
+from kohya_bucket.images.pixels import INTERPOLATIONS, load_pixels, resize_and_crop  # noqa: E402
+from kohya_bucket.latents.encoding import noise_seed, normalize  # noqa: E402
+from kohya_bucket.latents.fingerprint import Fingerprint  # noqa: E402
+from kohya_bucket.latents.npz import (  # noqa: E402
+    ARCHITECTURES,
+    NpzLatents,
+    npz_path,
+    read_npz,
+    stored_fingerprint,
+    write_npz,
+)
+from kohya_bucket.latents.npz_check import why_npz_bad  # noqa: E402
+from kohya_bucket.sdscripts.latent_cache import (  # noqa: E402
+    CacheItem,
+    architecture_of,
+    check_npz,
+    check_text_npz,
+    save_latents,
+    savez,
+)
+
+BUCKET = (128, 64)
+SIZE = (300, 150)
+STRATEGIES = {
+    "sd": ("strategy_sd", "SdSdxlLatentsCachingStrategy", (True,)),
+    "sdxl": ("strategy_sd", "SdSdxlLatentsCachingStrategy", (False,)),
+    "sd3": ("strategy_sd3", "Sd3LatentsCachingStrategy", ()),
+    "flux": ("strategy_flux", "FluxLatentsCachingStrategy", ()),
+    "lumina": ("strategy_lumina", "LuminaLatentsCachingStrategy", ()),
+    "hunyuan_image": ("strategy_hunyuan_image", "HunyuanImageLatentsCachingStrategy", ()),
+    "anima": ("strategy_anima", "AnimaLatentsCachingStrategy", ()),
+}
+
+
+@pytest.fixture(params=STRATEGIES)
+def family(request, unpatched: SimpleNamespace) -> SimpleNamespace:
+    module, name, first = STRATEGIES[request.param]
+    try:
+        strategy = getattr(importlib.import_module(f"library.{module}"), name)(*first, True, 1, False)
+    except ImportError as error:
+        pytest.skip(f"this sd-scripts has no {module}, or lacks something it needs: {error}")
+    return SimpleNamespace(arch=ARCHITECTURES[request.param], strategy=strategy)
+
+
+def made(arch, seed=0, flip=True, mask=True):
+    random = np.random.default_rng(seed)
+    shape = arch.shape(BUCKET)
+    return NpzLatents(
+        random.standard_normal(shape, dtype=np.float32), SIZE, (0.0, 1.5, 128.0, 62.5),
+        random.standard_normal(shape, dtype=np.float32) if flip else None,
+        random.random(BUCKET[::-1], dtype=np.float32) if mask else None,
+    )  # fmt: skip
+
+
+def save_by_sdscripts(family, path, item):
+    def tensor(array):
+        return None if array is None else torch.from_numpy(array)
+
+    family.strategy.save_latents_to_disk(
+        str(path), tensor(item.latents), item.original_size, item.crop_ltrb, tensor(item.flipped),
+        tensor(item.alpha_mask), family.arch.key_suffix(BUCKET),
+    )  # fmt: skip
+
+
+PRINT = Fingerprint(1, 2, "", "vae", BUCKET, BUCKET, (0, 0), "area/cv2", "float32", flip=True, mask=True)
+
+
+def test_names_are_the_same(family, tmp_path):
+    image = str(tmp_path / "a.b.png")
+    for size in [(5, 7), SIZE, (12345, 8)]:
+        assert str(npz_path(image, size, family.arch)) == family.strategy.get_latents_npz_path(image, size)
+    assert architecture_of(family.strategy.cache_suffix) == family.arch
+
+
+@pytest.mark.parametrize("flip", [True, False])
+@pytest.mark.parametrize("mask", [True, False])
+def test_files_are_equal_byte_for_byte(family, tmp_path, flip, mask):
+    item = made(family.arch, flip=flip, mask=mask)
+    save_by_sdscripts(family, tmp_path / "theirs.npz", item)
+    write_npz(tmp_path / "ours.npz", item, BUCKET, family.arch)
+    assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
+    read = read_npz(tmp_path / "theirs.npz", BUCKET, family.arch)
+    assert all(np.array_equal(getattr(read, f), getattr(item, f)) for f in vars(item))
+    assert why_npz_bad(tmp_path / "theirs.npz", BUCKET, family.arch, flip=flip, mask=mask, content=True) is None
+
+
+def test_the_fingerprint_disturbs_nobody(family, tmp_path):
+    path, item = tmp_path / "a.npz", made(family.arch)
+    write_npz(path, item, BUCKET, family.arch, PRINT, source_name="a.png")
+    strategy = family.strategy
+    assert strategy.is_disk_cached_latents_expected(BUCKET, str(path), True, True)
+    latents, size, ltrb, flipped, mask = strategy.load_latents_from_disk(str(path), BUCKET)
+    assert np.array_equal(latents, item.latents)
+    assert np.array_equal(flipped, item.flipped)
+    assert np.array_equal(mask, item.alpha_mask)
+    assert (tuple(size), tuple(ltrb)) == (item.original_size, item.crop_ltrb)
+    assert stored_fingerprint(path, BUCKET, family.arch) == (PRINT, "a.png")
+
+
+def test_latents_that_sdscripts_writes_over_ours_lose_the_fingerprint(family, tmp_path):
+    path = tmp_path / "a.npz"
+    write_npz(path, made(family.arch), BUCKET, family.arch, PRINT, source_name="a.png")
+    save_by_sdscripts(family, path, made(family.arch, seed=1))
+    assert stored_fingerprint(path, BUCKET, family.arch) is None
+    assert np.array_equal(read_npz(path, BUCKET, family.arch).latents, made(family.arch, seed=1).latents)
+
+
+def test_a_shard_loads_as_the_npz_does(family, tmp_path):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from kohya_bucket.sdscripts.shard_cache import ShardCache
+
+    image = tmp_path / "a.png"
+    Image.new("RGB", SIZE).save(image)
+    item = made(family.arch)
+    item = replace(item, alpha_mask=np.round(item.alpha_mask * 255).astype(np.float32) / np.float32(255))
+    save_by_sdscripts(family, tmp_path / "a.npz", item)
+    cache = ShardCache(tmp_path / "store", family.arch, tmp_path)
+    wanted = CacheItem(str(image), BUCKET, SIZE, True, True)
+    cache.refresh()
+    assert cache.why_missing(wanted) == "not encoded yet"
+    cache.save(wanted, item.latents, item.crop_ltrb, item.flipped, item.alpha_mask)
+    cache.flush(index=True)
+    assert cache.why_missing(wanted) is None
+    for ours, theirs in zip(
+        cache.load(str(image), BUCKET), family.strategy.load_latents_from_disk(str(tmp_path / "a.npz"), BUCKET),
+        strict=True,
+    ):  # fmt: skip
+        assert type(ours) is type(theirs)
+        assert np.array_equal(ours, theirs)
+    os.utime(image, ns=(1, 1))
+    assert "modification time" in cache.why_missing(wanted)
+
+
+def test_the_check_names_what_sdscripts_would_train_or_stop_at(family, tmp_path):
+    image, path = tmp_path / "a.png", tmp_path / "a.npz"
+    Image.new("RGB", SIZE).save(image)
+    item = CacheItem(str(image), BUCKET, SIZE, True, True)
+    latents = made(family.arch)
+    save_latents(path, item, family.arch, torch.from_numpy(latents.latents), latents.crop_ltrb,
+                 torch.from_numpy(latents.flipped), torch.from_numpy(latents.alpha_mask))  # fmt: skip
+    arguments = (path, BUCKET, SIZE, True, True, family.arch)
+    assert check_npz(*arguments, item=item, content=True) is None
+    assert family.strategy.is_disk_cached_latents_expected(BUCKET, str(path), True, True)
+    assert check_npz(path, (64, 128), SIZE, True, True, family.arch) is not None
+    assert "300x150, not 300x151" in check_npz(path, BUCKET, (300, 151), True, True, family.arch)
+    os.utime(image, ns=(1, 1))
+    assert "modification time" in check_npz(*arguments, item=item)
+    path.write_bytes(path.read_bytes()[:-7])
+    assert "broken" in check_npz(*arguments)
+
+
+class Deterministic(torch.nn.Module):
+    """A small random VAE with the shapes of SD 1.5's."""
+
+    def __new__(cls):
+        diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+        torch.manual_seed(0)
+        return diffusers.AutoencoderKL(
+            block_out_channels=(8, 8, 8, 8), down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4, norm_num_groups=2, layers_per_block=1, latent_channels=4,
+            scaling_factor=0.18215,
+        )  # fmt: skip
+
+
+IMAGES = [(300, 200), (200, 300), (129, 128), (100, 90), (640, 128)]
+
+
+def images(folder: Path) -> list[Path]:
+    random = np.random.default_rng(0)
+    paths = []
+    for k, (width, height) in enumerate(IMAGES):
+        small = Image.fromarray(random.integers(0, 256, (9, 11, 4), dtype=np.uint8))
+        paths.append(folder / f"i{k}.png")
+        small.resize((width, height), Image.Resampling.BICUBIC).save(paths[-1])
+    return paths
+
+
+def info_of(sd, path, placement, i):
+    info = sd.train_util.ImageInfo(path.name, 1, "", False, str(path))
+    info.image_size = IMAGES[i]
+    info.bucket_reso, info.resized_size = (
+        tuple(map(int, a[i])) for a in (placement.bucket_sizes, placement.resized_sizes)
+    )
+    return info
+
+
+@pytest.mark.parametrize("alpha", [False, True])
+def test_pixels_are_the_same(unpatched, tmp_path, alpha):
+    placement = KohyaBuckets((128, 128), 64, 256, 16).place(IMAGES)
+    modern = "resize_interpolation" in unpatched.train_util.ImageInfo.__init__.__code__.co_names or hasattr(
+        unpatched.train_util.ImageInfo("", 1, "", False, ""), "resize_interpolation"
+    )
+    names = [n for n in INTERPOLATIONS if n != "auto-0.9"] if modern else ["auto-0.9"]
+    for name in names:
+        for i, path in enumerate(images(tmp_path)):
+            info = info_of(unpatched, path, placement, i)
+            arguments = (False, unpatched.train_util.load_image(str(path), alpha), info.bucket_reso, info.resized_size)
+            if modern:
+                arguments += (None if name == "auto" else name,)
+            theirs, _, ltrb = unpatched.train_util.trim_and_resize_if_required(*arguments)
+            ours = resize_and_crop(load_pixels(path, alpha), info.resized_size, info.bucket_reso, name)
+            assert np.array_equal(ours, theirs)
+            assert np.array_equal(placement.crop_ltrb[i], ltrb)
+            if not alpha:
+                want = unpatched.train_util.IMAGE_TRANSFORMS(theirs)
+                assert torch.equal(normalize(torch.from_numpy(ours)[None])[0], want)
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_precomputed_npz_are_what_sdscripts_encodes(unpatched, tmp_path, mask):
+    strategy_sd = pytest.importorskip("library.strategy_sd", reason="this sd-scripts has no caching strategies")
+    from kohya_bucket.latents.diffusers_vae import DiffusersEncoder
+    from kohya_bucket.latents.precompute import precompute_latents
+
+    paths = images(tmp_path)
+    sizes = np.array(IMAGES, dtype=np.int32)
+    placement = KohyaBuckets((128, 128), 64, 256, 16).place(sizes)
+    data = SimpleNamespace(paths=paths, sizes=sizes, placement=placement)
+    report = precompute_latents(
+        data, DiffusersEncoder(Deterministic()), tmp_path / "ours", format="npz", architecture="sd", flip=True,
+        mask=mask, batch_size=2,
+    )  # fmt: skip
+    assert report.encoded == len(paths)
+    strategy, arch = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 1, False), ARCHITECTURES["sd"]
+    vae = Deterministic()
+    for i, path in enumerate(paths):
+        info = info_of(unpatched, path, placement, i)
+        info.latents_npz = strategy.get_latents_npz_path(str(path), IMAGES[i])
+        torch.manual_seed(noise_seed(0, path.name))
+        strategy.cache_batch_latents(vae, [info], True, mask, False)
+        ours_path = npz_path(tmp_path / "ours" / path.name, IMAGES[i], arch)
+        assert strategy.is_disk_cached_latents_expected(info.bucket_reso, str(ours_path), True, mask)
+        ours = read_npz(ours_path, info.bucket_reso, arch)
+        theirs = read_npz(Path(info.latents_npz), info.bucket_reso, arch)
+        assert ours.original_size == theirs.original_size
+        assert ours.crop_ltrb == theirs.crop_ltrb
+        np.testing.assert_allclose(ours.latents, theirs.latents, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(ours.flipped, theirs.flipped, rtol=0, atol=2e-6)
+        assert np.array_equal(ours.alpha_mask, theirs.alpha_mask) if mask else theirs.alpha_mask is None
+
+
+def test_the_old_generation_accepts_ours(unpatched, tmp_path):
+    """sd-scripts 0.9: one file `<stem>.npz`, and functions instead of strategies."""
+    train_util = unpatched.train_util
+    if not hasattr(train_util, "save_latents_to_disk"):
+        pytest.skip("this sd-scripts has caching strategies")
+    arch, item = ARCHITECTURES["sd"], made(ARCHITECTURES["sd"])
+    path = tmp_path / "a.npz"
+    write_npz(path, item, BUCKET, arch, PRINT, source_name="a.png")
+    assert npz_path(tmp_path / "a.png", SIZE, arch) == path
+    assert train_util.is_disk_cached_latents_is_expected(BUCKET, str(path), True, True)
+    latents, size, ltrb, flipped, mask = train_util.load_latents_from_disk(str(path))
+    for ours, theirs in [(item.latents, latents), (item.flipped, flipped), (item.alpha_mask, mask)]:
+        assert np.array_equal(ours, theirs)
+    assert (tuple(size), tuple(ltrb)) == (item.original_size, item.crop_ltrb)
+    train_util.save_latents_to_disk(
+        str(tmp_path / "theirs.npz"), *(torch.from_numpy(item.latents), item.original_size, item.crop_ltrb),
+        torch.from_numpy(item.flipped), torch.from_numpy(item.alpha_mask),
+    )  # fmt: skip
+    read = read_npz(tmp_path / "theirs.npz", BUCKET, arch)
+    assert all(np.array_equal(getattr(read, f), getattr(item, f)) for f in vars(item))
+
+
+def test_text_encoder_outputs_in_place_of_numpys(unpatched, tmp_path):
+    module = pytest.importorskip("library.strategy_sdxl", reason="this sd-scripts has no caching strategies")
+    strategy = module.SdxlTextEncoderOutputsCachingStrategy(True, 1, False)
+    arrays = {name: np.random.default_rng(0).random((3, 4)) for name in ("hidden_state1", "hidden_state2", "pool2")}
+    np.savez(tmp_path / "theirs", **arrays)
+    savez(str(tmp_path / "ours"), **arrays)
+    assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
+    assert strategy.is_disk_cached_outputs_expected(str(tmp_path / "ours.npz"))
+    assert check_text_npz(tmp_path / "ours.npz", arrays) is None
