@@ -1,0 +1,30 @@
+"""Put the last table of every benchmark into `benchmarks/README.md`. This measures nothing itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HERE = Path(__file__).parent
+HEAD = """# Benchmarks
+
+One script per claim, peers measured in the same run; medians and ratios. Each script writes its last table into
+`results/`; `python benchmarks/collect.py` gathers them here. The tables come from a machine with 2 cores that ran
+other work at the same time, so look at ratios, not at absolute times.
+
+"""
+
+
+def main() -> None:
+    parts = []
+    for table in sorted((HERE / "results").glob("*.md")):
+        text = table.read_text(encoding="utf-8").strip()
+        if not text.startswith("# "):
+            text = f"# {table.stem.replace('_', ' ').capitalize()}\n\n{text}"
+        script = HERE / f"{table.stem}.py"
+        shifted = "\n".join(f"#{line}" if line.startswith("#") else line for line in text.splitlines())
+        parts.append(shifted + (f"\n\n`python benchmarks/{script.name}`\n" if script.exists() else "\n"))
+    (HERE / "README.md").write_text(HEAD + "\n".join(parts), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""Every snippet and command of docs/bucketsampler.md, run as it stands there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("pyarrow")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from kohya_bucket import (  # noqa: E402
+    Bucket,
+    BucketBatchSampler,
+    BucketedDataset,
+    FixedBuckets,
+    __version__,
+    cli,
+    load_from_json,
+    load_from_toml,
+    load_preset,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "bucketsampler.md").read_text(encoding="utf-8")
+BLOCKS = {
+    (kind, name): text
+    for kind, name, text in re.findall(r"<!-- (snippet|commands|file): (\S+) -->\n```\w+\n(.*?)```", PAGE, re.DOTALL)
+}
+SIZES = [(160, 120), (120, 160), (150, 150), (200, 100)]
+COUNT = 14
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with images in data/ and a stand-in for the hub."""
+    data = tmp_path / "data"
+    data.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(COUNT):
+        width, height = SIZES[int(rng.integers(len(SIZES)))]
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(data / f"{i:02d}.jpg")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def hub(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def load_dataset(name: str, split: str, streaming: bool = False) -> Any:
+        assert (name, split) == ("lambdalabs/pokemon-blip-captions", "train")
+        paths = sorted(str(path) for path in (place / "data").glob("*.jpg"))
+        features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
+        rows = {"image": paths, "text": [f"creature {i}" for i in range(len(paths))]}
+        hf = datasets.Dataset.from_dict(rows, features=features)
+        return hf.to_iterable_dataset() if streaming else hf
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+
+
+def run_snippet(name: str, **given: Any) -> dict[str, Any]:
+    names = {"__name__": "snippet", **given}
+    exec(compile(BLOCKS["snippet", name], f"docs/bucketsampler.md#{name}", "exec"), names)
+    return names
+
+
+def run_commands(name: str) -> list[str]:
+    """Run each line of a block; the output of each, also of what the line sends to a file."""
+    cli.register_commands()
+    outputs = []
+    for line in BLOCKS["commands", name].splitlines():
+        command, _, target = line.partition(" > ")
+        program, *arguments = shlex.split(command)
+        assert program == "kohya-bucket"
+        done = CliRunner().invoke(cli.app, arguments)
+        assert done.exit_code == 0, (line, done.output, done.exception)
+        outputs.append(done.stdout)
+        if target:
+            Path(target).write_text(done.stdout, encoding="utf-8")
+    return outputs
+
+
+def quickstart_dataset() -> BucketedDataset:
+    return BucketedDataset(paths=sorted(Path("data").glob("*.jpg")), strategy=FixedBuckets(load_preset("sdxl")))
+
+
+def test_quickstart(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    names = run_snippet("quickstart")
+    seen = list(names["loader"])
+    assert sorted(path for batch in seen for path in batch["path"]) == sorted(str(p) for p in names["paths"])
+    for batch in seen:
+        assert len({tuple(image.shape) for image in batch["image"]}) == 1
+        assert isinstance(batch["bucket"], list)
+        assert all(isinstance(bucket, Bucket) for bucket in batch["bucket"])
+        assert batch["image"].shape == (len(batch["bucket"]), 3, batch["bucket"][0].height, batch["bucket"][0].width)
+        assert batch["bucket"][0] in names["strategy"].bucket_set
+
+
+def test_huggingface(hub: None) -> None:
+    dataset = run_snippet("huggingface")["dataset"]
+    assert len(dataset) == COUNT
+    assert dataset[3]["caption"] == "creature 3"
+
+
+def test_streaming(hub: None) -> None:
+    names = run_snippet("streaming")
+    assert names["stream"].counts.trained == COUNT
+
+
+def test_ddp(place: Path) -> None:
+    dataset = quickstart_dataset()
+    per_rank = []
+    for rank in range(2):
+        names = run_snippet(
+            "ddp", dataset=dataset, BucketBatchSampler=BucketBatchSampler, DataLoader=DataLoader, world_size=2,
+            rank=rank, num_epochs=1,
+        )  # fmt: skip
+        names["sampler"].set_epoch(0)
+        per_rank.append([(dataset.bucket_indices[batch[0]], batch) for batch in names["sampler"]])
+    assert len(per_rank[0]) == len(per_rank[1])
+    assert all(a[0] == b[0] for a, b in zip(*per_rank, strict=True))
+    drawn = [index for steps in per_rank for _, batch in steps for index in batch]
+    assert sorted(set(drawn)) == list(range(COUNT))
+
+
+def test_auto_buckets(place: Path) -> None:
+    names = run_snippet("auto-buckets", paths=sorted(Path("data").glob("*.jpg")))
+    assert 0 < len(names["strategy"].bucket_set) <= 8
+    assert names["strategy"].place(names["dims"]).placed.all()
+
+
+def test_custom_buckets(place: Path) -> None:
+    Path("my_buckets.toml").write_text(BLOCKS["file", "my_buckets.toml"], encoding="utf-8")
+    strategy = run_snippet("custom-buckets")["strategy"]
+    assert [str(bucket) for bucket in strategy.bucket_set] == ["768x768", "896x640", "640x896"]
+    assert (strategy.bucket_set.name, strategy.bucket_set.vae_factor) == ("my-budget", 8)
+
+    rows = [{"width": b.width, "height": b.height} for b in strategy.bucket_set]
+    Path("my_buckets.json").write_text(json.dumps({"name": "my-budget", "vae_factor": 8, "buckets": rows}), "utf-8")
+    assert list(load_from_json("my_buckets.json")) == list(strategy.bucket_set)
+
+
+def test_build_cache(place: Path) -> None:
+    built, refreshed = run_commands("build-cache")
+    assert f"{COUNT} new" in built
+    assert f"{COUNT} unchanged, 0 read again" in refreshed
+
+
+def test_metadata_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_commands("build-cache")
+    monkeypatch.setattr("kohya_bucket.images.work.read_header", None)
+    names = run_snippet("metadata-cache", image_paths=sorted(Path("data").glob("*.jpg")))
+    assert len(names["dataset"]) == COUNT
+
+
+def test_analyze(place: Path) -> None:
+    run_commands("analyze")
+    report = json.loads(Path("report.json").read_text(encoding="utf-8"))
+    assert str(COUNT) in json.dumps(report)
+    assert Path("report.html").read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
+
+
+def test_buckets_from_dataset(place: Path) -> None:
+    (output,) = run_commands("buckets-from-dataset")
+    assert "sdxl" in output
+    strategy = FixedBuckets(load_from_toml("my_buckets.toml"))
+    assert 0 < len(strategy.bucket_set) <= 8
+    assert strategy.place(SIZES).placed.all()
+
+
+class TinyVAE:
+    """Stands in for a VAE: the mean of 8x8 pixels."""
+
+    downsample_factor, latent_channels, scale_factor, fingerprint = 8, 4, 0.13025, "tiny"
+
+    def encode(self, pixels: Any) -> Any:
+        return torch.nn.functional.avg_pool2d(pixels[:, [0, 1, 2, 0]], 8) * self.scale_factor
+
+
+def test_precompute_and_train_on_latents(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kohya_bucket.latents import diffusers_vae
+
+    asked = []
+    monkeypatch.setattr(diffusers_vae, "load_encoder", lambda name, **_: asked.append(name) or TinyVAE())
+    run_commands("precompute")
+    assert asked == ["stabilityai/sdxl-vae"]
+    names = run_snippet("latents")
+    assert len(names["dataset"]) == COUNT
+    seen = 0
+    for batch in names["loader"]:
+        bucket = batch["bucket"][0]
+        assert batch["latents"].shape == (len(batch["bucket"]), 4, bucket.height // 8, bucket.width // 8)
+        seen += len(batch["bucket"])
+    assert seen == COUNT
+
+
+def test_custom_vae(place: Path) -> None:
+    pool = torch.nn.AvgPool2d(8)
+    run_snippet("custom-vae", dataset=quickstart_dataset(), my_model=lambda pixels: pool(pixels[:, [0, 1, 2, 0]]))
+    assert len(run_snippet("latents")["dataset"]) == COUNT
+
+
+def test_presets(place: Path) -> None:
+    shown, as_json = run_commands("presets")
+    for name in ("sdxl", "sd15", "novelai"):
+        assert name in shown
+        assert name in json.dumps(json.loads(as_json))
+
+
+def test_help_and_version(place: Path) -> None:
+    help_text, version = run_commands("version")
+    for command in ("analyze", "build-cache", "version"):
+        assert command in help_text
+    assert version.strip() == __version__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("[!_]*.py")))
+def test_examples(name: str, tmp_path: Path) -> None:
+    if name.startswith("hf_"):
+        pytest.importorskip("datasets")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name)], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
+
+
+def test_the_table_names_tests_that_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", PAGE))
+    assert named
+    assert named <= set(globals())
