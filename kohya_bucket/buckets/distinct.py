@@ -8,9 +8,53 @@ import numpy.typing as npt
 from kohya_bucket.buckets.chunks import for_chunks
 from kohya_bucket.buckets.types import BucketSet, IntArray
 
-__all__ = ["distinct_sizes"]
+__all__ = ["SizeGrid", "distinct_sizes"]
 
+Sides = npt.NDArray[np.int32] | npt.NDArray[np.float64]
 _TABLE_CELLS = 1 << 22
+
+
+class SizeGrid:
+    """Cells of a table over all (width, height) that can occur, in units; marked while rows are placed.
+
+    A pass that marks what occurs and one that looks it up replace a sort of all rows. Cell 0 stands for
+    "no bucket": a placed size has no side 0.
+    """
+
+    def __init__(self, n: int, columns: int, rows: int, unit: int) -> None:
+        self._rows = rows
+        self._unit = unit
+        self._cells = np.empty(n, dtype=np.intp)
+        self._occurs = np.zeros(columns * rows, dtype=np.bool_)
+
+    @staticmethod
+    def fits(n: int, columns: int, rows: int) -> bool:
+        """Whether a table of that many cells is worth it for `n` rows."""
+        return columns * rows <= _TABLE_CELLS + 4 * n
+
+    def mark(self, start: int, stop: int, width: Sides, height: Sides, placed: npt.NDArray[np.bool_]) -> None:
+        """Enter rows `start` to `stop`, whose sides are given in units."""
+        cell = self._cells[start:stop]
+        np.multiply(width, self._rows, out=cell, dtype=np.intp, casting="unsafe")
+        np.add(cell, height, out=cell, dtype=np.intp, casting="unsafe")
+        if not placed.all():
+            cell[~placed] = 0
+        self._occurs[cell] = True
+
+    def result(self) -> tuple[BucketSet | None, IntArray]:
+        """The sizes that occur, sorted by (width, height), and each row's position among them; -1 for none."""
+        index = np.empty(len(self._cells), dtype=np.int32)
+        self._occurs[:1] = False
+        found = np.flatnonzero(self._occurs)
+        position = np.full(len(self._occurs), -1, dtype=np.int32)
+        position[found] = np.arange(len(found))
+
+        def look_up(start: int, stop: int) -> None:
+            np.take(position, self._cells[start:stop], out=index[start:stop])
+
+        for_chunks(len(index), look_up)
+        sizes = np.stack([found // self._rows, found % self._rows], axis=1) * self._unit
+        return BucketSet.from_dims(sizes.tolist()) if len(found) else None, index
 
 
 def distinct_sizes(
@@ -18,39 +62,24 @@ def distinct_sizes(
 ) -> tuple[BucketSet | None, IntArray]:
     """The sizes that occur, sorted by (width, height), and each row's position among them; -1 where not `placed`.
 
-    Every placed size is a multiple of `unit`, so the sizes fit into a small table, and a pass that marks
-    what occurs with one that looks it up replace a sort of all rows.
+    Every placed size is a multiple of `unit` (knowing it saves time, no more).
     """
     n = len(placed)
-    index = np.full(n, -1, dtype=np.int32)
     if not placed.any():
-        return None, index
+        return None, np.full(n, -1, dtype=np.int32)
     columns, rows = int(bucket_sizes[:, 0].max()) // unit + 1, int(bucket_sizes[:, 1].max()) // unit + 1
-    if columns * rows > _TABLE_CELLS + 4 * n:
+    if not SizeGrid.fits(n, columns, rows):
+        index = np.full(n, -1, dtype=np.int32)
         keys = bucket_sizes[:, 0].astype(np.int64) << 32 | bucket_sizes[:, 1]
         values, inverse = np.unique(keys[placed], return_inverse=True)
         index[placed] = inverse
         return BucketSet.from_dims(np.stack([values >> 32, values & 0xFFFFFFFF], axis=1).tolist()), index
 
-    # Cell 0 stands for "no bucket": a placed size has no side 0.
-    cells = np.empty(n, dtype=np.intp)
-    occurs = np.zeros(columns * rows, dtype=np.bool_)
+    table = SizeGrid(n, columns, rows, unit)
 
     def mark(start: int, stop: int) -> None:
-        units, cell = bucket_sizes[start:stop] // unit, cells[start:stop]
-        np.multiply(units[:, 0], rows, out=cell, dtype=np.intp)
-        cell += units[:, 1]
-        cell[~placed[start:stop]] = 0
-        occurs[cell] = True
+        units = bucket_sizes[start:stop] // unit
+        table.mark(start, stop, units[:, 0], units[:, 1], placed[start:stop])
 
     for_chunks(n, mark)
-    occurs[0] = False
-    found = np.flatnonzero(occurs)
-    position = np.full(len(occurs), -1, dtype=np.int32)
-    position[found] = np.arange(len(found))
-
-    def look_up(start: int, stop: int) -> None:
-        np.take(position, cells[start:stop], out=index[start:stop])
-
-    for_chunks(n, look_up)
-    return BucketSet.from_dims((np.stack([found // rows, found % rows], axis=1) * unit).tolist()), index
+    return table.result()
