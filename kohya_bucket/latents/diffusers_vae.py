@@ -1,4 +1,4 @@
-"""Encoders over diffusers: AutoencoderKL of SD 1.5, SDXL, SD3, Flux and their kin, and the tiny autoencoders."""
+"""Encoders over diffusers: the VAEs of SD 1.5, SDXL, SD3, Flux, HunyuanImage and Anima, and the tiny autoencoders."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.npz import ARCHITECTURES
-from kohya_bucket.latents.single_file import vae_from_single_file
+from kohya_bucket.latents.single_file import autoencoder_class, vae_from_single_file
+from kohya_bucket.latents.vae_names import OTHER_AUTOENCODERS
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DiffusersEncoder", "TinyEncoder", "load_encoder"]
+__all__ = ["DiffusersEncoder", "QwenImageEncoder", "TinyEncoder", "load_encoder"]
+
+_KINDS = ("AutoencoderKL", "AutoencoderTiny", *OTHER_AUTOENCODERS)
 
 
 class DiffusersEncoder:
-    """`VAEEncoder` over a diffusers `AutoencoderKL`.
+    """`VAEEncoder` over a diffusers `AutoencoderKL` or `AutoencoderKLHunyuanImage`.
 
     Args:
         vae: the model, in the type its weights are to be hashed in.
@@ -72,7 +75,8 @@ class DiffusersEncoder:
 
     @property
     def scale_factor(self) -> float:
-        return float(self.vae.config.scaling_factor or 1.0)
+        family = ARCHITECTURES.get(self.architecture)
+        return float(self.vae.config.scaling_factor or (1.0 if family is None else family.scale_factor))
 
     @property
     def shift_factor(self) -> float:
@@ -138,6 +142,38 @@ class TinyEncoder(DiffusersEncoder):
             return out
 
 
+class QwenImageEncoder(DiffusersEncoder):
+    """`VAEEncoder` over a diffusers `AutoencoderKLQwenImage`, as sd-scripts uses it for Anima.
+
+    The most probable latent, each channel less its mean and divided by its deviation, which the model's config
+    states. There is no one scale, and sd-scripts draws no sample here, so there is no `posterior` either.
+    """
+
+    posterior = None  # type: ignore[assignment]
+    scale_factor, shift_factor = 1.0, 0.0
+
+    @property
+    def downsample_factor(self) -> int:
+        return int(2 ** len(self.vae.config.temperal_downsample))
+
+    @property
+    def latent_channels(self) -> int:
+        return int(self.vae.config.z_dim)
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        def per_channel(values: list[float]) -> torch.Tensor:
+            return torch.tensor(values).view(1, -1, 1, 1, 1).to(device=self.device, dtype=self.dtype)
+
+        with torch.inference_mode():
+            frames = pixels.to(device=self.device, dtype=self.dtype)[:, :, None]
+            mode: torch.Tensor = self.vae.encode(frames).latent_dist.mode()
+            config = self.vae.config
+            # the inverse first, in the model's type: the operations of sd-scripts, so that low precision agrees
+            return ((mode - per_channel(config.latents_mean)) * (1.0 / per_channel(config.latents_std)))[:, :, 0]
+
+
 def load_encoder(
     name: str | os.PathLike[str],
     *,
@@ -174,7 +210,10 @@ def load_encoder(
         vae = _from_pretrained(diffusers, str(name), subfolder)
         architecture = architecture or _family(vae)
     settings |= {"device": _own_device() if device is None else device, "dtype": dtype, "architecture": architecture}
-    if type(vae).__name__ == "AutoencoderTiny":
+    kind = type(vae).__name__
+    if kind == "AutoencoderKLQwenImage":
+        return QwenImageEncoder(vae, **settings)
+    if kind == "AutoencoderTiny":
         family = ARCHITECTURES.get(architecture)
         scales = {} if family is None else {"scale_factor": family.scale_factor, "shift_factor": family.shift_factor}
         return TinyEncoder(vae, **scales, **settings)
@@ -191,11 +230,11 @@ def _from_pretrained(diffusers: Any, name: str, subfolder: str | None) -> Any:
             problems.append(str(error).strip().splitlines()[0])
             continue
         kind = config.get("_class_name", "")
-        if kind not in ("AutoencoderKL", "AutoencoderTiny"):
+        if kind not in _KINDS:
             problems.append(f"{name} holds a {kind or 'model without a name'}, not a VAE")
             continue
         try:
-            return getattr(diffusers, kind).from_pretrained(name, **where)
+            return autoencoder_class(diffusers, kind).from_pretrained(name, **where)
         except (OSError, ValueError) as error:
             problems.append(str(error).strip().splitlines()[0])
     raise KohyaBucketError(
@@ -206,6 +245,8 @@ def _from_pretrained(diffusers: Any, name: str, subfolder: str | None) -> Any:
 
 def _family(vae: Any) -> str:
     """The family whose scale a VAE's config states."""
+    if type(vae).__name__ in OTHER_AUTOENCODERS:
+        return OTHER_AUTOENCODERS[type(vae).__name__]
     scale = getattr(vae.config, "scaling_factor", None)
     for arch in ARCHITECTURES.values():
         if scale and abs(scale - arch.scale_factor) < 1e-6 and vae.config.latent_channels == arch.channels:

@@ -126,15 +126,14 @@ def _import_one(
             continue
         fingerprint = _fingerprint(image, bucket, item, known[0] if known else None, dtype, vae)
         name = collection if rank == 0 else f"{collection}@{round((bucket[0] * bucket[1]) ** 0.5)}"
-        flat = item.latents[:, 0] if arch.frames else item.latents
-        flipped = item.flipped if item.flipped is None or not arch.frames else item.flipped[:, 0]
         mask = None
         if item.alpha_mask is not None and not (item.alpha_mask == 1).all():
             mask = np.rint(item.alpha_mask * 255).astype(np.uint8)
         space = LatentSpace(arch.scale_factor, arch.shift_factor, arch.values, arch.stride, arch.name)
         writer.add(
             Entry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
-            from_float32(flat, dtype), flipped=None if flipped is None else from_float32(flipped, dtype),
+            from_float32(item.latents, dtype),
+            flipped=None if item.flipped is None else from_float32(item.flipped, dtype),
             mask=mask, space=space,
         )  # fmt: skip
         result.done += 1

@@ -51,9 +51,10 @@ class Architecture:
         stride: pixels per latent in each side.
         channels: latent channels.
         multi_resolution: keys end in the latent's size, and one file holds several.
-        frames: the latent has a third axis of length 1 between channels and height.
         scale_factor, shift_factor: training takes `(raw - shift_factor) * scale_factor`.
         values: whether the file holds "raw" latents or ones already "scaled".
+        per_channel: each channel has a scale of its own, which only the autoencoder knows. Early caches of such a
+            family have an axis of length 1 after the channels, which is dropped when they are read.
     """
 
     name: str
@@ -61,10 +62,10 @@ class Architecture:
     stride: int
     channels: int
     multi_resolution: bool
-    frames: bool = False
     scale_factor: float = 1.0
     shift_factor: float = 0.0
     values: str = "raw"
+    per_channel: bool = False
 
     def key_suffix(self, bucket_size: tuple[int, int]) -> str:
         """What keys end in for a bucket (width, height): "" or `_{latent height}x{latent width}`."""
@@ -73,9 +74,8 @@ class Architecture:
         return f"_{bucket_size[1] // self.stride}x{bucket_size[0] // self.stride}"
 
     def shape(self, bucket_size: tuple[int, int]) -> tuple[int, ...]:
-        """Shape of the latents of a bucket: [C, h, w], or [C, 1, h, w] with frames."""
-        sides = (bucket_size[1] // self.stride, bucket_size[0] // self.stride)
-        return (self.channels, 1, *sides) if self.frames else (self.channels, *sides)
+        """Shape of the latents of a bucket: [C, h, w]."""
+        return self.channels, bucket_size[1] // self.stride, bucket_size[0] // self.stride
 
 
 # the Flux autoencoder scales in its own encode, SD3 and HunyuanImage scale when they train, Anima's normalizes
@@ -89,7 +89,7 @@ ARCHITECTURES = {
         Architecture("flux", "_flux.npz", 8, 16, True, scale_factor=0.3611, shift_factor=0.1159, values="scaled"),
         Architecture("lumina", "_lumina.npz", 8, 16, True, scale_factor=0.3611, shift_factor=0.1159, values="scaled"),
         Architecture("hunyuan_image", "_hi.npz", 32, 64, True, scale_factor=0.75289),
-        Architecture("anima", "_anima.npz", 8, 16, True, frames=True, values="scaled"),
+        Architecture("anima", "_anima.npz", 8, 16, True, values="scaled", per_channel=True),
     )
 }
 
@@ -194,8 +194,8 @@ def read_npz(path: Path, bucket_size: tuple[int, int], arch: Architecture) -> Np
             width, height = (int(side) for side in file[f"original_size{suffix}"])
             left, top, right, bottom = (float(side) for side in file[f"crop_ltrb{suffix}"])
             found = NpzLatents(
-                file[f"latents{suffix}"], (width, height), (left, top, right, bottom),
-                file.get(f"latents_flipped{suffix}"), file.get(f"alpha_mask{suffix}"),
+                _flat(file[f"latents{suffix}"], arch), (width, height), (left, top, right, bottom),
+                _flat(file.get(f"latents_flipped{suffix}"), arch), file.get(f"alpha_mask{suffix}"),
             )  # fmt: skip
     except LatentStoreError:
         raise
@@ -252,6 +252,12 @@ def collisions(images: Sequence[str], sizes: Sequence[tuple[int, int]]) -> set[i
         if taken.setdefault(key, i) != i:
             shared.add(i)
     return shared
+
+
+def _flat(latents: Any, arch: Architecture) -> Any:
+    """Without the axis of length 1 that early caches of Anima have."""
+    old = arch.per_channel and latents is not None and latents.ndim == 4 and latents.shape[1] == 1
+    return latents[:, 0] if old else latents
 
 
 def _member_crc(array: npt.NDArray[Any]) -> int:

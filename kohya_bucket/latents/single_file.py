@@ -8,8 +8,9 @@ from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.npz import ARCHITECTURES
+from kohya_bucket.latents.vae_names import OTHER_AUTOENCODERS, other_autoencoder, to_diffusers_names
 
-__all__ = ["vae_from_single_file"]
+__all__ = ["autoencoder_class", "vae_from_single_file"]
 
 _PREFIXES = ("first_stage_model.", "vae.")
 # keys that only a whole checkpoint of that family has
@@ -35,17 +36,20 @@ def vae_from_single_file(diffusers: Any, path: Path, architecture: str) -> tuple
             names = list(file.keys())
             prefix = next((p for p in _PREFIXES if any(n.startswith(f"{p}encoder.") for n in names)), "")
             wanted = [n for n in names if n.startswith((f"{prefix}encoder.", f"{prefix}decoder.", f"{prefix}quant_",
-                                                        f"{prefix}post_quant_"))]  # fmt: skip
+                                                        f"{prefix}post_quant_", f"{prefix}conv1.",
+                                                        f"{prefix}conv2."))]  # fmt: skip
             weights = {n[len(prefix) :]: file.get_tensor(n) for n in wanted}
     except (OSError, safetensors.SafetensorError) as error:
         raise KohyaBucketError(f"{path} cannot be read: {error}") from error
+    if kind := other_autoencoder(weights):
+        return _other(diffusers, path, kind, weights, architecture)
     if "encoder.conv_in.weight" not in weights or "decoder.conv_in.weight" not in weights:
         raise KohyaBucketError(f"{path} holds no VAE (no encoder.conv_in.weight among its {len(names)} tensors)")
     found = next((f for f, key in _FAMILIES.items() if any(n.startswith(key) for n in names)), "")
     architecture = architecture or found
     channels = int(weights["decoder.conv_in.weight"].shape[1])
     if not architecture:
-        fitting = [a.name for a in ARCHITECTURES.values() if a.channels == channels and not a.frames]
+        fitting = [a.name for a in ARCHITECTURES.values() if a.channels == channels]
         raise KohyaBucketError(
             f"{path} does not say which family its VAE is of, and its scale depends on that: "
             f"add --arch {' or --arch '.join(fitting) or 'NAME'}"
@@ -59,11 +63,36 @@ def vae_from_single_file(diffusers: Any, path: Path, architecture: str) -> tuple
         convert = importlib.import_module("diffusers.loaders.single_file_utils").convert_ldm_vae_checkpoint
         weights = convert({f"first_stage_model.{name}": tensor for name, tensor in weights.items()}, config)
     vae = diffusers.AutoencoderKL(**config)
+    return _filled(vae, weights, path), architecture
+
+
+def autoencoder_class(diffusers: Any, kind: str) -> Any:
+    """diffusers' class of that name. Raises `KohyaBucketError` where the installed diffusers is too old to have it."""
+    found = getattr(diffusers, kind, None)
+    if found is None:
+        version = getattr(diffusers, "__version__", "installed here")
+        raise KohyaBucketError(f"diffusers {version} has no {kind}: install a newer one (pip install -U diffusers)")
+    return found
+
+
+def _other(diffusers: Any, path: Path, kind: str, weights: dict[str, Any], architecture: str) -> tuple[Any, str]:
+    """An autoencoder that is no AutoencoderKL, and its family."""
+    family = OTHER_AUTOENCODERS[kind]
+    if architecture not in ("", family):
+        raise KohyaBucketError(f"{path} is the VAE of {family} ({kind}), not of {architecture}")
+    weights, config = to_diffusers_names(kind, weights)
+    return _filled(autoencoder_class(diffusers, kind)(**config), weights, path), family
+
+
+def _filled(vae: Any, weights: dict[str, Any], path: Path) -> Any:
+    """The model with these weights, in their type."""
     problems = vae.load_state_dict(weights, strict=False)
     if problems.missing_keys or problems.unexpected_keys:
         strange = [*problems.missing_keys, *problems.unexpected_keys][:3]
-        raise KohyaBucketError(f"{path}: its VAE is of another build than AutoencoderKL ({', '.join(strange)}, …)")
-    return vae.to(dtype=next(iter(weights.values())).dtype), architecture
+        raise KohyaBucketError(
+            f"{path}: its VAE is of another build than {type(vae).__name__} ({', '.join(strange)}, …)"
+        )
+    return vae.to(dtype=next(iter(weights.values())).dtype)
 
 
 def _config(weights: dict[str, Any], channels: int) -> dict[str, Any]:

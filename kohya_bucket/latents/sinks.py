@@ -186,16 +186,19 @@ def convert_values(
     """Turn [B, C, h, w] latents of `space` into what sd-scripts caches for `arch`.
 
     Raises:
-        LatentStoreError: Anima's latents are normalized per channel by its own autoencoder only.
+        LatentStoreError: raw latents of a family (Anima) whose autoencoder scales each channel on its own.
     """
     if space.values != arch.values:
-        if arch.frames:
-            raise LatentStoreError(f"{arch.name} caches latents as its own autoencoder normalizes them: import those")
+        if arch.per_channel:
+            raise LatentStoreError(
+                f"{arch.name} caches latents as its own autoencoder normalizes each channel, and these are raw: "
+                "encode with that autoencoder (AutoencoderKLQwenImage)"
+            )
         if arch.values == "scaled":
             latents = np.float32(arch.scale_factor) * (latents - np.float32(arch.shift_factor))
         else:
             latents = latents / np.float32(space.scale_factor) + np.float32(space.shift_factor)
-    return latents[:, :, None] if arch.frames and latents.ndim == 4 else latents
+    return latents
 
 
 class Background:

@@ -107,7 +107,7 @@ class ShardCache:
         parts = [as_array(part) for part in (latents, flipped) if part is not None]
         if not all(np.isfinite(part).all() for part in parts):
             raise LatentStoreError(f"{item.image}: its latent is not finite (NaN or infinity); it is not cached")
-        bits = [from_float32(part[:, 0] if self.arch.frames else part, self.dtype) for part in parts]
+        bits = [from_float32(part, self.dtype) for part in parts]
         space = LatentSpace(
             self.arch.scale_factor, self.arch.shift_factor, self.arch.values, self.arch.stride, self.arch.name
         )

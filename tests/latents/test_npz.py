@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents import npz
+from kohya_bucket.latents.npz_check import why_npz_bad
 from tests.latents.latent_helpers import PRINT
 
 ALL = list(npz.ARCHITECTURES.values())
@@ -153,3 +154,18 @@ def test_images_that_would_share_a_file():
     images = ["b/a.png", "b/a.jpg", "b/a.webp", "c/a.png"]
     sizes = [(64, 64), (64, 64), (65, 64), (64, 64)]
     assert npz.collisions(images, sizes) == {0}
+
+
+def test_early_caches_of_anima_are_read_and_not_trained_from(tmp_path):
+    arch, path = npz.ARCHITECTURES["anima"], tmp_path / "a_0300x0150_anima.npz"
+    want = item(arch)
+    npz.write_npz(path, want, BUCKET, arch)
+    with np.load(path) as file:
+        arrays = dict(file)
+    for name in ("latents_8x16", "latents_flipped_8x16"):
+        arrays[name] = arrays[name][:, None]
+    np.savez(path, **arrays)
+    assert equal(npz.read_npz(path, BUCKET, arch), want)
+    assert npz.buckets_in(path, arch) == [BUCKET]
+    # in one batch with newer ones they would not stack
+    assert "shape [16, 1, 8, 16], not [16, 8, 16]" in why_npz_bad(path, BUCKET, arch)
