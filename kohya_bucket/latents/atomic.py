@@ -13,9 +13,10 @@ from typing import Any
 
 from kohya_bucket.errors import LatentStoreError
 
-__all__ = ["TEMPORARY_SUFFIX", "rename_over", "temporary_sibling", "write_file"]
+__all__ = ["TEMPORARY_AGE", "TEMPORARY_SUFFIX", "remove_leftovers", "rename_over", "temporary_sibling", "write_file"]
 
 TEMPORARY_SUFFIX = ".tmp"
+TEMPORARY_AGE = 3600.0  # seconds after which nobody writes a temporary file any more
 _RETRY_SECONDS = 2.0
 
 
@@ -52,6 +53,27 @@ def write_file(path: Path, parts: Iterable[Any], *, sync: bool = True) -> int:
         with suppress(OSError):
             temporary.unlink()
     return length
+
+
+def remove_leftovers(paths: Iterable[Path]) -> int:
+    """Remove the temporary files that writers of `paths` left when they were killed; returns how many.
+
+    Each folder is listed once. Files of the last hour stay: somebody may be writing them.
+    """
+    names: dict[Path, set[str]] = {}
+    for path in paths:
+        names.setdefault(path.parent, set()).add(path.name)
+    removed = 0
+    for folder, known in names.items():
+        with suppress(OSError), os.scandir(folder) as found:
+            for entry in found:
+                # .<name>.<random>.tmp
+                if entry.name.endswith(TEMPORARY_SUFFIX) and entry.name[1:].rsplit(".", 2)[0] in known:
+                    with suppress(OSError):
+                        if time.time() - entry.stat().st_mtime > TEMPORARY_AGE:
+                            os.unlink(entry.path)
+                            removed += 1
+    return removed
 
 
 def rename_over(source: Path, target: Path) -> None:

@@ -1,9 +1,10 @@
 """Handing out work among processes that share nothing but a folder: no collective, no server, no lock.
 
 A process claims a piece of work by creating a file exclusively, which one process alone can do, on network file
-systems too. While it lives it touches a file of its own; when that stops, its claims count for nothing and others
-take them over under the next generation's name. Ages are differences between times that the same file system
-gave, so clocks of different machines need not agree.
+systems too; it is made as a link to a file with the process' name in it, so that no claim is ever without a name.
+While it lives it touches a file of its own; when that stops, its claims count for nothing and others take them over
+under the next generation's name. Ages are differences between times that the same file system gave, so clocks of
+different machines need not agree.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class WorkBoard:
         self._stop = threading.Event()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._alive.write_text(f"{_node()} {os.getpid()}", encoding="utf-8")
+            unborn = folder / f"{self.owner}.unborn"
+            unborn.write_text(f"{_node()} {os.getpid()}", encoding="utf-8")
+            os.replace(unborn, self._alive)
+            self._name.write_text(self.owner, encoding="utf-8")
         except OSError as error:
             raise LatentStoreError(f"cannot share work in {folder}: {error.strerror or error}") from error
         self._void = set(self._listing()[1])
@@ -53,6 +57,10 @@ class WorkBoard:
     @property
     def _alive(self) -> Path:
         return self.folder / f"{self.owner}.alive"
+
+    @property
+    def _name(self) -> Path:
+        return self.folder / f"{self.owner}.name"
 
     def __enter__(self) -> WorkBoard:
         self._pulse.start()
@@ -63,14 +71,17 @@ class WorkBoard:
         self._stop.set()
         self._pulse.join()
         unfinished = [f"{p}.{generation}.claim" for p, generation in self._mine.items() if p not in self._finished]
-        for name in [*unfinished, self._alive.name]:
+        for name in [*unfinished, self._alive.name, self._name.name]:
             with suppress(OSError):
                 (self.folder / name).unlink()
         living = self._living()
         with suppress(OSError):
             (self.folder / f"{self.owner}.clock").unlink()
         if not living:
-            for path in list(self.folder.iterdir()):
+            paths: list[Path] = []
+            with suppress(OSError):  # another one that leaves at this instant may be at it too
+                paths = list(self.folder.iterdir())
+            for path in paths:
                 with suppress(OSError):
                     path.unlink()
             with suppress(OSError):
@@ -122,17 +133,31 @@ class WorkBoard:
     def _claim(self, piece: str, after: int) -> bool:
         path = self.folder / f"{piece}.{after + 1}.claim"
         try:
-            with open(path, "x", encoding="utf-8") as file:
-                file.write(self.owner)
+            self._sign(path)
         except FileExistsError:
             return False
         except FileNotFoundError:  # the last of the others has cleared the folder away
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._name.write_text(self.owner, encoding="utf-8")
             return self._claim(piece, after)
         except OSError as error:
             raise LatentStoreError(f"cannot share work in {self.folder}: {error.strerror or error}") from error
         self._mine[piece] = after + 1
         return True
+
+    def _sign(self, path: Path) -> None:
+        """Create `path` with this process' name in it; `FileExistsError` if it is another's."""
+        try:
+            os.link(self._name, path)
+        except FileExistsError:
+            # a network file system may have lost its own answer and asked again
+            if path.read_text(encoding="utf-8") != self.owner:
+                raise
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system without links, or with as many as it allows
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(self.owner)
 
     def _listing(self) -> tuple[dict[str, str], list[str]]:
         """Claims ("piece.generation" -> owner, "" while it is being written) and finished ones."""

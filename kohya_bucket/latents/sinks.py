@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.atomic import remove_leftovers
 from kohya_bucket.latents.compare import Comparison, compare
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.entries import Entry
@@ -129,6 +130,7 @@ class NpzSink:
             npz_path(self._beside(path, root, images_root), _pair(size), arch, shared=i in shared)
             for i, (path, size) in enumerate(zip(wanted.paths, wanted.original_sizes, strict=True))
         ]
+        remove_leftovers(self.paths)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kohya-bucket-npz")
         self._pending: list[Future[None]] = []
 

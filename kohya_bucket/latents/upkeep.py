@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.atomic import TEMPORARY_AGE
 from kohya_bucket.latents.encoder import encoder_hash
 from kohya_bucket.latents.entries import Entry
 from kohya_bucket.latents.precompute import PrecomputeReport, encode_wanted
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from kohya_bucket.latents.encoder import VAEEncoder
 
 __all__ = ["Upkeep", "pack", "prune", "repair"]
-
-_TEMPORARY_AGE = 3600.0
 
 
 @dataclass
@@ -108,7 +107,7 @@ def prune(store: LatentStore, drop: Iterable[int] = (), *, quarantine: bool = Fa
     done.dropped = len(dropped)
     done.copied = sum(len(live[name]) for name in loose)
     done.freed = sum(int(store.shards[n].nbytes * (1 - len(live[n]) / max(1, rows[n]))) for n in loose)
-    old = [path for path in temporary_files(store) if time.time() - os.path.getmtime(path) > _TEMPORARY_AGE]
+    old = [path for path in temporary_files(store) if time.time() - os.path.getmtime(path) > TEMPORARY_AGE]
     if quarantine and store.layout.quarantine.is_dir():
         old += [str(path) for path in store.layout.quarantine.iterdir()]
     if dry_run:

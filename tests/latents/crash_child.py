@@ -7,11 +7,24 @@ import json
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from kohya_bucket.latents import precompute_latents
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of
+
+
+def encode(ready: Any, images: Path, output: Path, format: str, seconds: float) -> None:
+    """A run in a process that has imported everything already; says through the pipe `ready` when it begins."""
+    encoder = PosteriorStub(seconds) if format == "npz" else MeanEncoder(seconds)
+    dataset = dataset_of(sorted(images.glob("*.png")))
+    ready.send("ready")
+    report = precompute_latents(
+        dataset, encoder, output, batch_size=2, format=format, architecture="sd", flip=True, shard_bytes=3000,
+        flush_seconds=0.1, workers=2,
+    )  # fmt: skip
+    ready.send(report.encoded)
 
 
 def main() -> None:

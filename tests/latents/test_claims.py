@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 
@@ -110,3 +111,25 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(LatentStoreError, match="cannot share work"):
         WorkBoard(tmp_path / "file" / "w")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_claim_has_its_owners_name_from_the_first_instant(tmp_path, monkeypatch, links):
+    def refuse(*_):
+        raise OSError(errno.EPERM, "no links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    with WorkBoard(tmp_path / "w") as board, WorkBoard(tmp_path / "w") as other:
+        claimed = board.claim_each(IDS)
+        piece = next(claimed)
+        assert (tmp_path / "w" / f"{piece}.0.claim").read_text(encoding="utf-8") == board.owner
+        assert piece not in list(other.claim_each(IDS))
+        assert list(claimed) == []
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_claim_whose_answer_got_lost_is_still_ones_own(tmp_path):
+    with WorkBoard(tmp_path / "w") as board:
+        (tmp_path / "w" / f"{IDS[0]}.0.claim").write_text(board.owner, encoding="utf-8")
+        assert list(board.claim_each(IDS)) == IDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -20,9 +21,13 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
+from kohya_bucket.latents.encoder import encoder_hash  # noqa: E402
 from kohya_bucket.latents.npz import ARCHITECTURES, npz_path, read_npz  # noqa: E402
+from kohya_bucket.latents.npz_check import why_npz_bad, why_npz_stale  # noqa: E402
 from kohya_bucket.latents.state import verify  # noqa: E402
 from kohya_bucket.latents.upkeep import prune  # noqa: E402
+from kohya_bucket.latents.wanted import Recipe, Wanted  # noqa: E402
+from tests.latents.crash_child import encode  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -42,11 +47,38 @@ def result(process):
     return json.loads(out.strip().splitlines()[-1])
 
 
-def kill_after(process, seconds):
-    assert process.stdout.readline().strip() == "ready"
-    time.sleep(seconds)
-    process.kill()
-    process.communicate()
+class Runs:
+    """Processes that begin within milliseconds, because a server forks them with everything imported."""
+
+    def __init__(self, images):
+        self._context = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
+        if os.name != "nt":
+            self._context.set_forkserver_preload(["tests.latents.crash_child", "pytest"])
+        self._images = images
+
+    def start(self, output, format):
+        receiver, sender = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=encode, args=(sender, self._images, output, format, 0.002))
+        process.start()
+        sender.close()
+        assert receiver.recv() == "ready"
+        return process, receiver
+
+    def whole(self, output, format):
+        """A run to its end; returns how many it encoded and how long that took."""
+        started = time.monotonic()
+        process, receiver = self.start(output, format)
+        encoded = receiver.recv()
+        process.join()
+        assert process.exitcode == 0
+        return encoded, time.monotonic() - started
+
+    def killed(self, output, format, seconds):
+        process, receiver = self.start(output, format)
+        time.sleep(seconds)
+        process.kill()
+        process.join()
+        receiver.close()
 
 
 def check_store(root, images, want):
@@ -70,46 +102,88 @@ def test_killed_at_random_instants_a_store_keeps_what_is_finished(tmp_path):
     chance = random.Random(0)
     counts = []
     out = tmp_path / "out"
+    runs = Runs(tmp_path / "images")
+    runs.whole(tmp_path / "first", "shards")
+    _, lasts = runs.whole(tmp_path / "second", "shards")
     for _ in range(KILLS):
         if counts and counts[-1] == len(images):
             shutil.rmtree(out)
             counts.append(0)
-        process = child(tmp_path / "images", out, "--seconds", 0.03, "--flush", 0.1)
-        kill_after(process, chance.uniform(0, 0.9))
+        runs.killed(out, "shards", chance.uniform(0, 0.7 * lasts))
         now = check_store(out, images, want)
         assert now >= (counts[-1] if counts else 0)
         counts.append(now)
-    assert max(counts) > 0
-    done = result(child(tmp_path / "images", out))
-    assert done["current"] == counts[-1]
-    assert done["encoded"] == len(images) - counts[-1]
+    partial = sum(0 < n < len(images) for n in counts)
+    assert partial > 0
+    assert runs.whole(out, "shards")[0] == len(images) - counts[-1]
     assert check_store(out, images, want) == len(images)
     assert not (out / "work").exists()
     for path in out.rglob(".*.tmp"):
         os.utime(path, (1, 1))
     prune(LatentStore(out))
     assert not list(out.rglob(".*.tmp"))
+    print(f"{KILLS} killed, {partial} of them with a part done")
 
 
 @pytest.mark.slow
 def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
+    """Files that are new, and files that replace stale ones: each is the old or the new one, and none is lost."""
     images = make_images(tmp_path / "images", SIZES)
     dataset = dataset_of(images)
-    precompute_latents(dataset, PosteriorStub(), tmp_path / "whole", format="npz", architecture="sd", flip=True)
-    arch, chance = ARCHITECTURES["sd"], random.Random(1)
-    for _ in range(KILLS // 2):
-        out = tmp_path / "out"
-        process = child(tmp_path / "images", out, "--seconds", 0.03, "--format", "npz")
-        kill_after(process, chance.uniform(0, 1.0))
-        found = 0
-        for i, image in enumerate(images):
-            size, bucket = (tuple(map(int, a[i])) for a in (dataset.sizes, dataset.placement.bucket_sizes))
-            path = npz_path(out / image.name, size, arch)
-            if path.exists():
-                found += 1
-                whole = read_npz(npz_path(tmp_path / "whole" / image.name, size, arch), bucket, arch)
-                assert np.array_equal(read_npz(path, bucket, arch).latents, whole.latents)
-    assert result(child(tmp_path / "images", out, "--format", "npz"))["current"] == found
+    arch, chance, out = ARCHITECTURES["sd"], random.Random(1), tmp_path / "out"
+    recipe = Recipe(encoder_hash(PosteriorStub()), "float32", "latents", True)
+    buckets = [tuple(map(int, size)) for size in dataset.placement.bucket_sizes]
+    names = [npz_path(p.name, tuple(map(int, dataset.sizes[i])), arch).name for i, p in enumerate(images)]
+    runs = Runs(tmp_path / "images")
+    runs.whole(out, "npz")
+    _, lasts = runs.whole(tmp_path / "whole", "npz")
+    want = [read_npz(tmp_path / "whole" / name, bucket, arch) for name, bucket in zip(names, buckets, strict=True)]
+    assert len({(item.latents.tobytes(), item.flipped.tobytes()) for item in want}) == len(images)
+
+    def check():
+        """Which items are there as wanted; whatever is there, is whole."""
+        wanted = Wanted.from_placement([str(p) for p in images], dataset.sizes, dataset.placement, recipe,
+                                       tmp_path / "images")  # fmt: skip
+        texts, current = wanted.interpolations(), set()
+        for i, (name, bucket) in enumerate(zip(names, buckets, strict=True)):
+            if (out / name).exists():
+                found = read_npz(out / name, bucket, arch)
+                assert np.array_equal(found.latents, want[i].latents)
+                assert np.array_equal(found.flipped, want[i].flipped)
+                assert why_npz_bad(out / name, bucket, arch, flip=True, content=True) is None
+                if not why_npz_stale(out / name, wanted.entry(i, texts[i]), arch, images[i]):
+                    current.add(i)
+            else:
+                assert not replacing
+        return current
+
+    replacing, last, seen, partial = True, set(range(len(images))), [], 0
+    for n in range(KILLS):
+        if len(last) == len(images):
+            replacing = not replacing
+            if replacing:
+                for path in images:
+                    os.utime(path, ns=(n, n * 10**9))
+            else:
+                shutil.rmtree(out)
+            last = set()
+        runs.killed(out, "npz", chance.uniform(0, 0.5 * lasts))
+        now = check()
+        assert last <= now
+        partial += 0 < len(now) < len(images)
+        last = now
+        seen.append(len(now))
+    assert partial > KILLS // 4
+    encoded, _ = runs.whole(out, "npz")
+    assert encoded == len(images) - len(last)
+    assert check() == set(range(len(images)))
+    assert not (out / ".kohya_bucket_work").exists()
+    left = list(out.glob(".*.tmp"))
+    for path in left[1:]:
+        os.utime(path, (1, 1))
+    runs.whole(out, "npz")
+    assert list(out.glob(".*.tmp")) == left[:1]  # too new to be sure that nobody writes it
+    print(f"{KILLS} killed, {partial} of them with a part done, {len(left)} temporary files left behind")
 
 
 @pytest.mark.slow
