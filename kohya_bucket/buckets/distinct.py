@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,7 +12,7 @@ from kohya_bucket.buckets.types import BucketSet, IntArray
 
 __all__ = ["SizeGrid", "distinct_sizes"]
 
-Sides = npt.NDArray[np.int32] | npt.NDArray[np.float64]
+Sides = npt.NDArray[Any]
 _TABLE_CELLS = 1 << 22
 
 
@@ -22,7 +24,7 @@ class SizeGrid:
     """
 
     def __init__(self, n: int, columns: int, rows: int, unit: int) -> None:
-        self._rows = rows
+        self.rows = rows
         self._unit = unit
         self._cells = np.empty(n, dtype=np.intp)
         self._occurs = np.zeros(columns * rows, dtype=np.bool_)
@@ -32,14 +34,18 @@ class SizeGrid:
         """Whether a table of that many cells is worth it for `n` rows."""
         return columns * rows <= _TABLE_CELLS + 4 * n
 
-    def mark(self, start: int, stop: int, width: Sides, height: Sides, placed: npt.NDArray[np.bool_]) -> None:
-        """Enter rows `start` to `stop`, whose sides are given in units."""
-        cell = self._cells[start:stop]
-        np.multiply(width, self._rows, out=cell, dtype=np.intp, casting="unsafe")
-        np.add(cell, height, out=cell, dtype=np.intp, casting="unsafe")
+    def cells(self, columns: Sides, rows: Sides, placed: npt.NDArray[np.bool_]) -> Sides:
+        """The cells of sizes given in units; 0 where not `placed`."""
+        cells: Sides = columns * self.rows
+        cells += rows
         if not placed.all():
-            cell[~placed] = 0
-        self._occurs[cell] = True
+            cells *= placed
+        return cells
+
+    def mark(self, start: int, stop: int, cells: Sides) -> None:
+        """Enter the cells of rows `start` to `stop`."""
+        self._cells[start:stop] = cells
+        self._occurs[self._cells[start:stop]] = True
 
     def result(self) -> tuple[BucketSet | None, IntArray]:
         """The sizes that occur, sorted by (width, height), and each row's position among them; -1 for none."""
@@ -53,7 +59,7 @@ class SizeGrid:
             np.take(position, self._cells[start:stop], out=index[start:stop])
 
         for_chunks(len(index), look_up)
-        sizes = np.stack([found // self._rows, found % self._rows], axis=1) * self._unit
+        sizes = np.stack([found // self.rows, found % self.rows], axis=1) * self._unit
         return BucketSet.from_dims(sizes.tolist()) if len(found) else None, index
 
 
@@ -78,8 +84,8 @@ def distinct_sizes(
     table = SizeGrid(n, columns, rows, unit)
 
     def mark(start: int, stop: int) -> None:
-        units = bucket_sizes[start:stop] // unit
-        table.mark(start, stop, units[:, 0], units[:, 1], placed[start:stop])
+        units = bucket_sizes[start:stop].astype(np.int64) // unit
+        table.mark(start, stop, table.cells(units[:, 0], units[:, 1], placed[start:stop]))
 
     for_chunks(n, mark)
     return table.result()

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.buckets import BucketSet, Placement, geometry
-from kohya_bucket.buckets.kohya import kohya_bucket_sizes, place_without_upscaling
+from kohya_bucket.buckets.kohya import kohya_bucket_sizes
 from kohya_bucket.buckets.nearest import AspectSwitch, nearest_indices
+from kohya_bucket.buckets.no_upscale import place_without_upscaling
 from kohya_bucket.buckets.placing import place_into_set
 from kohya_bucket.buckets.types import IntArray, as_sizes
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import BucketSettingsError, KohyaBuckets, Reason
+from kohya_bucket.buckets import no_upscale
 
 sides = st.integers(1, 20_000)
 size_lists = st.lists(st.tuples(sides, sides), min_size=1, max_size=40)
@@ -130,4 +131,21 @@ def test_settings_that_cannot_work_say_so(arguments, message) -> None:
 
 @given(size_lists, rules())
 def test_the_index_alone_is_the_index_of_the_placement(sizes, rule) -> None:
+    np.testing.assert_array_equal(rule.assign_many_indices(sizes), rule.place(sizes).bucket_index)
+
+
+@pytest.mark.parametrize("steps", [1, 7, 8, 32, 64, 100])
+@pytest.mark.parametrize("reso", [(128, 128), (512, 512), (1000, 700), (1024, 1024)])
+def test_the_index_looked_up_by_aspect_is_the_index_computed(monkeypatch, reso, steps) -> None:
+    monkeypatch.setattr(no_upscale, "_WORTH_A_TABLE", 0)
+    rng = np.random.default_rng(steps)
+    rule = KohyaBuckets(reso, reso_steps=steps, no_upscale=True)
+    sizes = np.concatenate(
+        [
+            rng.integers(-2, 6000, (20_000, 2)),
+            np.exp(rng.uniform(0, 13, (20_000, 2))).astype(np.int64),
+            # around the aspects at which buckets change
+            rng.integers(1, 30, (20_000, 2)) * steps * 3 + rng.integers(-1, 2, (20_000, 2)),
+        ]
+    )
     np.testing.assert_array_equal(rule.assign_many_indices(sizes), rule.place(sizes).bucket_index)
