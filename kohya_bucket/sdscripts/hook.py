@@ -7,6 +7,7 @@ If sd-scripts is imported already it is changed at once, otherwise as soon as it
 from __future__ import annotations
 
 import functools
+import glob
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -155,7 +156,7 @@ def _replace_all(train_util: ModuleType) -> None:
     make_entry = train_util.BucketBatchIndex
     original_shuffle, original_init = base.shuffle_buckets, data_loader.__init__
     original_sanitize, original_control = sanitizer.sanitize_user_config, train_util.ControlNetDataset.make_buckets
-    original_prepare = train_util.prepare_accelerator
+    original_prepare, original_glob = train_util.prepare_accelerator, train_util.glob_images
     has_strategies = hasattr(base, "new_cache_latents")  # since 0.10
     original_latents: Any = getattr(base, "new_cache_latents", None)
     original_text: Any = getattr(base, "new_cache_text_encoder_outputs", None)
@@ -193,6 +194,13 @@ def _replace_all(train_util: ModuleType) -> None:
         if not isinstance(self.buckets_indices, BatchTable):
             original_shuffle(self)
 
+    @functools.wraps(original_glob)
+    def glob_images(directory: str, base: str = "*") -> list[str]:
+        if base != "*" or glob.has_magic(directory):
+            found: list[str] = original_glob(directory, base)
+            return found
+        return replacements.list_images(directory, train_util.IMAGE_EXTENSIONS)
+
     @functools.wraps(base.get_image_size)
     def get_image_size(self: Any, image_path: str) -> tuple[int, int]:
         return replacements.get_image_size(self, image_path)
@@ -222,6 +230,7 @@ def _replace_all(train_util: ModuleType) -> None:
 
     _replace(train_util, "BucketManager", BucketManager)
     _replace(train_util, "prepare_accelerator", prepare_accelerator)
+    _replace(train_util, "glob_images", glob_images)
     _replace(base, "make_buckets", make_buckets)
     _replace(base, "shuffle_buckets", shuffle_buckets)
     _replace(base, "get_image_size", get_image_size)

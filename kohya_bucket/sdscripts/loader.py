@@ -11,7 +11,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from kohya_bucket.sdscripts.image_columns import compact
 from kohya_bucket.sdscripts.planner import GroupPlanner
+from kohya_bucket.sdscripts.processes import quiet_worker
 from kohya_bucket.sdscripts.resume import Run
 from kohya_bucket.sdscripts.sampler import PlanSampler
 from kohya_bucket.sdscripts.tables import BatchTable
@@ -51,4 +53,7 @@ def planned_arguments(
     )
     if training:
         run.attach(sampler)
+    compact(group)
+    if arguments.get("num_workers"):
+        arguments["worker_init_fn"] = quiet_worker(arguments.get("worker_init_fn"))
     return {**arguments, "sampler": sampler}

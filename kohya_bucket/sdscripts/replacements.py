@@ -6,23 +6,26 @@ Each function here takes the place of the method of the same name; `dataset` is 
 from __future__ import annotations
 
 import logging
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.sdscripts.bucketing import BucketedImages, BucketSettings, rule_for
 from kohya_bucket.sdscripts.manager import BucketManager
 from kohya_bucket.sdscripts.misread import misread_buckets
-from kohya_bucket.sdscripts.processes import is_first_process
+from kohya_bucket.sdscripts.processes import collector_paused, is_first_process
 from kohya_bucket.sdscripts.settings import AdapterSettings
 from kohya_bucket.sdscripts.sizes import true_size, true_sizes
 from kohya_bucket.sdscripts.tables import BatchTable, KeyTable, PlannedBatch
 from kohya_bucket.sdscripts.wording import bucket_table_lines, misread_lines, skipped_lines
 
-__all__ = ["get_image_size", "make_buckets", "planned_item", "set_current_epoch"]
+__all__ = ["get_image_size", "list_images", "make_buckets", "planned_item", "set_current_epoch"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -32,9 +35,25 @@ def get_image_size(dataset: Any, image_path: str) -> tuple[int, int]:  # noqa: A
     return true_size(image_path)
 
 
+def list_images(directory: str, extensions: Sequence[str]) -> list[str]:
+    """The image files in one folder, sorted: what a glob per extension finds, with one look into the folder.
+
+    As with a glob, names that begin with a dot are left out, and letter case counts where the system's paths have it.
+    """
+    folder = os.path.split(os.path.join(directory, "*"))[0]  # noqa: PTH118
+    endings = tuple({os.path.normcase(extension) for extension in extensions})
+    try:
+        names = os.listdir(folder or os.curdir)  # noqa: PTH208
+    except OSError:
+        return []
+    found = [name for name in names if not name.startswith(".") and os.path.normcase(name).endswith(endings)]
+    return sorted(os.path.join(folder, name) for name in found)  # noqa: PTH118
+
+
 def make_buckets(dataset: Any, settings: AdapterSettings, make_entry: Any) -> None:
     """Read the true sizes, place all images at once, and lay out the tables that batches are looked up in."""
-    images, failures = place_dataset(dataset, settings)
+    with collector_paused():
+        images, failures = place_dataset(dataset, settings)
     manager = dataset.bucket_manager
     manager.adopt(images.buckets, KeyTable(images))
     dataset.bucket_info = images.bucket_info() if dataset.enable_bucket else None
@@ -72,16 +91,22 @@ def place_dataset(dataset: Any, settings: AdapterSettings) -> tuple[BucketedImag
         reason = unreadable.get(i) or f"{width}x{height}: {placement.reason(i).text}"
         failures.append((info.image_key, reason))
         _take_out(dataset, info)
-    shared = {size: size for size in map(tuple, placement.bucket_sizes.tolist())}
-    rows = zip(infos, sizes.tolist(), placement.bucket_sizes.tolist(), placement.resized_sizes.tolist(), strict=True)
-    for keep, (info, size, bucket, resized) in zip(placed, rows, strict=True):
+    buckets: dict[tuple[int, int], tuple[int, int]] = {}
+    columns = map(_pairs, (sizes, placement.bucket_sizes, placement.resized_sizes))
+    for keep, info, size, bucket, resized in zip(placed.tolist(), infos, *columns, strict=True):
         if keep:
-            info.image_size, info.bucket_reso, info.resized_size = tuple(size), shared[tuple(bucket)], tuple(resized)
+            bucket = buckets.setdefault(bucket, bucket)
+            info.image_size, info.bucket_reso, info.resized_size = size, bucket, resized
     repeats = np.array([info.num_repeats for info in infos], dtype=np.int64)
     if failures:
         infos = [info for info, keep in zip(infos, placed, strict=True) if keep]
         repeats, placement = repeats[placed], placement.select(placed)
-    return BucketedImages([info.image_key for info in infos], repeats, placement, dataset.batch_size), failures
+    keys = TextColumn.of([info.image_key for info in infos])
+    return BucketedImages(keys, repeats, placement, dataset.batch_size), failures
+
+
+def _pairs(rows: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
+    return zip(rows[:, 0].tolist(), rows[:, 1].tolist(), strict=True)
 
 
 def bucket_settings(dataset: Any) -> BucketSettings:

@@ -91,6 +91,7 @@ def _seams() -> list[tuple[str, str, list[Callable[[Any], str]]]]:
         (train, "ControlNetDataset.__getitem__", [_uses(delegate, "bucket_manager", "buckets_indices")]),
         (train, "DatasetGroup", [_inherits_getitem]),
         (train, "DatasetGroup.set_current_epoch", [_takes("epoch")]),
+        (train, "glob_images", [_takes("directory", "base"), _uses("IMAGE_EXTENSIONS")]),
         (train, "prepare_accelerator", [_takes("args")]),
         (train, "collator_class.__init__", [_takes("epoch", "step", "dataset")]),
         (train, "collator_class.__call__", [_uses("current_epoch", "set_current_epoch")]),

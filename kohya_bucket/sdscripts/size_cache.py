@@ -61,7 +61,7 @@ def cache_file(paths: Sequence[str], setting: str) -> Path | None:
         return Path(setting)
     if len(paths) < AUTOMATIC_FROM or importlib.util.find_spec("pyarrow") is None:
         return None
-    folders = sorted({os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
+    folders = sorted({os.path.abspath(folder) for folder in {os.path.dirname(path) for path in paths}})  # noqa: PTH100, PTH120
     name = hashlib.sha256("\n".join(folders).encode("utf-8", "surrogateescape")).hexdigest()[:24]
     return _user_cache() / "sizes" / f"{name}.parquet"
 

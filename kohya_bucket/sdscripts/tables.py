@@ -17,7 +17,7 @@ from kohya_bucket.planning import EpochPlan, plan_epoch
 from kohya_bucket.sdscripts.bucketing import BucketedImages
 from kohya_bucket.sdscripts.settings import AdapterSettings
 
-__all__ = ["BatchTable", "KeyTable", "PlannedBatch", "plan_options"]
+__all__ = ["BatchTable", "ImageKey", "KeyTable", "PlannedBatch", "plan_options"]
 
 
 def plan_options(settings: AdapterSettings, batch_sizes: npt.NDArray[np.int64]) -> dict[str, Any]:
@@ -56,6 +56,16 @@ class PlannedBatch(int):
         return PlannedBatch.make, (int(self), self.epoch, self.dataset, self.images, self.seed)
 
 
+class ImageKey(str):
+    """An image key that knows its row in the dataset, so that no table of all keys is searched for it."""
+
+    __slots__ = ("row",)
+    row: int
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+
 class KeyTable(Sequence[list[str]]):
     """`bucket_manager.buckets`: per bucket the image keys, each as often as it repeats.
 
@@ -81,10 +91,18 @@ class KeyTable(Sequence[list[str]]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if isinstance(index, PlannedBatch):
-            return [self._keys[i] for i in index.images.tolist()]
+            return self._named(index.images)
         k = range(len(self))[index]
         images = self._order[self._starts[k] : self._starts[k + 1]]
-        return [self._keys[i] for i in np.repeat(images, self._repeats[images]).tolist()]
+        return self._named(np.repeat(images, self._repeats[images]))
+
+    def _named(self, images: npt.NDArray[np.int32]) -> list[str]:
+        keys: list[str] = []
+        for row in images.tolist():
+            key = ImageKey(self._keys[row])
+            key.row = row
+            keys.append(key)
+        return keys
 
     def __iter__(self) -> Iterator[list[str]]:
         return (self[k] for k in range(len(self)))
