@@ -31,19 +31,26 @@ class Region:
     def read_at(self, offset: int, length: int) -> bytes:
         if offset >= self.length:
             return b""
-        os.lseek(self._fd, self._start + offset, os.SEEK_SET)
-        return os.read(self._fd, min(length, self.length - offset))
+        return read_at(self._fd, self._start + offset, min(length, self.length - offset))
 
 
 Source = int | bytes | Pieces
 """An open file descriptor, a whole file in memory, or anything that is read in pieces."""
 
 
+def _seek_and_read(fd: int, length: int, offset: int) -> bytes:
+    os.lseek(fd, offset, os.SEEK_SET)
+    return os.read(fd, length)
+
+
+_read_fd = getattr(os, "pread", _seek_and_read)  # Windows has no call that does both
+
+
 def read_at(source: Source, offset: int, length: int) -> bytes:
     """At most `length` bytes from `offset`; fewer at the end."""
     if isinstance(source, int):
-        os.lseek(source, offset, os.SEEK_SET)
-        return os.read(source, length)
+        data: bytes = _read_fd(source, length, offset)
+        return data
     if isinstance(source, bytes):
         return source[offset : offset + length]
     return source.read_at(offset, length)

@@ -25,7 +25,7 @@ def read_webp(head: bytes, source: Source) -> HeaderRow | None:
     """(width, height, orientation, format), or None where only a full decoder can tell (a truncated file, say)."""
     if len(head) < 30 or not head.startswith(b"RIFF") or head[8:12] != b"WEBP":
         return None
-    if _int(head[4:8], "little") + 8 > length_of(source):
+    if _int(head[4:8], "little") + 8 > (length_of(source) if len(head) == HEAD_BYTES else len(head)):
         return None
     kind = head[12:16]
     if kind == b"VP8X":
