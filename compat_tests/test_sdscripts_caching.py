@@ -9,29 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sdscripts_support import build_groups, random_sizes, write_images
+from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
 
 from kohya_bucket import sdscripts
 
 ACCELERATOR = SimpleNamespace(
     num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
 )
-
-
-class Encoder(torch.nn.Module):
-    """Stands in for a VAE: eight by eight means of the picture, and it counts what it encodes."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1), requires_grad=False)
-        self.encoded = 0
-
-    device, dtype = torch.device("cpu"), torch.float32
-
-    def encode(self, images):
-        self.encoded += len(images)
-        latents = torch.nn.functional.avg_pool2d(images[:, :1].repeat(1, 4, 1, 1), 8)
-        return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: latents))
 
 
 @pytest.fixture
@@ -80,7 +64,7 @@ def folder(tmp_path):
 
 
 def test_npz_are_sd_scripts_own(unpatched, strategies, folder):
-    theirs = Encoder()
+    theirs = MeanVAE()
     cache(unpatched, strategies, folder, theirs)
     before = {path.name: dict(np.load(path)) for path in folder.glob("*.npz")}
     assert (theirs.encoded, len(before)) == (14, 7)
@@ -88,7 +72,7 @@ def test_npz_are_sd_scripts_own(unpatched, strategies, folder):
         path.unlink()
     sdscripts.install()
     try:
-        cache(unpatched, strategies, folder, Encoder())
+        cache(unpatched, strategies, folder, MeanVAE())
     finally:
         sdscripts.uninstall()
     for path in folder.glob("*.npz"):
@@ -97,7 +81,7 @@ def test_npz_are_sd_scripts_own(unpatched, strategies, folder):
             np.testing.assert_array_equal(ours[name], array)
             assert ours[name].dtype == array.dtype
     assert not before
-    again = Encoder()
+    again = MeanVAE()
     cache(unpatched, strategies, folder, again)
     assert again.encoded == 0
 
@@ -107,7 +91,7 @@ def test_only_what_changed_is_encoded_again(patched, strategies, folder, tmp_pat
     monkeypatch.chdir(tmp_path)
     if table["latent_cache"] == "shards":
         pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
-    encoder = Encoder()
+    encoder = MeanVAE()
     cache(patched, strategies, folder, encoder, table)
     assert encoder.encoded == 14
     cache(patched, strategies, folder, encoder, table)
@@ -130,7 +114,7 @@ def test_only_what_changed_is_encoded_again(patched, strategies, folder, tmp_pat
 
 
 def test_a_cache_of_another_resolution_or_a_broken_one_is_made_again(patched, strategies, folder, caplog):
-    encoder = Encoder()
+    encoder = MeanVAE()
     group = cache(patched, strategies, folder, encoder)
     paths = sorted(folder.glob("*.npz"))
     paths[0].write_bytes(paths[0].read_bytes()[:200])
@@ -151,7 +135,7 @@ def test_images_that_differ_by_extension_have_caches_of_their_own(patched, strat
     Image.new("RGB", (128, 128), (255, 255, 255)).save(folder / "same.bmp")
     for name in ("same.txt",):
         (folder / name).write_text("x", encoding="utf-8")
-    group = cache(patched, strategies, folder, Encoder())
+    group = cache(patched, strategies, folder, MeanVAE())
     found = latents_of(patched, group)
     assert found["same.png"][0].mean() == pytest.approx(-1)
     assert found["same.bmp"][0].mean() == pytest.approx(1)
@@ -160,9 +144,9 @@ def test_images_that_differ_by_extension_have_caches_of_their_own(patched, strat
 @pytest.mark.parametrize("workers", [0, 2])
 def test_shards_train_what_npz_train(patched, strategies, folder, tmp_path, workers):
     pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
-    npz = latents_of(patched, cache(patched, strategies, folder, Encoder()))
+    npz = latents_of(patched, cache(patched, strategies, folder, MeanVAE()))
     table = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
-    group = cache(patched, strategies, folder, Encoder(), table)
+    group = cache(patched, strategies, folder, MeanVAE(), table)
     shards = latents_of(patched, group, workers)
     assert shards.keys() == npz.keys()
     for name in npz:
@@ -175,7 +159,7 @@ def test_shards_train_what_npz_train(patched, strategies, folder, tmp_path, work
 def test_shards_reach_spawned_workers(patched, strategies, folder, tmp_path):
     pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
     table = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
-    group = cache(patched, strategies, folder, Encoder(), table)
+    group = cache(patched, strategies, folder, MeanVAE(), table)
     assert len(latents_of(patched, group, 1, "spawn")) == 7
 
 
@@ -195,7 +179,7 @@ def test_text_encoder_outputs_of_another_caption_are_made_again(patched, strateg
         Strategy.made = 0
         strategies.base.TextEncoderOutputsCachingStrategy._strategy = Strategy(True, 1, False)
         try:
-            group = cache(patched, strategies, folder, Encoder())
+            group = cache(patched, strategies, folder, MeanVAE())
             group.new_cache_text_encoder_outputs([], ACCELERATOR)
         finally:
             strategies.base.TextEncoderOutputsCachingStrategy._strategy = None
@@ -215,4 +199,4 @@ def test_text_encoder_outputs_of_another_caption_are_made_again(patched, strateg
 
 def test_the_option_is_checked(patched, strategies, folder):
     with pytest.raises(SystemExit, match="latent_cache is 'zip', but must be one of npz, shards"):
-        cache(patched, strategies, folder, Encoder(), {"latent_cache": "zip"})
+        cache(patched, strategies, folder, MeanVAE(), {"latent_cache": "zip"})
