@@ -17,6 +17,7 @@ from sdscripts_support import random_sizes, write_images
 
 from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.latents.encoding import noise_seed
+from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.npz import ARCHITECTURES, read_npz
 from kohya_bucket.sdscripts.latent_cache import CacheItem, check_npz
 from kohya_bucket.sdscripts.shard_cache import ShardCache
@@ -84,7 +85,7 @@ def test_precomputed_npz_are_what_sdscripts_encodes(unpatched, family, tmp_path)
     diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
     if not hasattr(diffusers, "AutoencoderKLHunyuanImage"):
         pytest.skip(f"diffusers {diffusers.__version__} has not these autoencoders")
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, save_file
 
     from kohya_bucket.latents.diffusers_vae import load_encoder
     from kohya_bucket.latents.precompute import precompute_latents
@@ -92,6 +93,8 @@ def test_precomputed_npz_are_what_sdscripts_encodes(unpatched, family, tmp_path)
     data, infos = images_of(unpatched, tmp_path / "images")
     save_file(family.vae.state_dict(), tmp_path / "vae.safetensors")
     encoder = load_encoder(tmp_path / "vae.safetensors", device="cpu", dtype="float32")
+    assert encoder.fingerprint == module_hash(family.vae.bfloat16())
+    family.vae.float().load_state_dict(load_file(tmp_path / "vae.safetensors"))
     report = precompute_latents(data, encoder, tmp_path / "ours", format="npz", flip=True, batch_size=2)
     assert report.encoded == len(infos)
     for info, theirs_path in zip(infos, cached_by_sdscripts(family, infos), strict=True):
@@ -123,3 +126,24 @@ def test_what_sdscripts_encodes_is_read_and_kept(unpatched, family, tmp_path):
         for ours, want in zip(cache.load(item.image, item.bucket_reso), theirs, strict=True):
             assert np.array_equal(ours, want)
             assert np.shape(ours) == np.shape(want)
+
+
+def test_the_hash_of_flux_weights_is_of_the_model_that_sdscripts_makes_of_them(unpatched, tmp_path):
+    pytest.importorskip("diffusers", reason="diffusers is not installed")
+    from safetensors.torch import load_file, save_file
+
+    from kohya_bucket.latents.diffusers_vae import load_encoder
+
+    flux = library("flux_models")
+    torch.manual_seed(0)
+    settings = flux.AutoEncoderParams(64, 3, 32, 3, [1, 1, 2, 2], 2, 16, 0.3611, 0.1159)
+    theirs = flux.AutoEncoder(settings).eval()
+    save_file(theirs.state_dict(), tmp_path / "ae.safetensors")
+    encoder = load_encoder(tmp_path / "ae.safetensors", device="cpu", dtype="float32", architecture="flux")
+    assert encoder.fingerprint == module_hash(theirs) == module_hash(theirs.bfloat16())
+    pixels = torch.rand((1, 3, 64, 64)) * 2 - 1
+    with torch.no_grad():
+        theirs.float().load_state_dict(load_file(tmp_path / "ae.safetensors"))
+        torch.testing.assert_close(encoder.posterior(pixels)[0], theirs.encoder(pixels).chunk(2, dim=1)[0])
+        theirs.decoder.conv_in.bias += 1
+    assert encoder.fingerprint != module_hash(theirs)

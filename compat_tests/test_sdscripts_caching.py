@@ -12,6 +12,7 @@ from PIL import Image
 from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
 
 from kohya_bucket import sdscripts
+from kohya_bucket.buckets import KohyaBuckets
 
 ACCELERATOR = SimpleNamespace(
     num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
@@ -200,3 +201,58 @@ def test_text_encoder_outputs_of_another_caption_are_made_again(patched, strateg
 def test_the_option_is_checked(patched, strategies, folder):
     with pytest.raises(SystemExit, match="latent_cache is 'zip', but must be one of npz, shards"):
         cache(patched, strategies, folder, MeanVAE(), {"latent_cache": "zip"})
+
+
+@pytest.fixture
+def diffusers():
+    return pytest.importorskip("diffusers", reason="diffusers is not installed")
+
+
+def small_vae(diffusers):
+    torch.manual_seed(0)
+    return diffusers.AutoencoderKL(
+        block_out_channels=(8, 8, 8, 8), down_block_types=("DownEncoderBlock2D",) * 4, layers_per_block=1,
+        up_block_types=("UpDecoderBlock2D",) * 4, norm_num_groups=2, scaling_factor=0.18215,
+    ).requires_grad_(False)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["npz", "shards"])
+def test_what_precompute_encoded_is_not_encoded_again(
+    patched, strategies, diffusers, folder, tmp_path, dtype, kind, monkeypatch
+):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from kohya_bucket.latents import precompute_latents
+    from kohya_bucket.latents.diffusers_vae import DiffusersEncoder
+
+    table = {"latent_cache": kind, "latent_cache_dir": str(tmp_path / "store")}
+    paths = sorted(folder.glob("*.png"))
+    sizes = np.array([Image.open(path).size for path in paths], dtype=np.int32)
+    data = SimpleNamespace(
+        paths=paths, sizes=sizes, placement=KohyaBuckets((128, 128), 64, 512, 64).place(sizes)
+    )  # fmt: skip
+    encoder = DiffusersEncoder(small_vae(diffusers), architecture="sd")
+    output = None if kind == "npz" else tmp_path / "store"
+    report = precompute_latents(data, encoder, output, format=kind, flip=True, images_root=folder)
+    assert report.encoded == len(paths)
+    vae = small_vae(diffusers).to(dtype)
+    monkeypatch.setattr(vae, "encode", None)
+    again = cache(patched, strategies, folder, vae, table)
+    assert len(latents_of(patched, again)) == len(paths)
+    vae.encoder.conv_in.bias += 1
+    with pytest.raises(TypeError, match="NoneType"):
+        cache(patched, strategies, folder, vae, table)
+
+
+def test_the_weights_are_hashed_once_for_all_data_sets(patched, strategies, folder, monkeypatch):
+    from kohya_bucket.sdscripts import caching
+
+    hashed = []
+    monkeypatch.setattr(caching, "module_hash", lambda model: hashed.append(model) or f"hash {len(hashed)}")
+    encoder = MeanVAE()
+    cache(patched, strategies, folder, encoder)
+    cache(patched, strategies, folder, encoder)
+    assert len(hashed) == 1
+    encoder.weight += 1
+    cache(patched, strategies, folder, encoder)
+    assert len(hashed) == 2

@@ -98,17 +98,20 @@ def source_identity(path: str | os.PathLike[str], *, content: bool = False) -> t
 
 
 def module_hash(module: Any) -> str:
-    """Hash of a torch module's weights: names, types, shapes and bits, 16 bytes as hex.
+    """Hash of a torch module's weights, 16 bytes as hex: the same for one model wherever its weights are met.
 
-    Independent of the device; equal weights in another type hash differently.
+    A trainer names weights otherwise than the file does, has them on another device and in another type. So names do
+    not count, nor axes of length 1 (attention as convolution or as matrix), and values count as bfloat16, which
+    float32 and bfloat16 weights of one model agree in. Weights that were rounded to float16 in between may not.
     """
     import torch
 
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(module.state_dict().items()):
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        bits = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-        digest.update(bits.numpy().data)
-    return digest.hexdigest()
+    digests = []
+    for tensor in module.state_dict().values():
+        if isinstance(tensor, torch.Tensor):
+            values = tensor.detach()
+            values = values.to(torch.bfloat16) if values.is_floating_point() else values
+            bits = values.to("cpu").contiguous().reshape(-1).view(torch.uint8)
+            shape = [side for side in tensor.shape if side != 1]
+            digests.append(hashlib.blake2b(bits.numpy().data, digest_size=16).hexdigest() + f" {shape}")
+    return hashlib.blake2b("\n".join(sorted(digests)).encode(), digest_size=16).hexdigest()

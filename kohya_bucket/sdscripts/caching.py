@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch.distributed
@@ -52,12 +53,27 @@ def cache_latents(
         original(dataset, model, accelerator)
         return
     kind = _Shards if settings.latent_cache == "shards" else _Files
-    session = kind(dataset, strategy, arch, settings, module_hash(model) if hasattr(model, "state_dict") else "")
+    session = kind(dataset, strategy, arch, settings, _hash_of(model))
     with _replaced(strategy, session.methods()):
         original(dataset, model, accelerator)
     session.finish()
     if is_first_process() and session.reasons:
         logger.warning("\n".join(recached_lines(session.reasons)))
+
+
+_hashes: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()
+
+
+def _hash_of(model: Any) -> str:
+    """Hash of a VAE's weights, computed once per run and not for each data set; "" for what has none."""
+    if not hasattr(model, "state_dict"):
+        return ""
+    # these numbers change with any change of the weights
+    state = [(tensor.data_ptr(), tensor._version) for tensor in model.state_dict().values()]
+    known = _hashes.get(model)
+    if known is None or known[0] != state:
+        known = _hashes[model] = (state, module_hash(model))
+    return known[1]
 
 
 @dataclass

@@ -72,10 +72,21 @@ def test_hash_of_weights():
     same = torch.nn.Linear(3, 4)
     same.load_state_dict(one.state_dict())
     assert module_hash(one) == module_hash(same)
-    assert module_hash(one) != module_hash(one.to(torch.bfloat16))
-    with torch.no_grad():
-        same.bias[2] += 1e-6
-    assert module_hash(torch.nn.Linear(3, 4).to(torch.bfloat16)) != module_hash(same)
+    # under other names, as a convolution, in another type: one model
+    other = torch.nn.ModuleDict({"conv": torch.nn.Conv2d(3, 4, 1)})
+    other.load_state_dict({"conv.weight": one.weight[:, :, None, None], "conv.bias": one.bias})
+    assert module_hash(other) == module_hash(one)
+    assert module_hash(one.to(torch.bfloat16)) == module_hash(same)
+    for part, change in (("bias", 1.01), ("weight", -1.0)):
+        with torch.no_grad():
+            getattr(same, part).view(-1)[2] *= change
+        assert module_hash(one) != module_hash(same)
+        same.load_state_dict(one.state_dict())
+    turned = torch.nn.Linear(4, 3, bias=False)
+    turned.weight.data = one.weight.data.float().reshape(3, 4)
+    plain = torch.nn.Linear(3, 4, bias=False)
+    plain.weight.data = one.weight.data.float()
+    assert module_hash(turned) != module_hash(plain)
 
 
 def test_bfloat16_rounds_as_torch_does():
