@@ -6,7 +6,8 @@
 Every contestant holds what it needs to train: path, caption, size, bucket. No file exists and none is opened:
 sizes are handed to it. Each is measured in a process of its own, as the resident memory after minus before, the
 caller's own lists gone. sd-scripts needs a Python with its requirements and stands for its record per image
-(`ImageInfo`, filled as its bucketing fills it); peers whose folder is not given are left out.
+(`ImageInfo`, filled as its bucketing fills it); "in sd-scripts" is what the adapter makes of these records. Peers
+whose folder is not given are left out.
 """
 
 from __future__ import annotations
@@ -108,8 +109,27 @@ def read_sd_scripts(held: Any) -> None:
             _ = info.absolute_path, info.caption, info.bucket_reso, info.resized_size
 
 
+def adapter(n: int) -> Any:
+    from kohya_bucket.images.text_column import TextColumn
+    from kohya_bucket.sdscripts.image_columns import ImageColumns
+
+    infos, _ = sd_scripts(n)
+    return ImageColumns(TextColumn.of(list(infos)), list(infos.values()))
+
+
+def read_adapter(records: Any) -> None:
+    from kohya_bucket.sdscripts.tables import ImageKey
+
+    for row, text in enumerate(records):  # a batch names its images by row
+        key = ImageKey(text)
+        key.row = row
+        info = records[key]
+        _ = info.absolute_path, info.caption, info.bucket_reso, info.resized_size
+
+
 CONTESTANTS = {
     "kohya_bucket": (ours, read_ours, None),
+    "kohya_bucket in sd-scripts": (adapter, read_adapter, "SD_SCRIPTS_DIR"),
     "bucketsampler": (bucketsampler, read_bucketsampler, "BUCKETSAMPLER_DIR"),
     "sd-scripts": (sd_scripts, read_sd_scripts, "SD_SCRIPTS_DIR"),
 }
@@ -151,7 +171,7 @@ def main() -> None:
         if needs and needs not in os.environ:
             print(f"| {name} | not measured: {needs} is not set | | |")
             continue
-        python = options.sd_scripts_python if name == "sd-scripts" else sys.executable
+        python = options.sd_scripts_python if needs == "SD_SCRIPTS_DIR" else sys.executable
         command = [python, __file__, "--one", name, "--images", str(n)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

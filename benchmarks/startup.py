@@ -66,15 +66,20 @@ def smaps(pid: int | str, field: str) -> float:
 
 
 def dirtied_by_reading(group: Any) -> float:
-    """MB that a forked worker makes its own by reading every image's record once."""
+    """MB that a forked worker makes its own by reading every image's record once, batch by batch as an epoch does."""
+    for dataset in group.datasets:
+        _ = dataset.buckets_indices[0]
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
         gc.freeze()
         before = smaps("self", "Private_Dirty")
         for dataset in group.datasets:
-            for bucket in range(len(dataset.bucket_manager.buckets)):
-                for key in dataset.bucket_manager.buckets[bucket]:
+            for i in range(len(dataset.buckets_indices)):
+                entry = dataset.buckets_indices[i]
+                keys = dataset.bucket_manager.buckets[entry.bucket_index]
+                start = entry.batch_index * entry.bucket_batch_size
+                for key in keys[start : start + entry.bucket_batch_size]:
                     info, subset = dataset.image_data[key], dataset.image_to_subset[key]
                     _ = info.absolute_path, info.caption, info.bucket_reso, info.resized_size, subset.flip_aug
         os.write(send, str(smaps("self", "Private_Dirty") - before).encode())

@@ -160,7 +160,7 @@ def _column(values: list[Any], keys: TextColumn) -> Any:
     """The smallest column that gives back equal values of the same types."""
     few = _Few.of(values)
     if few is not None:
-        return few
+        return few if few.differ else _Same(values[0])
     kinds = {type(value) for value in values}
     if kinds == {str}:
         texts = TextColumn.of(values)
@@ -170,6 +170,16 @@ def _column(values: list[Any], keys: TextColumn) -> Any:
         if numbers is not None:
             return numbers
     return values
+
+
+class _Same:
+    """One value for every image."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __getitem__(self, _: int) -> Any:
+        return self._value
 
 
 class _Few(Sequence[Any]):
@@ -196,6 +206,11 @@ class _Few(Sequence[Any]):
                 kept.append(value)
             codes[i] = code
         return cls(codes, kept)
+
+    @property
+    def differ(self) -> bool:
+        """Whether not all are the same."""
+        return len(self._values) > 1
 
     def __len__(self) -> int:
         return len(self._codes)
