@@ -12,7 +12,7 @@ from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.demand import Demand
 from kohya_bucket.planning.regularization import regularization_times
 from kohya_bucket.planning.repeats import parse_repeats
-from kohya_bucket.planning.resolutions import RESOLUTION_MODES, choose_columns, weighted_cycle
+from kohya_bucket.planning.resolutions import RESOLUTION_MODES, choose_columns, cycle_places, weighted_cycle
 from kohya_bucket.planning.sequencing import smallest_ids
 
 __all__ = ["Asked", "Asking", "as_bucket_ids"]
@@ -75,6 +75,7 @@ class Asking:
         self.resolutions = resolutions
         self.cycle = weighted_cycle(resolution_weights, ids.shape[1]) if resolutions == "weighted" else None
         self.several_buckets = ids.ndim == 2
+        self._places: tuple[int, Times] | None = None
         self.homeless = np.zeros(0, dtype=np.intp)
         placed = ids
         if ids.size and ids.min() < 0:
@@ -103,12 +104,29 @@ class Asking:
             at_image, at_column = np.nonzero(ids >= 0)
             return at_image.astype(np.int32), ids[at_image, at_column]
         if self.resolutions is not None:
-            column = choose_columns(ids, self.cycle, seed, epoch)
+            column = choose_columns(ids, self.cycle, self._places_of(seed), epoch)
             ids = np.where(column >= 0, ids[np.arange(n), column], -1)
         if len(self.homeless):
             image = np.flatnonzero(ids >= 0)
             return image.astype(np.int32), ids[image]
         return np.arange(n, dtype=np.int32), ids
+
+    def _places_of(self, seed: int) -> Times:
+        if self._places is None or self._places[0] != seed:
+            whole = None if isinstance(self.repeats, int) else self.repeats.whole()
+            self._places = (seed, cycle_places(self.ids, seed, whole))
+        return self._places[1]
+
+    def period(self) -> int | None:
+        """After how many epochs the number of trainings of every bucket comes round; None if it may not."""
+        if self.regularization is not None or not (isinstance(self.repeats, int) or self.repeats.are_whole):
+            return None
+        if self.cycle is not None:
+            return len(self.cycle)
+        if self.resolutions != "rotate":
+            return 1
+        available = np.unique((self.ids >= 0).sum(axis=1))
+        return int(np.lcm.reduce(available[available > 0], initial=1))
 
     def _times(self, seed: int, epoch: int) -> int | Times:
         """How often each image is asked for in this epoch, or one number for all."""

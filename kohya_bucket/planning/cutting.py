@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Cut", "cut_batches"]
+__all__ = ["Cut", "cut_batches", "split_batches"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Cut:
     Attributes:
         start, length: [S] int64 and int32.
         bucket: [S] int32.
-        turn: [S] number of the batch among those of its bucket; only the last may be short.
+        turn: [S] number of the batch among those of its bucket; only the last may be short, unless batches were
+            split.
         per_bucket: [K] batches of each bucket.
     """
 
@@ -36,3 +38,26 @@ def cut_batches(counts: npt.NDArray[np.int64], global_batch: npt.NDArray[np.int6
     into = turn * global_batch[bucket]
     length = np.minimum(global_batch[bucket], counts[bucket] - into).astype(np.int32)
     return Cut((np.cumsum(counts) - counts)[bucket] + into, length, bucket, turn, per_bucket)
+
+
+def split_batches(cut: Cut, steps: int) -> Cut:
+    """The same images in `steps` batches: as often as needed, the batch with the most images is split in two.
+
+    Nothing is split where there are as many batches already, nor a batch of one image.
+    """
+    missing = steps - len(cut.length)
+    if missing <= 0:
+        return cut
+    heap = [(-n, s, k) for n, s, k in zip(cut.length.tolist(), cut.start.tolist(), cut.bucket.tolist(), strict=True)]
+    heapq.heapify(heap)
+    while missing > 0 and heap and heap[0][0] < -1:
+        negative, start, k = heapq.heappop(heap)
+        first = -(negative // 2)
+        heapq.heappush(heap, (-first, start, k))
+        heapq.heappush(heap, (negative + first, start + first, k))
+        missing -= 1
+    heap.sort(key=lambda batch: batch[1])
+    length, start, bucket = (np.array(column, dtype=np.int64) for column in zip(*heap, strict=True))
+    per_bucket = np.bincount(bucket, minlength=len(cut.per_bucket)).astype(np.int64)
+    turn = np.arange(len(bucket), dtype=np.int64) - (np.cumsum(per_bucket) - per_bucket)[bucket]
+    return Cut(start, -length.astype(np.int32), bucket.astype(np.int32), turn, per_bucket)

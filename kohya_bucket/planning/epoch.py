@@ -32,6 +32,8 @@ def plan_epoch(
     crop_limit: float = 0.25,
     base_bucket: int | None = None,
     bucket_groups: Any = None,
+    enlarge: Any = True,
+    equal_epochs: bool = False,
     done: Sequence[tuple[Any, int]] = (),
 ) -> EpochPlan:
     """Plan one epoch for all ranks.
@@ -62,6 +64,10 @@ def plan_epoch(
         crop_limit: share of an image's area that "merge" may crop off by moving it.
         base_bucket: bucket of the catch-all batches; by default the squarest, then the largest.
         bucket_groups: [K], images are never moved from one group to another (e.g. two data sets).
+        enlarge: whether "merge" and "catch_all" may move an image to a bucket that is larger in a side, for all or
+            [K] by its own bucket; without it, pixels lost by scaling down count towards `crop_limit` too.
+        equal_epochs: every epoch has as many steps as the longest. With "rotate" and "weighted", epochs have the same
+            number of images, but their buckets leave other remainders; shorter epochs split batches in two.
         done: what of the epoch has been trained already, as (global batch, steps) in order. The plan then holds
             the rest: with the same global batch the very steps that would have followed, on any number of ranks;
             with another one the images that are left, planned anew. A global batch is a number or [K].
@@ -87,5 +93,7 @@ def plan_epoch(
         crop_limit=crop_limit,
         base_bucket=base_bucket,
         bucket_groups=bucket_groups,
+        enlarge=enlarge,
+        equal_epochs=equal_epochs,
     )
     return planner.plan(seed, epoch, done)

@@ -10,7 +10,7 @@ import numpy as np
 
 __all__ = ["PLAN_VERSION", "differences", "digest_of", "fingerprint_of"]
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 """Goes up with every change by which equal settings give another plan."""
 
 

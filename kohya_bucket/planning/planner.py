@@ -15,12 +15,12 @@ from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.apart import keep_apart
 from kohya_bucket.planning.asking import Asking, as_bucket_ids
 from kohya_bucket.planning.batch_sizes import as_global_batch, count_buckets, one_or_all, per_rank_batches
-from kohya_bucket.planning.cutting import cut_batches
+from kohya_bucket.planning.cutting import cut_batches, split_batches
 from kohya_bucket.planning.demand import Change, Demand
 from kohya_bucket.planning.fingerprint import fingerprint_of
 from kohya_bucket.planning.ledger import LedgerReason
 from kohya_bucket.planning.orders import ORDERS
-from kohya_bucket.planning.plan import EpochPlan
+from kohya_bucket.planning.plan import EpochPlan, LedgerRows
 from kohya_bucket.planning.remainders import REMAINDERS, RemainderContext
 from kohya_bucket.planning.sequencing import sequence_items, smallest_ids
 from kohya_bucket.planning.stream import Purpose, stream
@@ -64,6 +64,8 @@ class EpochPlanner:
         crop_limit: float = 0.25,
         base_bucket: int | None = None,
         bucket_groups: Any = None,
+        enlarge: Any = True,
+        equal_epochs: bool = False,
     ) -> None:
         self.world_size = whole("world_size", world_size, 1)
         self.accumulate = whole("accumulate", accumulate, 1)
@@ -78,9 +80,17 @@ class EpochPlanner:
         self.groups = _groups(bucket_groups, self.n_buckets)
         self.crop_limit = float(crop_limit)
         self.base_bucket = _base(base_bucket, self.n_buckets)
+        self.enlarge = _enlarge(enlarge, self.n_buckets, self.sizes)
         self.asking = Asking(
             ids, self.n_buckets, repeats, regularization, regularization_uses, resolutions, resolution_weights
         )
+        self.period = self.asking.period() if equal_epochs else 1
+        if self.period is None:
+            raise PlanError(
+                "equal_epochs is set with fractional repeats or regularization: what an epoch trains then never comes "
+                "round, so no length fits all epochs; use whole repeats, or leave equal_epochs out"
+            )
+        self._longest: dict[tuple[int, bytes], int] = {}
         self.fingerprint = fingerprint_of(
             ids,
             self.asking.images_per_bucket,
@@ -96,6 +106,8 @@ class EpochPlanner:
             run_length=self.run_length if order == "runs" else None,
             crop_limit=self.crop_limit if remainder == "merge" else None,
             base_bucket=base_bucket,
+            enlarge=None if self.enlarge.all() else self.enlarge,
+            equal_epochs=True if equal_epochs else None,
             global_batch=one_or_all(self.global_batch),
         )
 
@@ -107,23 +119,47 @@ class EpochPlanner:
         plan = self._arranged(asked.demand, stages[0][0], seed, epoch, 0)
         lost = Change(asked.homeless, _nowhere(asked.homeless), _nowhere(asked.homeless), -1)
         plan = plan.with_ledger(asked.total, [(lost, LedgerReason.NO_BUCKET)])
-        part = 0
+        part, moved = 0, plan.ledger_rows
         for global_batch, steps in stages:
             if not np.array_equal(global_batch, plan.global_batch):
                 part += 1
-                rest = self._arranged(untrained(plan, self.n_buckets), global_batch, seed, epoch, part)
-                plan = replace(rest, first_step=plan.first_step)
+                rest = self._arranged(untrained(plan, self.n_buckets, moved), global_batch, seed, epoch, part)
+                plan, moved = replace(rest, first_step=plan.first_step), rest.ledger_rows
             plan = plan.after(steps)
         return plan
 
-    def _arranged(self, demand: Demand, global_batch: _GlobalBatch, seed: int, epoch: int, part: int) -> EpochPlan:
+    def _steps_of_longest(self, global_batch: _GlobalBatch, seed: int) -> int:
+        """Steps of the longest epoch; 0 where all are equally long by themselves."""
+        period = self.period or 1
+        if period == 1:
+            return 0
+        key = (seed, global_batch.tobytes())
+        if key not in self._longest:
+            lengths = []
+            for epoch in range(period):
+                demand, _ = self._remainder(self.asking.for_epoch(seed, epoch).demand, global_batch, seed, epoch, 0)
+                lengths.append(int((-(-demand.per_bucket() // global_batch)).sum()))
+            self._longest[key] = max(lengths)
+        return self._longest[key]
+
+    def _remainder(
+        self, demand: Demand, global_batch: _GlobalBatch, seed: int, epoch: int, part: int
+    ) -> tuple[Demand, list[Change]]:
+        # What is left of an epoch trains where it was asked: whoever prepared the moves of whole epochs (cached
+        # latents at the other size, say) need not prepare for every place at which a run may stop.
+        name = "keep" if part and self.remainder in ("merge", "catch_all") else self.remainder
         context = RemainderContext(
-            global_batch, seed, epoch, self.sizes, self.groups, self.crop_limit, self.base_bucket
+            global_batch, seed, epoch, self.sizes, self.groups, self.crop_limit, self.base_bucket, self.enlarge
         )
+        return REMAINDERS[name](demand, context)
+
+    def _arranged(self, demand: Demand, global_batch: _GlobalBatch, seed: int, epoch: int, part: int) -> EpochPlan:
         asked = len(demand.image) if demand.times is None else int(demand.times.sum())
-        demand, changes = REMAINDERS[self.remainder](demand, context)
+        demand, changes = self._remainder(demand, global_batch, seed, epoch, part)
         items, counts = sequence_items(demand, stream(Purpose.IMAGES, seed, epoch, part), shuffle=self.order != "file")
         cut = cut_batches(counts, global_batch)
+        if part == 0:
+            cut = split_batches(cut, self._steps_of_longest(global_batch, seed))
         rng = stream(Purpose.STEPS, seed, epoch, part)
         steps = ORDERS[self.order](cut, rng, self.run_length)
         if self.order != "file" and demand.times is not None:
@@ -147,14 +183,33 @@ class EpochPlanner:
         return plan.with_ledger(asked, [(c, _REASONS[self.remainder]) for c in changes])
 
 
-def untrained(plan: EpochPlan, n_buckets: int) -> Demand:
-    """What a plan trains, as a demand: each image as often as it is in the plan's steps, in the steps' buckets."""
+def untrained(plan: EpochPlan, n_buckets: int, changes: LedgerRows) -> Demand:
+    """What a plan trains, as a demand: each image as often as it is in the plan's steps, in the bucket it was given.
+
+    `changes` are what the remainder policy changed when the epoch was planned.
+    """
     bucket = np.repeat(plan.bucket_of_step.astype(np.int64), plan.length)
     ends = np.cumsum(plan.length, dtype=np.int64)
     at = np.repeat(plan.start - ends + plan.length, plan.length) + np.arange(len(bucket))
-    keys, times = np.unique(bucket << 32 | plan.items[at], return_counts=True)
+    keys, times = np.unique(_sent_home(bucket << 32 | plan.items[at], changes), return_counts=True)
     image, in_bucket = (keys & 0xFFFFFFFF).astype(np.int32), smallest_ids(keys >> 32, n_buckets)
     return Demand(image, in_bucket, times.astype(np.int64), n_buckets)
+
+
+def _sent_home(keys: npt.NDArray[np.int64], rows: LedgerRows) -> npt.NDArray[np.int64]:
+    """(bucket << 32 | image) of trainings, with those that the remainder policy moved back in their own bucket."""
+    moved = np.flatnonzero(rows.delta == 0)
+    if len(moved) == 0 or len(keys) == 0:
+        return keys
+    keys = np.sort(keys)
+    away = rows.to_bucket[moved].astype(np.int64) << 32 | rows.image[moved]
+    order = np.argsort(away, kind="stable")
+    first, turn = np.searchsorted(keys, away[order]), np.arange(len(order)) - np.searchsorted(away[order], away[order])
+    at = first + turn
+    there = (at < len(keys)) & (keys[np.minimum(at, len(keys) - 1)] == away[order])
+    home = rows.bucket[moved].astype(np.int64) << 32 | rows.image[moved]
+    keys[at[there]] = home[order][there]
+    return keys
 
 
 def whole(name: str, value: Any, low: int) -> int:
@@ -185,6 +240,17 @@ def _groups(groups: Any, n_buckets: int) -> npt.NDArray[np.int64]:
     if given.shape != (n_buckets,):
         raise PlanError(f"bucket_groups has shape {list(given.shape)}, but there are {n_buckets} buckets")
     return given
+
+
+def _enlarge(enlarge: Any, n_buckets: int, sizes: Any) -> npt.NDArray[np.bool_]:
+    given = np.asarray(enlarge)
+    if given.dtype != np.bool_ or given.shape not in ((), (n_buckets,)):
+        raise PlanError(f"enlarge is {enlarge!r}, but must be true or false, for all or each of {n_buckets} buckets")
+    if sizes is None and not given.all():
+        raise PlanError("enlarge is false without bucket_sizes: which bucket is larger depends on them")
+    every = np.empty(n_buckets, dtype=np.bool_)
+    every[:] = given
+    return every
 
 
 def _base(base_bucket: int | None, n_buckets: int) -> int | None:

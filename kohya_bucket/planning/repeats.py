@@ -30,6 +30,15 @@ class Repeats:
         self.numerator = numerator
         self.denominator = denominator
 
+    @property
+    def are_whole(self) -> bool:
+        """No image has a fraction: every epoch trains the same."""
+        return bool((self.denominator == 1).all())
+
+    def whole(self) -> Counts | None:
+        """[N] repeats of every epoch, or None where there are fractions."""
+        return self.numerator if self.are_whole else None
+
     def _phase(self, seed: int) -> Counts:
         numerator, denominator = self.numerator, self.denominator
         phase = np.zeros(len(numerator), dtype=np.int64)

@@ -11,14 +11,39 @@ import numpy.typing as npt
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.stream import Purpose, stream
 
-__all__ = ["RESOLUTION_MODES", "choose_columns", "weighted_cycle"]
+__all__ = ["RESOLUTION_MODES", "choose_columns", "cycle_places", "weighted_cycle"]
 
 RESOLUTION_MODES = ("all", "rotate", "weighted")
 _LONGEST_CYCLE = 1_000
 
 
+def cycle_places(
+    bucket_ids: npt.NDArray[np.integer], seed: int, repeats: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.int64]:
+    """[N] where each image begins in the cycle of resolutions.
+
+    Images that have the same buckets, and are trained equally often, stand next to each other in an order that the
+    seed draws: each such class is spread evenly over the resolutions. *How many* images of a class train at a
+    resolution in an epoch does not depend on the seed, only *which* ones.
+
+    Args:
+        bucket_ids: [N, R], -1 where an image has no bucket at that resolution.
+        repeats: [N] how often an image is trained, if they differ.
+    """
+    order = np.arange(len(bucket_ids), dtype=np.int64)
+    stream(Purpose.RESOLUTIONS, seed).shuffle(order)
+    columns = [*bucket_ids.T] if repeats is None else [*bucket_ids.T, repeats]
+    order = order[np.lexsort([column[order] for column in reversed(columns)])]
+    places = np.empty(len(order), dtype=np.int64)
+    places[order] = np.arange(len(order))
+    return places
+
+
 def choose_columns(
-    bucket_ids: npt.NDArray[np.integer], cycle: npt.NDArray[np.intp] | None, seed: int, epoch: int
+    bucket_ids: npt.NDArray[np.integer],
+    cycle: npt.NDArray[np.intp] | None,
+    places: npt.NDArray[np.int64],
+    epoch: int,
 ) -> npt.NDArray[np.intp]:
     """[N] column of `bucket_ids` (= resolution) that each image is trained at in this epoch; -1 if it has none.
 
@@ -30,10 +55,9 @@ def choose_columns(
     Args:
         bucket_ids: [N, R], -1 where an image has no bucket at that resolution.
         cycle: the cycle of "weighted"; None for "rotate".
+        places: [N] from `cycle_places`.
     """
     n, r = bucket_ids.shape
-    places = np.arange(n, dtype=np.int64)
-    stream(Purpose.RESOLUTIONS, seed).shuffle(places)
     has = bucket_ids >= 0
     if cycle is None:
         # Among the resolutions that an image has, so that each of them gets the same number of epochs.

@@ -19,7 +19,8 @@ __all__ = ["catch_all", "squarest"]
 def catch_all(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]]:
     """Move every bucket's remainder, in rotation, to the base bucket of its group.
 
-    The base bucket's own last batch may be short; no other is. Nothing is lost.
+    The base bucket's own last batch may be short; no other is, except of buckets whose images would be enlarged
+    and must not be. Nothing is lost.
 
     Raises:
         PlanError: no base bucket is named, and without `bucket_sizes` none can be chosen.
@@ -33,6 +34,8 @@ def catch_all(demand: Demand, context: RemainderContext) -> tuple[Demand, list[C
             base[members] = context.base_bucket
         elif context.bucket_sizes is not None:
             base[members] = members[squarest(context.bucket_sizes[members])]
+    for k in np.flatnonzero(~context.enlarge).tolist():
+        base[k] = base[k] if context.fits(k)[base[k]] else k
     counts = demand.per_bucket()
     moved = np.where(base == np.arange(demand.n_buckets), 0, counts % context.global_batch)
     rows = take_in_rotation(demand, moved, context.seed, context.epoch)

@@ -24,6 +24,7 @@ class RemainderContext:
         groups: [K] images never move between buckets of different groups (e.g. two datasets).
         crop_limit: share of an image that `merge` may crop off to fit it into another bucket.
         base_bucket: bucket of the `catch_all` batches; None to take the squarest, then the largest.
+        enlarge: [K] whether images of a bucket may be moved to one that is larger than it in a side.
     """
 
     global_batch: npt.NDArray[np.int64]
@@ -33,6 +34,14 @@ class RemainderContext:
     groups: npt.NDArray[np.int64]
     crop_limit: float
     base_bucket: int | None
+    enlarge: npt.NDArray[np.bool_]
+
+    def fits(self, k: int) -> npt.NDArray[np.bool_]:
+        """[K] buckets that images of bucket k may be moved to without being enlarged against `enlarge`."""
+        if self.enlarge[k] or self.bucket_sizes is None:
+            return np.ones(len(self.enlarge), dtype=np.bool_)
+        fits: npt.NDArray[np.bool_] = (self.bucket_sizes <= self.bucket_sizes[k]).all(axis=1)
+        return fits
 
 
 def change_of(

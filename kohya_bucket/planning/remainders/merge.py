@@ -18,7 +18,8 @@ def merge(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Chang
 
     Buckets are taken from the fewest images to the most. A bucket whose remainder has moved is settled: it
     takes in nothing more, so every move leaves one short batch fewer. Where no other bucket is within
-    `crop_limit`, the remainder stays as a short batch.
+    `crop_limit`, the remainder stays as a short batch. Images that must not be enlarged go to buckets no larger in
+    either side, and pixels that scaling takes from them count like those that are cropped off.
 
     Raises:
         PlanError: the sizes of the buckets are not known.
@@ -48,6 +49,7 @@ def merge_targets(
     if context.bucket_sizes is None:
         raise PlanError("remainder='merge' needs bucket_sizes: the crop into another bucket depends on them")
     aspects = context.bucket_sizes[:, 0] / np.maximum(context.bucket_sizes[:, 1], 1)
+    areas = context.bucket_sizes.astype(np.int64).prod(axis=1)
     held = counts.copy()
     target = np.arange(len(counts), dtype=np.int32)
     moved = np.zeros(len(counts), dtype=np.int64)
@@ -58,7 +60,10 @@ def merge_targets(
         if remainder == 0 or remainder > counts[k]:
             continue
         crop = 1 - np.minimum(aspects / aspects[k], aspects[k] / aspects)
-        near = np.flatnonzero(open_ & (context.groups == context.groups[k]) & (crop <= context.crop_limit))
+        if not context.enlarge[k]:
+            crop = 1 - areas / areas[k]
+        allowed = open_ & (context.groups == context.groups[k]) & context.fits(k)
+        near = np.flatnonzero(allowed & (crop <= context.crop_limit))
         if len(near) == 0:
             continue
         best = int(near[np.argmin(crop[near])])

@@ -1,0 +1,115 @@
+"""Images with several possible buckets: resolutions, epochs of one length, and moves that must not enlarge."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_cases import SIZES, trained
+
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning import EpochPlanner, plan_epoch
+
+
+@st.composite
+def several(draw: st.DrawFn) -> dict:
+    """[N, R] bucket ids: column c has buckets 3c to 3c + 2, and some images lack some columns."""
+    n, r = draw(st.integers(1, 120)), draw(st.integers(2, 4))
+    rng = np.random.RandomState(draw(st.integers(0, 2**31)))
+    ids = rng.choice(3, (n, r), p=[0.7, 0.2, 0.1]) + 3 * np.arange(r)
+    ids[rng.random_sample((n, r)) < draw(st.sampled_from([0.0, 0.2]))] = -1
+    ids[(ids < 0).all(axis=1), 0] = 0
+    weighted = draw(st.booleans())
+    return {
+        "bucket_ids": ids,
+        "batch_size": [draw(st.integers(1, 6))] * (3 * r),
+        "world_size": draw(st.sampled_from([1, 2, 4])),
+        "resolutions": "weighted" if weighted else "rotate",
+        "resolution_weights": draw(st.permutations(range(1, r + 1))) if weighted else None,
+        "repeats": rng.choice([1, 2], n) if draw(st.booleans()) else None,
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=several(), seed=st.integers(0, 2**40))
+def test_epochs_of_one_length_train_what_they_train_otherwise(case: dict, seed: int) -> None:
+    period = EpochPlanner(**case, equal_epochs=True).period
+    plain = [plan_epoch(**case, seed=seed, epoch=e) for e in range(period)]
+    equal = [plan_epoch(**case, seed=seed, epoch=e, equal_epochs=True) for e in range(2 * period)]
+    assert {p.steps for p in equal} == {max(p.steps for p in plain)}
+    asked = 1 if case["repeats"] is None else case["repeats"]
+    for e, plan in enumerate(equal):
+        delta = np.bincount(plan.ledger().image, weights=plan.ledger().delta, minlength=plan.images)
+        assert (trained(plan) - delta == asked).all()
+        assert (
+            plan.items.tolist() == plan_epoch(**case, seed=seed, epoch=e).items.tolist() or case["repeats"] is not None
+        )
+        assert (plan.length >= 1).all()
+        assert (plan.length <= plan.global_batch[plan.bucket_of_step]).all()
+        assert sorted(plan.start.tolist()) == np.cumsum([0, *plan.length[np.argsort(plan.start)]])[:-1].tolist()
+
+
+@settings(max_examples=30, deadline=None)
+@given(case=several(), seeds=st.tuples(st.integers(0, 99), st.integers(100, 2**40)))
+def test_how_many_images_a_bucket_trains_does_not_depend_on_the_seed(case: dict, seeds: tuple[int, int]) -> None:
+    for epoch in range(3):
+        one, other = (plan_epoch(**case, seed=seed, epoch=epoch, equal_epochs=True) for seed in seeds)
+        assert one.steps == other.steps
+        per_bucket = [np.bincount(p.bucket_of_step, weights=p.length).tolist() for p in (one, other)]
+        assert per_bucket[0] == per_bucket[1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(case=several(), data=st.data())
+def test_epochs_of_one_length_resume_on_other_ranks(case: dict, data: st.DataObject) -> None:
+    case.update(batch_size=4, world_size=2, equal_epochs=True, epoch=data.draw(st.integers(0, 9)))
+    whole = plan_epoch(**case)
+    stop = data.draw(st.integers(0, whole.steps))
+    for world in (1, 4):
+        rest = plan_epoch(**{**case, "batch_size": 8 // world, "world_size": world}, done=[(8, stop)])
+        assert rest.steps == whole.steps - stop
+        for s in range(rest.steps):
+            assert set(rest.step_indices(s).tolist()) == set(whole.step_indices(stop + s).tolist())
+
+
+def test_what_no_length_fits_is_refused() -> None:
+    ids = np.tile([0, 1], (6, 1))
+    with pytest.raises(PlanError, match="equal_epochs is set with fractional repeats or regularization"):
+        plan_epoch(ids, 2, resolutions="rotate", repeats=0.5, equal_epochs=True)
+    assert plan_epoch([0, 0, 1], 2, equal_epochs=True).steps == plan_epoch([0, 0, 1], 2).steps
+
+
+def test_moves_do_not_enlarge() -> None:
+    ids = np.array([0] * 5 + [1] * 3 + [2] * 4)
+    sizes = [(448, 448), (512, 512), (576, 512)]
+
+    def moves(**options: object) -> set:
+        plan = plan_epoch(ids, 4, bucket_sizes=sizes, **options)
+        assert (trained(plan) == 1).all()
+        return {(row["bucket"], row["trained_in"]) for row in plan.ledger().rows()}
+
+    assert moves(remainder="merge") == {("512x512", "448x448")}  # of equal aspect
+    assert moves(remainder="merge", enlarge=False) == {("512x512", "448x448")}
+    assert moves(remainder="merge", enlarge=False, crop_limit=0.2) == set()  # 23% fewer pixels
+    assert moves(remainder="merge", enlarge=[True, True, False], crop_limit=0.2) == {("512x512", "448x448")}
+    assert moves(remainder="catch_all", base_bucket=2) == {("448x448", "576x512"), ("512x512", "576x512")}
+    assert moves(remainder="catch_all", base_bucket=2, enlarge=False) == set()
+    with pytest.raises(PlanError, match="enlarge is false without bucket_sizes"):
+        plan_epoch(ids, 4, enlarge=False)
+    with pytest.raises(PlanError, match="enlarge is 'no'"):
+        plan_epoch(ids, 4, bucket_sizes=sizes, enlarge="no")
+
+
+@pytest.mark.parametrize("remainder", ["merge", "catch_all"])
+def test_what_is_left_of_an_epoch_trains_in_its_own_bucket_after_another_global_batch(remainder: str) -> None:
+    rng = np.random.RandomState(3)
+    ids = rng.choice(6, 97)
+    case = {"bucket_ids": ids, "bucket_sizes": SIZES, "remainder": remainder, "crop_limit": 0.9, "repeats": 2}
+    whole = plan_epoch(**case, batch_size=5)
+    assert whole.moves
+    for stop in range(whole.steps + 1):
+        rest = plan_epoch(**case, batch_size=7, done=[(5, stop)])
+        assert not rest.moves
+        for s in range(rest.steps):
+            assert set(ids[rest.step_indices(s)].tolist()) == {int(rest.bucket_of_step[s])}
+        before = np.bincount(np.concatenate([[], *map(whole.step_indices, range(stop))]).astype(int), minlength=97)
+        assert (before + trained(rest) == 2).all()
