@@ -18,6 +18,7 @@ from kohya_bucket.errors import KohyaBucketError
 if TYPE_CHECKING:
     from kohya_bucket.sdscripts.config import Config, Findings
     from kohya_bucket.sdscripts.overview import DatasetOverview, GpuRow, Overview
+    from kohya_bucket.sdscripts.settings import AdapterSettings
 
 _LIMIT = 20
 _SILENT = "where the config is silent"
@@ -133,7 +134,7 @@ def _findings_table(console: Console, findings: Findings, names: bool) -> None:
 def _print(read: Config, seen: Overview, images: bool, accumulate: int) -> None:
     console = _console()
     for number, dataset in enumerate(seen.datasets, 1):
-        _print_dataset(console, number, dataset, images)
+        _print_dataset(console, number, dataset, seen.settings, images)
     if seen.gpus:
         _gpu_table(console, seen.gpus, accumulate)
     if len(read.findings):
@@ -141,12 +142,24 @@ def _print(read: Config, seen: Overview, images: bool, accumulate: int) -> None:
         _findings_table(console, read.findings, images)
 
 
-def _print_dataset(console: Console, number: int, dataset: DatasetOverview, images: bool) -> None:
+def _resolutions(settings: AdapterSettings) -> str:
+    weights = settings.resolution_weights or ("",) * len(settings.resolutions or ())
+    sizes = [
+        f"{w}x{h}" + (f" ({n})" if n else "") for (w, h), n in zip(settings.resolutions or (), weights, strict=True)
+    ]
+    ways = {"all": "each image at each", "rotate": "one per epoch in turn", "weighted": "one per epoch by weight"}
+    return f"{', '.join(sizes)} ({ways[settings.resolution_mode]})"
+
+
+def _print_dataset(
+    console: Console, number: int, dataset: DatasetOverview, settings: AdapterSettings, images: bool
+) -> None:
     config, placed = dataset.read.config, dataset.images
     width, height = config.resolution or (0, 0)
     mode = "one size" if not config.enable_bucket else "no upscaling" if config.bucket_no_upscale else "buckets"
     kind = config.kind.name.lower().replace("_", "-")
-    console.print(f"\n[bold]Dataset {number}[/bold]: {kind}, {width}x{height}, {mode}, batch size {config.batch_size}")
+    resolution = f"{width}x{height}" if settings.resolutions is None else _resolutions(settings)
+    console.print(f"\n[bold]Dataset {number}[/bold]: {kind}, {resolution}, {mode}, batch size {config.batch_size}")
     for subset in config.subsets:
         mine = dataset.read.images.subset == subset.number
         repeats = np.unique(dataset.read.images.repeats[mine]).tolist()
@@ -164,11 +177,12 @@ def _print_dataset(console: Console, number: int, dataset: DatasetOverview, imag
             f"{row.batches:,}", str(row.short_batches or ""), f"{row.mean_crop_loss:.1%}", f"{row.worst_crop_loss:.1%}",
         )  # fmt: skip
     table.add_section()
-    loss = placed.placement.crop_loss
+    loss = placed.crop_losses()
     if len(loss):
         short = sum(row.short_batches for row in placed.rows())
         table.add_row(
-            f"{len(placed.buckets)} buckets", "", f"{len(placed.keys):,}", f"{int(placed.repeats.sum()):,}",
+            f"{len(placed.buckets)} buckets", "", f"{len(placed.keys):,}",
+            f"{int(placed.samples_per_bucket.sum()):,}",
             f"{placed.batches:,}", str(short or ""), f"{loss.mean():.1%}", f"{loss.max():.1%}",
         )  # fmt: skip
         console.print(table)
@@ -225,7 +239,7 @@ def _gpu_table(console: Console, rows: tuple[GpuRow, ...], accumulate: int) -> N
         table.add_row(*cells, f"{row.idle_independent:.1%}")
     console.print(table)
     for row in rows:
-        if row.missed or row.repeated:
+        if row.missed or row.repeated or row.moved:
             console.print(f"{row.gpus} GPUs: {row.ledger}", soft_wrap=True)
 
 
@@ -242,7 +256,7 @@ def _as_json(read: Config, seen: Overview, images: bool) -> dict[str, Any]:
             "enable_bucket": config.enable_bucket,
             "bucket_no_upscale": config.bucket_no_upscale,
             "images": len(dataset.images.keys),
-            "samples": int(dataset.images.repeats.sum()),
+            "samples": int(dataset.images.samples_per_bucket.sum()),
             "batches": dataset.images.batches,
             "validation_images": len(dataset.read.validation) if dataset.read.validation is not None else 0,
             "rotated_by_exif": dataset.rotated,

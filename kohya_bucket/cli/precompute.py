@@ -81,7 +81,7 @@ def register(app: typer.Typer) -> None:
         if config is not None:
             if path or preset or bucket_config or resolution:
                 raise ConfigError("--config says which images and buckets there are: leave out PATH and bucket options")
-            todo = _by_config(config, recipe, output, hash, quiet)
+            todo = _by_config(config, recipe, output, hash, quiet, format)
         else:
             rule = _rule(preset, bucket_config, resolution)
             todo = [_by_path(path or [], rule, recipe, output, hash, recursive, captions_file, quiet)]
@@ -151,7 +151,7 @@ def _by_path(
     return _Part(wanted, root)
 
 
-def _by_config(config: Path, recipe: Recipe, output: Path | None, hash: bool, quiet: bool) -> list[_Part]:
+def _by_config(config: Path, recipe: Recipe, output: Path | None, hash: bool, quiet: bool, format: str) -> list[_Part]:
     from kohya_bucket.sdscripts.cache_plan import wanted_by_config
     from kohya_bucket.sdscripts.config import read_config
     from kohya_bucket.sdscripts.settings import AdapterSettings
@@ -161,6 +161,11 @@ def _by_config(config: Path, recipe: Recipe, output: Path | None, hash: bool, qu
     if errors:
         raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {config}` lists everything")
     settings = None if read.table is None else AdapterSettings.from_tables((str(config), read.table))
+    if settings is not None and settings.resolutions and format == "npz":
+        raise ConfigError(
+            f"{config}: [kohya_bucket] resolutions needs several latents of an image, and sd-scripts' npz hold one: "
+            "use --format shards with latent_cache = 'shards', or let the trainer cache"
+        )
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = _root(paths, [], output)
     with scan_progress("reading headers", quiet=quiet) as progress:

@@ -94,7 +94,7 @@ def _pair(text: str) -> tuple[int, int]:
 
 
 def _rules_of(path: Path) -> list[tuple[str, BucketRule]]:
-    from kohya_bucket.sdscripts.bucketing import rule_for
+    from kohya_bucket.sdscripts.bucketing import at_resolutions, rule_for
     from kohya_bucket.sdscripts.config import Severity, read_config
     from kohya_bucket.sdscripts.settings import AdapterSettings, environment_table
 
@@ -109,8 +109,9 @@ def _rules_of(path: Path) -> list[tuple[str, BucketRule]]:
         raise ConfigError(f"{path}: rule 'auto' depends on all images; `kohya-bucket plan {path} --images` shows them")
     rules = []
     for number, dataset in enumerate(read.datasets, 1):
-        width, height = dataset.config.resolution or (0, 0)
-        rules.append((f"dataset {number} ({width}x{height})", rule_for(dataset.config.bucket_settings, settings)))
+        for one in at_resolutions(dataset.config.bucket_settings, settings):
+            width, height = one.resolution
+            rules.append((f"dataset {number} ({width}x{height})", rule_for(one, settings)))
     return rules
 
 

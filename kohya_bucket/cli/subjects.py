@@ -18,7 +18,7 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import MetadataCache, list_images
 from kohya_bucket.images.pool import Engine
 from kohya_bucket.reports.images import ImageTable, Subject
-from kohya_bucket.sdscripts.bucketing import rule_for
+from kohya_bucket.sdscripts.bucketing import at_resolutions, rule_for
 from kohya_bucket.sdscripts.config import Finding, ReadDataset, Severity, read_config
 from kohya_bucket.sdscripts.settings import AdapterSettings, environment_table
 
@@ -112,8 +112,10 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
         rows = np.array([row_of[name] for name in dataset.images.paths], dtype=np.intp)
         name = f"{path.stem}, dataset {dataset.config.number}" if len(usable) > 1 else path.stem
         images = _with_config(everything.take(rows), dataset)
-        rule = rule_for(dataset.config.bucket_settings, settings, images.sizes)
-        subjects.append(Subject(name, images, rule, batch_size or dataset.config.batch_size, str(path)))
+        for one in at_resolutions(dataset.config.bucket_settings, settings):
+            at = f"{name}, {one.resolution[0]}x{one.resolution[1]}" if settings.resolutions else name
+            rule = rule_for(one, settings, images.sizes)
+            subjects.append(Subject(at, images, rule, batch_size or dataset.config.batch_size, str(path)))
     return subjects, findings
 
 

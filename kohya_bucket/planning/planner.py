@@ -84,6 +84,7 @@ class EpochPlanner:
         self.asking = Asking(
             ids, self.n_buckets, repeats, regularization, regularization_uses, resolutions, resolution_weights
         )
+        self.equal_epochs = equal_epochs
         self.period = self.asking.period() if equal_epochs else 1
         if self.period is None:
             raise PlanError(
@@ -127,6 +128,21 @@ class EpochPlanner:
                 plan, moved = replace(rest, first_step=plan.first_step), rest.ledger_rows
             plan = plan.after(steps)
         return plan
+
+    def moved_pairs(self) -> list[tuple[int, int]]:
+        """(own bucket, bucket trained in) between which whole epochs move images, whichever the seed.
+
+        Raises:
+            PlanError: without `equal_epochs`: then what epochs train may never come round.
+        """
+        if not self.equal_epochs:
+            raise PlanError("moves are only known for all epochs with equal_epochs=True")
+        found: set[tuple[int, int]] = set()
+        for epoch in range(self.period or 1):
+            demand = self.asking.for_epoch(0, epoch).demand
+            for change in self._remainder(demand, self.global_batch, 0, epoch, 0)[1]:
+                found.update(zip(change.bucket.tolist(), change.to_bucket.tolist(), strict=True))
+        return sorted(pair for pair in found if pair[0] != pair[1])
 
     def _steps_of_longest(self, global_batch: _GlobalBatch, seed: int) -> int:
         """Steps of the longest epoch; 0 where all are equally long by themselves."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,10 +14,11 @@ from kohya_bucket.buckets import BucketRule, BucketSet, KohyaBuckets, Placement
 from kohya_bucket.buckets.by_name import rule_from_name
 from kohya_bucket.buckets.placing import place_into_set, single
 from kohya_bucket.buckets.types import Bucket, IntArray, as_sizes
-from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.errors import BucketSettingsError, ConfigError
+from kohya_bucket.planning.asking import Asking
 from kohya_bucket.sdscripts.settings import AdapterSettings
 
-__all__ = ["BucketRow", "BucketSettings", "BucketedImages", "adjust_to_steps", "rule_for"]
+__all__ = ["BucketRow", "BucketSettings", "BucketedImages", "adjust_to_steps", "at_resolutions", "rule_for"]
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,12 @@ def rule_for(
     return rule
 
 
+def at_resolutions(settings: BucketSettings, options: AdapterSettings | None) -> list[BucketSettings]:
+    """The dataset's keys once for each resolution that it trains at: its own, or those of `resolutions`."""
+    resolutions = None if options is None else options.resolutions
+    return [replace(settings, resolution=resolution) for resolution in resolutions or (settings.resolution,)]
+
+
 def _check_steps(name: str, bucket_set: BucketSet | None, steps: int) -> None:
     wrong = [str(bucket) for bucket in bucket_set or () if not bucket.is_multiple_of(steps)]
     if wrong:
@@ -139,40 +146,92 @@ class BucketedImages:
     Attributes:
         keys: [N] the image keys (paths), in the dataset's order.
         repeats: [N] how often an epoch trains each image.
-        placement: their placement; images without a bucket are still in it, and are never trained.
+        placement: their placement, at the first resolution at which they have one; images without a bucket are still
+            in it, and are never trained.
         batch_size: images per process and step.
+        columns: one placement per resolution where there are several; none otherwise.
+        sizes: [N, 2] the images' own sizes; needed where images are trained outside of their bucket.
+        mode, weights: how several resolutions are used; see `plan_epoch`.
+        enlarge: whether an image may be trained in a bucket that is larger than its own.
     """
 
     keys: Sequence[str]
     repeats: npt.NDArray[np.int64]
     placement: Placement
     batch_size: int
+    columns: tuple[Placement, ...] = ()
+    sizes: IntArray | None = None
+    mode: str | None = None
+    weights: tuple[float, ...] | None = None
+    enlarge: bool = True
 
     @cached_property
     def buckets(self) -> list[tuple[int, int]]:
-        """The sizes in use, sorted by (width, height): sd-scripts' `resos`."""
-        return [(int(k >> 32), int(k & 0xFFFFFFFF)) for k in self._distinct[0]]
+        """The sizes in use, resolution by resolution, sorted by (width, height): sd-scripts' `resos`."""
+        return [(int(k >> 32), int(k & 0xFFFFFFFF)) for values, _ in self._distinct for k in values]
+
+    @cached_property
+    def column_of_bucket(self) -> npt.NDArray[np.intp]:
+        """[K] resolution that a bucket belongs to."""
+        return np.repeat(np.arange(len(self._distinct)), [len(values) for values, _ in self._distinct])
 
     @cached_property
     def bucket_ids(self) -> IntArray:
-        """[N] int32 position in `buckets`; -1 without a bucket."""
-        ids = np.full(len(self.keys), -1, dtype=np.int32)
-        ids[self.placement.placed] = self._distinct[1]
-        return ids
+        """[N] int32 position in `buckets`, or [N, R] for R resolutions; -1 without a bucket."""
+        ids = np.full((len(self.keys), len(self._places)), -1, dtype=np.int32)
+        first = 0
+        for column, (place, (values, inverse)) in enumerate(zip(self._places, self._distinct, strict=True)):
+            ids[place.placed, column] = inverse + first
+            first += len(values)
+        return ids if self.columns else ids[:, 0]
+
+    @property
+    def _places(self) -> tuple[Placement, ...]:
+        return self.columns or (self.placement,)
 
     @cached_property
-    def _distinct(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
-        sizes = self.placement.bucket_sizes[self.placement.placed].astype(np.int64)
-        values, inverse = np.unique(sizes[:, 0] << 32 | sizes[:, 1], return_inverse=True)
-        return values, inverse
+    def _distinct(self) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]]:
+        out = []
+        for place in self._places:
+            sizes = place.bucket_sizes[place.placed].astype(np.int64)
+            values, inverse = np.unique(sizes[:, 0] << 32 | sizes[:, 1], return_inverse=True)
+            out.append((values, inverse))
+        return out
+
+    @cached_property
+    def pairs(self) -> tuple[npt.NDArray[np.intp], IntArray]:
+        """([P] image, [P] bucket): every bucket of every image, bucket by bucket."""
+        ids = self.bucket_ids.reshape(len(self.keys), -1)
+        image, column = np.nonzero(ids >= 0)
+        bucket = ids[image, column]
+        order = np.argsort(bucket, kind="stable")
+        return image[order], bucket[order]
+
+    def crop_losses(self) -> npt.NDArray[np.float64]:
+        """[P] share that is cropped off, for each of `pairs`."""
+        image, bucket = self.pairs
+        losses = np.stack([place.crop_loss for place in self._places])
+        out: npt.NDArray[np.float64] = losses[self.column_of_bucket[bucket], image]
+        return out
+
+    def size_at(self, image: int, bucket: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(bucket size, resized size) of an image in any bucket, its own or one that it is moved to."""
+        size = self.buckets[bucket]
+        place = self._places[int(self.column_of_bucket[bucket])]
+        if place.bucket_index[image] >= 0 and tuple(place.bucket_sizes[image].tolist()) == size:
+            width, height = place.resized_sizes[image].tolist()
+            return size, (width, height)
+        if self.sizes is None:
+            raise ConfigError(f"{self.keys[image]} is to be trained at {size[0]}x{size[1]}, but its size is not known")
+        moved = place_into_set(self.sizes[image : image + 1], BucketSet.from_dims([size]), np.zeros(1, dtype=np.int32))
+        width, height = moved.resized_sizes[0].tolist()
+        return size, (width, height)
 
     @cached_property
     def samples_per_bucket(self) -> npt.NDArray[np.int64]:
-        """[K] images times repeats."""
-        placed = self.placement.placed
-        return np.bincount(self.bucket_ids[placed], weights=self.repeats[placed], minlength=len(self.buckets)).astype(
-            np.int64
-        )
+        """[K] trainings asked of the first epoch: images times repeats, each resolution in its turn."""
+        asking = Asking(self.bucket_ids, len(self.buckets), self.repeats, None, None, self.mode, self.weights)
+        return asking.for_epoch(0, 1).demand.per_bucket()
 
     @property
     def batches(self) -> int:
@@ -181,7 +240,7 @@ class BucketedImages:
 
     def bucket_info(self) -> dict[str, Any]:
         """What sd-scripts writes into a LoRA's metadata as `bucket_info`, equal to the last digit."""
-        errors = self.placement.aspect_errors[self.placement.placed]
+        errors = np.concatenate([place.aspect_errors[place.placed] for place in self._places])
         return {
             "buckets": {
                 i: {"resolution": size, "count": int(count)}
@@ -193,9 +252,8 @@ class BucketedImages:
 
     def rows(self) -> list[BucketRow]:
         """One row per bucket in use, in `buckets` order."""
-        order = np.argsort(self.bucket_ids, kind="stable")
-        ends = np.searchsorted(self.bucket_ids[order], np.arange(len(self.buckets) + 1))
-        losses = self.placement.crop_loss[order]
+        ends = np.searchsorted(self.pairs[1], np.arange(len(self.buckets) + 1))
+        losses = self.crop_losses()
         out = []
         for k, (size, samples) in enumerate(zip(self.buckets, self.samples_per_bucket, strict=True)):
             mine = losses[ends[k] : ends[k + 1]]

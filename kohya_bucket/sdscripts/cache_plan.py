@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.types import Placement
+from kohya_bucket.buckets.types import IntArray, Placement
 from kohya_bucket.images import read_sizes
 from kohya_bucket.images.pool import Progress
 from kohya_bucket.latents.wanted import Recipe, Wanted
-from kohya_bucket.sdscripts.bucketing import rule_for
 from kohya_bucket.sdscripts.config import Config, ImageList, ReadDataset, SubsetConfig
+from kohya_bucket.sdscripts.placements import place_all
 from kohya_bucket.sdscripts.settings import AdapterSettings
 
 __all__ = ["collection_names", "wanted_by_config"]
@@ -41,28 +41,44 @@ def wanted_by_config(
     """What sd-scripts would cache for `config`: buckets, flips, masks and interpolation as each subset says.
 
     Flips and masks of `recipe` are added for all images. Images of subsets that crop or colour at random are
-    listed in `without_bucket`: sd-scripts does not cache their latents.
+    listed in `without_bucket`: sd-scripts does not cache their latents. With `resolutions` there are latents at each
+    of them; what `merge` and `catch_all` train elsewhere depends on the number of processes, and is cached by the
+    trainer.
     """
     out = []
     for dataset, collection in zip(config.datasets, collection_names(config), strict=True):
         for images in [dataset.images] + ([dataset.validation] if dataset.validation is not None else []):
             if len(images):
                 own = replace(recipe, collection=collection)
-                out += _of_dataset(dataset, images, own, images_root, settings, content_hash, progress)
+                read = read_sizes(images.paths, progress=progress).sizes
+                sizes = np.where(images.stated_sizes > 0, images.stated_sizes, read).astype(np.int32)
+                keys, options = dataset.config.bucket_settings, settings or AdapterSettings()
+                columns = place_all(keys, options, sizes)
+                homeless = ~np.any([column.placed for column in columns], axis=0)
+                for number, column in enumerate(columns):
+                    if options.resolutions:
+                        width, height = options.resolutions[number]
+                        own = replace(recipe, collection=f"{width}x{height}")
+                    # An image without a bucket at one resolution has one at another; without any, it is named once.
+                    here = np.flatnonzero(column.placed | homeless if number == 0 else column.placed)
+                    out += _of_dataset(dataset, images, here, sizes, column, own, images_root, content_hash)
     return out
 
 
 def _of_dataset(
-    dataset: ReadDataset, images: ImageList, recipe: Recipe, images_root: Path, settings: AdapterSettings | None,
-    content_hash: bool, progress: Progress | None,
-) -> list[Wanted]:  # fmt: skip
+    dataset: ReadDataset,
+    images: ImageList,
+    here: npt.NDArray[np.intp],
+    sizes: IntArray,
+    placement: Placement,
+    recipe: Recipe,
+    images_root: Path,
+    content_hash: bool,
+) -> list[Wanted]:
     subsets = {subset.number: subset for subset in dataset.config.subsets}
-    read = read_sizes(images.paths, progress=progress).sizes
-    sizes = np.where(images.stated_sizes > 0, images.stated_sizes, read).astype(np.int32)
-    placement = rule_for(dataset.config.bucket_settings, settings, sizes).place(sizes)
     groups: dict[tuple[bool, bool, str] | None, list[int]] = {}
-    for i, number in enumerate(images.subset.tolist()):
-        groups.setdefault(_way(subsets[number], dataset), []).append(i)
+    for i in here.tolist():
+        groups.setdefault(_way(subsets[int(images.subset[i])], dataset), []).append(i)
     out = []
     for way, members in groups.items():
         if way is None:

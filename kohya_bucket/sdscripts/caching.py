@@ -35,6 +35,7 @@ from kohya_bucket.sdscripts.latent_cache import (
 from kohya_bucket.sdscripts.processes import is_first_process
 from kohya_bucket.sdscripts.settings import AdapterSettings
 from kohya_bucket.sdscripts.shard_cache import ShardCache
+from kohya_bucket.sdscripts.variants import VariantPath
 from kohya_bucket.sdscripts.wording import recached_lines
 
 __all__ = ["cache_latents", "cache_text_outputs"]
@@ -42,6 +43,7 @@ __all__ = ["cache_latents", "cache_text_outputs"]
 logger = logging.getLogger("kohya_bucket")
 
 Original = Callable[[Any, Any, Any], Any]
+Size = tuple[int, int]
 
 
 def cache_latents(
@@ -85,19 +87,21 @@ class _Session:
     arch: Architecture
     settings: AdapterSettings
     vae: str
-    items: dict[str, CacheItem] = field(default_factory=dict)
-    paths: dict[str, str] = field(default_factory=dict)
+    items: dict[tuple[str, Size], CacheItem] = field(default_factory=dict)
+    paths: dict[tuple[str, Size | None], str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         infos = list(self.dataset.image_data.values())
-        shared = collisions([i.absolute_path for i in infos], [i.image_size for i in infos])
-        for k, info in enumerate(infos):
+        own = [info for info in infos if not isinstance(info.absolute_path, VariantPath)]
+        shared = collisions([i.absolute_path for i in own], [i.image_size for i in own])
+        sharing = {own[k].absolute_path for k in shared}
+        for info in infos:
             subset = self.dataset.image_to_subset[info.image_key]
-            path = self.path_of(info, k in shared)
-            self.paths[info.absolute_path] = path
-            self.items[path] = CacheItem(
-                image=info.absolute_path,
+            path = self.path_of(info, str(info.absolute_path) in sharing)
+            self.paths[str(info.absolute_path), _variant_size(info.absolute_path)] = path
+            self.items[path, tuple(info.bucket_reso)] = CacheItem(
+                image=str(info.absolute_path),
                 bucket_reso=info.bucket_reso,
                 original_size=tuple(info.image_size),
                 flip=bool(subset.flip_aug),
@@ -122,7 +126,7 @@ class _Session:
         """After sd-scripts' loop."""
 
     def _path(self, absolute_path: str, image_size: Any) -> str:
-        return self.paths[absolute_path]
+        return self.paths[str(absolute_path), _variant_size(absolute_path)]
 
     def why_missing(self, path: str, item: CacheItem) -> str | None:
         raise NotImplementedError
@@ -133,9 +137,10 @@ class _Session:
     def _is_expected(self, bucket_reso: Any, path: str, flip_aug: bool, alpha_mask: bool) -> bool:
         if self.strategy.skip_disk_cache_validity_check and os.path.exists(path):  # noqa: PTH110
             return True
-        reason = self.why_missing(path, self.items[path])
+        item = self.items[path, tuple(bucket_reso)]
+        reason = self.why_missing(path, item)
         if reason is not None and reason not in ("it does not exist", "not encoded yet"):
-            self.reasons[self.items[path].image] = reason
+            self.reasons[item.image] = reason
         return reason is None
 
     def _save(
@@ -148,17 +153,24 @@ class _Session:
         alpha_mask: Any = None,
         key_reso_suffix: str = "",
     ) -> None:
-        self.save(path, self.items[path], latents, crop_ltrb, flipped, alpha_mask)
+        height, width = (int(side) * self.arch.stride for side in latents.shape[-2:])
+        self.save(path, self.items[path, (width, height)], latents, crop_ltrb, flipped, alpha_mask)
 
 
 class _Files(_Session):
     """sd-scripts' own npz files and names, each written whole and checked before it counts."""
 
     def path_of(self, info: Any, shared: bool) -> str:
+        image = str(info.absolute_path)
         if shared:
-            return str(npz_path(info.absolute_path, tuple(info.image_size), self.arch, shared=True))
-        path: str = self.strategy.get_latents_npz_path(info.absolute_path, info.image_size)
-        return path
+            path = str(npz_path(image, tuple(info.image_size), self.arch, shared=True))
+        else:
+            path = self.strategy.get_latents_npz_path(image, info.image_size)
+        size = _variant_size(info.absolute_path)
+        if size is None:
+            return path
+        # Not the ending that sd-scripts looks for: without this package these files are nobody's.
+        return f"{path.removesuffix('.npz')}_at_{size[0]:04d}x{size[1]:04d}.npz"
 
     def why_missing(self, path: str, item: CacheItem) -> str | None:
         return check_npz(path, item.bucket_reso, item.original_size, item.flip, item.alpha_mask, self.arch, item=item)
@@ -183,8 +195,7 @@ class _Shards(_Session):
         self.cache.refresh()
 
     def path_of(self, info: Any, shared: bool) -> str:
-        path: str = info.absolute_path
-        return path
+        return str(info.absolute_path)
 
     def why_missing(self, path: str, item: CacheItem) -> str | None:
         return self.cache.why_missing(item)
@@ -200,7 +211,7 @@ class _Shards(_Session):
         self.cache.refresh()
         # Stays: loader workers read through it.
         readers: dict[str, ShardCache] = getattr(self.strategy, "_kohya_bucket_readers", {})
-        readers.update(dict.fromkeys(self.items, self.cache))
+        readers.update(dict.fromkeys((path for path, _ in self.items), self.cache))
         self.strategy._kohya_bucket_readers = readers
         self.strategy.load_latents_from_disk = _ShardLoader(readers)
 
@@ -251,6 +262,10 @@ def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: 
     _wait_for_ranks()
     if is_first_process() and reasons:
         logger.warning("\n".join(recached_lines(reasons)))
+
+
+def _variant_size(path: str) -> Size | None:
+    return path.bucket if isinstance(path, VariantPath) else None
 
 
 def _npz(path: str) -> str:

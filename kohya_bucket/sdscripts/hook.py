@@ -143,7 +143,8 @@ def _replace_all(train_util: ModuleType) -> None:
         return
     import torch.utils.data
 
-    from kohya_bucket.sdscripts import caching, loader, replacements
+    from kohya_bucket.sdscripts import caching, loader, replacements, variants
+    from kohya_bucket.sdscripts.latent_cache import architecture_of
     from kohya_bucket.sdscripts.manager import BucketManager
     from kohya_bucket.sdscripts.resume import Run
     from kohya_bucket.sdscripts.tables import BatchTable, PlannedBatch
@@ -160,6 +161,7 @@ def _replace_all(train_util: ModuleType) -> None:
     has_strategies = hasattr(base, "new_cache_latents")  # since 0.10
     original_latents: Any = getattr(base, "new_cache_latents", None)
     original_text: Any = getattr(base, "new_cache_text_encoder_outputs", None)
+    original_plain = base.cache_latents
     signature = inspect.signature(original_init)
     run = Run()
 
@@ -176,13 +178,23 @@ def _replace_all(train_util: ModuleType) -> None:
 
     def new_cache_latents(self: Any, model: Any, accelerator: Any) -> None:
         strategy = train_util.LatentsCachingStrategy.get_strategy()
-        with _one_line():
+        to_disk = bool(strategy is not None and strategy.cache_to_disk)
+        known = strategy is not None and architecture_of(strategy.cache_suffix) is not None
+        with _one_line(), variants.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
             caching.cache_latents(self, original_latents, strategy, model, accelerator, _state.settings)
+
+    @functools.wraps(original_plain)
+    def cache_latents(self: Any, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, *args: Any) -> None:
+        with _one_line(), variants.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
+            original_plain(self, vae, vae_batch_size, cache_to_disk, *args)
 
     def new_cache_text_encoder_outputs(self: Any, models: Any, accelerator: Any) -> None:
         strategy = train_util.TextEncoderOutputsCachingStrategy.get_strategy()
         with _one_line():
             caching.cache_text_outputs(self, original_text, strategy, models, accelerator)
+
+    def get_resolutions(self: Any) -> list[tuple[int, int]]:
+        return replacements.get_resolutions(self, _state.settings)
 
     @functools.wraps(original_control)
     def make_control_buckets(self: Any) -> None:
@@ -212,6 +224,10 @@ def _replace_all(train_util: ModuleType) -> None:
     def group_getitem(self: Any, index: int) -> Any:
         if isinstance(index, PlannedBatch):
             return replacements.planned_item(self, index)
+        tables = [getattr(dataset, "buckets_indices", None) for dataset in self.datasets]
+        if all(isinstance(table, BatchTable) and table.settings.several_sizes for table in tables):
+            with _one_line():
+                return replacements.numbered_item(self, index)
         return super(group, self).__getitem__(index)
 
     @functools.wraps(original_sanitize)
@@ -234,9 +250,12 @@ def _replace_all(train_util: ModuleType) -> None:
     _replace(base, "make_buckets", make_buckets)
     _replace(base, "shuffle_buckets", shuffle_buckets)
     _replace(base, "get_image_size", get_image_size)
+    _replace(base, "cache_latents", cache_latents)
     _replace(base, "set_current_epoch", set_current_epoch)
     _replace(train_util.ControlNetDataset, "make_buckets", make_control_buckets)
     _replace(group, "__getitem__", group_getitem)
+    if hasattr(group, "get_resolutions"):
+        _replace(group, "get_resolutions", get_resolutions)
     if has_strategies:
         _replace(base, "new_cache_latents", new_cache_latents)
         _replace(base, "new_cache_text_encoder_outputs", new_cache_text_encoder_outputs)

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from kohya_bucket.buckets.geometry import cut_pixels
-from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.buckets.types import IntArray, Placement
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import read_sizes
 from kohya_bucket.images.pool import Progress
 from kohya_bucket.images.scan import SizeScan
 from kohya_bucket.planning.idle import idle_share_independent, idle_share_of
-from kohya_bucket.sdscripts.bucketing import BucketedImages, rule_for
+from kohya_bucket.sdscripts.bucketing import BucketedImages
 from kohya_bucket.sdscripts.config import Config, Findings, ImageList, ReadDataset
 from kohya_bucket.sdscripts.config.image_checks import check_images
 from kohya_bucket.sdscripts.manager import BucketManager
+from kohya_bucket.sdscripts.placements import bucketed, check_moves, first_placed, place_all
 from kohya_bucket.sdscripts.planner import GroupPlanner
 from kohya_bucket.sdscripts.settings import AdapterSettings
 
@@ -56,12 +57,16 @@ class DatasetOverview:
     rotated: int
 
     def image_rows(self) -> list[ImageRow]:
-        """One row per image that is trained."""
-        placement = self.images.placement
+        """One row per image that is trained, with several resolutions one for each that it is trained at."""
+        columns = self.images.columns or (self.images.placement,)
+        return [row for column in columns for row in self._rows_at(column)]
+
+    def _rows_at(self, placement: Placement) -> list[ImageRow]:
         cuts = cut_pixels(placement.resized_sizes, placement.bucket_sizes)
         return [
             ImageRow(key, (w, h), (bw, bh), (rw, rh), (left, top, right, bottom), loss, repeats)
-            for key, (w, h), (bw, bh), (rw, rh), (left, top, right, bottom), loss, repeats in zip(
+            for placed, key, (w, h), (bw, bh), (rw, rh), (left, top, right, bottom), loss, repeats in zip(
+                placement.placed.tolist(),
                 self.images.keys,
                 self.sizes.tolist(),
                 placement.bucket_sizes.tolist(),
@@ -71,6 +76,7 @@ class DatasetOverview:
                 self.images.repeats.tolist(),
                 strict=True,
             )
+            if placed
         ]
 
 
@@ -81,7 +87,7 @@ class GpuRow:
     Attributes:
         steps: batches that each GPU trains; updates: changes of the weights, fewer with accumulation.
         samples: trainings by all GPUs together.
-        missed, repeated: trainings other than asked; `ledger` says it in words.
+        missed, repeated, moved: trainings other than asked, or in another bucket; `ledger` says it in words.
         idle: predicted share of the GPUs' time spent waiting for the one with the most pixels.
         idle_independent: the same if every GPU drew batches of its own, as sd-scripts does alone.
     """
@@ -92,6 +98,7 @@ class GpuRow:
     samples: int
     missed: int
     repeated: int
+    moved: int
     idle: float
     idle_independent: float
     ledger: str
@@ -152,21 +159,25 @@ def _place(
         sizes[unknown] = scan.sizes
         unreadable = {int(unknown[i]): reason for i, _, reason in scan.failures}
     check_images(dataset, sizes, findings, progress)
+    check_moves(config.bucket_settings, settings, own_sizes=bool(images.predefined))
     if images.predefined:
         manager = BucketManager(False, None, None, None, None)
         manager.set_predefined_resos(images.predefined)
-        placement = manager.place(sizes)
+        columns: tuple[Placement, ...] = (manager.place(sizes),)
     else:
-        rule = rule_for(config.bucket_settings, settings, sizes)
-        placement = rule.place(sizes)
+        columns = place_all(config.bucket_settings, settings, sizes)
+    placement = first_placed(columns)
     keep = placement.placed
     left_out = tuple(
         (images.keys[i], unreadable.get(i) or f"{sizes[i][0]}x{sizes[i][1]}: {placement.reason(i).text}")
         for i in np.flatnonzero(~keep).tolist()
     )
     keys = [key for key, kept in zip(images.keys, keep, strict=True) if kept]
-    bucketed = BucketedImages(keys, images.repeats[keep], placement.select(keep), config.batch_size)
-    return DatasetOverview(dataset, bucketed, sizes[keep], left_out, _rotated(scan))
+    kept = tuple(column.select(keep) for column in columns)
+    trained = bucketed(
+        keys, images.repeats[keep], kept, sizes[keep], config.batch_size, config.bucket_settings, settings
+    )  # fmt: skip
+    return DatasetOverview(dataset, trained, sizes[keep], left_out, _rotated(scan))
 
 
 def _rotated(scan: SizeScan | None) -> int:
@@ -175,11 +186,17 @@ def _rotated(scan: SizeScan | None) -> int:
 
 def _gpu_row(groups: list[BucketedImages], settings: AdapterSettings, gpus: int, accumulate: int) -> GpuRow:
     planner = GroupPlanner(groups, settings)
-    plan = planner.plan(0, 1, gpus if settings.same_shape else 1)
+    ranks = gpus if settings.same_shape else 1
+    plan = planner.plan(0, 1, ranks)
+    asked = planner.planner(ranks).asking.for_epoch(0, 1).demand
     ledger = plan.ledger()
     steps = plan.steps if settings.same_shape else -(-plan.steps // gpus)
     independent = idle_share_independent(
-        planner.bucket_ids, planner.batch_sizes, planner.bucket_sizes, world_size=gpus, repeats=planner.repeats
+        asked.bucket.astype(np.int32),
+        planner.batch_sizes,
+        planner.bucket_sizes,
+        world_size=gpus,
+        repeats=asked.all_times(),
     )
     return GpuRow(
         gpus=gpus,
@@ -188,6 +205,7 @@ def _gpu_row(groups: list[BucketedImages], settings: AdapterSettings, gpus: int,
         samples=plan.samples,
         missed=ledger.missed,
         repeated=ledger.repeated,
+        moved=ledger.moved,
         idle=idle_share_of(plan) if settings.same_shape else independent,
         idle_independent=independent,
         ledger=ledger.text,

@@ -7,13 +7,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from kohya_bucket.planning import EpochPlan, plan_epoch
+from kohya_bucket.planning import EpochPlan, EpochPlanner
 from kohya_bucket.sdscripts.bucketing import BucketedImages
 from kohya_bucket.sdscripts.settings import AdapterSettings
-from kohya_bucket.sdscripts.tables import plan_options
 
 __all__ = ["GroupPlanner", "Progress"]
 
@@ -48,9 +48,15 @@ class GroupPlanner:
                 for i, first in zip(images, self.first_bucket, strict=False)
             ]
         ).astype(np.int32)
+        self._enlarge = np.repeat([i.enlarge for i in images], buckets_of)
+        self._planners: dict[int, EpochPlanner] = {}
         self.repeats = np.concatenate([i.repeats for i in images])
         self.bucket_sizes = np.array([size for i in images for size in i.buckets], dtype=np.int32).reshape(-1, 2)
-        self.bucket_groups = np.repeat(np.arange(len(images)), buckets_of)
+        # Nothing moves from one dataset to another, nor from one resolution to another.
+        resolutions = max([1, *(int(i.column_of_bucket.max(initial=0)) + 1 for i in images)])
+        self.bucket_groups = np.concatenate(
+            [number * resolutions + i.column_of_bucket for number, i in enumerate(images)]
+        ).astype(np.int64)
         self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
 
     def plan(self, seed: int, epoch: int, world_size: int, trained: Sequence[Progress] = ()) -> EpochPlan:
@@ -62,17 +68,31 @@ class GroupPlanner:
         Args:
             trained: what was trained of the epoch already, in order.
         """
-        return plan_epoch(
-            self.bucket_ids,
-            world_size=world_size,
-            seed=seed,
-            epoch=epoch,
-            repeats=self.repeats,
-            bucket_sizes=self.bucket_sizes,
-            bucket_groups=self.bucket_groups,
-            done=[(np.array(part.global_batch, dtype=np.int64), part.steps) for part in trained],
-            **plan_options(self.settings, self.batch_sizes),
-        )
+        done = [(np.array(part.global_batch, dtype=np.int64), part.steps) for part in trained]
+        return self.planner(world_size).plan(seed, epoch, done)
+
+    def planner(self, world_size: int) -> EpochPlanner:
+        """What plans any epoch for a number of processes."""
+        if world_size not in self._planners:
+            settings = self.settings
+            self._planners[world_size] = EpochPlanner(
+                self.bucket_ids,
+                None if settings.max_pixels is not None else self.batch_sizes,
+                world_size=world_size,
+                repeats=self.repeats,
+                bucket_sizes=self.bucket_sizes,
+                bucket_groups=self.bucket_groups,
+                max_pixels=settings.max_pixels,
+                remainder=settings.remainder,
+                crop_limit=settings.merge_max_crop,
+                enlarge=self._enlarge,
+                order=settings.order,
+                run_length=settings.run_length,
+                resolutions=settings.resolution_mode if settings.resolutions else None,
+                resolution_weights=settings.resolution_weights,
+                equal_epochs=True,
+            )
+        return self._planners[world_size]
 
     def dataset_of(self, bucket: int) -> int:
         """Which dataset of the group a bucket belongs to."""
@@ -88,6 +108,10 @@ class GroupPlanner:
         data = b"".join(np.ascontiguousarray(p, dtype="<i8").tobytes() + b"|" for p in parts)
         names = "\0".join(os.path.basename(key) for keys in self._keys for key in keys)  # noqa: PTH119
         options = self.settings
-        plan = (options.remainder, options.order, options.run_length, options.max_pixels, options.same_shape)
+        plan: tuple[Any, ...] = (
+            options.remainder, options.order, options.run_length, options.max_pixels, options.same_shape
+        )  # fmt: skip
+        if options.several_sizes:
+            plan += (options.merge_max_crop, options.resolutions, options.resolution_mode, options.resolution_weights)
         text = names.encode("utf-8", "surrogateescape") + repr(plan).encode()
         return hashlib.sha256(data + text).hexdigest()

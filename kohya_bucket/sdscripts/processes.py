@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-__all__ = ["collector_paused", "is_first_process", "quiet_worker"]
+__all__ = ["collector_paused", "is_first_process", "quiet_worker", "world_size"]
 
 
 def is_first_process() -> bool:
@@ -39,3 +39,11 @@ def _start_worker(then: Callable[[int], Any] | None, worker: int) -> None:
     gc.freeze()
     if then is not None:
         then(worker)
+
+
+def world_size() -> int:
+    """How many processes train together."""
+    import torch.distributed
+
+    distributed = torch.distributed
+    return int(distributed.get_world_size()) if distributed.is_available() and distributed.is_initialized() else 1

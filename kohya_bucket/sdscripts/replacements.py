@@ -5,6 +5,7 @@ Each function here takes the place of the method of the same name; `dataset` is 
 
 from __future__ import annotations
 
+import bisect
 import logging
 import os
 import random
@@ -15,17 +16,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.sdscripts.bucketing import BucketedImages, BucketSettings, rule_for
 from kohya_bucket.sdscripts.manager import BucketManager
 from kohya_bucket.sdscripts.misread import misread_buckets
+from kohya_bucket.sdscripts.placements import bucketed, check_moves, first_placed, place_all
 from kohya_bucket.sdscripts.processes import collector_paused, is_first_process
 from kohya_bucket.sdscripts.settings import AdapterSettings
 from kohya_bucket.sdscripts.sizes import true_size, true_sizes
 from kohya_bucket.sdscripts.tables import BatchTable, KeyTable, PlannedBatch
+from kohya_bucket.sdscripts.variants import at_planned_size
 from kohya_bucket.sdscripts.wording import bucket_table_lines, misread_lines, skipped_lines
 
-__all__ = ["get_image_size", "list_images", "make_buckets", "planned_item", "set_current_epoch"]
+__all__ = [
+    "get_image_size",
+    "get_resolutions",
+    "list_images",
+    "make_buckets",
+    "numbered_item",
+    "planned_item",
+    "set_current_epoch",
+]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -51,7 +63,11 @@ def list_images(directory: str, extensions: Sequence[str]) -> list[str]:
 
 
 def make_buckets(dataset: Any, settings: AdapterSettings, make_entry: Any) -> None:
-    """Read the true sizes, place all images at once, and lay out the tables that batches are looked up in."""
+    """Read the true sizes, place all images at once, and lay out the tables that batches are looked up in.
+
+    Raises:
+        KohyaBucketError: settings from which no buckets follow, or that exclude each other.
+    """
     with collector_paused():
         images, failures = place_dataset(dataset, settings)
     manager = dataset.bucket_manager
@@ -60,9 +76,16 @@ def make_buckets(dataset: Any, settings: AdapterSettings, make_entry: Any) -> No
     dataset.buckets_indices = BatchTable(images, make_entry, dataset, settings)
     dataset._length = len(dataset.buckets_indices)
     if is_first_process():
-        logger.info("\n".join(bucket_table_lines(images)))
+        logger.info("\n".join(bucket_table_lines(images, dataset._length)))
         if failures:
             logger.warning("\n".join(skipped_lines(failures)))
+
+
+def get_resolutions(group: Any, settings: AdapterSettings) -> list[tuple[int, int]]:
+    """(width, height) of every resolution that the datasets of a group train at."""
+    if settings.resolutions:
+        return list(settings.resolutions)
+    return [(dataset.width, dataset.height) for dataset in group.datasets]
 
 
 def place_dataset(dataset: Any, settings: AdapterSettings) -> tuple[BucketedImages, list[tuple[str, str]]]:
@@ -73,14 +96,18 @@ def place_dataset(dataset: Any, settings: AdapterSettings) -> tuple[BucketedImag
     infos = list(dataset.image_data.values())
     sizes, unreadable = true_sizes(dataset, infos, settings.metadata_cache)
     has_own_sizes = dataset.bucket_manager is not None and dataset.enable_bucket
+    keys = bucket_settings(dataset)
+    check_moves(keys, settings, own_sizes=has_own_sizes)
     if not has_own_sizes:
         dataset.bucket_manager = _new_manager(dataset)
     place = dataset.bucket_manager.place
     if settings.own_buckets and dataset.enable_bucket and not has_own_sizes:
-        place = rule_for(bucket_settings(dataset), settings, sizes).place
-    placement = place(sizes)
+        place = rule_for(keys, settings, sizes).place
+    columns = place_all(keys, settings, sizes, place)
+    placement = first_placed(columns)
     if is_first_process():
-        misread = misread_buckets([info.absolute_path for info in infos], sizes, placement, place)
+        paths = [info.absolute_path for info in infos]
+        misread = misread_buckets(paths, sizes, placement, place) if len(columns) == 1 else []
         if misread:
             logger.warning("\n".join(misread_lines(misread)))
     placed = placement.placed
@@ -100,9 +127,13 @@ def place_dataset(dataset: Any, settings: AdapterSettings) -> tuple[BucketedImag
     repeats = np.array([info.num_repeats for info in infos], dtype=np.int64)
     if failures:
         infos = [info for info, keep in zip(infos, placed, strict=True) if keep]
-        repeats, placement = repeats[placed], placement.select(placed)
-    keys = TextColumn.of([info.image_key for info in infos])
-    return BucketedImages(keys, repeats, placement, dataset.batch_size), failures
+        repeats, placement, sizes = repeats[placed], placement.select(placed), sizes[placed]
+        columns = tuple(column.select(placed) for column in columns)
+    names = TextColumn.of([info.image_key for info in infos])
+    images = bucketed(names, repeats, columns, sizes, dataset.batch_size, keys, settings)
+    if images.mode == "all":
+        _count_again(dataset, infos, images)
+    return images, failures
 
 
 def _pairs(rows: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
@@ -151,6 +182,14 @@ def _take_out(dataset: Any, info: Any) -> None:
         subset.img_count -= 1
 
 
+def _count_again(dataset: Any, infos: list[Any], images: BucketedImages) -> None:
+    """Count an image once for each resolution, in the numbers that sd-scripts prints and writes into metadata."""
+    more = ((images.bucket_ids >= 0).sum(axis=1) - 1) * images.repeats
+    regular = np.array([bool(info.is_reg) for info in infos], dtype=np.bool_)
+    dataset.num_train_images += int(more[~regular].sum())
+    dataset.num_reg_images += int(more[regular].sum())
+
+
 def set_current_epoch(dataset: Any, epoch: int) -> None:
     """Note the epoch. The order of an epoch follows from its number, so nothing is shuffled here."""
     dataset.current_epoch = epoch
@@ -163,8 +202,26 @@ def planned_item(group: Any, index: PlannedBatch) -> Any:
     """The batch that `index` describes, whatever epoch the dataset believes it is in."""
     dataset = group.datasets[index.dataset]
     set_current_epoch(dataset, index.epoch)
-    with own_random(index.seed):
+    with own_random(index.seed), at_planned_size(dataset, index):
         return dataset[index]
+
+
+def numbered_item(group: Any, number: int) -> Any:
+    """The batch that stands at a number, for code that walks a group without a loader's sampler.
+
+    Raises:
+        ConfigError: a tool of sd-scripts is caching, which knows one size for each image.
+    """
+    number = range(len(group))[number]
+    k = bisect.bisect_right(group.cumulative_sizes, number)
+    dataset = group.datasets[k]
+    if getattr(dataset, "caching_mode", None) is not None:
+        raise ConfigError(
+            "sd-scripts' caching tools cache each image at one size: use the trainer's own --cache_latents, or leave "
+            "resolutions and remainder = 'merge' or 'catch_all' out"
+        )
+    batch = dataset.buckets_indices[number - (group.cumulative_sizes[k - 1] if k else 0)].bucket_index
+    return planned_item(group, PlannedBatch.make(int(batch), batch.epoch, k, batch.images, batch.seed, batch.bucket))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch.utils.data import Sampler
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.planning import EpochPlan
 from kohya_bucket.sdscripts.planner import GroupPlanner, Progress
-from kohya_bucket.sdscripts.processes import is_first_process
+from kohya_bucket.sdscripts.processes import is_first_process, world_size
 from kohya_bucket.sdscripts.tables import PlannedBatch
 
 __all__ = ["PlanSampler", "RanksDifferError"]
@@ -38,7 +38,7 @@ class PlanSampler(Sampler[PlannedBatch]):
     def __init__(self, planner: GroupPlanner, seed: int, current_epoch: Any | None) -> None:
         self.planner = planner
         self.current_epoch = current_epoch
-        self.world_size = _world_size()
+        self.world_size = world_size()
         self.planned_ranks = self.world_size if planner.settings.same_shape else 1
         self.seed = _agree(planner, seed) if self.world_size > 1 else seed
         self.on_start: Callable[[int], None] = _ignore
@@ -109,25 +109,22 @@ class PlanSampler(Sampler[PlannedBatch]):
         for i in range(self._length(plan)):
             step, rank = divmod(i, self.planned_ranks)
             step %= plan.steps  # without one shape for all, the last ranks may have to begin again
-            dataset = planner.dataset_of(int(plan.bucket_of_step[step]))
+            bucket = int(plan.bucket_of_step[step])
+            dataset = planner.dataset_of(bucket)
+            bucket -= int(planner.first_bucket[dataset])
             images = np.asarray(plan.indices(step, rank) - planner.first_image[dataset], dtype=np.int32)
             seed = (self.seed * 1_000_003 + epoch) * 1_000_003 + begin + i
-            yield PlannedBatch.make(begin + i, epoch, dataset, images, seed)
+            yield PlannedBatch.make(begin + i, epoch, dataset, images, seed, bucket)
 
 
 def _ignore(_: int) -> None:
     """Nobody wants to know where an iteration begins."""
 
 
-def _world_size() -> int:
-    distributed = torch.distributed
-    return int(distributed.get_world_size()) if distributed.is_available() and distributed.is_initialized() else 1
-
-
 def _agree(planner: GroupPlanner, seed: int) -> int:
     """Rank 0's seed, after making sure that all ranks hold the same images."""
     mine = (planner.digest, planner.batch_sizes.tolist(), len(planner.bucket_ids), int(planner.repeats.sum()), seed)
-    everyone: list[Any] = [None] * _world_size()
+    everyone: list[Any] = [None] * world_size()
     torch.distributed.all_gather_object(everyone, mine)
     different = [rank for rank, other in enumerate(everyone) if other[:2] != everyone[0][:2]]
     if different:

@@ -84,6 +84,11 @@ def _seams() -> list[tuple[str, str, list[Callable[[Any], str]]]]:
         (train, "BaseDataset.get_image_size", [_takes("image_path")]),
         (
             train,
+            "BaseDataset.cache_latents",
+            [_takes_among("vae", "vae_batch_size", "cache_to_disk"), _uses("image_data")],
+        ),
+        (
+            train,
             "BaseDataset.__getitem__",
             [_takes("index"), _uses("bucket_manager", "buckets", "buckets_indices", *entry_fields)],
         ),

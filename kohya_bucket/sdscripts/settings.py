@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.errors import ConfigError
+from kohya_bucket.errors import ConfigError, PlanError
+from kohya_bucket.planning.resolutions import weighted_cycle
 
 __all__ = ["ENVIRONMENT_VARIABLE", "TABLE", "AdapterSettings", "environment_table"]
 
@@ -21,12 +22,13 @@ TABLE = "kohya_bucket"
 ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
 
 _CHOICES = {
-    "remainder": ("keep", "pad", "drop"),
+    "remainder": ("keep", "pad", "drop", "merge", "catch_all"),
     "order": ("shuffled", "runs", "sorted"),
     "switching": ("midpoint", "geometric", "area"),
     "no_upscale_fit": ("kohya", "largest"),
     "auto_method": ("kmeans", "optimal"),
     "latent_cache": ("npz", "shards"),
+    "resolution_mode": ("all", "rotate", "weighted"),
 }
 _RULES = ("kohya", "novelai", "exact", "auto", "preset:NAME", "file:PATH")
 
@@ -46,7 +48,15 @@ class AdapterSettings:
         num_buckets: how many buckets rule `auto` makes.
         auto_method: how rule `auto` finds them: `kmeans` or `optimal`.
         remainder: what happens to the images of a bucket that fill no batch: `keep` trains them as a short
-            batch, `pad` fills it with repeats from the bucket, `drop` leaves a different part out each epoch.
+            batch, `pad` fills it with repeats from the bucket, `drop` leaves a different part out each epoch, `merge`
+            trains them in the next best bucket, `catch_all` together at the squarest bucket's size.
+        merge_max_crop: with `merge`, the largest share of an image that the move may crop off; where images must not
+            be enlarged, pixels lost by scaling down count too.
+        resolutions: train each image at several resolutions, e.g. [512, 768, [1024, 768]], in place of the
+            datasets' own.
+        resolution_mode: `all` trains each image at each resolution in each epoch, `rotate` at one per epoch in turn,
+            `weighted` at one, in the shares of `resolution_weights`.
+        resolution_weights: one number per resolution, for `weighted`: [3, 1] is three epochs out of four.
         order: `shuffled`, `runs` (several steps of one shape after another) or `sorted`.
         run_length: steps of one shape in a row, with order `runs`.
         max_pixels: bound of images x width x height for one process and step; small buckets then train larger
@@ -67,6 +77,10 @@ class AdapterSettings:
     num_buckets: int = 8
     auto_method: str = "kmeans"
     remainder: str = "keep"
+    merge_max_crop: float = 0.25
+    resolutions: tuple[tuple[int, int], ...] | None = None
+    resolution_mode: str = "all"
+    resolution_weights: tuple[float, ...] | None = None
     order: str = "shuffled"
     run_length: int = 8
     max_pixels: int | None = None
@@ -74,6 +88,11 @@ class AdapterSettings:
     metadata_cache: str = "auto"
     latent_cache: str = "npz"
     latent_cache_dir: str | None = None
+
+    @property
+    def several_sizes(self) -> bool:
+        """Whether an image may be trained at another size than its own bucket's."""
+        return self.resolutions is not None or self.remainder in ("merge", "catch_all")
 
     @property
     def own_buckets(self) -> bool:
@@ -104,7 +123,8 @@ class AdapterSettings:
                 expected = _expected(key, value)
                 if expected:
                     raise ConfigError(f"{place}: [{TABLE}] {key} is {value!r}, but must be {expected}")
-                merged[key] = value
+                merged[key] = _parsed(key, value)
+        _check_resolutions(merged)
         return cls(**merged)
 
 
@@ -116,7 +136,15 @@ def _expected(key: str, value: Any) -> str:
     if key == "rule":
         known = isinstance(value, str) and (value in _RULES or value.startswith(("preset:", "file:")))
         return "" if known else f"one of {', '.join(_RULES)}"
-    if key == "max_crop":
+    if key == "resolutions":
+        good = isinstance(value, (list, tuple)) and len(value) > 0 and all(_as_resolution(v) is not None for v in value)
+        if not good:
+            return "a list of sides or [width, height] pairs, e.g. [512, 768]"
+        return "" if len({_as_resolution(v) for v in value}) == len(value) else "a list without repeats"
+    if key == "resolution_weights":
+        good = isinstance(value, (list, tuple)) and len(value) > 0 and all(_is_weight(v) for v in value)
+        return "" if good and sum(value) > 0 else "a list of numbers, 0 or more and not all 0, e.g. [3, 1]"
+    if key in ("max_crop", "merge_max_crop"):
         return "" if number and 0 <= value < 1 else "a share from 0 to less than 1, e.g. 0.05"
     if key == "latent_cache_dir":
         return "" if isinstance(value, str) and value else "the path of a folder"
@@ -125,6 +153,51 @@ def _expected(key: str, value: Any) -> str:
     if key == "same_shape":
         return "" if isinstance(value, bool) else "true or false"
     return "" if isinstance(value, int) and number and value > 0 else "a whole number above 0"
+
+
+def _as_resolution(value: Any) -> tuple[int, int] | None:
+    pair = value if isinstance(value, (list, tuple)) else [value, value]
+    good = len(pair) == 2 and all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in pair)
+    return (pair[0], pair[1]) if good else None
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+
+
+def _parsed(key: str, value: Any) -> Any:
+    if key == "resolutions":
+        return tuple(_as_resolution(v) for v in value)
+    return tuple(value) if key == "resolution_weights" else value
+
+
+def _check_resolutions(merged: Mapping[str, Any]) -> None:
+    resolutions, mode = merged.get("resolutions"), merged.get("resolution_mode", "all")
+    weights, rule = merged.get("resolution_weights"), merged.get("rule", "kohya")
+    if resolutions is None:
+        alone = [key for key in ("resolution_mode", "resolution_weights") if key in merged]
+        if alone:
+            raise ConfigError(f"[{TABLE}] {alone[0]} is set without resolutions: say which, e.g. [512, 768]")
+        return
+    if (mode == "weighted") != (weights is not None):
+        raise ConfigError(
+            f"[{TABLE}] resolution_mode is {mode!r} and resolution_weights is {weights}: "
+            "weights belong to 'weighted', and it needs them"
+        )
+    if weights is not None:
+        if len(weights) != len(resolutions):
+            raise ConfigError(
+                f"[{TABLE}] resolution_weights has {len(weights)} numbers for {len(resolutions)} resolutions"
+            )
+        try:
+            weighted_cycle(weights, len(weights))
+        except PlanError as error:
+            raise ConfigError(f"[{TABLE}] {error}") from error
+    if rule.startswith(("preset:", "file:")):
+        raise ConfigError(
+            f"[{TABLE}] resolutions is set with rule {rule!r}, whose buckets do not follow from a resolution: "
+            "use rule kohya, novelai, exact or auto, or leave resolutions out"
+        )
 
 
 def environment_table() -> list[tuple[str, Mapping[str, Any]]]:

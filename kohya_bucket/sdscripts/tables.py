@@ -13,22 +13,12 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.planning import EpochPlan, plan_epoch
+from kohya_bucket.planning import EpochPlan
 from kohya_bucket.sdscripts.bucketing import BucketedImages
+from kohya_bucket.sdscripts.planner import GroupPlanner
 from kohya_bucket.sdscripts.settings import AdapterSettings
 
-__all__ = ["BatchTable", "ImageKey", "KeyTable", "PlannedBatch", "plan_options"]
-
-
-def plan_options(settings: AdapterSettings, batch_sizes: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """What the settings ask of `plan_epoch`; `batch_sizes` is [K], images per process for each bucket."""
-    return {
-        "batch_size": None if settings.max_pixels is not None else batch_sizes,
-        "max_pixels": settings.max_pixels,
-        "remainder": settings.remainder,
-        "order": settings.order,
-        "run_length": settings.run_length,
-    }
+__all__ = ["BatchTable", "ImageKey", "KeyTable", "PlannedBatch"]
 
 
 class PlannedBatch(int):
@@ -39,21 +29,25 @@ class PlannedBatch(int):
         dataset: position of the dataset in its group.
         images: [B] int32 image numbers within that dataset; an image that is trained twice stands twice.
         seed: for flips, crops and caption shuffles of this batch, the same whichever worker loads it.
+        bucket: position in the dataset's buckets at whose size the images are trained.
     """
 
     epoch: int
     dataset: int
     images: npt.NDArray[np.int32]
     seed: int
+    bucket: int
 
     @classmethod
-    def make(cls, position: int, epoch: int, dataset: int, images: npt.NDArray[np.int32], seed: int) -> PlannedBatch:
+    def make(
+        cls, position: int, epoch: int, dataset: int, images: npt.NDArray[np.int32], seed: int, bucket: int
+    ) -> PlannedBatch:
         batch = cls(position)
-        batch.epoch, batch.dataset, batch.images, batch.seed = epoch, dataset, images, seed
+        batch.epoch, batch.dataset, batch.images, batch.seed, batch.bucket = epoch, dataset, images, seed, bucket
         return batch
 
     def __reduce__(self) -> tuple[Callable[..., PlannedBatch], tuple[Any, ...]]:
-        return PlannedBatch.make, (int(self), self.epoch, self.dataset, self.images, self.seed)
+        return PlannedBatch.make, (int(self), self.epoch, self.dataset, self.images, self.seed, self.bucket)
 
 
 class ImageKey(str):
@@ -69,15 +63,15 @@ class ImageKey(str):
 class KeyTable(Sequence[list[str]]):
     """`bucket_manager.buckets`: per bucket the image keys, each as often as it repeats.
 
-    Nothing is stored but one array of image numbers, sorted by bucket.
+    Nothing is stored but one array of image numbers, sorted by bucket. An image with several resolutions stands in
+    one bucket of each.
     """
 
     def __init__(self, images: BucketedImages) -> None:
         self._keys = images.keys
-        order = np.argsort(images.bucket_ids, kind="stable").astype(np.int32)
-        self._order = order[np.searchsorted(images.bucket_ids[order], 0) :]
+        order, ids = images.pairs
+        self._order = order.astype(np.int32)
         self._repeats = images.repeats
-        ids = images.bucket_ids[self._order]
         self._starts = np.searchsorted(ids, np.arange(len(images.buckets) + 1))
 
     def __len__(self) -> int:
@@ -131,24 +125,15 @@ class BatchTable(Sequence[Any]):
         self.settings = settings
         self._make_entry = make_entry
         self._clock = clock
+        self._planner: GroupPlanner | None = None
         self._planned: tuple[tuple[int, int], EpochPlan] | None = None
 
     def _plan(self) -> EpochPlan:
         now = (int(self._clock.seed), int(self._clock.current_epoch))
         if self._planned is None or self._planned[0] != now:
-            seed, epoch = now
-            images = self.images
-            sizes = np.array(images.buckets, dtype=np.int32).reshape(-1, 2)
-            batch = np.full(len(images.buckets), images.batch_size)
-            plan = plan_epoch(
-                images.bucket_ids,
-                seed=seed,
-                epoch=epoch,
-                repeats=images.repeats,
-                bucket_sizes=sizes,
-                **plan_options(self.settings, batch),
-            )
-            self._planned = (now, plan)
+            if self._planner is None:
+                self._planner = GroupPlanner([self.images], self.settings)
+            self._planned = (now, self._planner.plan(*now, world_size=1))
         return self._planned[1]
 
     def __len__(self) -> int:
@@ -165,11 +150,12 @@ class BatchTable(Sequence[Any]):
             plan = self._plan()
             seed, epoch = int(self._clock.seed), int(self._clock.current_epoch)
             position = range(plan.steps)[index]
-            index = PlannedBatch.make(position, epoch, 0, plan.indices(position, 0), seed)
+            bucket = int(plan.bucket_of_step[position])
+            index = PlannedBatch.make(position, epoch, 0, plan.indices(position, 0), seed, bucket)
         return self._make_entry(index, len(index.images), 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_planned": None}
+        return {**self.__dict__, "_planner": None, "_planned": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A spawned worker has imported sd-scripts afresh; the dataset it is given needs the replacements.

@@ -11,12 +11,15 @@ __all__ = ["bucket_table_lines", "misread_lines", "recached_lines", "skipped_lin
 _SHOWN = 20
 
 
-def bucket_table_lines(images: BucketedImages) -> list[str]:
-    """The buckets in use, one line each: narrow, because sd-scripts' log leaves half a terminal."""
+def bucket_table_lines(images: BucketedImages, steps: int) -> list[str]:
+    """The buckets in use, one line each: narrow, because sd-scripts' log leaves half a terminal.
+
+    `steps` are the batches of an epoch on one process, whatever becomes of the buckets' remainders.
+    """
     samples = int(images.samples_per_bucket.sum())
     lines = [
         f"{len(images.keys)} images in {len(images.buckets)} buckets",
-        f"{samples} samples, {images.batches} batches an epoch",
+        f"{samples} samples, {steps} batches an epoch",
         "   bucket samples batches crop",
     ]
     rows = images.rows()
@@ -25,6 +28,9 @@ def bucket_table_lines(images: BucketedImages) -> list[str]:
         lines.append(f"{row.bucket!s:>9} {row.samples:>7} {row.batches:>6}{short} {row.mean_crop_loss:>4.0%}")
     if any(row.short_batches for row in rows):
         lines.append("(+: its last batch is short)")
+    if images.columns:
+        ways = {"all": "each image at each", "rotate": "one per epoch in turn", "weighted": "one per epoch by weight"}
+        lines.append(f"{len(images.columns)} resolutions, {ways[images.mode or 'all']}")
     return lines
 
 

@@ -226,3 +226,20 @@ def test_simulate_takes_both_spellings():
         result = run("simulate", "700x500", "--resolution", "512", *options)
         assert result.exit_code == 0
         assert "no upscaling" in result.output
+
+
+def test_several_resolutions_and_merged_remainders(folder):
+    plain = as_json("plan", write(folder), "--gpus", "1,2")
+    both = as_json("plan", write(folder, rest="[kohya_bucket]\nresolutions = [256, 320]"), "--gpus", "1,2", "--images")
+    assert both["gpus"][0]["samples"] == 2 * plain["gpus"][0]["samples"]
+    assert both["datasets"][0]["samples"] == 42
+    assert len(both["datasets"][0]["image_rows"]) == 14
+    rotate = "[kohya_bucket]\nresolutions = [256, 320]\nresolution_mode = 'rotate'"
+    data = as_json("plan", write(folder, rest=rotate), "--gpus", "1,2")
+    assert [row["samples"] >= 21 for row in data["gpus"]] == [True, True]
+    assert data["gpus"][0]["samples"] == data["datasets"][0]["samples"] == 21
+    output = run("plan", write(folder, rest="[kohya_bucket]\nremainder = 'catch_all'")).output
+    assert "trained at the base size" in output
+    assert "256x256, 320x320 (one per epoch in turn)" in run("plan", write(folder, rest=rotate)).output
+    refused = run("plan", write(folder, "bucket_no_upscale = true", rest="[kohya_bucket]\nremainder = 'catch_all'"))
+    assert "would enlarge images to the base size" in str(refused.exception)

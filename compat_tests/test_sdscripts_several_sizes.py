@@ -1,0 +1,308 @@
+"""Images at another size than their bucket's in sd-scripts' real data path: merged, caught, several resolutions."""
+
+import collections
+import multiprocessing
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sdscripts_support import build_groups, random_sizes, write_images
+
+from kohya_bucket.sdscripts.config import read_config
+from kohya_bucket.sdscripts.overview import overview
+from kohya_bucket.sdscripts.settings import AdapterSettings
+
+COUNT = 31
+ACCELERATOR = SimpleNamespace(
+    num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
+)
+MERGE = {"remainder": "merge", "merge_max_crop": 0.5}
+ROTATE = {"resolutions": [128, 192], "resolution_mode": "rotate"}
+TABLES = {
+    "merge": MERGE,
+    "catch_all": {"remainder": "catch_all"},
+    "all": {"resolutions": [128, 192]},
+    "rotate": ROTATE,
+    "weighted": {"resolutions": [128, 192], "resolution_mode": "weighted", "resolution_weights": [3, 1]},
+    "rotate and merge": {**ROTATE, **MERGE},
+}
+every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+
+
+class Encoder(torch.nn.Module):
+    """Stands in for a VAE: eight by eight means of the picture."""
+
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+        self.encoded = 0
+
+    def encode(self, images):
+        self.encoded += len(images)
+        latents = torch.nn.functional.avg_pool2d(images[:, :1].repeat(1, 4, 1, 1), 8)
+        return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: latents))
+
+
+def config_of(tmp_path, table, repeats=1, batch_size=4, **dataset):
+    if not (tmp_path / "a").exists():
+        write_images(tmp_path / "a", random_sizes(COUNT, 1, 60, 300))
+    subset = {"image_dir": str(tmp_path / "a"), "num_repeats": repeats, "caption_extension": ".txt"}
+    keys = {"resolution": 128, "batch_size": batch_size, "enable_bucket": True, "min_bucket_reso": 64}
+    config = {"datasets": [{**keys, "max_bucket_reso": 512, "subsets": [subset], **dataset}]}
+    return {**config, "kohya_bucket": table} if table else config
+
+
+def batches_of(sd, group, epochs=3, workers=0, context=None, seed_epoch=1):
+    """Per epoch the batches that the trainers' own loader call gives."""
+    for dataset in group.datasets:
+        dataset.debug_dataset = True
+        getattr(dataset, "dreambooth_dataset_delegate", dataset).debug_dataset = True
+    epoch = multiprocessing.get_context(context).Value("i", 0)
+    collator = sd.train_util.collator_class(epoch, epoch, group if workers == 0 else None)
+    loader = torch.utils.data.DataLoader(
+        group, batch_size=1, shuffle=True, collate_fn=collator, num_workers=workers, multiprocessing_context=context
+    )
+    promised, seen = len(loader), []
+    for number in range(seed_epoch, seed_epoch + epochs):
+        epoch.value = number
+        seen.append(list(loader))
+        assert len(seen[-1]) == promised
+    return seen
+
+
+def sizes_of(batch):
+    """Width and height of a batch, in pixels."""
+    if batch["images"] is not None:
+        return batch["images"].shape[3], batch["images"].shape[2]
+    return batch["latents"].shape[3] * 8, batch["latents"].shape[2] * 8
+
+
+def trained(seen):
+    """Per epoch how often each image is trained at each size."""
+    return [collections.Counter((key, sizes_of(b)) for b in epoch for key in b["image_keys"]) for epoch in seen]
+
+
+def at_size(sd, info, size):
+    """The picture that sd-scripts' own resize and crop make of an image for a bucket."""
+    image = sd.train_util.load_image(info.absolute_path)
+    width, height = info.image_size
+    scale = max(size[0] / width, size[1] / height)
+    resized = int(width * scale + 0.5), int(height * scale + 0.5)
+    cut, _, _ = sd.train_util.trim_and_resize_if_required(False, image, size, resized)
+    return sd.train_util.IMAGE_TRANSFORMS(cut)
+
+
+def assert_asked(seen, table, keys, repeats):
+    for counts in trained(seen):
+        images = collections.Counter()
+        for (key, _), times in counts.items():
+            images[key] += times
+        each = repeats * (
+            len(table["resolutions"]) if table.get("resolution_mode", "all") == "all" and "resolutions" in table else 1
+        )
+        assert images == dict.fromkeys(keys, each)
+
+
+@every_table
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_image_as_often_as_asked_and_at_the_planned_size(patched, tmp_path, table, workers):
+    group, _ = build_groups(patched, config_of(tmp_path, table, repeats=2))
+    dataset = group.datasets[0]
+    home = {key: tuple(info.bucket_reso) for key, info in dataset.image_data.items()}
+    seen = batches_of(patched, group, epochs=4, workers=workers)
+    assert_asked(seen, table, home, 2)
+    elsewhere = 0
+    for batch in (b for epoch in seen for b in epoch):
+        size = sizes_of(batch)
+        for key, picture, target in zip(batch["image_keys"], batch["images"], batch["target_sizes_hw"], strict=True):
+            elsewhere += home[key] != size
+            assert tuple(target.tolist()) == (size[1], size[0])
+            assert torch.equal(picture, at_size(patched, dataset.image_data[key], size))
+    assert elsewhere > 0
+    assert {key: tuple(info.bucket_reso) for key, info in dataset.image_data.items()} == home
+
+
+@every_table
+def test_the_plan_command_counts_the_same_steps(patched, tmp_path, table):
+    config = config_of(tmp_path, table, repeats=3)
+    group, _ = build_groups(patched, config, seed=99)
+    file = tmp_path / "dataset.toml"
+    import toml
+
+    file.write_text(toml.dumps(config), encoding="utf-8")
+    read = read_config(file)
+    settings = AdapterSettings.from_tables(("here", read.table))
+    seen = overview(read, settings, [1])
+    group.datasets[0].seed = 12345
+    epochs = batches_of(patched, group, epochs=3)
+    assert {len(epoch) for epoch in epochs} == {seen.gpus[0].steps}
+    assert seen.gpus[0].samples == sum(len(b["image_keys"]) for b in epochs[0])
+    assert len(group) == seen.gpus[0].steps
+    assert seen.datasets[0].images.bucket_info() == group.datasets[0].bucket_info
+
+
+def test_merge_trains_fewer_steps_than_keep(patched, tmp_path):
+    steps = {}
+    for name, table in {"keep": {}, "merge": MERGE, "catch_all": TABLES["catch_all"]}.items():
+        group, _ = build_groups(patched, config_of(tmp_path, table))
+        steps[name] = len(batches_of(patched, group, epochs=1)[0])
+    assert steps["catch_all"] == -(-COUNT // 4)
+    assert steps["catch_all"] <= steps["merge"] < steps["keep"]
+
+
+def test_rotate_trains_each_image_at_each_resolution_in_turn(patched, tmp_path):
+    group, _ = build_groups(patched, config_of(tmp_path, ROTATE))
+    plain, _ = build_groups(patched, config_of(tmp_path, None))
+    assert group.num_train_images == plain.num_train_images == COUNT
+    two = sum(trained(batches_of(patched, group, epochs=2)), collections.Counter())
+    assert set(two.values()) == {1}
+    assert len(two) == 2 * COUNT
+    areas = collections.Counter(width * height > 128 * 128 for _, (width, height) in two)
+    assert areas == {True: COUNT, False: COUNT}
+    both, _ = build_groups(patched, config_of(tmp_path, TABLES["all"]))
+    assert both.num_train_images == 2 * COUNT
+    if hasattr(both, "get_resolutions"):
+        assert both.get_resolutions() == [(128, 128), (192, 192)]
+
+
+def test_without_upscaling_nothing_is_enlarged(patched, tmp_path):
+    for table in (MERGE, {**ROTATE, **MERGE}, TABLES["all"]):
+        group, _ = build_groups(patched, config_of(tmp_path, table, bucket_no_upscale=True))
+        data = group.datasets[0].image_data
+        for counts in trained(batches_of(patched, group, epochs=2)):
+            for key, (width, height) in counts:
+                assert width <= data[key].image_size[0]
+                assert height <= data[key].image_size[1]
+            assert set(counts.values()) == {1}
+            assert {key for key, _ in counts} == set(data)
+
+
+def test_a_group_that_is_walked_by_number(patched, tmp_path):
+    """sd-scripts' preview (--debug_dataset) does."""
+    config = config_of(tmp_path, {**ROTATE, **MERGE})
+    config["datasets"].append({**config["datasets"][0], "batch_size": 3})
+    group, _ = build_groups(patched, config)
+    for dataset in group.datasets:
+        dataset.debug_dataset = True
+    group.set_current_epoch(1)
+    keys = collections.Counter(key for i in range(len(group)) for key in group[i]["image_keys"])
+    assert set(keys.values()) == {2}
+    assert len(keys) == COUNT
+
+
+def test_control_images_follow(patched, tmp_path):
+    config = config_of(tmp_path, {**ROTATE, **MERGE})
+    write_images(tmp_path / "c", random_sizes(COUNT, 1, 60, 300))
+    config["datasets"][0]["subsets"][0]["conditioning_data_dir"] = str(tmp_path / "c")
+    group, _ = build_groups(patched, config)
+    seen = batches_of(patched, group, epochs=2, workers=2)
+    assert_asked(seen, ROTATE, group.datasets[0].image_data, 1)
+    for batch in (b for epoch in seen for b in epoch):
+        assert batch["conditioning_images"].shape == batch["images"].shape
+
+
+@pytest.mark.slow
+def test_spawned_workers_as_on_windows(patched, tmp_path):
+    group, _ = build_groups(patched, config_of(tmp_path, {**ROTATE, **MERGE}))
+    keys = list(group.datasets[0].image_data)
+    assert_asked(batches_of(patched, group, epochs=2, workers=2, context="spawn"), ROTATE, keys, 1)
+
+
+# -- caches ----------------------------------------------------------------------------------------
+
+
+def cached(sd, config, encoder, to_disk):
+    group, _ = build_groups(sd, config)
+    if not hasattr(group.datasets[0], "new_cache_latents"):
+        if to_disk:
+            pytest.skip("this version has one file for each image")
+        group.cache_latents(encoder, 2, False, True)
+        return group
+    from library import strategy_base, strategy_sd
+
+    strategy_base.LatentsCachingStrategy._strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, to_disk, 2, False)
+    group.new_cache_latents(encoder, ACCELERATOR)
+    group.set_current_strategies()
+    return group
+
+
+@every_table
+@pytest.mark.parametrize("kind", ["memory", "npz", "shards"])
+def test_latents_are_cached_at_every_size(patched, tmp_path, table, kind):
+    if kind == "shards":
+        pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+        table = {**table, "latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
+    config = config_of(tmp_path, table)
+    config["datasets"][0]["subsets"][0]["flip_aug"] = True
+    encoder = Encoder()
+    group = cached(patched, config, encoder, kind != "memory")
+    data = group.datasets[0].image_data
+    assert all(isinstance(key, str) for key in data)
+    seen = batches_of(patched, group, epochs=4, workers=2)
+    assert_asked(seen, table, data, 1)
+    for batch in (b for epoch in seen for b in epoch):
+        assert batch["images"] is None
+        for key, latent, flipped in zip(batch["image_keys"], batch["latents"], batch["flippeds"], strict=True):
+            picture = at_size(patched, data[key], sizes_of(batch))[None]
+            picture = torch.flip(picture, dims=[3]) if flipped else picture
+            assert torch.allclose(latent, Encoder().encode(picture).latent_dist.sample()[0], atol=1e-6)
+    if kind != "memory":
+        before = encoder.encoded
+        again = cached(patched, config, encoder, True)
+        assert encoder.encoded == before
+        assert_asked(batches_of(patched, again, epochs=1), table, data, 1)
+
+
+def test_files_at_other_sizes_are_not_taken_for_the_usual_ones(patched, tmp_path):
+    """Without the adapter, and without its options, the folder looks as it always did."""
+    encoder = Encoder()
+    cached(patched, config_of(tmp_path, TABLES["all"]), encoder, True)
+    names = sorted(path.name for path in (tmp_path / "a").glob("*.npz"))
+    usual = [name for name in names if name.endswith("_sd.npz")]
+    assert len(usual) == COUNT
+    assert len([name for name in names if "_sd_at_" in name]) == COUNT
+    before = encoder.encoded
+    group = cached(patched, config_of(tmp_path, None), encoder, True)
+    assert encoder.encoded == before
+    assert all(info.latents_npz.endswith("_sd.npz") for info in group.datasets[0].image_data.values())
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("table", "dataset", "words"),
+    [
+        (ROTATE, {"enable_bucket": False}, "resolutions is set, but enable_bucket is off"),
+        (TABLES["catch_all"], {"bucket_no_upscale": True}, "bucket_no_upscale forbids: use remainder = 'merge'"),
+        ({"resolutions": [128, 2048]}, {}, "resolutions, 2048x2048: max_bucket_reso"),
+    ],
+)
+def test_what_excludes_each_other_ends_the_run_with_one_line(patched, tmp_path, table, dataset, words):
+    with pytest.raises(SystemExit, match=words):
+        build_groups(patched, config_of(tmp_path, table, **dataset))
+
+
+def test_one_file_per_image_is_refused_for_several_sizes(patched, tmp_path):
+    group, _ = build_groups(patched, config_of(tmp_path, MERGE))
+    with pytest.raises(SystemExit, match="leave --cache_latents_to_disk out"):
+        group.cache_latents(Encoder(), 2, True, True)
+
+
+def test_latents_made_beforehand_are_refused(patched, tmp_path):
+    config = config_of(tmp_path, MERGE)
+    group, _ = build_groups(patched, config)
+    dataset = group.datasets[0]
+    for info in dataset.image_data.values():
+        info.latents_npz = "made_beforehand.npz"
+    with pytest.raises(SystemExit, match="come with latents of one size made beforehand"):
+        group.cache_latents(Encoder(), 2, False, True)
+
+
+def test_caching_tools_are_refused(patched, tmp_path):
+    group, _ = build_groups(patched, config_of(tmp_path, ROTATE))
+    group.set_caching_mode("latents")
+    with pytest.raises(SystemExit, match="caching tools cache each image at one size"):
+        group[0]
