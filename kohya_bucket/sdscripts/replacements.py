@@ -101,7 +101,7 @@ def place_dataset(dataset: Any, settings: AdapterSettings) -> tuple[BucketedImag
     if not has_own_sizes:
         dataset.bucket_manager = _new_manager(dataset)
     place = dataset.bucket_manager.place
-    if settings.own_buckets and dataset.enable_bucket and not has_own_sizes:
+    if settings.own_buckets and dataset.enable_bucket and not has_own_sizes and not settings.resolutions:
         place = rule_for(keys, settings, sizes).place
     columns = place_all(keys, settings, sizes, place)
     placement = first_placed(columns)
@@ -119,15 +119,15 @@ def place_dataset(dataset: Any, settings: AdapterSettings) -> tuple[BucketedImag
         failures.append((info.image_key, reason))
         _take_out(dataset, info)
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
-    columns = map(_pairs, (sizes, placement.bucket_sizes, placement.resized_sizes))
-    for keep, info, size, bucket, resized in zip(placed.tolist(), infos, *columns, strict=True):
+    pairs = map(_pairs, (sizes, placement.bucket_sizes, placement.resized_sizes))
+    for keep, info, size, bucket, resized in zip(placed.tolist(), infos, *pairs, strict=True):
         if keep:
             bucket = buckets.setdefault(bucket, bucket)
             info.image_size, info.bucket_reso, info.resized_size = size, bucket, resized
     repeats = np.array([info.num_repeats for info in infos], dtype=np.int64)
     if failures:
         infos = [info for info, keep in zip(infos, placed, strict=True) if keep]
-        repeats, placement, sizes = repeats[placed], placement.select(placed), sizes[placed]
+        repeats, sizes = repeats[placed], sizes[placed]
         columns = tuple(column.select(placed) for column in columns)
     names = TextColumn.of([info.image_key for info in infos])
     images = bucketed(names, repeats, columns, sizes, dataset.batch_size, keys, settings)
