@@ -1,0 +1,79 @@
+"""Images in S3, over its real protocol, from a server on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from image_corpus import corpus
+
+from kohya_bucket.images import MetadataCache, list_images, read_sizes
+
+pytest.importorskip("moto", reason="moto[server] is not installed: no S3 server to ask")
+s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
+
+CORPUS = [*corpus(), ("broken.png", b"no")]
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    place = "http://127.0.0.1:5137"
+    log = tmp_path_factory.mktemp("s3") / "log.txt"
+    account = {
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": place,
+    }
+    before = dict(os.environ)
+    os.environ.update(account)
+    with log.open("w", encoding="utf-8") as file:
+        server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", "5137"], stdout=file, stderr=file)
+        try:
+            for _ in range(100):
+                try:
+                    urllib.request.urlopen(place, timeout=1).close()
+                    break
+                except OSError:
+                    time.sleep(0.2)
+            storage = s3fs.S3FileSystem()
+            storage.mkdir("photos")
+            for name, data in CORPUS:
+                storage.pipe(f"photos/set/{name}", data)
+            yield "s3://photos/set"
+        finally:
+            server.terminate()
+            server.wait()
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def test_rows_are_those_of_the_same_files_on_disk(bucket: str, tmp_path: Path) -> None:
+    for name, data in CORPUS:
+        (tmp_path / name).write_bytes(data)
+    urls = list_images(bucket)
+    files = list_images(tmp_path)
+    assert [url.rpartition("/")[2] for url in urls] == [Path(file).name for file in files]
+    far, local = read_sizes(urls), read_sizes(files)
+    assert len(far) > 20
+    assert (far.sizes == local.sizes).all()
+    assert (far.formats == local.formats).all()
+    assert [(i, reason) for i, _, reason in far.failures] == [(i, reason) for i, _, reason in local.failures]
+
+
+def test_a_refresh_reads_only_what_changed(bucket: str) -> None:
+    urls = list_images(bucket)
+    first = MetadataCache.build(urls)
+    name = next(path for path in urls if path.endswith(".bmp"))
+    s3fs.S3FileSystem().pipe(name, b"no image at all")
+    s3fs.S3FileSystem.clear_instance_cache()
+    again = first.refresh(urls)
+    assert again.changes is not None
+    assert again.changes.reread == 1 + len(first.reasons)
+    assert name in [path for _, path, _ in again.scan().failures]
