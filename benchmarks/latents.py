@@ -10,6 +10,7 @@ files from it (Linux). Every reader returns the latent or its flip, at random, i
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
 import statistics
@@ -257,16 +258,23 @@ def check_table(root: Path, n: int) -> list[tuple[str, str]]:
 
 
 def pipeline_idle(root: Path, n: int) -> list[tuple[str, str]]:
-    """Share of the time in which a stub encoder of 50 ms a batch of 8 had nothing to do."""
+    """Share of the time in which a stub encoder of 50 ms a batch of 8 had nothing to do, and what bounds it.
+
+    The bound: the same files decoded and resized on as many threads, and nothing done with them. Where these
+    processors cannot decode 160 images a second, the encoder must wait for a share of the time, whatever is done.
+    """
+    from concurrent.futures import ThreadPoolExecutor
     from dataclasses import dataclass
 
     from PIL import Image
 
     from kohya_bucket.buckets import KohyaBuckets
+    from kohya_bucket.images.pixels import resize_and_crop
     from kohya_bucket.latents import precompute_latents
 
     class Stub:
         downsample_factor, latent_channels, scale_factor, fingerprint = 8, 4, 1.0, "stub"
+        device = torch.device("meta")  # like a GPU's: bytes go in, and nothing is computed on the processor
 
         def encode(self, pixels):
             time.sleep(0.05)
@@ -279,7 +287,8 @@ def pipeline_idle(root: Path, n: int) -> list[tuple[str, str]]:
         placement: object
 
     out = []
-    for side, count in ((640, n), (1280, n // 2)):
+    needed, workers = 8 / 0.05, os.cpu_count() or 1
+    for side, target, count in ((256, 256, n), (640, 512, n), (1280, 1024, n // 2)):
         folder = root / f"jpg{side}"
         folder.mkdir()
         noise = np.random.default_rng(0).integers(0, 256, (side // 16, side // 16, 3), dtype=np.uint8)
@@ -288,12 +297,43 @@ def pipeline_idle(root: Path, n: int) -> list[tuple[str, str]]:
         for path in paths:
             picture.save(path, quality=90)
         sizes = np.tile(np.array([(side, side)], dtype=np.int32), (count, 1))
-        target = 512 if side == 640 else 1024
         placement = KohyaBuckets(target, 256, 2048).place(sizes)
-        report = precompute_latents(Data(paths, sizes, placement), Stub(), root / f"idle{side}", dtype="bfloat16")
-        share = 100 * report.device_idle / report.seconds
-        out.append((f"stub VAE, 50 ms for 8: {side} px JPEG to {target} px, share of time it was idle",
-                    f"{share:.1f} % at {count / report.seconds:.0f} images/s"))  # fmt: skip
+        precompute_latents(Data(paths[:8], sizes[:8], KohyaBuckets(target, 256, 2048).place(sizes[:8])), Stub(),
+                           root / f"first{side}")  # fmt: skip
+
+        def bare(path, target=target):
+            with Image.open(path) as image:
+                image.load()
+                return image.resize((target, target), Image.Resampling.BOX)
+
+        def as_trained(path, target=target):
+            with Image.open(path) as image:
+                return resize_and_crop(np.asarray(image), (target, target), (target, target))
+
+        def limit(work, paths=paths):
+            with ThreadPoolExecutor(workers) as pool:
+                start = time.perf_counter()
+                for _ in pool.map(work, paths):
+                    pass
+                return len(paths) / (time.perf_counter() - start)
+
+        # one after the other, so that all meet the same other programs on this machine
+        rounds = []
+        for k in range(3):
+            report = precompute_latents(Data(paths, sizes, placement), Stub(), root / f"idle{side}-{k}",
+                                        dtype="bfloat16")  # fmt: skip
+            rate = count / report.seconds
+            rounds.append((100 * report.device_idle / report.seconds, rate, limit(bare), limit(as_trained)))
+        idle, rate, pillow, trained = (statistics.median(column) for column in zip(*rounds, strict=True))
+        bound = max(0.0, 100 * (1 - trained / needed))
+        name = f"stub VAE, 50 ms for 8: {side} px JPEG to {target} px"
+        out.append((f"{name}, share of time it was idle",
+                    f"{idle:.1f} % at {rate:.0f} images/s ({min(r[0] for r in rounds):.1f} to "
+                    f"{max(r[0] for r in rounds):.1f})"))  # fmt: skip
+        cv2 = "with" if importlib.util.find_spec("cv2") else "without"
+        limits = f"{pillow:.0f}; {trained:.0f} images/s, {cv2} OpenCV: idle for {bound:.1f} % at least"
+        threads = f"on {workers} threads without an encoder"
+        out.append((f"{threads}: Pillow's decoder and box filter; pixels as trained", limits))
     return out
 
 

@@ -1,9 +1,8 @@
 """Pixels of an image as sd-scripts trains them: loaded unrotated, resized, centre-cropped to the bucket.
 
 Source: `load_image`, `trim_and_resize_if_required` and `resize_image` of kohya-ss/sd-scripts. Equal byte for byte
-where OpenCV is installed (sd-scripts requires it). Without OpenCV the default is computed here and lies within
-one level of 255 of OpenCV's; "bilinear" and "bicubic" differ visibly, because Pillow's smooth when they shrink, and
-"nearest" now and then takes the neighbour.
+where OpenCV is installed (sd-scripts requires it). Without OpenCV the defaults are equal too; "bilinear" and "bicubic"
+differ visibly, because Pillow's smooth when they shrink, and "nearest" now and then takes the neighbour.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.area_resize import shrink_by_area
 from kohya_bucket.images.decoder import load_plugin_for
 
 __all__ = ["INTERPOLATIONS", "choose_interpolation", "load_pixels", "resampler", "resize_and_crop", "to_pixels"]
@@ -28,10 +28,11 @@ INTERPOLATIONS = ("auto", "auto-0.9", "area", "lanczos", "bilinear", "bicubic", 
 _SAME = {"linear": "bilinear", "cubic": "bicubic", "lanczos4": "lanczos"}
 
 
-def load_pixels(path: str | PathLike[str], alpha: bool = False) -> Pixels:
+def load_pixels(path: str | PathLike[str], alpha: bool = False, *, writable: bool = True) -> Pixels:
     """Load an image as [H, W, 3] RGB or, with `alpha`, [H, W, 4] RGBA, uint8.
 
-    EXIF orientation is ignored, as in sd-scripts, so that [H, W] are the sizes in the file's header.
+    EXIF orientation is ignored, as in sd-scripts, so that [H, W] are the sizes in the file's header. Without
+    `writable` a copy is saved, and the array may be read-only.
 
     Raises:
         KohyaBucketError: the file is missing, broken or no image.
@@ -39,20 +40,21 @@ def load_pixels(path: str | PathLike[str], alpha: bool = False) -> Pixels:
     try:
         try:
             with Image.open(path) as image:
-                return to_pixels(image, alpha)
+                return to_pixels(image, alpha, writable=writable)
         except UnidentifiedImageError:
             with open(path, "rb") as file:
                 load_plugin_for(file.read(64))
             with Image.open(path) as image:
-                return to_pixels(image, alpha)
+                return to_pixels(image, alpha, writable=writable)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise KohyaBucketError(f"{path}: cannot be read as an image ({error}); repair or remove the file") from error
 
 
-def to_pixels(image: Image.Image, alpha: bool = False) -> Pixels:
+def to_pixels(image: Image.Image, alpha: bool = False, *, writable: bool = True) -> Pixels:
     """A Pillow image as [H, W, 3] RGB or [H, W, 4] RGBA uint8."""
     mode = "RGBA" if alpha else "RGB"
-    return np.array(image if image.mode == mode else image.convert(mode), dtype=np.uint8)
+    image = image if image.mode == mode else image.convert(mode)
+    return np.array(image, dtype=np.uint8) if writable else np.asarray(image, dtype=np.uint8)
 
 
 def choose_interpolation(size: tuple[int, int], resized_size: tuple[int, int], interpolation: str | None) -> str:
@@ -112,25 +114,25 @@ def resize_and_crop(
     return np.ascontiguousarray(pixels[top : top + height, left : left + width])
 
 
-def resampler(name: str) -> str:
-    """Which library computes filter `name` here: "cv2", "pillow" or "numpy". Part of a latent's fingerprint."""
+def resampler(name: str, *, shrinks: bool = True) -> str:
+    """Whose arithmetic filter `name` has here, "cv2" or "pillow". Part of a latent's fingerprint.
+
+    `shrinks`: neither side grows. Then "area" is OpenCV's without OpenCV too.
+    """
     if name in ("lanczos", "box"):
         return "pillow"
-    if _cv2() is not None:
-        return "cv2"
-    return "numpy" if name == "area" else "pillow"
+    return "cv2" if _cv2() is not None or (name == "area" and shrinks) else "pillow"
 
 
 def _resize(pixels: Pixels, size: tuple[int, int], name: str) -> Pixels:
-    by = resampler(name)
-    if by == "cv2":
-        cv2 = _cv2()
+    cv2 = _cv2()
+    if cv2 is not None and name not in ("lanczos", "box"):
         flags = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC,
                  "nearest": cv2.INTER_NEAREST_EXACT}  # fmt: skip
         out: Pixels = cv2.resize(pixels, size, interpolation=flags[name])
         return out
-    if by == "numpy" and size[0] <= pixels.shape[1] and size[1] <= pixels.shape[0]:
-        return _area(pixels, size)
+    if name == "area" and size[0] <= pixels.shape[1] and size[1] <= pixels.shape[0]:
+        return shrink_by_area(pixels, size)
     filters = {
         "lanczos": Image.Resampling.LANCZOS,
         "box": Image.Resampling.BOX,
@@ -140,22 +142,6 @@ def _resize(pixels: Pixels, size: tuple[int, int], name: str) -> Pixels:
         "bicubic": Image.Resampling.BICUBIC,
     }
     return np.array(Image.fromarray(pixels).resize(size, filters[name]))
-
-
-def _area(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """Mean over the exact area that each output pixel covers: differences of an interpolated running sum."""
-    out = pixels.astype(np.float64)
-    for axis, length in ((0, size[1]), (1, size[0])):
-        n = out.shape[axis]
-        if n == length:
-            continue
-        sums = np.concatenate([np.zeros_like(out.take([0], axis)), np.cumsum(out, axis)], axis)
-        at = np.arange(length + 1) * (n / length)
-        below = np.minimum(at.astype(np.intp), n)
-        part = (at - below).reshape([-1 if a == axis else 1 for a in range(out.ndim)])
-        low, high = sums.take(below, axis), sums.take(np.minimum(below + 1, n), axis)
-        out = np.diff(low + (high - low) * part, axis=axis) * (length / n)
-    return np.clip(np.rint(out), 0, 255).astype(np.uint8)
 
 
 @lru_cache(maxsize=1)

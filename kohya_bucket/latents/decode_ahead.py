@@ -1,11 +1,11 @@
-"""Images decoded, resized and cropped on threads, ahead of the encoder, and put together to batches."""
+"""Images decoded, resized and cropped on threads, ahead of the encoder, straight into the batches they belong to."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,7 @@ from kohya_bucket.latents.wanted import Wanted
 __all__ = ["Batch", "decode_ahead"]
 
 Pixels = npt.NDArray[np.uint8]
-# the 256 results of `encoding.normalize`, by the same float32 operations
-_FLOATS = (np.arange(256, dtype=np.float32) / np.float32(255) - np.float32(0.5)) / np.float32(0.5)
+_BLOCK = 1 << 15  # values worked on at a time: few enough to stay in a processor's own cache
 
 
 @dataclass
@@ -38,54 +37,66 @@ class Batch:
     failed: list[tuple[int, str]]
 
 
+@dataclass
+class _Filling:
+    """A batch whose images are being decoded into their rows of `pixels`."""
+
+    bucket: tuple[int, int]
+    pixels: npt.NDArray[Any]
+    items: list[int] = field(default_factory=list)
+    running: list[Future[Pixels | None]] = field(default_factory=list)
+
+    def complete(self) -> Batch:
+        """Wait for all of its images."""
+        rows, masks, failed = [], [], []
+        for row, (i, future) in enumerate(zip(self.items, self.running, strict=True)):
+            try:
+                masks.append(future.result())
+                rows.append(row)
+            except KohyaBucketError as error:
+                failed.append((i, str(error)))
+        n = len(self.items)
+        pixels = self.pixels[:n] if len(rows) == n else self.pixels[rows]
+        return Batch([self.items[row] for row in rows], pixels if rows else None, masks, failed)
+
+
 def decode_ahead(
     items: Iterable[int], wanted: Wanted, batch_size: int, pool: ThreadPoolExecutor, ahead: int,
     *, as_floats: bool = False,
 ) -> Iterator[Batch]:  # fmt: skip
-    """Yield batches of neighbours in `items` that share a bucket, decoding up to `ahead` images beforehand.
+    """Yield batches of neighbours in `items` that share a bucket, decoding about `ahead` images beforehand.
 
     `as_floats` makes the floats here, on the threads, for encoders that run on the processor; for others four
     times as few bytes go to the device.
     """
-    running: deque[tuple[int, Future[tuple[npt.NDArray[Any], Pixels | None]]]] = deque()
+    ahead = max(ahead, batch_size + 1)  # so that the first batch is never one that could still grow
+    filling: deque[_Filling] = deque()
     source = iter(items)
 
     def start() -> None:
-        while len(running) < ahead and (i := next(source, None)) is not None:
-            running.append((i, pool.submit(_decode, wanted, i, as_floats)))
+        running = sum(len(batch.items) for batch in filling)
+        while running < ahead and (i := next(source, None)) is not None:
+            bucket = int(wanted.bucket_sizes[i, 0]), int(wanted.bucket_sizes[i, 1])
+            if not filling or filling[-1].bucket != bucket or len(filling[-1].items) == batch_size:
+                width, height = bucket
+                shape = (batch_size, 3, height, width) if as_floats else (batch_size, height, width, 3)
+                filling.append(_Filling(bucket, np.empty(shape, np.float32 if as_floats else np.uint8)))
+            batch = filling[-1]
+            batch.running.append(pool.submit(_decode, wanted, i, batch.pixels[len(batch.items)]))
+            batch.items.append(i)
+            running += 1
 
     start()
-    batch = Batch([], None, [], [])
-    pixels: list[npt.NDArray[Any]] = []
-    while running:
-        i, future = running.popleft()
+    while filling:
+        done = filling.popleft().complete()
         start()
-        if pixels and tuple(wanted.bucket_sizes[i]) != tuple(wanted.bucket_sizes[batch.items[0]]):
-            yield _complete(batch, pixels)
-            batch, pixels = Batch([], None, [], []), []
-        try:
-            image, mask = future.result()
-        except KohyaBucketError as error:
-            batch.failed.append((i, str(error)))
-            continue
-        batch.items.append(i)
-        pixels.append(image)
-        batch.masks.append(mask)
-        if len(pixels) == batch_size:
-            yield _complete(batch, pixels)
-            batch, pixels = Batch([], None, [], []), []
-    if pixels or batch.failed:
-        yield _complete(batch, pixels)
+        yield done
 
 
-def _complete(batch: Batch, pixels: list[npt.NDArray[Any]]) -> Batch:
-    batch.pixels = np.stack(pixels) if pixels else None
-    return batch
-
-
-def _decode(wanted: Wanted, i: int, as_floats: bool) -> tuple[npt.NDArray[Any], Pixels | None]:
+def _decode(wanted: Wanted, i: int, out: npt.NDArray[Any]) -> Pixels | None:
+    """Put the pixels of item `i` into `out` [H, W, 3] uint8 or [3, H, W] float32; returns its mask."""
     alpha = wanted.recipe.mask
-    pixels = load_pixels(wanted.paths[i], alpha=alpha)
+    pixels = load_pixels(wanted.paths[i], alpha=alpha, writable=False)
     size = (pixels.shape[1], pixels.shape[0])
     if size != tuple(wanted.original_sizes[i]):
         width, height = wanted.original_sizes[i]
@@ -102,7 +113,21 @@ def _decode(wanted: Wanted, i: int, as_floats: bool) -> tuple[npt.NDArray[Any], 
     mask = None
     if alpha:
         mask = np.ascontiguousarray(pixels[:, :, 3])
-        pixels, mask = np.ascontiguousarray(pixels[:, :, :3]), None if (mask == 255).all() else mask
-    if as_floats:
-        return np.take(_FLOATS, np.ascontiguousarray(pixels.transpose(2, 0, 1))), mask
-    return pixels, mask
+        mask = None if (mask == 255).all() else mask
+    if out.dtype == np.uint8:
+        out[...] = pixels[:, :, :3]
+    else:
+        _to_floats(pixels, out)
+    return mask
+
+
+def _to_floats(pixels: Pixels, out: npt.NDArray[np.float32]) -> None:
+    """[H, W, 3 or more] uint8 to [3, H, W] float32 in -1..1, by the operations of `encoding.normalize`."""
+    height, width = out.shape[1:]
+    rows = max(1, _BLOCK // width)
+    for channel in range(3):
+        for at in range(0, height, rows):
+            part = out[channel, at : at + rows]
+            np.divide(pixels[at : at + rows, :, channel], np.float32(255), out=part)
+            part -= np.float32(0.5)
+            part *= np.float32(2)  # to divide by a half is the same, and slower

@@ -131,7 +131,7 @@ class Wanted:
             if case < 4:
                 size, resized = (tuple(map(int, s[first])) for s in (self.original_sizes, self.resized_sizes))
                 name = choose_interpolation((size[0], size[1]), (resized[0], resized[1]), self.recipe.interpolation)
-                name = f"{name}/{resampler(name)}"
+                name = f"{name}/{resampler(name, shrinks=bool(case & 2))}"
             out[cases == case] = name
         return out
 

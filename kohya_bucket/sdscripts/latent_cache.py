@@ -69,7 +69,8 @@ class CacheItem:
         name = "none"
         if tuple(resized) != tuple(self.original_size):
             name = choose_interpolation(self.original_size, resized, self.interpolation)
-            name = f"{name}/{resampler(name)}"
+            shrinks = all(after <= before for after, before in zip(resized, self.original_size, strict=True))
+            name = f"{name}/{resampler(name, shrinks=shrinks)}"
         crop = (resized[0] - self.bucket_reso[0]) // 2, (resized[1] - self.bucket_reso[1]) // 2
         nbytes, mtime, _ = source_identity(self.image)
         return Fingerprint(

@@ -68,10 +68,56 @@ def test_the_second_run_does_nothing(tmp_path, images):
 
 
 def test_floats_made_while_decoding_are_those_of_normalize():
-    from kohya_bucket.latents.decode_ahead import _FLOATS
+    from kohya_bucket.latents.decode_ahead import _to_floats
 
-    every = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1)
-    assert np.array_equal(normalize(every).numpy().ravel(), _FLOATS)
+    pixels = torch.arange(256 * 4, dtype=torch.int64).remainder(256).to(torch.uint8).reshape(1, 16, 16, 4)
+    pixels = pixels.flip(2).repeat(1, 3, 200, 1)
+    got = np.empty((3, 48, 3200), dtype=np.float32)
+    _to_floats(pixels[0].numpy(), got)
+    assert np.array_equal(got, normalize(pixels[:, :, :, :3])[0].numpy())
+    every = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).repeat(1, 1, 1, 3)
+    got = np.empty((3, 16, 16), dtype=np.float32)
+    _to_floats(every[0].numpy(), got)
+    assert np.array_equal(got, normalize(every)[0].numpy())
+
+
+@pytest.mark.parametrize("as_floats", [False, True])
+@pytest.mark.parametrize("alpha", [False, True])
+def test_batches_are_decoded_ahead_into_one_array(tmp_path, as_floats, alpha):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from kohya_bucket.latents.decode_ahead import decode_ahead
+    from kohya_bucket.latents.wanted import Recipe, Wanted
+
+    images = make_images(tmp_path / "images", [(64, 64)] * 7 + [(100, 60)] * 3, alpha=alpha)
+    data = dataset_of(images)
+    for broken in (1, 5, 9):
+        images[broken].write_bytes(images[broken].read_bytes()[:60])
+    recipe = Recipe("vae", mask=alpha)
+    wanted = Wanted.from_placement([str(p) for p in images], data.sizes, data.placement, recipe, tmp_path / "images")
+    with ThreadPoolExecutor(2) as pool:
+        batches = list(decode_ahead(range(10), wanted, 3, pool, 1, as_floats=as_floats))
+    assert [batch.items for batch in batches] == [[0, 2], [3, 4], [6], [7, 8]]
+    assert [[i for i, _ in batch.failed] for batch in batches] == [[1], [5], [], [9]]
+    for batch in batches:
+        for i, pixels, mask in zip(batch.items, batch.pixels, batch.masks, strict=True):
+            resized, bucket = (tuple(map(int, a[i])) for a in (data.placement.resized_sizes, wanted.bucket_sizes))
+            want = resize_and_crop(load_pixels(images[i], alpha=alpha), resized, bucket)
+            plain = torch.from_numpy(want[None, :, :, :3].copy())
+            assert np.array_equal(pixels, normalize(plain)[0].numpy() if as_floats else plain[0].numpy())
+            assert (mask is None) == (not alpha)
+            if alpha:
+                assert np.array_equal(mask, want[:, :, 3])
+
+
+def test_a_batch_of_broken_images_has_none_to_encode(tmp_path):
+    images = make_images(tmp_path / "images", [(64, 64)] * 3)
+    data = dataset_of(images)
+    for image in images:
+        image.write_bytes(b"no image")
+    encoder = MeanEncoder()
+    report = precompute_latents(data, encoder, tmp_path / "out", batch_size=2)
+    assert (report.encoded, len(report.failed), encoder.batches) == (0, 3, [])
 
 
 def test_batches_hold_one_bucket_and_fill_up(tmp_path, images):
