@@ -33,7 +33,10 @@ def train(sd_scripts_dir, config, name, ranks=1, **options):
     environment = {
         **os.environ,
         "SD_SCRIPTS_DIR": str(sd_scripts_dir),
-        "PYTHONPATH": str(Path(__file__).parents[1]),
+        # Another accelerate than the installed one, where a folder holds it.
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [os.environ.get("KOHYA_BUCKET_ACCELERATE"), str(Path(__file__).parents[1])])
+        ),
         "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",

@@ -58,7 +58,8 @@ def train(checkout, model, config, *options, door=("-m", "kohya_bucket.launch"),
     command += ["--tokenizer_cache_dir", tokenizers] if tokenizers else []
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        # Another accelerate than the installed one, where a folder holds it.
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("KOHYA_BUCKET_ACCELERATE"), str(ROOT)])),
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_WAIT_POLICY": "PASSIVE",

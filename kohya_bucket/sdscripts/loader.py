@@ -52,7 +52,7 @@ def planned_arguments(
         GroupPlanner([table.images for table in tables], tables[0].settings), int(datasets[0].seed), current_epoch
     )
     if training:
-        run.attach(sampler)
+        run.attach(sampler, getattr(collator, "current_step", None))
     compact(group)
     if arguments.get("num_workers"):
         arguments["worker_init_fn"] = quiet_worker(arguments.get("worker_init_fn"))

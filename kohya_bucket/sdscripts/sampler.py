@@ -42,6 +42,7 @@ class PlanSampler(Sampler[PlannedBatch]):
         self.planned_ranks = self.world_size if planner.settings.same_shape else 1
         self.seed = _agree(planner, seed) if self.world_size > 1 else seed
         self.on_start: Callable[[int], None] = _ignore
+        self.end: tuple[int, int] | None = None  # (the trainer's epoch, steps of each process) after which to stop
         self._shift = 0
         self._made: tuple[tuple[int, int], EpochPlan] | None = None
         self._to_resume: tuple[Progress, ...] = ()
@@ -71,6 +72,7 @@ class PlanSampler(Sampler[PlannedBatch]):
         plan = self._current
         end = plan.first_step + plan.steps
         done = min(steps * self.world_size // self.planned_ranks, end) if steps else end
+        done -= sum(part.steps for part in self._before)
         return (*self._before, Progress(self.seed, self.epoch, tuple(plan.global_batch.tolist()), done))
 
     def __len__(self) -> int:
@@ -97,16 +99,23 @@ class PlanSampler(Sampler[PlannedBatch]):
             self._current = self.plan
             return
         self._current = rest
-        self._before = history[:-1] if rest.first_step else history
+        same = history[-1].global_batch == tuple(rest.global_batch.tolist())
+        self._before = history[:-1] if same else history
         if is_first_process():
             logger.info("resumed: epoch %d, %d steps left", self.epoch, rest.steps)
 
     def _length(self, plan: EpochPlan) -> int:
         return -(-plan.steps * self.planned_ranks // self.world_size) * self.world_size
 
+    def _until_end(self, length: int, begin: int) -> int:
+        """How many of the next `length` batches are still to be trained; `begin` of the epoch are done."""
+        if self.end is None or self.current_epoch is None or int(self.current_epoch.value) != self.end[0]:
+            return length
+        return max(min(length, self.end[1] * self.world_size - begin), 0)
+
     def _batches(self, plan: EpochPlan, epoch: int) -> Iterator[PlannedBatch]:
         planner, begin = self.planner, plan.first_step * self.planned_ranks
-        for i in range(self._length(plan)):
+        for i in range(self._until_end(self._length(plan), begin)):
             step, rank = divmod(i, self.planned_ranks)
             step %= plan.steps  # without one shape for all, the last ranks may have to begin again
             bucket = int(plan.bucket_of_step[step])
