@@ -83,6 +83,19 @@ def skip_and_count(accelerator, batch_size: int, log: Log) -> None:
     for batch in accelerator.skip_first_batches(loader, num_batches=step):
         step += 1
         log.write(epoch=5, step=step, images=batch[:, 0].tolist(), buckets=batch[:, 1].tolist())
+    # What ranks trained, gathered: tensors where all have as many images, objects always. (`gather_for_metrics` cuts
+    # the last batch: it takes what is beyond a multiple of the batch size for repeats.)
+    from accelerate.utils import gather_object
+
+    for remainder in ("pad", "keep"):
+        loader = accelerator.prepare(
+            DataLoader(Numbers(), batch_sampler=BucketBatchSampler(IDS, batch_size, remainder=remainder))
+        )
+        for batch in loader:
+            images = batch[:, 0]
+            padded = remainder == "pad"
+            together = accelerator.gather(images).tolist() if padded else gather_object(images.tolist())
+            log.write(gathered=remainder, together=together)
 
 
 def plain(folder: Path, batch_size: int, epochs: int) -> None:

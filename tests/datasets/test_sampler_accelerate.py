@@ -67,6 +67,30 @@ def test_skipped_batches() -> None:
     assert [b.tolist() for b in rest] == list(plan_epoch(IDS, 4, epoch=2).rank_batches(0, 7))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (2, 0), (2, 1)])
+def test_a_stateful_loader_goes_on_where_it_was(ranks: int, rank: int, workers: int) -> None:
+    """`DataLoaderConfiguration(use_stateful_dataloader=True)`: the loader's own state is enough."""
+    pytest.importorskip("torchdata")
+
+    def prepared() -> DataLoader:
+        plain = DataLoader(list(range(len(IDS))), batch_sampler=BucketBatchSampler(IDS, 4), num_workers=workers)
+        return accelerate_loader.prepare_data_loader(
+            plain, num_processes=ranks, process_index=rank, use_stateful_dataloader=True
+        )
+
+    expected = [list(plan_epoch(IDS, 4, world_size=ranks, epoch=e).rank_batches(rank)) for e in (0, 1)]
+    loader = prepared()
+    assert [[b.tolist() for b in loader] for _ in range(2)] == expected
+    loader = prepared()
+    reader = iter(loader)
+    assert [next(reader).tolist() for _ in range(5)] == expected[0][:5]
+    resumed = prepared()
+    resumed.load_state_dict(loader.state_dict())
+    assert [b.tolist() for b in resumed] == expected[0][5:]
+    assert [b.tolist() for b in resumed] == expected[1]
+
+
 def test_what_would_tear_batches_apart_is_refused() -> None:
     sampler = BucketBatchSampler(IDS, 4)
     with pytest.raises(PlanError, match="use split_batches=False"):

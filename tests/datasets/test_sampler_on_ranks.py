@@ -113,6 +113,11 @@ def test_accelerate_killed_and_resumed(tmp_path: Path, accelerate: str) -> None:
         same = batch_size * ranks == 8
         if same:
             assert sorted(s for e, s in steps if e == 1) == list(range(6, whole.steps + 1))
+        for remainder in ("pad", "keep"):
+            whole = plan_epoch(IDS, batch_size, world_size=ranks, remainder=remainder)
+            expected = [whole.step_indices(s).tolist() for s in range(whole.steps)]
+            for rows in entries(folder, "gathered"):
+                assert [row["together"] for row in rows if row["gathered"] == remainder] == expected
         plan = plan_epoch(IDS, batch_size, world_size=ranks, epoch=1, done=[(8, 5)])
         filled = plan.ledger().image.tolist()
         for image in filled:
