@@ -1,4 +1,4 @@
-"""What sd-scripts does without the adapter. If one of these fails, sd-scripts has mended it, and the README should say so.
+"""What sd-scripts does without the adapter. If one of these fails, sd-scripts has mended it: then mend the README.
 
 The images it misses are counted in `benchmarks/epochs.py`.
 """
@@ -36,9 +36,13 @@ def test_an_image_shorter_than_a_step_ends_in_a_division_by_zero(unpatched, tmp_
 def test_an_unreadable_image_ends_the_run(unpatched, tmp_path):
     config = group_config(tmp_path, count=6)
     (tmp_path / "a" / "broken.png").write_bytes(b"no picture")
-    with pytest.raises(Exception, match=r"cannot identify image file|broken|could not broadcast|division|size"):
+
+    def train():
         group, _ = build_groups(unpatched, config)
         list(loader_of(unpatched, group, multiprocessing.Value("i", 1)))
+
+    with pytest.raises(Exception, match=r"cannot identify image file|division"):
+        train()
 
 
 def strategy_of(unpatched):
@@ -85,5 +89,5 @@ def test_half_written_latents_end_the_run(unpatched, tmp_path):
     npz = tmp_path / "a_0064x0064_sd.npz"
     strategy.save_latents_to_disk(str(npz), torch.zeros(4, 8, 8), (64, 64), (0, 0, 64, 64), None, None)
     npz.write_bytes(npz.read_bytes()[:300])
-    with pytest.raises(Exception, match="zip|truncated|File"):
+    with pytest.raises(Exception, match=r"zip|truncated|File"):
         strategy.is_disk_cached_latents_expected((64, 64), str(npz), False, False)
