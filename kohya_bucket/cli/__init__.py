@@ -36,12 +36,12 @@ def register_commands() -> None:
 
 def main() -> None:
     """Entry point: a user's mistake ends with one clear line and exit code 2, never with a traceback."""
-    register_commands()
     for stream in (sys.stdout, sys.stderr):
         # File names that are no text, and consoles without the character: shown escaped, not a traceback.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
+        register_commands()
         app()
     except KohyaBucketError as error:
         print(f"kohya-bucket: {error}", file=sys.stderr)
