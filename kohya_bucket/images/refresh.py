@@ -39,12 +39,13 @@ def refreshed(
 ) -> MetadataCache:
     """A cache with row i for the i-th path. See `MetadataCache.refresh`."""
     how: _How = {"workers": workers, "engine": engine, "progress": progress}
-    texts = TextColumn.of(absolute_paths(paths))
+    listed = absolute_paths(paths)
+    texts = TextColumn.of(listed)
     n = len(texts)
     same = texts == before.paths
     rows = np.arange(n) if same else before.paths.find(texts)
     # Looked at before the headers are read: a file that changes in between is read again next time.
-    stat = Job("stat", texts, workers=workers, engine=engine)
+    stat = Job("stat", listed, workers=workers, engine=engine)
     try:
         stat.run()
     except KeyboardInterrupt:
