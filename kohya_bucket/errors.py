@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 __all__ = [
     "BucketSettingsError",
     "ConfigError",
@@ -10,6 +12,7 @@ __all__ = [
     "LatentStoreError",
     "PlanError",
     "ResumeError",
+    "why_not_written",
 ]
 
 
@@ -39,3 +42,19 @@ class ResumeError(PlanError):
 
 class LatentStoreError(KohyaBucketError):
     """A latent store or cache file that cannot be read, written or trusted."""
+
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full; what was finished before is safe: free some space and run again",
+    errno.EDQUOT: "the disk quota is used up; what was finished before is safe: free some space and run again",
+    errno.EFBIG: "the file is larger than the file system or a limit of this account (ulimit -f) allows",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EACCES: "it is not writable, or held open by a program; change its permissions or choose another folder",
+    errno.EPERM: "the folder or file is not writable; change its permissions or choose another folder",
+    errno.ENOENT: "its folder does not exist",
+}
+
+
+def why_not_written(error: OSError) -> str:
+    """What kept a file from being written, and what to do, as the end of a message."""
+    return _REASONS.get(error.errno or 0, error.strerror or str(error))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, why_not_written
 from kohya_bucket.images.content_hash import HASH_LENGTH
 from kohya_bucket.images.formats import ImageFormat
 from kohya_bucket.images.text_column import TextColumn
@@ -102,9 +102,11 @@ def replace_file(path: str, write: Any) -> None:
         handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(path)}.", suffix=".tmp")
         os.close(handle)
     except OSError as error:
-        raise KohyaBucketError(f"{path}: cannot be written ({error.strerror})") from None
+        raise KohyaBucketError(f"{path}: cannot be written: {why_not_written(error)}") from None
     try:
         write(temporary)
+        with open(temporary, "rb+") as written:
+            os.fsync(written.fileno())  # or a power failure could leave the new name without the new content
         if os.name != "nt":
             # mkstemp makes private files; a cache is as public as any other file of its user.
             mask = os.umask(0)
@@ -119,7 +121,7 @@ def replace_file(path: str, write: Any) -> None:
                     raise
                 time.sleep(0.05)
     except OSError as error:
-        raise KohyaBucketError(f"{path}: cannot be written ({error.strerror or error})") from None
+        raise KohyaBucketError(f"{path}: cannot be written: {why_not_written(error)}") from None
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 import uuid
@@ -11,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import LatentStoreError, why_not_written
 
 __all__ = ["TEMPORARY_AGE", "TEMPORARY_SUFFIX", "remove_leftovers", "rename_over", "temporary_sibling", "write_file"]
 
@@ -48,7 +47,7 @@ def write_file(path: Path, parts: Iterable[Any], *, sync: bool = True) -> int:
         if sync:
             _sync_directory(path.parent)
     except OSError as error:
-        raise _explained(error, path) from error
+        raise LatentStoreError(f"cannot write {path}: {why_not_written(error)}") from error
     finally:
         with suppress(OSError):
             temporary.unlink()
@@ -99,15 +98,3 @@ def _sync_directory(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _explained(error: OSError, path: Path) -> LatentStoreError:
-    why = {
-        errno.ENOSPC: "the disk is full; what was finished before is safe: free some space and run again",
-        errno.EDQUOT: "the disk quota is used up; what was finished before is safe: free some space and run again",
-        errno.EROFS: "the file system is read-only; choose another folder",
-        errno.EACCES: "it is not writable, or held open by a program; change its permissions or choose another folder",
-        errno.EPERM: "the folder or file is not writable; change its permissions or choose another folder",
-        errno.ENOENT: "its folder does not exist",
-    }.get(error.errno or 0, error.strerror or str(error))
-    return LatentStoreError(f"cannot write {path}: {why}")

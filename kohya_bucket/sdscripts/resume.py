@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.latents.atomic import write_file
 from kohya_bucket.sdscripts.planner import Progress
 from kohya_bucket.sdscripts.processes import is_first_process
 from kohya_bucket.sdscripts.sampler import PlanSampler
@@ -72,10 +73,10 @@ class Run:
             "count": len(self.sampler.planner.bucket_ids),
             "trained": [asdict(part) for part in history],
         }
-        file = Path(output_dir) / STATE_FILE
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(state), encoding="utf-8")
-        os.replace(temporary, file)  # noqa: PTH105
+        try:
+            write_file(Path(output_dir) / STATE_FILE, [json.dumps(state).encode("utf-8")])
+        except KohyaBucketError as error:
+            raise SystemExit(f"kohya_bucket: {error}") from error
 
     def _on_load(self, models: Any, input_dir: str) -> None:
         if self.sampler is None:

@@ -20,6 +20,8 @@ from kohya_bucket.images import pool as pool_module
 
 pytest.importorskip("pyarrow")
 
+from tests.full_disk import no_room  # noqa: F401
+
 
 def make(folder: Path, n: int = 6) -> list[Path]:
     paths = []
@@ -203,7 +205,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pq, "write_table", full)
-    with pytest.raises(KohyaBucketError, match="No space left"):
+    with pytest.raises(KohyaBucketError, match="the disk is full"):
         cache.save(target)
     assert target.read_bytes() == before
     assert not list(tmp_path.glob("*.tmp"))
@@ -297,3 +299,17 @@ def test_equal_hashes_of_different_texts_are_told_apart(monkeypatch: pytest.Monk
     column = TextColumn.of(texts)
     assert column.find(["cc", "bb", "dd", "c", "eee"]).tolist() == [3, 1, -1, 2, -1]
     assert column.is_first().tolist() == [True, True, True, True, False]
+
+
+def test_a_full_disk_is_said_and_the_old_cache_stays(tmp_path: Path, no_room) -> None:  # noqa: F811
+    images = make(tmp_path)
+    file = no_room.folder / "meta.parquet"
+    MetadataCache.build(images[:3]).save(file)
+    before = file.read_bytes()
+    larger = MetadataCache.build(images)
+    with no_room.full(), pytest.raises(KohyaBucketError, match=f"meta.parquet: cannot be written: {no_room.reason}"):
+        larger.save(file)
+    assert file.read_bytes() == before
+    assert [path.name for path in no_room.folder.iterdir()] == ["meta.parquet"]
+    larger.save(file)
+    assert len(MetadataCache.load(file)) == 6
