@@ -20,15 +20,16 @@ _REFILL = 4096
 # The layout that most encoders write, from the quantization tables to the first scan: tables of 8 bits, one
 # frame header, the standard Huffman tables (recognised by their lengths), a complete scan header. One match
 # stands for nine steps of the walk below; any other layout is walked.
-_USUAL = re.compile(
+_LAYOUT = (
     rb"(?:\xff\xdb\x00(?:\x43[\0-\x0f].{64}|\x84[\0-\x0f].{64}[\0-\x0f].{64})){1,4}"
     rb"\xff[\xc0-\xc2]\x00(?:\x0b\x08(?=.{4}\x01)|\x11\x08(?=.{4}\x03)|\x14\x08(?=.{4}\x04))"
     rb"(..)(..)(?:\x01.{3}|\x03.{9}|\x04.{12})"
     rb"(?:\xff\xc4\x00\x1f.{29}\xff\xc4\x00\xb5.{179}){1,2}"
-    rb"\xff\xda\x00(?:\x08.{6}|\x0c.{10}|\x0e.{12})",
-    re.DOTALL,
+    rb"\xff\xda\x00(?:\x08.{6}|\x0c.{10}|\x0e.{12})"
 )
-_usual = _USUAL.match
+_usual = re.compile(_LAYOUT, re.DOTALL).match
+# The same right behind a JFIF block without a preview: a whole file's header in one match.
+_plain = re.compile(rb"\xff\xd8\xff\xe0\x00\x10.{14}" + _LAYOUT, re.DOTALL).match
 _int = int.from_bytes
 _JPEG = int(ImageFormat.JPEG)
 
@@ -40,6 +41,8 @@ def read_jpeg(head: bytes, source: Source) -> HeaderRow | None:
     previews) is skipped without being read. Two frame headers, 12-bit samples, arithmetic coding, padding
     and anything else unusual are left to the decoder.
     """
+    if plain := _plain(head):
+        return _int(plain[2], "big"), _int(plain[1], "big"), 1, _JPEG
     if not head.startswith(b"\xff\xd8\xff"):
         return None
     size = None
