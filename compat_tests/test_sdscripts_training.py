@@ -46,10 +46,10 @@ def config_file(tmp_path, folder, extra="", **dataset):
     return file
 
 
-def train(checkout, model, config, *options, door=("-m", "kohya_bucket.launch"), steps=4):
+def train(checkout, model, config, *options, door=("-m", "kohya_bucket.launch"), steps=4, record=None):
     out = config.parent / "out"
     tokenizers = os.environ.get("SD_TOKENIZERS")
-    command = [sys.executable, *door, str(checkout / "train_network.py")]
+    command = [sys.executable, *door] + ([str(checkout / "train_network.py")] if record is None else [])
     command += ["--pretrained_model_name_or_path", str(model), "--dataset_config", str(config)]
     command += ["--output_dir", str(out), "--output_name", "lora", "--save_model_as", "safetensors"]
     command += ["--network_module", "networks.lora", "--network_dim", "2", "--learning_rate", "1e-4"]
@@ -64,7 +64,11 @@ def train(checkout, model, config, *options, door=("-m", "kohya_bucket.launch"),
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "SD_SCRIPTS_DIR": str(checkout),
     }
+    if record is not None:
+        record.mkdir()
+        environment |= {"RECORD_DIR": str(record), "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     return done, out / "lora.safetensors"
 
@@ -130,6 +134,8 @@ def test_through_the_patch(unpatched, sd_scripts_dir, model, data, tmp_path):
         "switching = 'geometric'\nmax_crop = 0.5",
         "no_upscale_fit = 'largest'",
         "order = 'runs'\nremainder = 'pad'",
+        "remainder = 'merge'\nmerge_max_crop = 0.5",
+        "resolutions = [128, 192]\nresolution_mode = 'rotate'\nremainder = 'catch_all'",
     ],
 )
 def test_every_rule(unpatched, sd_scripts_dir, model, data, tmp_path, options):
@@ -163,3 +169,40 @@ def test_shards_train_the_same_weights_as_npz(unpatched, sd_scripts_dir, model, 
         weights.append(tensors(file))
     assert list((tmp_path / "store").iterdir())
     assert weights[0] == weights[1]
+
+
+def recorded(folder):
+    """Steps in the order they were trained, with one row for each process."""
+    files = sorted(folder.glob("rank*.jsonl"))
+    rows = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
+    return list(zip(*rows, strict=True))
+
+
+SEVERAL = (
+    "[kohya_bucket]\nresolutions = [128, 192]\nresolution_mode = 'rotate'\nremainder = 'merge'\nmerge_max_crop = 0.5"
+)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_stopped_and_resumed_with_accumulation(unpatched, sd_scripts_dir, model, data, tmp_path, ranks):
+    """Two epochs of a run, and its second part again from a state in mid-epoch: the same images at the same sizes."""
+    config = config_file(tmp_path, data, SEVERAL, batch_size=1)
+    door = [str(ROOT / "compat_tests" / "recording_trainer.py")]
+    if ranks > 1:
+        door = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", *door]
+    options = ["--gradient_accumulation_steps", "2", "--save_every_n_steps", "2", "--save_state", "--seed", "3"]
+    total = 6 if ranks > 1 else 9
+    done, file = train(
+        sd_scripts_dir, model, config, *options, door=door, steps=total, record=tmp_path / "whole"
+    )  # fmt: skip
+    assert_trained(done, file, total)
+    whole = recorded(tmp_path / "whole")
+    assert {len(step) for step in whole} == {ranks}
+    assert all(len({tuple(row["size"]) for row in step}) == 1 for step in whole)
+    assert len({tuple(row["size"]) for step in whole for row in step}) > 2
+    state = tmp_path / "out" / "lora-step00000002-state"
+    resume = ["--resume", str(state), "--skip_until_initial_step", "--gradient_accumulation_steps", "2", "--seed", "9"]
+    done, file = train(sd_scripts_dir, model, config, *resume, door=door, steps=total, record=tmp_path / "rest")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert metadata(file)["ss_steps"] == str(total - 2)
+    assert recorded(tmp_path / "rest") == whole[4:]
