@@ -123,3 +123,27 @@ def test_two_processes_train_each_image_as_often_as_asked(unpatched, sd_scripts_
         assert not collections.Counter(whole_epochs(1)) - images(mine)
         alone = [step for step in mine if step[0]["keys"] == step[1]["keys"] and len(step[0]["keys"]) == 1]
         assert sum(extra.values()) <= len(alone)
+
+
+SEVERAL = [
+    {"remainder": "merge", "merge_max_crop": 0.5},
+    {"resolutions": [128, 192], "resolution_mode": "rotate", "remainder": "catch_all"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", SEVERAL, ids=["merge", "rotate and catch_all"])
+def test_images_at_several_sizes_on_two_processes_and_resumed_on_one(unpatched, sd_scripts_dir, config, table):
+    content = json.loads(config.read_text(encoding="utf-8"))
+    config.write_text(json.dumps({**content, "kohya_bucket": table}), encoding="utf-8")
+    whole = train(sd_scripts_dir, config, "whole", ranks=2, epochs=2, workers=2)
+    assert_one_shape_per_step(whole)
+    begun = train(sd_scripts_dir, config, "begun", ranks=2, save_at=5)
+    assert begun == whole[: len(begun)]
+    same = train(sd_scripts_dir, config, "same", ranks=1, batch_size=4, resume=True, epochs=2)
+    merged = [sorted(key for row in step for key in row["keys"]) for step in [*begun, *same]]
+    expected = [sorted(key for row in step for key in row["keys"]) for step in whole]
+    # Alone, no process needs a repeat: the steps hold the same images, each once.
+    assert [sorted(set(step)) for step in merged] == [sorted(set(step)) for step in expected]
+    other = train(sd_scripts_dir, config, "other", ranks=1, batch_size=3, resume=True, epochs=1)
+    assert images(begun) + images(other) == collections.Counter(whole_epochs(1))
