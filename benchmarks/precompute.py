@@ -26,6 +26,8 @@ import numpy as np
 from PIL import Image
 
 HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1]))
+BATCHES: list[int] = []  # images in each call of a stub, in the process that encodes
 SIZES = [(640, 480), (480, 640), (512, 512), (800, 450)]
 CONFIG = """
 [[datasets]]
@@ -65,6 +67,7 @@ def stub_vae():
             pass
 
         def encode(self, pixels):
+            BATCHES.append(len(pixels))
             time.sleep(0.05)
             latents = torch.zeros((len(pixels), 4, pixels.shape[2] // 8, pixels.shape[3] // 8))
             return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: latents))
@@ -112,6 +115,7 @@ def ours(config: str, batch: int, stub: bool, _: bool) -> float:
         architecture, shift_factor = "sd", 0.0
 
         def posterior(self, pixels):
+            BATCHES.append(len(pixels))
             time.sleep(0.05)
             mean = torch.zeros((len(pixels), 4, pixels.shape[2] // 8, pixels.shape[3] // 8))
             return mean, mean
@@ -139,8 +143,8 @@ def ours(config: str, batch: int, stub: bool, _: bool) -> float:
     return took[0]
 
 
-def run(side: str, config: Path, batch: int, stub: bool, highvram: bool) -> float:
-    """Rate in images/s of one side, from nothing."""
+def run(side: str, config: Path, batch: int, stub: bool, highvram: bool) -> tuple[float, float]:
+    """(images/s, images per call of the stub or 0) of one side, from nothing."""
     images = config.parent / "images"
     for path in images.glob("*.npz"):
         path.unlink()
@@ -152,10 +156,10 @@ def run(side: str, config: Path, batch: int, stub: bool, highvram: bool) -> floa
     )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"{side} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
-    seconds = float(done.stdout.strip().splitlines()[-1])
+    seconds, per_call = map(float, done.stdout.strip().splitlines()[-1].split())
     count = len(list(images.glob("*.jpg")))
     assert len(list(images.glob("*.npz"))) == count
-    return count / seconds
+    return count / seconds, per_call
 
 
 def main_() -> None:
@@ -174,18 +178,19 @@ def main_() -> None:
         seconds = {"theirs": theirs, "ours": ours}[options.side](
             options.config, options.batch, options.stub, options.highvram
         )  # fmt: skip
-        print(f"\n{seconds}", flush=True)
+        print(f"\n{seconds} {statistics.mean(BATCHES) if BATCHES else 0}", flush=True)
         return
     lines = [
         "# Encoding a data set (`benchmarks/precompute.py`)",
         "",
-        "On the CPU, no GPU: with the real VAE nearly all is its arithmetic. sd-scripts' tool sorts images by the area "
-        "of their bucket, so that upright and wide images of one area alternate and most batches hold one or two "
-        "images; and it collects garbage after every batch, or with --highvram whenever the shape changes.",
+        "On the CPU, no GPU: with the real VAE nearly all is its arithmetic. The images are upright, wide and square "
+        "by turns. sd-scripts' tool sorts them by the area of their bucket alone, so that upright and wide ones of one "
+        "area alternate and split its batches; and it collects garbage after every batch, or with --highvram whenever "
+        "the shape changes.",
         "",
-        "| VAE | images | sd-scripts' tools/cache_latents.py, images/s | kohya-bucket precompute, images/s | ratio "
-        "(rounds) |",
-        "| --- | ---: | ---: | ---: | ---: |",
+        "| VAE | images | sd-scripts' tools/cache_latents.py, images/s | images per batch | kohya-bucket precompute, "
+        "images/s | images per batch | ratio (rounds) |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     with tempfile.TemporaryDirectory() as folder:
         for k, (name, count, stub, highvram) in enumerate((
@@ -199,10 +204,13 @@ def main_() -> None:
                 settings = (config, options.batch, stub, highvram)
                 rounds.append((run("theirs", *settings), run("ours", *settings)))
                 print(name, rounds[-1], flush=True)
-            ratios = sorted(b / a for a, b in rounds)
-            a, b = (statistics.median(column) for column in zip(*rounds, strict=True))
-            lines.append(f"| {name} | {count} | {a:.2f} | {b:.2f} | {statistics.median(ratios):.2f} "
-                         f"({ratios[0]:.2f} to {ratios[-1]:.2f}) |")  # fmt: skip
+            ratios = sorted(b[0] / a[0] for a, b in rounds)
+            cells = []
+            for column in zip(*rounds, strict=True):
+                rate, per_call = (statistics.median(numbers) for numbers in zip(*column, strict=True))
+                cells += [f"{rate:.2f}", f"{per_call:.1f}" if per_call else "-"]
+            cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+            lines.append(f"| {name} | {count} | {' | '.join(cells)} |")
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     lines += [
         "",
