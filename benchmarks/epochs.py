@@ -76,6 +76,8 @@ def one(folder: str, workers: int, seed: int, adapter: bool, out: str) -> None:
             rows.append([number, at, list(batch["images"].shape[2:]), keys])
     Path(f"{out}.{rank}").write_text(json.dumps(rows), encoding="utf-8")
     accelerator.wait_for_everyone()
+    if accelerator.num_processes > 1:
+        os._exit(0)  # torch's gloo threads now and then abort a process that ends in good order
 
 
 def run(

@@ -64,6 +64,8 @@ if options.resume:
 def finish() -> None:
     (options.out.parent / f"{options.out.name}.{rank}").write_text(json.dumps(rows), encoding="utf-8")
     accelerator.wait_for_everyone()
+    sys.stdout.flush()
+    os._exit(0)  # torch's gloo threads now and then abort a process that ends in good order
 
 
 for number in range(options.epochs):
@@ -80,5 +82,4 @@ for number in range(options.epochs):
         if options.save_at is not None and updates == options.save_at:
             accelerator.save_state(str(options.state))
             finish()
-            sys.exit(0)
 finish()

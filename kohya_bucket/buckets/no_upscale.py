@@ -30,10 +30,11 @@ def place_without_upscaling(sizes: IntArray, max_area: int, reso_steps: int) -> 
     reasons = np.empty(n, dtype=np.uint8)
     out = Outputs(n)
     grid = _grid(n, max_area, reso_steps)
+    by_aspect = _ByAspect.of(max_area, reso_steps) if grid is not None and n >= _WORTH_A_TABLE else None
 
     def work(start: int, stop: int) -> None:
         rows = sizes[start:stop]
-        width, height, aspect, reasons[start:stop] = _no_upscale_resize(rows, max_area, reso_steps)
+        width, height, aspect, reasons[start:stop] = _resize(rows, max_area, reso_steps, by_aspect)
         bucket_width, bucket_height = (_whole_steps(side, reso_steps) for side in (width, height))
         if grid is not None:
             grid.mark(start, stop, grid.cells(bucket_width, bucket_height, reasons[start:stop] == Reason.PLACED))
@@ -67,7 +68,7 @@ def indices_without_upscaling(sizes: IntArray, max_area: int, reso_steps: int) -
     grid = _grid(n, max_area, reso_steps)
     if grid is None:
         return place_without_upscaling(sizes, max_area, reso_steps).bucket_index
-    reduced_cells = _AspectCells.of(max_area, reso_steps) if n >= _WORTH_A_TABLE else None
+    by_aspect = _ByAspect.of(max_area, reso_steps) if n >= _WORTH_A_TABLE else None
 
     def work(start: int, stop: int) -> None:
         width, height, aspect, too_large, unreadable = _shapes(sizes[start:stop], max_area)
@@ -76,10 +77,10 @@ def indices_without_upscaling(sizes: IntArray, max_area: int, reso_steps: int) -
             placed &= ~unreadable
         cells = grid.cells(_whole_steps(width, reso_steps), _whole_steps(height, reso_steps), placed)
         if too_large is not None:
-            if reduced_cells is None:
+            if by_aspect is None:
                 reduced = _Reduced(aspect, max_area, reso_steps).cells(grid)
             else:
-                reduced = reduced_cells.look_up(aspect, too_large)
+                reduced = by_aspect.cells(aspect, too_large)
             np.copyto(cells, reduced, where=too_large)
         grid.mark(start, stop, cells)
 
@@ -87,8 +88,8 @@ def indices_without_upscaling(sizes: IntArray, max_area: int, reso_steps: int) -
     return grid.result()[1]
 
 
-class _AspectCells:
-    """The grid cell of images above the area, which follows from their aspect, looked up by the leading bits of it.
+class _ByAspect:
+    """What becomes of images above the area, which follows from their aspect, looked up by the leading bits of it.
 
     A positive double's bit pattern orders like its value, and every step from the aspect to the bucket is a
     monotone function, in float arithmetic too (`_Reduced.signature`). So where all of them are equal at both ends
@@ -106,20 +107,36 @@ class _AspectCells:
         # The outermost ranges stand for all beyond them.
         constant[[0, -1]] = False
         self._cells = np.where(constant, low.cells(self._grid), -1.0)
+        self._widths, self._heights = (np.where(constant, side, 0.0) for side in low.floored_sides())
 
     @staticmethod
     @lru_cache(maxsize=8)
-    def of(max_area: int, steps: int) -> _AspectCells:
+    def of(max_area: int, steps: int) -> _ByAspect:
         """Made once for each setting."""
-        return _AspectCells(max_area, steps, _grid_side(max_area, steps))
+        return _ByAspect(max_area, steps, _grid_side(max_area, steps))
 
-    def look_up(self, aspect: FloatArray, wanted: Rows) -> FloatArray:
-        """The cells of [N] aspects; where not `wanted`, anything."""
-        cells = self._cells.take((aspect.view(np.int64) >> _SHIFT) - self._first, mode="clip")
+    def cells(self, aspect: FloatArray, wanted: Rows) -> FloatArray:
+        """The grid cells of the buckets of [N] aspects; where not `wanted`, anything."""
+        cells = self._cells.take(self._ranges(aspect), mode="clip")
         open_ = np.flatnonzero((cells < 0) & wanted)
         if len(open_):
             cells[open_] = _Reduced(aspect[open_], self._max_area, self._steps).cells(self._grid)
         return cells
+
+    def sizes(self, aspect: FloatArray, wanted: Rows) -> tuple[FloatArray, FloatArray]:
+        """The widths and heights that images of [N] aspects are scaled to; where not `wanted`, anything."""
+        at = self._ranges(aspect)
+        by_width, by_height = self._widths.take(at, mode="clip"), self._heights.take(at, mode="clip")
+        # One of the two is 0, and so is what follows from it.
+        width, height = by_width + np.floor(by_height * aspect + 0.5), by_height + np.floor(by_width / aspect + 0.5)
+        open_ = np.flatnonzero((self._cells.take(at, mode="clip") < 0) & wanted)
+        if len(open_):
+            computed = _Reduced(aspect[open_], self._max_area, self._steps)
+            width[open_], height[open_] = computed.width, computed.height
+        return width, height
+
+    def _ranges(self, aspect: FloatArray) -> npt.NDArray[np.int64]:
+        return (aspect.view(np.int64) >> _SHIFT) - self._first
 
 
 def _grid(n: int, max_area: int, steps: int) -> SizeGrid | None:
@@ -138,15 +155,19 @@ def _grid_side(max_area: int, steps: int) -> int:
     return int(max_area / short * (1 + 0.5 / short) / steps) + 3
 
 
-def _no_upscale_resize(
-    sizes: IntArray, max_area: int, steps: int
+def _resize(
+    sizes: IntArray, max_area: int, steps: int, by_aspect: _ByAspect | None
 ) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.uint8]]:
     """What no-upscale mode scales each image to: widths, heights (0 where unreadable), image aspects, reasons."""
     width, height, aspect, too_large, unreadable = _shapes(sizes, max_area)
     if too_large is not None:
-        reduced = _Reduced(aspect, max_area, steps)
-        np.copyto(width, reduced.width, where=too_large)
-        np.copyto(height, reduced.height, where=too_large)
+        if by_aspect is None:
+            computed = _Reduced(aspect, max_area, steps)
+            reduced = computed.width, computed.height
+        else:
+            reduced = by_aspect.sizes(aspect, too_large)
+        np.copyto(width, reduced[0], where=too_large)
+        np.copyto(height, reduced[1], where=too_large)
     reasons = np.where(np.minimum(width, height) < steps, np.uint8(Reason.TOO_SMALL), np.uint8(Reason.PLACED))
     if unreadable is not None:
         width[unreadable] = height[unreadable] = 0
@@ -210,6 +231,11 @@ class _Reduced:
     @property
     def height(self) -> FloatArray:
         return self._choose(np.floor(self._height_exact + 0.5), self._by_height)
+
+    def floored_sides(self) -> tuple[FloatArray, FloatArray]:
+        """The side that was floored to the step first, as a width or as a height; the other is 0, and both if dead."""
+        zero = np.zeros_like(self._by_width)
+        return self._choose(self._by_width, zero), self._choose(zero, self._by_height)
 
     def cells(self, grid: SizeGrid) -> FloatArray:
         """Cells of the buckets: `width` and `height`, floored to the step."""
