@@ -8,8 +8,8 @@ HERE = Path(__file__).parent
 HEAD = """# Benchmarks
 
 One script per claim, peers measured in the same run; medians and ratios. Each script writes its last table into
-`results/`; `python benchmarks/collect.py` gathers them here. The tables come from a machine with 2 cores that ran
-other work at the same time, so look at ratios, not at absolute times.
+`results/`; `python benchmarks/collect.py` gathers them here. The tables come from a virtual machine with 2 cores; where
+it ran other work meanwhile, the table says so. Look at ratios, not at absolute times.
 
 """
 
