@@ -113,7 +113,7 @@ def test_a_changed_data_set_is_named_and_begins_anew(unpatched, sd_scripts_dir, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 2, 8])
 def test_two_processes_train_each_image_as_often_as_asked(unpatched, sd_scripts_dir, config, workers):
     steps = train(sd_scripts_dir, config, "two", ranks=2, workers=workers, epochs=2)
     assert_one_shape_per_step(steps)
