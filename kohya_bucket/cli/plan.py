@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from kohya_bucket.cli.gpus import gpu_counts
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.errors import KohyaBucketError
 
@@ -88,7 +89,7 @@ def register(app: typer.Typer) -> None:
             _print_findings(read, as_json, images)
             raise typer.Exit(1)
         with scan_progress("reading image headers") as progress:
-            seen = overview(read, settings, _numbers(gpus), accumulate, progress)
+            seen = overview(read, settings, gpu_counts(gpus), accumulate, progress)
         if as_json:
             typer.echo(json.dumps(_as_json(read, seen, images), indent=2))
         else:
@@ -96,16 +97,6 @@ def register(app: typer.Typer) -> None:
         warned = any(f.severity is Severity.WARNING for f in read.findings) or any(d.left_out for d in seen.datasets)
         stops = any(f.severity is Severity.ERROR for f in read.findings)
         raise typer.Exit(1 if stops or (strict and warned) else 0)
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise KohyaBucketError(f"--gpus is {text!r}, but must be whole numbers above 0, e.g. 1,2,4")
-    return numbers
 
 
 def _console() -> Console:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kohya_bucket.buckets import BucketRule, FixedBuckets, KohyaBuckets, load_from_json, load_from_toml, load_preset
+from kohya_bucket.cli.gpus import gpu_counts
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import list_images, read_sizes
@@ -21,7 +23,7 @@ from kohya_bucket.latents.npz import ARCHITECTURES
 from kohya_bucket.latents.wanted import Recipe, Wanted
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.precompute import PrecomputeReport
+    from kohya_bucket.latents.report import PrecomputeReport
 
 _ARCH_OF_PRESET = {"sdxl": "sdxl", "sd15": "sd", "novelai": "sd"}
 
@@ -35,6 +37,12 @@ def register(app: typer.Typer) -> None:
             Path | None, typer.Option("--output", "-o", help="Folder of the store; npz go beside the images without.")
         ] = None,
         config: Annotated[Path | None, typer.Option(help="An sd-scripts dataset config instead of PATH.")] = None,
+        gpus: Annotated[
+            str, typer.Option(help="With --config: numbers of GPUs that will train, e.g. 1,2; else those used here.")
+        ] = "",
+        train_batch_size: Annotated[
+            int | None, typer.Option("--train-batch-size", min=1, help="With --config, where it is silent.")
+        ] = None,
         preset: Annotated[str | None, typer.Option("--preset", "-p", help="A bundled bucket set, e.g. sdxl.")] = None,
         bucket_config: Annotated[
             Path | None, typer.Option("--bucket-config", "-c", help="A bucket set in a TOML or JSON file.")
@@ -73,6 +81,7 @@ def register(app: typer.Typer) -> None:
                                                    "compile": compile})  # fmt: skip
         from kohya_bucket.latents.encoder import encoder_hash
         from kohya_bucket.latents.precompute import encode_wanted
+        from kohya_bucket.latents.report import joined
 
         recipe = Recipe(
             encoder_hash(encoder), dtype_name(dtype), "posterior" if posterior else "latents", flip, mask,
@@ -81,10 +90,13 @@ def register(app: typer.Typer) -> None:
         if config is not None:
             if path or preset or bucket_config or resolution:
                 raise ConfigError("--config says which images and buckets there are: leave out PATH and bucket options")
-            todo = _by_config(config, recipe, output, hash, quiet, format)
+            todo = _by_config(config, recipe, output, hash, quiet, gpus, train_batch_size)
+        elif gpus or train_batch_size:
+            raise ConfigError("--gpus and --train-batch-size say how a --config will be trained: leave them out")
         else:
             rule = _rule(preset, bucket_config, resolution)
             todo = [_by_path(path or [], rule, recipe, output, hash, recursive, captions_file, quiet)]
+        further: list[PrecomputeReport] = []
         problems = 0
         console = Console(stderr=True, highlight=False)
         for part in todo:
@@ -95,8 +107,13 @@ def register(app: typer.Typer) -> None:
                     say=lambda text: console.print(text, soft_wrap=True, markup=False),
                 )  # fmt: skip
             problems += len(report.failed)
-            if not quiet:
-                _print(report, part.wanted)
+            if part.wanted.further:
+                further.append(report)
+            elif not quiet:
+                _print(report)
+        if further and not quiet:
+            typer.echo("at further sizes:")
+            _print(joined(further))
         if problems:
             raise KohyaBucketError(f"{problems} images could not be encoded, see above; the others are done")
 
@@ -151,25 +168,34 @@ def _by_path(
     return _Part(wanted, root)
 
 
-def _by_config(config: Path, recipe: Recipe, output: Path | None, hash: bool, quiet: bool, format: str) -> list[_Part]:
+def _by_config(
+    config: Path, recipe: Recipe, output: Path | None, hash: bool, quiet: bool, gpus: str, train_batch_size: int | None
+) -> list[_Part]:
     from kohya_bucket.sdscripts.cache_plan import wanted_by_config
     from kohya_bucket.sdscripts.config import read_config
-    from kohya_bucket.sdscripts.settings import AdapterSettings
+    from kohya_bucket.sdscripts.settings import AdapterSettings, environment_table
 
-    read = read_config(config)
+    read = read_config(config, {} if train_batch_size is None else {"train_batch_size": train_batch_size})
     errors = [f for f in read.findings if f.severity.name == "ERROR"]
     if errors:
         raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {config}` lists everything")
-    settings = None if read.table is None else AdapterSettings.from_tables((str(config), read.table))
-    if settings is not None and settings.resolutions and format == "npz":
-        raise ConfigError(
-            f"{config}: [kohya_bucket] resolutions needs several latents of an image, and sd-scripts' npz hold one: "
-            "use --format shards with latent_cache = 'shards', or let the trainer cache"
-        )
+    settings = AdapterSettings.from_tables(
+        *environment_table(), *([] if read.table is None else [(str(config), read.table)])
+    )
+    # Every process must come to the same list, whatever devices it sees.
+    counts = gpu_counts(gpus or os.environ.get("WORLD_SIZE", "1"))
+    if settings.remainder in ("merge", "catch_all") and not quiet:
+        batches = " and ".join(str(n) for n in sorted({dataset.config.batch_size for dataset in read.datasets}))
+        numbers = ", ".join(map(str, counts))
+        where = f"on {numbers} GPU{'s' * (counts != [1])} " if settings.same_shape else ""
+        more = "" if gpus or not settings.same_shape else "; for another number add --gpus"
+        typer.echo(f"remainder {settings.remainder!r} moves images: for training {where}in batches of {batches}{more}")
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = _root(paths, [], output)
     with scan_progress("reading headers", quiet=quiet) as progress:
-        parts = wanted_by_config(read, recipe, root, settings=settings, content_hash=hash, progress=progress)
+        parts = wanted_by_config(
+            read, recipe, root, settings=settings, gpus=counts, content_hash=hash, progress=progress
+        )
     return [_Part(wanted, root) for wanted in parts]
 
 
@@ -231,7 +257,7 @@ class _shown:
             self._console.print(f"encoded {done} of {total}, {rate:.1f}/s{left}", highlight=False)
 
 
-def _print(report: PrecomputeReport, wanted: Wanted) -> None:
+def _print(report: PrecomputeReport) -> None:
     where = "beside the images" if report.output is None else str(report.output)
     for reason, n in report.reasons.items():
         typer.echo(f"{n} to do: {reason}")
@@ -244,7 +270,7 @@ def _print(report: PrecomputeReport, wanted: Wanted) -> None:
         seconds = max(report.seconds, 1e-9)
         idle = 100 * report.device_idle / seconds
         typer.echo(f"{seconds:.1f} s, {report.encoded / seconds:.1f}/s, VAE idle {idle:.0f} % of it")
-    for path, reason in wanted.without_bucket[:10]:
+    for path, reason in report.without_bucket[:10]:
         typer.echo(f"no bucket: {path}: {reason}")
-    if len(wanted.without_bucket) > 10:
-        typer.echo(f"no bucket: {len(wanted.without_bucket) - 10} more")
+    if len(report.without_bucket) > 10:
+        typer.echo(f"no bucket: {len(report.without_bucket) - 10} more")

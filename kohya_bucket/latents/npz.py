@@ -30,6 +30,7 @@ __all__ = [
     "ARCHITECTURES",
     "Architecture",
     "NpzLatents",
+    "further_path",
     "npz_path",
     "read_npz",
     "size_from_name",
@@ -103,6 +104,15 @@ class NpzLatents:
     crop_ltrb: tuple[float, float, float, float]
     flipped: npt.NDArray[np.float32] | None = None
     alpha_mask: npt.NDArray[np.float32] | None = None
+
+
+def further_path(path: Path, bucket_size: tuple[int, int]) -> Path:
+    """The file for a further size of an image, beside its usual npz.
+
+    Its name does not end as sd-scripts' do, so that without this package it is nobody's.
+    """
+    width, height = bucket_size
+    return path.with_name(f"{path.name.removesuffix('.npz')}_at_{width:04d}x{height:04d}.npz")
 
 
 def npz_path(image: str | os.PathLike[str], size: tuple[int, int], arch: Architecture, *, shared: bool = False) -> Path:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from kohya_bucket.latents.encoder import PosteriorEncoder, VAEEncoder, encoder_h
 from kohya_bucket.latents.encoding import BatchEncoder, noise_seed
 from kohya_bucket.latents.layout import Layout
 from kohya_bucket.latents.npz import ARCHITECTURES
+from kohya_bucket.latents.report import PrecomputeReport
 from kohya_bucket.latents.sinks import Background, Finished, NpzSink, ShardSink
 from kohya_bucket.latents.wanted import Recipe, Wanted
 from kohya_bucket.latents.writer import write_manifest
@@ -34,38 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["PrecomputeReport", "common_root", "encode_wanted", "precompute_latents"]
 
 _CHUNK = 256
-
-
-@dataclass
-class PrecomputeReport:
-    """What a run did.
-
-    Attributes:
-        output: the store's folder, or of the npz files (None: beside the images).
-        total: items that have a bucket.
-        current: of these, how many were there already.
-        encoded: encoded by this process.
-        elsewhere: encoded by other processes meanwhile.
-        failed: (path, reason) of images this process could not encode.
-        without_bucket: (path, reason) of images that have no bucket.
-        reasons: how many items were to do, by reason.
-        notes: what a user should know: smaller batches, float32 retries, images that would share a file.
-        buckets: (bucket size, number of items) of everything that is there now.
-        seconds: how long it took; `device_idle`: how much of that no batch was in the encoder.
-    """
-
-    output: Path | None
-    total: int
-    current: int = 0
-    encoded: int = 0
-    elsewhere: int = 0
-    failed: list[tuple[str, str]] = field(default_factory=list)
-    without_bucket: list[tuple[str, str]] = field(default_factory=list)
-    reasons: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    buckets: list[tuple[tuple[int, int], int]] = field(default_factory=list)
-    seconds: float = 0.0
-    device_idle: float = 0.0
 
 
 def precompute_latents(

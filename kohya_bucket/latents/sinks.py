@@ -24,6 +24,7 @@ from kohya_bucket.latents.npz import (
     Architecture,
     NpzLatents,
     collisions,
+    further_path,
     npz_path,
     write_npz,
 )
@@ -130,6 +131,9 @@ class NpzSink:
             npz_path(self._beside(path, root, images_root), _pair(size), arch, shared=i in shared)
             for i, (path, size) in enumerate(zip(wanted.paths, wanted.original_sizes, strict=True))
         ]
+        if wanted.further:
+            sizes = map(_pair, wanted.bucket_sizes)
+            self.paths = [further_path(path, size) for path, size in zip(self.paths, sizes, strict=True)]
         remove_leftovers(self.paths)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kohya-bucket-npz")
         self._pending: list[Future[None]] = []

@@ -57,6 +57,7 @@ class Wanted:
         source_bytes, source_mtime_ns: [N] int64; -1 where the file is missing.
         source_hashes: N content hashes, or None where none were asked for.
         without_bucket: (path, reason) of images that get no latent.
+        further: sizes besides the one at which sd-scripts caches these images; their npz are named for it.
     """
 
     recipe: Recipe
@@ -72,6 +73,7 @@ class Wanted:
     source_mtime_ns: npt.NDArray[np.int64]
     source_hashes: list[str] | None = None
     without_bucket: list[tuple[str, str]] = field(default_factory=list)
+    further: bool = False
 
     @classmethod
     def from_placement(
@@ -84,12 +86,14 @@ class Wanted:
         *,
         captions: Sequence[str | None] | None = None,
         content_hash: bool = False,
+        further: bool = False,
     ) -> Wanted:
         """Items of the images that have a bucket.
 
         Args:
             sizes: [N, 2] size of each image file.
             content_hash: read every file to know its hash, not only its length and time.
+            further: see the attribute.
         """
         keep = np.flatnonzero(placement.placed).tolist()
         kept = [os.path.abspath(paths[i]) for i in keep]
@@ -101,6 +105,7 @@ class Wanted:
             resized, ((resized - buckets) // 2).astype(np.int32), placement.crop_ltrb[keep],
             [None] * len(keep) if captions is None else [captions[i] for i in keep],
             nbytes, mtimes, [hash_file(path) for path in kept] if content_hash else None, without,
+            further,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -114,7 +119,7 @@ class Wanted:
             self.recipe, [self.paths[i] for i in at.tolist()], [self.sources[i] for i in at.tolist()],
             self.original_sizes[at], self.bucket_sizes[at], self.resized_sizes[at], self.crops[at],
             self.crop_ltrb[at], [self.captions[i] for i in at.tolist()], self.source_bytes[at],
-            self.source_mtime_ns[at], hashes,
+            self.source_mtime_ns[at], hashes, further=self.further,
         )  # fmt: skip
 
     def interpolations(self) -> npt.NDArray[Any]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from kohya_bucket.buckets.types import IntArray, Placement
+from kohya_bucket.buckets.types import IntArray
 from kohya_bucket.images import read_sizes
 from kohya_bucket.images.pool import Progress
 from kohya_bucket.latents.wanted import Recipe, Wanted
+from kohya_bucket.sdscripts.cached_sizes import CachedSizes, cached_sizes
 from kohya_bucket.sdscripts.config import Config, ImageList, ReadDataset, SubsetConfig
-from kohya_bucket.sdscripts.placements import place_all
 from kohya_bucket.sdscripts.settings import AdapterSettings
 
 __all__ = ["collection_names", "wanted_by_config"]
@@ -35,6 +34,7 @@ def wanted_by_config(
     images_root: Path,
     *,
     settings: AdapterSettings | None = None,
+    gpus: Sequence[int] = (1,),
     content_hash: bool = False,
     progress: Progress | None = None,
 ) -> list[Wanted]:
@@ -42,67 +42,63 @@ def wanted_by_config(
 
     Flips and masks of `recipe` are added for all images. Images of subsets that crop or colour at random are
     listed in `without_bucket`: sd-scripts does not cache their latents. With `resolutions` there are latents at each
-    of them; what `merge` and `catch_all` train elsewhere depends on the number of processes, and is cached by the
-    trainer.
+    of them; with `merge` and `catch_all` also at the sizes that images may be moved to in any epoch.
+
+    Args:
+        settings: the `[kohya_bucket]` table.
+        gpus: numbers of processes that will train; with the batch size of the config they decide what is moved.
+
+    Raises:
+        ConfigError: settings that exclude each other.
     """
+    options = settings or AdapterSettings()
     out = []
     for dataset, collection in zip(config.datasets, collection_names(config), strict=True):
         for images in [dataset.images] + ([dataset.validation] if dataset.validation is not None else []):
             if len(images):
-                own = replace(recipe, collection=collection)
                 read = read_sizes(images.paths, progress=progress).sizes
                 sizes = np.where(images.stated_sizes > 0, images.stated_sizes, read).astype(np.int32)
-                keys, options = dataset.config.bucket_settings, settings or AdapterSettings()
-                columns = place_all(keys, options, sizes)
-                homeless = ~np.any([column.placed for column in columns], axis=0)
-                for number, column in enumerate(columns):
-                    if options.resolutions:
-                        width, height = options.resolutions[number]
-                        own = replace(recipe, collection=f"{width}x{height}")
-                    # An image without a bucket at one resolution has one at another; without any, it is named once.
-                    here = np.flatnonzero(column.placed | homeless if number == 0 else column.placed)
-                    out += _of_dataset(dataset, images, here, sizes, column, own, images_root, content_hash)
+                for part in cached_sizes(dataset, images, sizes, options, gpus, collection):
+                    out += _of_dataset(dataset, images, sizes, part, recipe, images_root, content_hash)
     return out
 
 
 def _of_dataset(
     dataset: ReadDataset,
     images: ImageList,
-    here: npt.NDArray[np.intp],
     sizes: IntArray,
-    placement: Placement,
+    part: CachedSizes,
     recipe: Recipe,
     images_root: Path,
     content_hash: bool,
 ) -> list[Wanted]:
     subsets = {subset.number: subset for subset in dataset.config.subsets}
     groups: dict[tuple[bool, bool, str] | None, list[int]] = {}
-    for i in here.tolist():
-        groups.setdefault(_way(subsets[int(images.subset[i])], dataset), []).append(i)
+    for at, i in enumerate(part.rows.tolist()):
+        groups.setdefault(_way(subsets[int(images.subset[i])], dataset), []).append(at)
     out = []
-    for way, members in groups.items():
+    for way, group in groups.items():
         if way is None:
             continue
-        at = np.array(members)
-        paths = [images.paths[i] for i in members]
+        members = np.array(group)
+        rows = part.rows[members]
+        paths = [images.paths[i] for i in rows.tolist()]
         flip, mask, interpolation = way
-        own = replace(recipe, flip=recipe.flip or flip, mask=recipe.mask or mask, interpolation=interpolation)
-        captions = _captions(paths, [subsets[int(images.subset[i])] for i in members])
+        own = replace(
+            recipe, flip=recipe.flip or flip, mask=recipe.mask or mask, interpolation=interpolation,
+            collection=part.collection,
+        )  # fmt: skip
+        captions = _captions(paths, [subsets[int(images.subset[i])] for i in rows.tolist()])
         out.append(
             Wanted.from_placement(
-                paths, sizes[at], _take(placement, at), own, images_root, captions=captions, content_hash=content_hash
+                paths, sizes[rows], part.placement.select(members), own, images_root, captions=captions,
+                content_hash=content_hash, further=part.further,
             )
-        )
+        )  # fmt: skip
     reason = "its subset crops or colours at random, so that its latents cannot be cached"
-    if groups.get(None) and out:
-        out[0].without_bucket += [(images.paths[i], reason) for i in groups[None]]
+    if groups.get(None) and out and not part.further:
+        out[0].without_bucket += [(images.paths[i], reason) for i in part.rows[groups[None]].tolist()]
     return out
-
-
-def _take(placement: Placement, at: npt.NDArray[np.int64]) -> Placement:
-    """The rows `at` of a placement."""
-    rows = {f.name: getattr(placement, f.name)[at] for f in fields(placement) if f.name != "bucket_set"}
-    return Placement(placement.bucket_set, **rows)
 
 
 def _way(subset: SubsetConfig, dataset: ReadDataset) -> tuple[bool, bool, str] | None:

@@ -21,7 +21,7 @@ import numpy as np
 import torch.distributed
 
 from kohya_bucket.latents.fingerprint import module_hash
-from kohya_bucket.latents.npz import Architecture, collisions, npz_path
+from kohya_bucket.latents.npz import Architecture, collisions, further_path, npz_path
 from kohya_bucket.sdscripts.latent_cache import (
     CAPTION_KEY,
     CacheItem,
@@ -167,10 +167,7 @@ class _Files(_Session):
         else:
             path = self.strategy.get_latents_npz_path(image, info.image_size)
         size = _variant_size(info.absolute_path)
-        if size is None:
-            return path
-        # Not the ending that sd-scripts looks for: without this package these files are nobody's.
-        return f"{path.removesuffix('.npz')}_at_{size[0]:04d}x{size[1]:04d}.npz"
+        return path if size is None else str(further_path(Path(path), size))
 
     def why_missing(self, path: str, item: CacheItem) -> str | None:
         return check_npz(path, item.bucket_reso, item.original_size, item.flip, item.alpha_mask, self.arch, item=item)

@@ -15,10 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from kohya_bucket.errors import ConfigError, LatentStoreError
-from kohya_bucket.sdscripts.planner import GroupPlanner
+from kohya_bucket.sdscripts.moves import moved_images
 from kohya_bucket.sdscripts.processes import is_first_process, world_size
 from kohya_bucket.sdscripts.tables import BatchTable, PlannedBatch
 
@@ -147,18 +145,12 @@ def _variants(dataset: Any) -> list[_Variant]:
     table = dataset.buckets_indices
     if not isinstance(table, BatchTable) or not table.settings.several_sizes:
         return []
-    images, settings = table.images, table.settings
-    ranks = world_size() if settings.same_shape else 1
-    image, bucket = images.pairs
-    asked = [(image, bucket)]
-    for source, target in GroupPlanner([images], settings).planner(ranks).moved_pairs():
-        moved = image[bucket == source]
-        asked.append((moved, np.full(len(moved), target, dtype=np.int32)))
-    found: dict[tuple[int, Size], _Variant] = {}
-    for members, buckets in asked:
+    images = table.images
+    found: list[_Variant] = []
+    for members, buckets in (images.pairs, moved_images(images, table.settings, [world_size()])):
         for i, k in zip(members.tolist(), buckets.tolist(), strict=True):
             info = dataset.image_data[images.keys[i]]
             size, resized = images.size_at(i, k)
             if tuple(info.bucket_reso) != size:
-                found.setdefault((i, size), _Variant(info, size, resized))
-    return list(found.values())
+                found.append(_Variant(info, size, resized))
+    return found

@@ -1,0 +1,18 @@
+"""The option `--gpus`, alike for all commands that have it."""
+
+from __future__ import annotations
+
+from kohya_bucket.errors import KohyaBucketError
+
+__all__ = ["gpu_counts"]
+
+
+def gpu_counts(text: str) -> list[int]:
+    """Numbers of GPUs from `1,2,4`. Raises `KohyaBucketError` for anything else."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise KohyaBucketError(f"--gpus is {text!r}, but must be whole numbers above 0, e.g. 1,2,4")
+    return numbers
