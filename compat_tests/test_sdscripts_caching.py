@@ -244,6 +244,25 @@ def test_what_precompute_encoded_is_not_encoded_again(
         cache(patched, strategies, folder, vae, table)
 
 
+def test_data_sets_that_have_the_same_images_at_two_resolutions(patched, strategies, folder, tmp_path):
+    pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+    keys = {"batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
+    subset = {"image_dir": str(folder), "caption_extension": ".txt"}
+    datasets = [{**keys, "resolution": resolution, "subsets": [subset]} for resolution in (128, 192)]
+    table = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
+    encoder = MeanVAE()
+    for _ in range(2):
+        group, _ = build_groups(patched, {"datasets": datasets, "kohya_bucket": table})
+        strategy = strategies.sd.SdSdxlLatentsCachingStrategy(True, True, 2, False)
+        strategies.base.LatentsCachingStrategy._strategy = strategy
+        group.new_cache_latents(encoder, ACCELERATOR)
+        assert encoder.encoded == 14
+    for dataset in group.datasets:
+        for info in dataset.image_data.values():
+            latents = strategy.load_latents_from_disk(info.latents_npz, info.bucket_reso)[0]
+            assert latents.shape[1:] == (info.bucket_reso[1] // 8, info.bucket_reso[0] // 8)
+
+
 def test_the_weights_are_hashed_once_for_all_data_sets(patched, strategies, folder, monkeypatch):
     from kohya_bucket.sdscripts import caching
 

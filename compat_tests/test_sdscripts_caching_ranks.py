@@ -12,9 +12,30 @@ import numpy as np
 import pytest
 import torch
 from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
+from several_sizes import COUNT, TABLES, config_of
 
-SCRIPT = Path(__file__).with_name("caching_script.py")
+HERE = Path(__file__).parent
 IMAGES = 23
+
+
+def run_ranks(script, config, sd_scripts_dir, tmp_path, *options):
+    """What each of two ranks that run a script for a config says it found."""
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "SD_SCRIPTS_DIR": str(sd_scripts_dir),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")])),
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(HERE / script),
+               "config.json", "found", *options]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((tmp_path / f"found.{rank}").read_text(encoding="utf-8")) for rank in range(2)]
 
 
 @pytest.fixture
@@ -59,22 +80,7 @@ def test_each_image_is_encoded_once_and_all_ranks_see_all(reference, sd_scripts_
     config["kohya_bucket"] = {"latent_cache": kind}
     if kind == "shards":
         config["kohya_bucket"]["latent_cache_dir"] = str(tmp_path / "store")
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    environment = {
-        **os.environ,
-        "SD_SCRIPTS_DIR": str(sd_scripts_dir),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(SCRIPT),
-               "config.json", "found", "--seconds", "2"]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=200
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads((tmp_path / f"found.{rank}").read_text(encoding="utf-8")) for rank in range(2)]
+    found = run_ranks("caching_script.py", config, sd_scripts_dir, tmp_path, "--seconds", "2")
     assert min(part["seconds"] for part in found) > 20
     assert found[0]["gave_up"]
     assert sorted(found[0]["encoded"] + found[1]["encoded"]) == sorted(want)
@@ -83,3 +89,27 @@ def test_each_image_is_encoded_once_and_all_ranks_see_all(reference, sd_scripts_
         assert part["seen"] == want
         assert part["again"] == []
     assert bool(list((tmp_path / "a").glob("*.npz"))) == (kind == "npz")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["npz", "shards"])
+@pytest.mark.parametrize("name", ["merge", "catch_all", "rotate and merge"])
+def test_ranks_cache_and_train_moved_images(unpatched, sd_scripts_dir, tmp_path, kind, name):
+    if not hasattr(unpatched.train_util.BaseDataset, "new_cache_latents"):
+        pytest.skip("this version has no caching strategies")
+    table = TABLES[name]
+    if kind == "shards":
+        pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+        table = {**table, "latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
+    config = config_of(tmp_path, table, batch_size=2)
+    config["datasets"][0]["subsets"][0]["flip_aug"] = True
+    found = run_ranks("several_sizes_script.py", config, sd_scripts_dir, tmp_path)
+    assert all(part["encoded"][0] > 0 for part in found)
+    assert all(part["encoded"][1] == 0 for part in found)
+    steps = list(zip(*(part["rows"] for part in found), strict=True))
+    assert all(first["size"] == second["size"] for first, second in steps)
+    for epoch in (1, 2, 3):
+        rows = [row for step in steps for row in step if row["epoch"] == epoch]
+        # A step of fewer images than ranks gives one of them to two ranks, with weight 0 or not at all.
+        assert sum(row["moved"] for row in rows) > 0
+        assert len({key for row in rows for key in row["keys"]}) == COUNT

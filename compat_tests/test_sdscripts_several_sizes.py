@@ -1,108 +1,29 @@
 """Images at another size than their bucket's in sd-scripts' real data path: merged, caught, several resolutions."""
 
 import collections
-import multiprocessing
-from types import SimpleNamespace
 
 import pytest
 import torch
-from sdscripts_support import build_groups, random_sizes, write_images
+from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
+from several_sizes import (
+    COUNT,
+    MERGE,
+    ROTATE,
+    TABLES,
+    assert_asked,
+    at_size,
+    batches_of,
+    cached,
+    config_of,
+    sizes_of,
+    trained,
+)  # fmt: skip
 
 from kohya_bucket.sdscripts.config import read_config
 from kohya_bucket.sdscripts.overview import overview
 from kohya_bucket.sdscripts.settings import AdapterSettings
 
-COUNT = 31
-ACCELERATOR = SimpleNamespace(
-    num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
-)
-MERGE = {"remainder": "merge", "merge_max_crop": 0.5}
-ROTATE = {"resolutions": [128, 192], "resolution_mode": "rotate"}
-TABLES = {
-    "merge": MERGE,
-    "catch_all": {"remainder": "catch_all"},
-    "all": {"resolutions": [128, 192]},
-    "rotate": ROTATE,
-    "weighted": {"resolutions": [128, 192], "resolution_mode": "weighted", "resolution_weights": [3, 1]},
-    "rotate and merge": {**ROTATE, **MERGE},
-}
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-
-
-class Encoder(torch.nn.Module):
-    """Stands in for a VAE: eight by eight means of the picture."""
-
-    device, dtype = torch.device("cpu"), torch.float32
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1), requires_grad=False)
-        self.encoded = 0
-
-    def encode(self, images):
-        self.encoded += len(images)
-        latents = torch.nn.functional.avg_pool2d(images[:, :1].repeat(1, 4, 1, 1), 8)
-        return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: latents))
-
-
-def config_of(tmp_path, table, repeats=1, batch_size=4, **dataset):
-    if not (tmp_path / "a").exists():
-        write_images(tmp_path / "a", random_sizes(COUNT, 1, 60, 300))
-    subset = {"image_dir": str(tmp_path / "a"), "num_repeats": repeats, "caption_extension": ".txt"}
-    keys = {"resolution": 128, "batch_size": batch_size, "enable_bucket": True, "min_bucket_reso": 64}
-    config = {"datasets": [{**keys, "max_bucket_reso": 512, "subsets": [subset], **dataset}]}
-    return {**config, "kohya_bucket": table} if table else config
-
-
-def batches_of(sd, group, epochs=3, workers=0, context=None, seed_epoch=1):
-    """Per epoch the batches that the trainers' own loader call gives."""
-    for dataset in group.datasets:
-        dataset.debug_dataset = True
-        getattr(dataset, "dreambooth_dataset_delegate", dataset).debug_dataset = True
-    epoch = multiprocessing.get_context(context).Value("i", 0)
-    collator = sd.train_util.collator_class(epoch, epoch, group if workers == 0 else None)
-    loader = torch.utils.data.DataLoader(
-        group, batch_size=1, shuffle=True, collate_fn=collator, num_workers=workers, multiprocessing_context=context
-    )
-    promised, seen = len(loader), []
-    for number in range(seed_epoch, seed_epoch + epochs):
-        epoch.value = number
-        seen.append(list(loader))
-        assert len(seen[-1]) == promised
-    return seen
-
-
-def sizes_of(batch):
-    """Width and height of a batch, in pixels."""
-    if batch["images"] is not None:
-        return batch["images"].shape[3], batch["images"].shape[2]
-    return batch["latents"].shape[3] * 8, batch["latents"].shape[2] * 8
-
-
-def trained(seen):
-    """Per epoch how often each image is trained at each size."""
-    return [collections.Counter((key, sizes_of(b)) for b in epoch for key in b["image_keys"]) for epoch in seen]
-
-
-def at_size(sd, info, size):
-    """The picture that sd-scripts' own resize and crop make of an image for a bucket."""
-    image = sd.train_util.load_image(info.absolute_path)
-    width, height = info.image_size
-    scale = max(size[0] / width, size[1] / height)
-    resized = int(width * scale + 0.5), int(height * scale + 0.5)
-    cut, _, _ = sd.train_util.trim_and_resize_if_required(False, image, size, resized)
-    return sd.train_util.IMAGE_TRANSFORMS(cut)
-
-
-def assert_asked(seen, table, keys, repeats):
-    for counts in trained(seen):
-        images = collections.Counter()
-        for (key, _), times in counts.items():
-            images[key] += times
-        each = repeats * (
-            len(table["resolutions"]) if table.get("resolution_mode", "all") == "all" and "resolutions" in table else 1
-        )
-        assert images == dict.fromkeys(keys, each)
 
 
 @every_table
@@ -213,21 +134,6 @@ def test_spawned_workers_as_on_windows(patched, tmp_path):
 # -- caches ----------------------------------------------------------------------------------------
 
 
-def cached(sd, config, encoder, to_disk):
-    group, _ = build_groups(sd, config)
-    if not hasattr(group.datasets[0], "new_cache_latents"):
-        if to_disk:
-            pytest.skip("this version has one file for each image")
-        group.cache_latents(encoder, 2, False, True)
-        return group
-    from library import strategy_base, strategy_sd
-
-    strategy_base.LatentsCachingStrategy._strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, to_disk, 2, False)
-    group.new_cache_latents(encoder, ACCELERATOR)
-    group.set_current_strategies()
-    return group
-
-
 @every_table
 @pytest.mark.parametrize("kind", ["memory", "npz", "shards"])
 def test_latents_are_cached_at_every_size(patched, tmp_path, table, kind):
@@ -236,7 +142,7 @@ def test_latents_are_cached_at_every_size(patched, tmp_path, table, kind):
         table = {**table, "latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
     config = config_of(tmp_path, table)
     config["datasets"][0]["subsets"][0]["flip_aug"] = True
-    encoder = Encoder()
+    encoder = MeanVAE()
     group = cached(patched, config, encoder, kind != "memory")
     data = group.datasets[0].image_data
     assert all(isinstance(key, str) for key in data)
@@ -247,7 +153,7 @@ def test_latents_are_cached_at_every_size(patched, tmp_path, table, kind):
         for key, latent, flipped in zip(batch["image_keys"], batch["latents"], batch["flippeds"], strict=True):
             picture = at_size(patched, data[key], sizes_of(batch))[None]
             picture = torch.flip(picture, dims=[3]) if flipped else picture
-            assert torch.allclose(latent, Encoder().encode(picture).latent_dist.sample()[0], atol=1e-6)
+            assert torch.allclose(latent, MeanVAE().encode(picture).latent_dist.sample()[0], atol=1e-6)
     if kind != "memory":
         before = encoder.encoded
         again = cached(patched, config, encoder, True)
@@ -257,7 +163,7 @@ def test_latents_are_cached_at_every_size(patched, tmp_path, table, kind):
 
 def test_files_at_other_sizes_are_not_taken_for_the_usual_ones(patched, tmp_path):
     """Without the adapter, and without its options, the folder looks as it always did."""
-    encoder = Encoder()
+    encoder = MeanVAE()
     cached(patched, config_of(tmp_path, TABLES["all"]), encoder, True)
     names = sorted(path.name for path in (tmp_path / "a").glob("*.npz"))
     usual = [name for name in names if name.endswith("_sd.npz")]
@@ -288,7 +194,7 @@ def test_what_excludes_each_other_ends_the_run_with_one_line(patched, tmp_path, 
 def test_one_file_per_image_is_refused_for_several_sizes(patched, tmp_path):
     group, _ = build_groups(patched, config_of(tmp_path, MERGE))
     with pytest.raises(SystemExit, match="leave --cache_latents_to_disk out"):
-        group.cache_latents(Encoder(), 2, True, True)
+        group.cache_latents(MeanVAE(), 2, True, True)
 
 
 def test_latents_made_beforehand_are_refused(patched, tmp_path):
@@ -298,7 +204,7 @@ def test_latents_made_beforehand_are_refused(patched, tmp_path):
     for info in dataset.image_data.values():
         info.latents_npz = "made_beforehand.npz"
     with pytest.raises(SystemExit, match="come with latents of one size made beforehand"):
-        group.cache_latents(Encoder(), 2, False, True)
+        group.cache_latents(MeanVAE(), 2, False, True)
 
 
 def test_caching_tools_are_refused(patched, tmp_path):

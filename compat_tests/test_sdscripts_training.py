@@ -171,6 +171,27 @@ def test_shards_train_the_same_weights_as_npz(unpatched, sd_scripts_dir, model, 
     assert weights[0] == weights[1]
 
 
+@pytest.mark.parametrize("remainder", ["merge", "catch_all"])
+def test_several_sizes_from_disk(unpatched, sd_scripts_dir, model, data, tmp_path, remainder):
+    """Shards and npz, each made at the start of one run and read by it, train the same weights."""
+    pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+    table = f"[kohya_bucket]\nresolutions = [128, 192]\nresolution_mode = 'rotate'\nremainder = '{remainder}'\n"
+    weights = []
+    for kind in ("latent_cache = 'npz'", f"latent_cache = 'shards'\nlatent_cache_dir = '{tmp_path / 'store'}'"):
+        config = config_file(tmp_path, data, table + kind)
+        done, file = train(
+            sd_scripts_dir, model, config, "--cache_latents_to_disk", "--seed", "7", "--vae_batch_size", "1"
+        )  # fmt: skip
+        assert_trained(done, file)
+        weights.append(tensors(file))
+    assert len(list(data.glob("*_sd.npz"))) == 11
+    further = len(list(data.glob("*_sd_at_*.npz")))
+    assert further > 11  # each image at the other resolution, and those that may move
+    assert f"11 images are cached at other sizes too, {further} latents more" in " ".join(done.stderr.split())
+    assert list((tmp_path / "store").iterdir())
+    assert weights[0] == weights[1]
+
+
 def recorded(folder):
     """Steps in the order they were trained, with one row for each process."""
     files = sorted(folder.glob("rank*.jsonl"))

@@ -109,6 +109,7 @@ class _Session:
                 resized_size=info.resized_size,
                 vae=self.vae,
                 interpolation=info.resize_interpolation,
+                further=isinstance(info.absolute_path, VariantPath),
             )
 
     def path_of(self, info: Any, shared: bool) -> str:
@@ -188,7 +189,8 @@ class _Shards(_Session):
         super().__post_init__()
         root = Path(self.settings.latent_cache_dir or "kohya_bucket_latents")
         folders = [os.path.dirname(os.path.abspath(item.image)) for item in self.items.values()]  # noqa: PTH100, PTH120
-        self.cache = ShardCache(root, self.arch, Path(_common(folders)))
+        collection = f"{self.arch.name} {self.dataset.width}x{self.dataset.height}"
+        self.cache = ShardCache(root, self.arch, Path(_common(folders)), collection=collection)
         self.cache.refresh()
 
     def path_of(self, info: Any, shared: bool) -> str:

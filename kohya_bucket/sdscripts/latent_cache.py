@@ -52,6 +52,7 @@ class CacheItem:
         flip, alpha_mask: whether the subset asks for them.
         vae: hash of the VAE's weights, "" where it is not known yet: then it is not compared.
         interpolation: sd-scripts' `resize_interpolation`, None for its default.
+        further: a size besides the bucket that sd-scripts knows of.
     """
 
     image: str
@@ -62,6 +63,7 @@ class CacheItem:
     resized_size: tuple[int, int] | None = None
     vae: str = ""
     interpolation: str | None = None
+    further: bool = False
 
     def fingerprint(self, dtype: str = "float32") -> Fingerprint:
         """What the item's latents depend on, with the image file as it is now. `OSError` if it is not there."""

@@ -38,16 +38,19 @@ class ShardCache:
         arch: the model family.
         images_root: folder that the sources are named from when the store is made.
         dtype: storage type; float32 gives training exactly what npz give it.
+        collection: part of the store that new items go to; the model family where it is "". It holds an image once, so
+            data sets that have the same images at different sizes each need their own. It must be the same in all
+            processes, whichever of them encodes an image.
     """
 
     root: Path
     arch: Architecture
     images_root: Path
     dtype: str = "float32"
+    collection: str = ""
     _store: LatentStore | None = field(default=None, init=False)
     _writer: StoreWriter | None = field(default=None, init=False)
     _at: dict[tuple[str, int, int], int] = field(default_factory=dict, init=False)
-    _used: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_writer": None}
@@ -85,10 +88,7 @@ class ShardCache:
         wanted = item.fingerprint(entry.fingerprint.dtype)
         if not item.vae:
             wanted = Fingerprint(**(vars(wanted) | {"vae": entry.fingerprint.vae}))
-        reasons = why_stale(entry.fingerprint, wanted, Path(item.image))
-        if not reasons:
-            self._used[entry.source] = _pair(item.bucket_reso)
-        return "; ".join(reasons) or None
+        return "; ".join(why_stale(entry.fingerprint, wanted, Path(item.image))) or None
 
     def save(
         self, item: CacheItem, latents: Any, crop_ltrb: Iterable[float], flipped: Any = None, alpha_mask: Any = None
@@ -98,9 +98,12 @@ class ShardCache:
             self.refresh()
         assert self._writer is not None
         source = relative_source([item.image], self._writer.layout.images_root())[0]
-        bucket = _pair(item.bucket_reso)
-        first = self._used.setdefault(source, bucket) == bucket
-        collection = self.arch.name if first else f"{self.arch.name} {bucket[0]}x{bucket[1]}"
+        collection = self.collection or self.arch.name
+        if item.further:
+            collection += f" to {item.bucket_reso[0]}x{item.bucket_reso[1]}"
+        stale = self._find(item.image, item.bucket_reso)
+        if stale is not None:  # is replaced, wherever it is
+            collection = self._opened().entry(stale).collection
         left, top, right, bottom = (float(side) for side in crop_ltrb)
         mask = None if alpha_mask is None else np.rint(as_array(alpha_mask) * 255).astype(np.uint8)
         fingerprint = item.fingerprint(self.dtype)

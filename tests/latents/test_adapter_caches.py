@@ -131,18 +131,33 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
 
 def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from kohya_bucket.latents.store import LatentStore
     from kohya_bucket.sdscripts.shard_cache import ShardCache
 
     other = (64, 32)
-    cache = ShardCache(tmp_path / "store", SDXL, tmp_path)
-    first, second = CacheItem(str(image), BUCKET, SIZE), CacheItem(str(image), other, SIZE)
-    cache.save(first, latents(), ltrb())
     small = np.zeros(SDXL.shape(other), np.float32)
-    cache.save(second, small, ltrb())
+    # three processes, or data sets: none sees what the others write until all have written
+    sizes = {"one": (BUCKET, False), "two": (other, False), "one again": (other, True)}
+    caches = {
+        name: ShardCache(tmp_path / "store", SDXL, tmp_path, collection=name.removesuffix(" again")) for name in sizes
+    }
+    items = {name: CacheItem(str(image), size, SIZE, further=further) for name, (size, further) in sizes.items()}
+    for name, cache in caches.items():
+        cache.save(items[name], latents() if items[name].bucket_reso == BUCKET else small, ltrb())
+    for cache in caches.values():
+        cache.flush()
+    cache = caches["one"]
     cache.flush(index=True)
+    first, second = items["one"], items["two"]
     assert (cache.why_missing(first), cache.why_missing(second)) == (None, None)
+    assert len(LatentStore(tmp_path / "store")) == 3
     assert np.array_equal(cache.load(str(image), BUCKET)[0], latents())
     assert np.array_equal(cache.load(str(image), other)[0], small)
+    os.utime(image, ns=(1, 1))
+    cache.save(first, latents(), ltrb())
+    cache.flush()
+    assert cache.why_missing(first) is None
+    assert len(LatentStore(tmp_path / "store")) == 3
     flux = ShardCache(tmp_path / "store", ARCHITECTURES["flux"], tmp_path)
     assert flux.why_missing(first) == "not encoded yet"
     flux.save(first, latents(ARCHITECTURES["flux"]), ltrb())

@@ -141,9 +141,72 @@ flip_aug = true
     assert run("precompute", "x", "--config", config, "--vae", "mean", "-o", tmp_path / "out")[0] == 2
 
 
+def several_sizes(tmp_path, table):
+    config = tmp_path / "data.toml"
+    config.write_text(
+        f"""
+[kohya_bucket]
+{table}
+[[datasets]]
+resolution = 64
+enable_bucket = true
+min_bucket_reso = 16
+max_bucket_reso = 256
+bucket_reso_steps = 16
+batch_size = 2
+[[datasets.subsets]]
+image_dir = '{tmp_path / "images"}'
+class_tokens = "x"
+""",
+        encoding="utf-8",
+    )
+    return config
+
+
+@pytest.mark.parametrize("format", ["shards", "npz"])
+def test_a_config_that_trains_images_at_other_sizes(tmp_path, images, run, monkeypatch, format):
+    config = several_sizes(tmp_path, "remainder = 'catch_all'\nresolutions = [64, 96]")
+    where = ["-o", tmp_path / "out"] if format == "shards" else ["--arch", "sd"]
+    options = ["--config", config, "--vae", "mean" if format == "shards" else "posterior", "--format", format, *where]
+    code, text, err = run("precompute", *options)
+    assert code == 0, err
+    assert "remainder 'catch_all' moves images: for training on 1 GPU in batches of 2; for another number add" in text
+    before, further = text.split("at further sizes:")
+    assert "5 encoded, 0 were current, 0 failed; 5 images" in before
+    more = int(further.split()[0])
+    assert 5 < more <= 15
+    if format == "shards":
+        store = LatentStore(tmp_path / "out")
+        assert len(store) == 5 + more
+        assert len({*zip(store.strings("source"), map(tuple, store.bucket_sizes.tolist()), strict=True)}) == 5 + more
+    else:
+        assert len(list((tmp_path / "images").glob("*_sd.npz"))) == 5
+        assert len(list((tmp_path / "images").glob("*_sd_at_*x*.npz"))) == more
+    text = run("precompute", *options, "--gpus", "1,2")[1]
+    assert "for training on 1, 2 GPUs in batches of 2\n" in text
+    assert f"{more} were current" in text
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "on 2 GPUs in batches of 2; for another" in run("precompute", *options)[1]
+    assert run("precompute", *options, "--gpus", "0")[0] == 2
+
+
+def test_options_of_a_config_are_read_from_the_environment_too(tmp_path, images, run, monkeypatch):
+    config = several_sizes(tmp_path, "remainder = 'merge'\nmerge_max_crop = 0.9")
+    more = tmp_path / "more.toml"
+    more.write_text("resolutions = [64, 96]\nremainder = 'keep'", encoding="utf-8")
+    monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(more))
+    text = run("precompute", "--config", config, "--vae", "mean", "-o", tmp_path / "out")[1]
+    assert "remainder 'merge' moves images" in text
+    assert {"64x64", "96x96"} <= set(LatentStore(tmp_path / "out").strings("collection"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["precompute", "data", "-o", "out", "--vae", "mean", "-p", "sdxl", "--gpus", "2"],
+            "say how a --config will be trained",
+        ),
         (["precompute", "data", "-o", "out", "-p", "sdxl"], "add --vae"),
         (["precompute", "data", "-o", "out", "--vae", "mean"], "exactly one of"),
         (["precompute", "-o", "out", "--vae", "mean", "-p", "sdxl"], "name a folder"),

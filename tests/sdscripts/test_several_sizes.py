@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kohya_bucket import ConfigError
 from kohya_bucket.sdscripts.bucketing import BucketSettings
+from kohya_bucket.sdscripts.moves import moved_images
 from kohya_bucket.sdscripts.placements import bucketed, check_moves, first_placed, place_all
 from kohya_bucket.sdscripts.planner import GroupPlanner
 from kohya_bucket.sdscripts.settings import AdapterSettings
@@ -89,6 +90,30 @@ def test_moves_are_known_before_training(case, ranks, seed):
     assert len(lengths) == 1
     groups = planner.bucket_groups
     assert all(groups[a] == groups[b] for a, b in moved)
+
+
+@settings(max_examples=30, deadline=None)
+@given(datasets(), st.integers(0, 99))
+def test_all_sizes_of_all_epochs_are_known_for_the_numbers_of_processes_named(case, seed):
+    images, table = case
+    moved = moved_images(images, table, [3, 1])
+    sizes = [
+        (i, images.buckets[k])
+        for rows in (images.pairs, moved)
+        for i, k in zip(*map(np.ndarray.tolist, rows), strict=True)
+    ]
+    assert len(set(sizes)) == len(sizes)
+    for ranks in (1, 3):
+        planner = GroupPlanner([images], table)
+        for epoch in range(5):
+            plan = planner.plan(seed, epoch, ranks)
+            trained = {
+                (image, images.buckets[int(plan.bucket_of_step[step])])
+                for step in range(plan.steps)
+                for rank in range(ranks)
+                for image in plan.indices(step, rank).tolist()
+            }
+            assert trained <= set(sizes)
 
 
 def test_a_small_image_has_the_larger_resolutions_only_once():

@@ -1,0 +1,151 @@
+"""`kohya-bucket precompute --config` makes all that the real caching path then asks for, moved images included."""
+
+import sys
+
+import pytest
+import toml
+import torch
+from several_sizes import COUNT, TABLES, assert_asked, at_size, batches_of, cached, config_of, sizes_of
+
+pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+
+import kohya_bucket.cli  # noqa: E402
+from kohya_bucket.latents import diffusers_vae  # noqa: E402
+from kohya_bucket.sdscripts import variants  # noqa: E402
+
+SCALE = 0.18215
+
+
+@pytest.fixture(autouse=True)
+def has_strategies(unpatched):
+    if not hasattr(unpatched.train_util.BaseDataset, "new_cache_latents"):
+        pytest.skip("this version has one file for each image")
+
+
+def small_vae():
+    """A VAE of random weights, without noise in what it samples."""
+    torch.manual_seed(0)
+    vae = diffusers.AutoencoderKL(
+        block_out_channels=(8, 8, 8, 8), down_block_types=("DownEncoderBlock2D",) * 4, layers_per_block=1,
+        up_block_types=("UpDecoderBlock2D",) * 4, norm_num_groups=2, scaling_factor=SCALE,
+    ).requires_grad_(False)  # fmt: skip
+    vae.quant_conv.weight[4:] = 0
+    vae.quant_conv.bias[4:] = -30
+    return vae
+
+
+@pytest.fixture
+def precompute(monkeypatch, capsys, tmp_path):
+    """Runs the command for a config; returns what it printed."""
+
+    def load(name, dtype="float32", **_):
+        return diffusers_vae.DiffusersEncoder(small_vae(), architecture="sd")
+
+    monkeypatch.setattr(diffusers_vae, "load_encoder", load)
+
+    def command(config, *options):
+        file = tmp_path / "dataset.toml"
+        file.write_text(toml.dumps(config), encoding="utf-8")
+        kind = config["kohya_bucket"].get("latent_cache", "npz")
+        where = ["-o", config["kohya_bucket"]["latent_cache_dir"]] if kind == "shards" else []
+        fixed = ["--vae", "small", "--arch", "sd", "--format", kind, "--dtype", "float32", *where]
+        monkeypatch.setattr(sys, "argv", ["kohya-bucket", "precompute", "--config", str(file), *fixed, *options])
+        with pytest.raises(SystemExit) as ended:
+            kohya_bucket.cli.main()
+        printed = capsys.readouterr()
+        assert not ended.value.code, printed.err
+        return printed.out
+
+    return command
+
+
+def table_for(name, kind, tmp_path):
+    more = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")} if kind == "shards" else {}
+    return {**TABLES[name], **more}
+
+
+def without_encoder(monkeypatch):
+    vae = small_vae()
+    monkeypatch.setattr(vae, "encode", None)
+    return vae
+
+
+def assert_latents(sd, group, batches):
+    """Each cached latent is that of the picture which sd-scripts itself would make at the planned size."""
+    vae = small_vae()
+    for batch in batches:
+        assert batch["images"] is None
+        for key, latent, flipped in zip(batch["image_keys"], batch["latents"], batch["flippeds"], strict=True):
+            picture = at_size(sd, group.datasets[0].image_data[key], sizes_of(batch))[None]
+            picture = torch.flip(picture, dims=[3]) if flipped else picture
+            assert torch.allclose(latent, vae.encode(picture).latent_dist.mean[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["npz", "shards"])
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("no_upscale", [False, True], ids=["upscale", "no upscale"])
+def test_training_encodes_nothing_more(patched, precompute, tmp_path, monkeypatch, name, kind, no_upscale):
+    if no_upscale and name == "catch_all":
+        pytest.skip("catch_all would enlarge")
+    config = config_of(tmp_path, table_for(name, kind, tmp_path), bucket_no_upscale=no_upscale)
+    config["datasets"][0]["subsets"][0]["flip_aug"] = True
+    said = precompute(config)
+    assert ("moves images: for training on 1 GPU in batches of 4" in said) == (
+        TABLES[name].get("remainder") is not None
+    )
+    assert "at further sizes:" in said
+    assert " encoded, 0 were current, 0 failed" in said
+    again = precompute(config)
+    assert [line for line in again.splitlines() if "encoded" in line and not line.startswith("0 encoded, ")] == []
+    group = cached(patched, config, without_encoder(monkeypatch), True)
+    seen = batches_of(patched, group, epochs=2)
+    data = group.datasets[0].image_data
+    if no_upscale:  # small images are trained at one resolution, and not scaled to cover their bucket
+        assert all({key for batch in epoch for key in batch["image_keys"]} == set(data) for epoch in seen)
+    else:
+        assert_asked(seen, TABLES[name], data, 1)
+        assert_latents(patched, group, [batch for epoch in seen for batch in epoch[::3]])
+
+
+@pytest.mark.parametrize("kind", ["npz", "shards"])
+def test_what_is_moved_depends_on_the_number_of_gpus(patched, precompute, tmp_path, monkeypatch, kind):
+    config = config_of(tmp_path, table_for("catch_all", kind, tmp_path), batch_size=2)
+    precompute(config)
+    cached(patched, config, without_encoder(monkeypatch), True)
+    monkeypatch.setattr(variants, "world_size", lambda: 2)
+    with pytest.raises(TypeError, match="NoneType"):
+        cached(patched, config, without_encoder(monkeypatch), True)
+    assert "for training on 1, 2 GPUs in batches of 2" in precompute(config, "--gpus", "1,2")
+    for gpus in (1, 2):
+        monkeypatch.setattr(variants, "world_size", lambda gpus=gpus: gpus)
+        cached(patched, config, without_encoder(monkeypatch), True)
+
+
+@pytest.mark.parametrize("options", [{"max_pixels": 5 * 128 * 128}, {"same_shape": False}], ids=str)
+def test_other_options_that_decide_what_is_moved(patched, precompute, tmp_path, monkeypatch, options):
+    config = config_of(tmp_path, {**TABLES["rotate and merge"], **options})
+    said = precompute(config, "--gpus", "2")
+    assert ("on 2 GPUs" in said) == ("same_shape" not in options)
+    monkeypatch.setattr(variants, "world_size", lambda: 2)
+    cached(patched, config, without_encoder(monkeypatch), True)
+
+
+def test_the_batch_size_of_the_command_line(patched, precompute, tmp_path, monkeypatch):
+    config = config_of(tmp_path, TABLES["merge"])
+    silent = {**config, "datasets": [{k: v for k, v in config["datasets"][0].items() if k != "batch_size"}]}
+    assert "in batches of 4" in precompute(silent, "--train-batch-size", "4")
+    cached(patched, config, without_encoder(monkeypatch), True)
+
+
+def test_images_that_share_a_name(patched, precompute, tmp_path, monkeypatch):
+    """`a.png` and `a.jpg` of one size have files of their own, at further sizes too."""
+    config = config_of(tmp_path, TABLES["all"])
+    folder = tmp_path / "a"
+    first = sorted(folder.glob("*.png"))[0]
+    from PIL import Image
+
+    Image.open(first).convert("RGB").save(first.with_suffix(".jpg"))
+    precompute(config)
+    assert len(list(folder.glob("*_sd_at_*.npz"))) == COUNT + 1
+    cached(patched, config, without_encoder(monkeypatch), True)
