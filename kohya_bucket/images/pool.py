@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.images.arrow_stat import can_stat_together
 from kohya_bucket.images.ray_pool import run_on_ray
 from kohya_bucket.images.work import WORK, Failures, Rows, row_dtype
 from kohya_bucket.images.worker import WorkerProcess
@@ -35,6 +36,8 @@ _HELPER_CHUNK = 4096
 _ROUND = 1 << 17
 _MAX_THREADS = 48
 _MAX_PROCESSES = 8
+# Threads that spend nearly all their time in calls during which other threads run.
+_CALLERS = 4
 _COMPUTING = 0.3
 _WORTH_PROCESSES_S = 2.0
 _REPORT_EVERY_S = 0.1
@@ -111,10 +114,13 @@ class Job:
             chunk = max(1, min(16, (end - self._taken) // (4 * threads)))
             self._start([lambda: self._loop(end, chunk)] * threads)
             self._wait(end)
+        elif engine == "calls":
+            self._start([lambda: self._loop(end, _CHUNK)] * min(self._workers or _CALLERS, _CALLERS))
+            self._wait(end)
         else:
             self._loop(end, _CHUNK)
 
-    def _probe(self) -> Engine:
+    def _probe(self) -> Engine | Literal["calls"]:
         """Do the next files alone, and say what the rest should run on."""
         first = self._taken
         wall, cpu = time.perf_counter(), time.thread_time()
@@ -124,14 +130,11 @@ class Job:
         per_file = wall / max(1, self._taken - first)
         if wall > 0.002 and cpu < _COMPUTING * wall:
             return "threads"
-        # Asking a file's time costs hardly more than sending its path to another process.
-        if (
-            self.work != "stat"
-            and self._processes() > 1
-            and per_file * (len(self.paths) - self._taken) > _WORTH_PROCESSES_S
-        ):
-            return "processes"
-        return "alone"
+        left = len(self.paths) - self._taken
+        if self.work == "stat":
+            # Asking a file's time costs hardly more than sending its path to another process.
+            return "calls" if can_stat_together() and self._processes() > 1 and left > _CALLERS * _CHUNK else "alone"
+        return "processes" if self._processes() > 1 and per_file * left > _WORTH_PROCESSES_S else "alone"
 
     def _processes(self) -> int:
         return min(self._workers or _MAX_PROCESSES, _MAX_PROCESSES, os.cpu_count() or 1)

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.images.arrow_stat import stat_together
 from kohya_bucket.images.content_hash import HASH_LENGTH, hash_file
-from kohya_bucket.images.decoder import UnreadableImageError, explain_os_error, verify_pixels
-from kohya_bucket.images.header import read_header
+from kohya_bucket.images.decoder import explain_os_error, verify_pixels
+from kohya_bucket.images.header import read_headers
 from kohya_bucket.images.remote import is_url, stat_remote
 
 __all__ = ["WORK", "Failures", "Rows", "row_dtype"]
@@ -37,18 +38,13 @@ def row_dtype(work: str) -> np.dtype[Any]:
 
 
 def _sizes(paths: list[str]) -> tuple[Rows, Failures]:
-    numbers: list[int] = []  # one row behind the other: a million tuples would be a million objects to look after
-    failures: Failures = []
-    for path in paths:
-        try:
-            numbers += read_header(path)
-        except UnreadableImageError as error:
-            failures.append((len(numbers) // 4, str(error)))
-            numbers += (0, 0, 1, 0)
-    return np.array(numbers, dtype=np.int32).view(_DTYPES["size"]), failures
+    rows, failures = read_headers(paths)
+    return rows.reshape(-1).view(_DTYPES["size"]), failures
 
 
 def _stats(paths: list[str]) -> tuple[Rows, Failures]:
+    if (together := stat_together(paths)) is not None:
+        return together.reshape(-1).view(_DTYPES["stat"]), []
     numbers: list[int] = []
     failures: Failures = []
     stat = os.stat

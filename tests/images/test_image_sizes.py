@@ -149,7 +149,7 @@ def test_every_kind_of_unreadable_path_is_named(tmp_path: Path) -> None:
 
 
 def test_permission_denied_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
+    def refuse(*_: object, **__: object) -> int:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(header_module.os, "open", refuse)

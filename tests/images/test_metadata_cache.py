@@ -44,10 +44,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     real = os.open
 
-    def counted(path: str, *rest: object) -> int:
+    def counted(path: str, *rest: object, **options: object) -> int:
         if str(path).endswith((".png", ".jpg")):
             seen.append(Path(path).name)
-        return real(path, *rest)  # type: ignore[arg-type]
+        return real(path, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(header_module.os, "open", counted)
     return seen

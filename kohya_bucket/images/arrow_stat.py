@@ -1,0 +1,35 @@
+"""Times and lengths of many local files in one call of pyarrow, which is quicker than `os.stat` of each."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["can_stat_together", "stat_together"]
+
+_MANY = 64
+
+
+def can_stat_together() -> bool:
+    """Whether pyarrow is in use (it takes longer to import than is gained) on a system on which this was compared."""
+    return os.name == "posix" and "pyarrow.fs" in sys.modules
+
+
+def stat_together(paths: list[str]) -> npt.NDArray[np.int64] | None:
+    """[N, 2] int64 modification time (ns since 1970) and length (bytes), as `os.stat` says.
+
+    None where this way does not tell: a path that is missing, forbidden, no file or not local, few paths, or not
+    `can_stat_together`. Other threads run meanwhile.
+    """
+    if len(paths) < _MANY or not can_stat_together():
+        return None
+    numbers: list[int] = []
+    try:
+        for file in sys.modules["pyarrow.fs"].LocalFileSystem().get_file_info(paths):
+            numbers += (file.mtime_ns, file.size)
+        return np.array(numbers, dtype=np.int64).reshape(-1, 2)
+    except (OSError, ValueError, TypeError):  # TypeError: None for a time or length
+        return None

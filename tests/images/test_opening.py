@@ -1,0 +1,113 @@
+"""Files opened beside each other are the files that their paths name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kohya_bucket.images.arrow_stat import can_stat_together, stat_together
+from kohya_bucket.images.opening import READING, beside_each_other
+from kohya_bucket.images.pool import Job
+
+
+def contents(paths: list[str]) -> list[bytes]:
+    out = []
+    with beside_each_other(paths) as (names, folder):
+        for name in names:
+            fd = os.open(name, READING, dir_fd=folder)
+            out.append(os.read(fd, 100))
+            os.close(fd)
+    return out
+
+
+def write(folder: Path, names: list[str]) -> list[str]:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name, encoding="utf-8")
+    return [str(folder / name) for name in names]
+
+
+@pytest.mark.parametrize("folders", [["a"], ["a", "a/b", "a/bc"], ["a", "x"], ["", "a"], ["猫", "猫/ b"]])
+@pytest.mark.parametrize("count", [1, 10, 500])
+def test_names_and_folders_lead_to_the_paths(tmp_path: Path, folders: list[str], count: int) -> None:
+    names = [f"{folders[i % len(folders)]}/{i}.txt".lstrip("/") for i in range(count)]
+    assert contents(write(tmp_path, names)) == [name.encode() for name in names]
+
+
+def test_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{'' if i % 2 else 'sub/'}{i}.txt" for i in range(200)]
+    write(tmp_path, names)
+    monkeypatch.chdir(tmp_path)
+    assert contents(names) == [name.encode() for name in names]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="slashes of POSIX")
+def test_a_doubled_slash_does_not_lead_to_the_root(tmp_path: Path) -> None:
+    paths = write(tmp_path, [f"{i}.txt" for i in range(100)])
+    paths[50] = f"{tmp_path}//50.txt"
+    assert contents(paths) == [f"{i}.txt".encode() for i in range(100)]
+
+
+@pytest.mark.skipif(os.open not in os.supports_dir_fd, reason="this system cannot open beside a folder")
+def test_the_folder_is_closed_and_a_missing_one_leaves_paths_alone(tmp_path: Path) -> None:
+    paths = write(tmp_path, [f"{i}.txt" for i in range(100)])
+    with beside_each_other(paths) as (names, folder):
+        assert folder is not None
+        assert names[7] == "7.txt"
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(folder)
+    gone = [f"{tmp_path}/gone/{i}" for i in range(100)]
+    with beside_each_other(gone) as (names, folder):
+        assert (names, folder) == (gone, None)
+
+
+@pytest.fixture
+def arrow() -> None:
+    pytest.importorskip("pyarrow.fs")
+    if not can_stat_together():
+        pytest.skip("pyarrow's times have not been compared with os.stat on this system")
+
+
+@pytest.mark.usefixtures("arrow")
+def test_arrow_tells_times_and_lengths_as_stat_does(tmp_path: Path) -> None:
+    paths = write(tmp_path, [f"{i}.txt" for i in range(200)])
+    times = [-5_000_000_001, 0, 1, 1_700_000_000_123_456_789, 4_102_444_800_000_000_001]
+    for i, path in enumerate(paths):
+        os.utime(path, ns=(0, times[i % len(times)] + i))
+    (tmp_path / "link").symlink_to(paths[3])
+    paths.append(str(tmp_path / "link"))
+    told = stat_together(paths)
+    assert told is not None
+    assert told.tolist() == [[s.st_mtime_ns, s.st_size] for s in map(os.stat, paths)]
+
+
+@pytest.mark.usefixtures("arrow")
+@pytest.mark.parametrize("odd", ["missing.txt", "", ".", "s3://bucket/x.png", "nul\0byte", "surrogate\udc80"])
+def test_what_arrow_does_not_tell_is_asked_one_by_one(tmp_path: Path, odd: str) -> None:
+    paths = write(tmp_path, [f"{i}.txt" for i in range(100)])
+    paths[40] = odd if "://" in odd or not odd else str(tmp_path / odd)
+    assert stat_together(paths) is None
+    if "://" in odd:
+        return
+    job = Job("stat", paths)
+    job.run()
+    assert [i for i, _ in job.failures] == ([] if odd == "." else [40])
+    assert (np.delete(job.rows["bytes"], 40) > 0).all()
+
+
+@pytest.mark.usefixtures("arrow")
+def test_threads_share_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kohya_bucket.images.pool._CHUNK", 100)
+    monkeypatch.setattr("kohya_bucket.images.pool.os.cpu_count", lambda: 4)
+    # A machine so busy that the first look takes it for a slow disk would choose otherwise.
+    monkeypatch.setattr("kohya_bucket.images.pool._COMPUTING", 0.0)
+    paths = write(tmp_path, [f"{i}.txt" for i in range(2000)])
+    paths[1500] = str(tmp_path / "gone")
+    job = Job("stat", paths)
+    job.run()
+    assert job.engines == ["calls"]
+    assert job.failures == [(1500, "no such file")]
+    assert job.rows["bytes"].tolist() == [0 if i == 1500 else len(f"{i}.txt") for i in range(2000)]
