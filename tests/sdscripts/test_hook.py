@@ -47,9 +47,10 @@ def unknown_version(tmp_path):
 
 def test_an_unknown_version_is_refused_whole(unknown_version):
     code = """
+        from kohya_bucket.errors import KohyaBucketError
         try:
             import library.train_util
-        except kb.hook.KohyaBucketError as error:
+        except KohyaBucketError as error:
             print(error)
         from torch.utils.data import DataLoader
         print(kb.is_active(), DataLoader.__init__.__qualname__)
