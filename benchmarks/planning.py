@@ -31,6 +31,8 @@ import numpy as np
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
+import planning_resolutions  # noqa: E402
+
 from kohya_bucket import KohyaBuckets  # noqa: E402
 from kohya_bucket.planning import EpochPlanner  # noqa: E402
 
@@ -152,11 +154,19 @@ def timed(contestant: Contestant, epoch: int) -> tuple[float, float, int]:
 
 def child(name: str, n: int) -> float | None:
     """Rise of the high-water mark while one epoch is planned; for torch and NovelAI while it is read."""
-    contestant = CONTESTANTS[name](image_sizes(n))
-    timed(CONTESTANTS[name](image_sizes(1000)), 0)
+    several = name.removeprefix("resolutions ") if name.startswith("resolutions ") else None
+    if several is not None:
+        ids = planning_resolutions.bucket_ids(image_sizes(n), several)
+        planning_resolutions.timed(ids[:1000], several)
+    else:
+        contestant = CONTESTANTS[name](image_sizes(n))
+        timed(CONTESTANTS[name](image_sizes(1000)), 0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
         before = _status_mb("VmRSS")
+        if several is not None:
+            planning_resolutions.timed(ids, several)
+            return _status_mb("VmHWM") - before
         planned = contestant[1](1)
         if name == TORCH:
             next(iter(contestant[2](planned)))
@@ -201,6 +211,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", default="10000,100000,1000000,10000000")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--resolutions", type=int, default=1_000_000, help="images of the table of several resolutions")
+    parser.add_argument("--dry-run", action="store_true", help="print, and keep the results that there are")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -216,7 +228,9 @@ def main() -> None:
     ]
     for n in map(int, args.counts.split(",")):
         lines += measure(n, args.rounds if n <= 1_000_000 else 3)
-    table = "\n".join("| " + " | ".join(row) + " |" for row in lines)
+    table = _as_table(lines)
+    rows = planning_resolutions.measure(image_sizes(args.resolutions), args.rounds)
+    several = _as_table([planning_resolutions.HEADER, ["---:", "---", *["---:"] * 4], *rows])
     missing = [f"{var} is not set: {name} is left out" for name, var in NEEDS.items() if var not in os.environ]
     note = (
         f"Batches of {BATCH} on one rank, Kohya's buckets at 1024x1024. Medians of rounds in which every contestant "
@@ -228,9 +242,19 @@ def main() -> None:
         "above input; 0 where it fits into what making the input had left free."
         f" Python {platform.python_version()}, numpy {np.__version__}, {os.cpu_count()} cores."
     )
-    text = "\n\n".join(["# Planning an epoch", table, note, *missing]) + "\n"
-    (REPO / "benchmarks" / "results" / "planning.md").write_text(text, encoding="utf-8")
+    more = (
+        f"The same images at {', '.join(map(str, planning_resolutions.RESOLUTIONS))}, and at the largest alone: "
+        "epochs of one length, as the adapter plans them. For that, the first plan counts the batches of every epoch "
+        "until they come round. Medians of rounds; peak memory of five epochs, above input."
+    )
+    text = "\n\n".join(["# Planning an epoch", table, note, *missing, "## Several resolutions", several, more]) + "\n"
+    if not args.dry_run:
+        (REPO / "benchmarks" / "results" / "planning.md").write_text(text, encoding="utf-8")
     print(text)
+
+
+def _as_table(lines: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in lines)
 
 
 if __name__ == "__main__":

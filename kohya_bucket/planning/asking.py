@@ -42,6 +42,7 @@ class Asking:
     Attributes:
         images_per_bucket: [K] images that have each bucket, without repeats.
         several_buckets: images have one bucket per resolution.
+        everywhere: every image has a bucket, at every resolution.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class Asking:
         self._places: tuple[int, Times] | None = None
         self.homeless = np.zeros(0, dtype=np.intp)
         placed = ids
-        if ids.size and ids.min() < 0:
+        self.everywhere = not ids.size or bool(ids.min() >= 0)
+        if not self.everywhere:
             self.homeless = np.flatnonzero((ids < 0) if ids.ndim == 1 else (ids < 0).all(axis=1))
             placed = ids[ids >= 0]
         self.images_per_bucket = np.bincount(placed.reshape(-1), minlength=n_buckets).astype(np.int64)
@@ -100,12 +102,16 @@ class Asking:
 
     def _rows(self, seed: int, epoch: int) -> tuple[npt.NDArray[np.int32], Ids]:
         ids, n = self.ids, len(self.ids)
+        if self.resolutions == "all" and self.everywhere:
+            return np.repeat(np.arange(n, dtype=np.int32), ids.shape[1]), ids.reshape(-1)
         if self.resolutions == "all":
             at_image, at_column = np.nonzero(ids >= 0)
             return at_image.astype(np.int32), ids[at_image, at_column]
         if self.resolutions is not None:
             column = choose_columns(ids, self.cycle, self._places_of(seed), epoch)
-            ids = np.where(column >= 0, ids[np.arange(n), column], -1)
+            ids = ids[np.arange(n), column]
+            if len(self.homeless):
+                ids = np.where(column >= 0, ids, -1)
         if len(self.homeless):
             image = np.flatnonzero(ids >= 0)
             return image.astype(np.int32), ids[image]

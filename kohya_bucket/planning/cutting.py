@@ -48,16 +48,24 @@ def split_batches(cut: Cut, steps: int) -> Cut:
     missing = steps - len(cut.length)
     if missing <= 0:
         return cut
-    heap = [(-n, s, k) for n, s, k in zip(cut.length.tolist(), cut.start.tolist(), cut.bucket.tolist(), strict=True)]
+    # Each split takes one of these, or a part of one; all others stay. Batches are in order of their starts.
+    longest = np.argsort(-cut.length, kind="stable")[:missing]
+    heap = [(-int(cut.length[i]), int(cut.start[i]), int(cut.bucket[i])) for i in longest]
     heapq.heapify(heap)
     while missing > 0 and heap and heap[0][0] < -1:
-        negative, start, k = heapq.heappop(heap)
+        negative, begin, k = heapq.heappop(heap)
         first = -(negative // 2)
-        heapq.heappush(heap, (-first, start, k))
-        heapq.heappush(heap, (negative + first, start + first, k))
+        heapq.heappush(heap, (-first, begin, k))
+        heapq.heappush(heap, (negative + first, begin + first, k))
         missing -= 1
-    heap.sort(key=lambda batch: batch[1])
-    length, start, bucket = (np.array(column, dtype=np.int64) for column in zip(*heap, strict=True))
+    parts = np.array(heap, dtype=np.int64).reshape(-1, 3)
+    kept = np.ones(len(cut.length), dtype=np.bool_)
+    kept[longest] = False
+    length = np.concatenate([cut.length[kept], -parts[:, 0]])
+    start = np.concatenate([cut.start[kept], parts[:, 1]])
+    bucket = np.concatenate([cut.bucket[kept], parts[:, 2]])
+    order = np.argsort(start, kind="stable")
+    length, start, bucket = length[order], start[order], bucket[order]
     per_bucket = np.bincount(bucket, minlength=len(cut.per_bucket)).astype(np.int64)
     turn = np.arange(len(bucket), dtype=np.int64) - (np.cumsum(per_bucket) - per_bucket)[bucket]
-    return Cut(start, -length.astype(np.int32), bucket.astype(np.int32), turn, per_bucket)
+    return Cut(start, length.astype(np.int32), bucket.astype(np.int32), turn, per_bucket)

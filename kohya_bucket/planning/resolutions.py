@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.sequencing import smallest_ids
 from kohya_bucket.planning.stream import Purpose, stream
 
 __all__ = ["RESOLUTION_MODES", "choose_columns", "cycle_places", "weighted_cycle"]
@@ -32,8 +33,11 @@ def cycle_places(
     """
     order = np.arange(len(bucket_ids), dtype=np.int64)
     stream(Purpose.RESOLUTIONS, seed).shuffle(order)
-    columns = [*bucket_ids.T] if repeats is None else [*bucket_ids.T, repeats]
-    order = order[np.lexsort([column[order] for column in reversed(columns)])]
+    # Ids from 0, as small as they fit: numpy sorts those by radix.
+    columns = [smallest_ids(column[order] + 1, int(column.max(initial=-1)) + 2) for column in bucket_ids.T]
+    if repeats is not None:
+        columns.append(repeats[order])
+    order = order[np.lexsort(columns[::-1])]
     places = np.empty(len(order), dtype=np.int64)
     places[order] = np.arange(len(order))
     return places
@@ -58,18 +62,24 @@ def choose_columns(
         places: [N] from `cycle_places`.
     """
     n, r = bucket_ids.shape
-    has = bucket_ids >= 0
-    if cycle is None:
-        # Among the resolutions that an image has, so that each of them gets the same number of epochs.
-        available = has.sum(axis=1)
-        turn = (places + epoch) % np.maximum(available, 1)
-        nth = np.cumsum(has, axis=1) - 1
-        column = np.argmax(has & (nth == turn[:, None]), axis=1)
+    has = [column >= 0 for column in bucket_ids.T]
+    everywhere = all(column.all() for column in has)
+    if cycle is not None:
+        chosen = cycle[(places + epoch) % len(cycle)]
+        for _ in range(0 if everywhere else r):
+            chosen = np.where(np.choose(chosen, has), chosen, (chosen + 1) % r)
+    elif everywhere:
+        chosen = (places + epoch) % max(r, 1)
     else:
-        column = cycle[(places + epoch) % len(cycle)]
-        for _ in range(r):
-            column = np.where(has[np.arange(n), column], column, (column + 1) % r)
-    return np.where(has.any(axis=1), column, -1).astype(np.intp)
+        # Among the resolutions that an image has, so that each of them gets the same number of epochs.
+        turn = (places + epoch) % np.maximum(sum(has, np.zeros(n, dtype=np.int64)), 1)
+        chosen = np.full(n, -1, dtype=np.intp)
+        for number, column in enumerate(has):
+            chosen[column & (turn == 0)] = number
+            turn -= column
+    if not everywhere:
+        chosen = np.where(np.logical_or.reduce(has), chosen, -1)
+    return chosen.astype(np.intp)
 
 
 def weighted_cycle(weights: Any, n_columns: int) -> npt.NDArray[np.intp]:

@@ -32,24 +32,27 @@ def sequence_items(
     bucket = smallest_ids(demand.bucket, demand.n_buckets)
     times = demand.times
     if times is None:
-        order = np.argsort(bucket, kind="stable")
+        items = np.argsort(bucket, kind="stable")
+        if not _are_row_numbers(demand.image):
+            items = demand.image[items].astype(np.intp)  # before they are shuffled: memory is read in order then
         counts = np.bincount(bucket, minlength=demand.n_buckets).astype(np.int64)
         if shuffle:
             ends = np.cumsum(counts)
             for k in np.flatnonzero(counts):
-                rng.shuffle(order[ends[k] - counts[k] : ends[k]])
+                rng.shuffle(items[ends[k] - counts[k] : ends[k]])
+        return items.astype(np.int32), counts
+    rows = np.repeat(np.arange(len(times)), times)
+    counts = np.bincount(bucket[rows], minlength=demand.n_buckets).astype(np.int64)
+    if shuffle:
+        turn = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
+        # A hair below 1, so that rounding never lifts the last part out of [0, 1).
+        places = np.minimum((turn + rng.random_sample(len(rows))) / times[rows], 1 - 2**-40)
+        order = rows[packed_order(places, bucket[rows])]
     else:
-        rows = np.repeat(np.arange(len(times)), times)
-        counts = np.bincount(bucket[rows], minlength=demand.n_buckets).astype(np.int64)
-        if shuffle:
-            turn = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
-            # A hair below 1, so that rounding never lifts the last part out of [0, 1).
-            places = np.minimum((turn + rng.random_sample(len(rows))) / times[rows], 1 - 2**-40)
-            order = rows[packed_order(places, bucket[rows])]
-        else:
-            order = rows[np.argsort(bucket[rows], kind="stable")]
-    image = demand.image
-    if times is None and len(image) and image[-1] == len(image) - 1:
-        # Image numbers rise, so these rows are all images, and row numbers are image numbers.
-        return order.astype(np.int32), counts
-    return image[order], counts
+        order = rows[np.argsort(bucket[rows], kind="stable")]
+    return demand.image[order], counts
+
+
+def _are_row_numbers(image: npt.NDArray[np.int32]) -> bool:
+    """Whether row i is image i."""
+    return len(image) == 0 or bool(image[-1] == len(image) - 1 and (image[1:] > image[:-1]).all() and image[0] == 0)

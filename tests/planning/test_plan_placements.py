@@ -113,3 +113,26 @@ def test_what_is_left_of_an_epoch_trains_in_its_own_bucket_after_another_global_
             assert set(ids[rest.step_indices(s)].tolist()) == {int(rest.bucket_of_step[s])}
         before = np.bincount(np.concatenate([[], *map(whole.step_indices, range(stop))]).astype(int), minlength=97)
         assert (before + trained(rest) == 2).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), n=st.integers(1, 12), r=st.integers(1, 3), share=st.sampled_from([0.2, 0.5, 0.8]))
+def test_all_resolutions_train_each_image_once_where_it_has_a_bucket(seed: int, n: int, r: int, share: float) -> None:
+    """Also where there happen to be as many rows as the last image's number says."""
+    rng = np.random.RandomState(seed)
+    ids = rng.choice(3, (n, r)) + 3 * np.arange(r)
+    ids[rng.random_sample((n, r)) < share] = -1
+    plan = plan_epoch(ids, 2, resolutions="all", seed=seed)
+    seen = [
+        (image, int(plan.bucket_of_step[step]))
+        for step in range(plan.steps)
+        for image in plan.indices(step, 0).tolist()
+    ]
+    assert sorted(seen) == sorted((int(i), int(ids[i, c])) for i, c in zip(*np.nonzero(ids >= 0), strict=True))
+
+
+def test_an_epoch_that_leaves_everything_out() -> None:
+    """Another epoch has a whole batch, this one none, and nothing to split."""
+    case = {"bucket_ids": np.array([[0, 1], [0, 2]]), "resolutions": "weighted", "resolution_weights": [3, 1]}
+    plans = [plan_epoch(**case, batch_size=2, remainder="drop", equal_epochs=True, epoch=e) for e in range(4)]
+    assert {plan.steps for plan in plans} == {0, 1}
