@@ -6,6 +6,7 @@ import argparse
 import inspect
 import json
 import random
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,3 +110,19 @@ def image_table(dataset: Any) -> list[tuple[Any, ...]]:
         (key, info.num_repeats, tuple(info.image_size), tuple(info.bucket_reso), tuple(info.resized_size))
         for key, info in dataset.image_data.items()
     ]
+
+
+def metadata(file: Path) -> dict[str, str]:
+    """What a trainer wrote about the run into a safetensors file."""
+    return json.loads(_parts(file)[0])["__metadata__"]
+
+
+def tensors(file: Path) -> bytes:
+    """The weights in a safetensors file."""
+    return _parts(file)[1]
+
+
+def _parts(file: Path) -> tuple[bytes, bytes]:
+    data = file.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    return data[8 : 8 + length], data[8 + length :]

@@ -11,6 +11,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
+
 from kohya_bucket.sdscripts.image_columns import compact
 from kohya_bucket.sdscripts.planner import GroupPlanner
 from kohya_bucket.sdscripts.processes import quiet_worker
@@ -52,8 +54,11 @@ def planned_arguments(
         GroupPlanner([table.images for table in tables], tables[0].settings), int(datasets[0].seed), current_epoch
     )
     if training:
-        run.attach(sampler, getattr(collator, "current_step", None))
+        run.attach(sampler)
     compact(group)
+    if arguments.get("generator") is None:
+        # Every iterator draws a number. From the process's own generator, that would shift a resumed run's noise.
+        arguments["generator"] = torch.Generator().manual_seed(sampler.seed % 2**63)
     if arguments.get("num_workers"):
         arguments["worker_init_fn"] = quiet_worker(arguments.get("worker_init_fn"))
     return {**arguments, "sampler": sampler}

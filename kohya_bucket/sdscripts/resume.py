@@ -1,30 +1,22 @@
-"""Resuming at the exact image: what a saved training state remembers of the epoch.
+"""Resuming at the exact image: `--resume`, `--initial_step`, `--initial_epoch`, `--skip_until_initial_step`.
 
-sd-scripts' states hold weights, optimiser and a step count, but not which images an epoch has still to train.
-A small file beside them does, so that `--resume` goes on with the next image, also without `--seed` and on
-another number of processes.
+A file beside each saved state says what is trained of the epoch, so that `--resume` goes on with the next image, also
+without `--seed` and on another number of processes. Where an update is asked for by its number, the plan knows the
+images that an uninterrupted run would train there.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.atomic import write_file
-from kohya_bucket.sdscripts.planner import Progress
+from kohya_bucket.sdscripts.first_update import FirstUpdate
 from kohya_bucket.sdscripts.processes import is_first_process
-from kohya_bucket.sdscripts.sampler import PlanSampler
+from kohya_bucket.sdscripts.sampler import Place, PlanSampler
+from kohya_bucket.sdscripts.state_file import NoPlaceError, counted_by_trainer, read_history, write_history
 
-__all__ = ["STATE_FILE", "Run"]
-
-STATE_FILE = "kohya_bucket_state.json"
-_FORMAT = 1
-_OWN_PLACE = ("skip_until_initial_step", "initial_step", "initial_epoch")  # trainer options that set the place
-_TRAIN_STATE = "train_state.json"  # where train_network.py remembers its update count, which it takes epochs from
+__all__ = ["Run"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -37,8 +29,6 @@ class Run:
         self.accelerator: Any = None
         self.arguments: Any = None
         self._loaded: Path | None = None
-        self._current_step: Any = None
-        self._took_over = False
 
     def watch(self, accelerator: Any, arguments: Any) -> None:
         """Take part in every state that `accelerator` saves or loads."""
@@ -46,103 +36,96 @@ class Run:
         accelerator.register_save_state_pre_hook(self._on_save)
         accelerator.register_load_state_pre_hook(self._on_load)
 
-    def attach(self, sampler: PlanSampler, current_step: Any = None) -> None:
-        """The sampler of the run's training loader, and the counter in which its trainer keeps the update it is at."""
-        self.sampler, self._current_step = sampler, current_step
+    def attach(self, sampler: PlanSampler) -> None:
+        """The sampler of the run's training loader."""
+        self.sampler = sampler
         sampler.on_start = self._on_start
+        asked = self._asked()
         if self._loaded is not None:
-            self._resume(self._loaded)
+            self._resume(sampler, self._loaded)
+        elif asked and not self._argument("resume"):
+            self._begin_at(sampler, asked)
 
     def _on_start(self, first: int) -> None:
         # The accelerator counts the batches of an epoch; states are saved, and gradients accumulated, by it.
-        if self.accelerator is not None and first:
+        if self.accelerator is not None:
             self.accelerator.step = first
 
     def _on_save(self, models: Any, weights: Any, output_dir: str) -> None:
-        if self.sampler is None or not is_first_process():
-            return
-        history = self.sampler.progress(int(self.accelerator.step))
-        if self._took_over and self._current_step is not None:
-            # The trainer counts from 0 since then; what it writes next into its own file is counted from the start.
-            done = sum(part.steps for part in history)
-            updates = (history[-1].epoch - 1) * self._updates_per_epoch() + -(-done // self._accumulation)
-            self._current_step.value = updates - 1
-        state = {
-            "format": _FORMAT,
-            "images": self.sampler.planner.digest,
-            "count": len(self.sampler.planner.bucket_ids),
-            "trained": [asdict(part) for part in history],
-        }
-        try:
-            write_file(Path(output_dir) / STATE_FILE, [json.dumps(state).encode("utf-8")])
-        except KohyaBucketError as error:
-            raise SystemExit(f"kohya_bucket: {error}") from error
+        if self.sampler is not None and is_first_process():
+            write_history(Path(output_dir), self.sampler.planner, self.sampler.progress(int(self.accelerator.step)))
 
     def _on_load(self, models: Any, input_dir: str) -> None:
         if self.sampler is None:
             self._loaded = Path(input_dir)
         else:
-            self._resume(Path(input_dir))
+            self._resume(self.sampler, Path(input_dir))
 
-    def _resume(self, folder: Path) -> None:
+    def _resume(self, sampler: PlanSampler, folder: Path) -> None:
         self._loaded = None
-        sampler, file = self.sampler, folder / STATE_FILE
-        if sampler is None:
+        asked, counted = self._asked(), counted_by_trainer(folder)
+        try:
+            history = read_history(folder, sampler.planner)
+        except NoPlaceError as error:
+            if asked is None and self._argument("skip_until_initial_step"):
+                asked = counted
+            if asked is not None:
+                self._begin_at(sampler, asked, f" of its own order: {error}")
+            elif is_first_process():
+                logger.warning("%s: the epoch begins anew", error)
             return
-        if not file.is_file():
-            _tell(f"{folder} was saved without kohya_bucket: the epoch begins anew")
-            return
-        state = json.loads(file.read_text(encoding="utf-8"))
-        if state["format"] != _FORMAT or state["images"] != sampler.planner.digest:
-            _tell(
-                f"the data set or its options changed since {folder} was saved "
-                f"({state['count']} images then, {len(sampler.planner.bucket_ids)} now): the epoch begins anew"
-            )
-            return
-        history = [Progress(**{**part, "global_batch": tuple(part["global_batch"])}) for part in state["trained"]]
-        asked = [name for name in _OWN_PLACE if getattr(self.arguments, name, None)]
-        if not asked:
-            sampler.resume(history)
-            return
-        sampler.seed = history[0].seed
-        if self._accumulation == 1 or "skip_until_initial_step" not in asked:
-            return
-        if asked == ["skip_until_initial_step"] and (folder / _TRAIN_STATE).is_file():
-            self._take_over(history)
+        place = sampler.resume(history)
+        update = self._update_at(place)
+        if asked is None or asked == update:
+            other = "" if counted in (None, update) else f" (update {counted} of the saved run, whose updates differ)"
+            self._hand_over(place, update, other)
         else:
-            _tell(
-                "--skip_until_initial_step miscounts with gradient accumulation; leave --initial_step and "
-                "--initial_epoch out, and --resume goes on at the exact image"
-            )
+            self._begin_at(sampler, asked, f" as asked for, though the state was saved after update {update}")
 
-    def _take_over(self, history: list[Progress]) -> None:
-        """Skip in the trainer's stead: it mixes batches and updates when gradients are accumulated.
+    def _begin_at(self, sampler: PlanSampler, update: int, why: str = "") -> None:
+        """Go to where an uninterrupted run with this plan has made so many updates."""
+        epoch, updates = divmod(update, self._updates_per_epoch())
+        self._hand_over(sampler.begin_at(epoch + 1, updates * self._accumulation), update, why)
 
-        Without its option the trainer begins in the right epoch, and counts updates from 0. It would then train its
-        last epoch whole; the sampler ends where `--max_train_steps` says.
-        """
-        assert self.sampler is not None
-        self.arguments.skip_until_initial_step = False
-        self._took_over = True
-        self.sampler.resume(history)
-        per_epoch, total = self._updates_per_epoch(), int(self.arguments.max_train_steps)
-        epochs = -(-total // per_epoch)
-        self.sampler.end = (epochs, (total - (epochs - 1) * per_epoch) * self._accumulation)
+    def _hand_over(self, place: Place, update: int, why: str) -> None:
+        """Let the trainer count from `update` on, and not skip again what the sampler leaves out."""
         if is_first_process():
             logger.info(
-                "--skip_until_initial_step: going on at the exact image; the step numbers shown and in file names "
-                "count from here"
+                "going on after update %d, with batch %d of epoch %d%s", update, place.done + 1, place.epoch, why
             )
+        if not hasattr(self.arguments, "initial_step"):
+            return  # a trainer that begins to count anew
+        self.arguments.initial_step = FirstUpdate.of(update, place.epoch - 1)
+        self.arguments.skip_until_initial_step = True
+        self.accelerator.skip_first_batches = self._skip_first_batches
+
+    def _skip_first_batches(self, loader: Any, count: Any = 0) -> Any:
+        if self.sampler is None or not isinstance(count, FirstUpdate):
+            return type(self.accelerator).skip_first_batches(self.accelerator, loader, count)
+        # The trainer asks for one batch less than it skips, and throws the first one away.
+        self.sampler.repeat_first = True
+        return loader
+
+    def _asked(self) -> int | None:
+        """The updates that the user says are done, if so."""
+        step, epoch = self._argument("initial_step"), self._argument("initial_epoch")
+        if step is not None:
+            return max(int(step), 0)
+        return None if epoch is None else max(int(epoch) - 1, 0) * self._updates_per_epoch()
+
+    def _update_at(self, place: Place) -> int:
+        """Updates before a place: whole epochs of them, less those that the place's epoch still holds."""
+        accumulation, per_epoch = self._accumulation, self._updates_per_epoch()
+        left = -(-(place.done + place.left) // accumulation) - place.done // accumulation
+        return place.epoch * per_epoch - min(left, per_epoch)
+
+    def _argument(self, name: str) -> Any:
+        return getattr(self.arguments, name, None)
 
     @property
     def _accumulation(self) -> int:
-        return int(getattr(self.arguments, "gradient_accumulation_steps", 1) or 1)
+        return int(self._argument("gradient_accumulation_steps") or 1)
 
     def _updates_per_epoch(self) -> int:
         assert self.sampler is not None
         return -(-(len(self.sampler) // self.sampler.world_size) // self._accumulation)
-
-
-def _tell(text: str) -> None:
-    if is_first_process():
-        logger.warning(text)

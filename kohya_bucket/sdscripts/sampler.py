@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,27 @@ from kohya_bucket.sdscripts.planner import GroupPlanner, Progress
 from kohya_bucket.sdscripts.processes import is_first_process, world_size
 from kohya_bucket.sdscripts.tables import PlannedBatch
 
-__all__ = ["PlanSampler", "RanksDifferError"]
+__all__ = ["Place", "PlanSampler", "RanksDifferError"]
 
 logger = logging.getLogger("kohya_bucket")
 
 
 class RanksDifferError(KohyaBucketError):
     """The ranks do not hold the same data set, so no common plan exists."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a resumed run begins: an epoch (counted as the trainer does, from 1), and batches of each process in it.
+
+    Attributes:
+        done: batches trained before.
+        left: batches to be trained.
+    """
+
+    epoch: int
+    done: int
+    left: int
 
 
 class PlanSampler(Sampler[PlannedBatch]):
@@ -42,10 +58,11 @@ class PlanSampler(Sampler[PlannedBatch]):
         self.planned_ranks = self.world_size if planner.settings.same_shape else 1
         self.seed = _agree(planner, seed) if self.world_size > 1 else seed
         self.on_start: Callable[[int], None] = _ignore
-        self.end: tuple[int, int] | None = None  # (the trainer's epoch, steps of each process) after which to stop
+        self.repeat_first = False  # the next iteration begins with each process' first batch twice
         self._shift = 0
         self._made: tuple[tuple[int, int], EpochPlan] | None = None
-        self._to_resume: tuple[Progress, ...] = ()
+        self._rest: EpochPlan | None = None
+        self._rest_before: tuple[Progress, ...] = ()
         self._before: tuple[Progress, ...] = ()
         self._current = self.plan
 
@@ -62,10 +79,22 @@ class PlanSampler(Sampler[PlannedBatch]):
             self._made = (now, self.planner.plan(self.seed, self.epoch, self.planned_ranks))
         return self._made[1]
 
-    def resume(self, history: Sequence[Progress]) -> None:
-        """The next iteration trains what is left of the epoch of `history`; later ones follow it."""
-        self.seed = history[0].seed
-        self._to_resume = tuple(history)
+    def resume(self, history: Sequence[Progress]) -> Place:
+        """Train what is left of the epoch of `history` in the next iteration, and later epochs after it."""
+        self.seed, epoch = history[0].seed, history[0].epoch
+        rest = self.planner.plan(self.seed, epoch, self.planned_ranks, history)
+        same = history[-1].global_batch == tuple(rest.global_batch.tolist())
+        self._rest_before = tuple(history[:-1] if same else history)
+        if rest.steps == 0:  # the epoch was complete
+            rest, self._rest_before = self.planner.plan(self.seed, epoch + 1, self.planned_ranks), ()
+        self._rest = rest
+        return Place(rest.epoch, self._first(rest), self._length(rest) // self.world_size)
+
+    def begin_at(self, epoch: int, batches: int) -> Place:
+        """Leave out `batches` batches of each process at the beginning of an epoch that this run plans."""
+        global_batch = self.planner.planner(self.planned_ranks).global_batch
+        steps = batches * self.world_size // self.planned_ranks
+        return self.resume([Progress(self.seed, epoch, tuple(global_batch.tolist()), steps)])
 
     def progress(self, steps: int) -> tuple[Progress, ...]:
         """What is trained of the present epoch, when each process has trained `steps` (0: all)."""
@@ -79,43 +108,29 @@ class PlanSampler(Sampler[PlannedBatch]):
         return self._length(self.plan)
 
     def __iter__(self) -> Iterator[PlannedBatch]:
-        self._before = ()
-        self._current = self.plan
-        if self._to_resume and self.current_epoch is not None:
-            self._begin_rest(self.current_epoch.value)
-        plan = self._current
+        if self._rest is not None and self.current_epoch is not None:
+            plan, self._before, self._rest = self._rest, self._rest_before, None
+            self._shift = plan.epoch - int(self.current_epoch.value)
+        else:
+            plan, self._before = self.plan, ()
+        self._current = plan
         if self.current_epoch is not None:
-            self.on_start(plan.first_step * self.planned_ranks // self.world_size)
+            self.on_start(self._first(plan))
             if is_first_process():
                 logger.info("epoch %d: %s", self.epoch, plan.ledger().text)
-        return self._batches(plan, self.epoch)
+        again, self.repeat_first = self.world_size if self.repeat_first else 0, False
+        return self._batches(plan, self.epoch, again)
 
-    def _begin_rest(self, counted: int) -> None:
-        history, self._to_resume = self._to_resume, ()
-        self._shift = history[0].epoch - int(counted)
-        rest = self.planner.plan(self.seed, self.epoch, self.planned_ranks, history)
-        if rest.steps == 0:  # the epoch was complete
-            self._shift += 1
-            self._current = self.plan
-            return
-        self._current = rest
-        same = history[-1].global_batch == tuple(rest.global_batch.tolist())
-        self._before = history[:-1] if same else history
-        if is_first_process():
-            logger.info("resumed: epoch %d, %d steps left", self.epoch, rest.steps)
+    def _first(self, plan: EpochPlan) -> int:
+        """Batches of the epoch that each process has trained before a plan begins."""
+        return plan.first_step * self.planned_ranks // self.world_size
 
     def _length(self, plan: EpochPlan) -> int:
         return -(-plan.steps * self.planned_ranks // self.world_size) * self.world_size
 
-    def _until_end(self, length: int, begin: int) -> int:
-        """How many of the next `length` batches are still to be trained; `begin` of the epoch are done."""
-        if self.end is None or self.current_epoch is None or int(self.current_epoch.value) != self.end[0]:
-            return length
-        return max(min(length, self.end[1] * self.world_size - begin), 0)
-
-    def _batches(self, plan: EpochPlan, epoch: int) -> Iterator[PlannedBatch]:
+    def _batches(self, plan: EpochPlan, epoch: int, again: int) -> Iterator[PlannedBatch]:
         planner, begin = self.planner, plan.first_step * self.planned_ranks
-        for i in range(self._until_end(self._length(plan), begin)):
+        for i in chain(range(again), range(self._length(plan))):
             step, rank = divmod(i, self.planned_ranks)
             step %= plan.steps  # without one shape for all, the last ranks may have to begin again
             bucket = int(plan.bucket_of_step[step])

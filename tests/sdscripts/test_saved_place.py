@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from kohya_bucket.sdscripts.planner import Progress
-from kohya_bucket.sdscripts.resume import STATE_FILE, Run
+from kohya_bucket.sdscripts.resume import Run
+from kohya_bucket.sdscripts.state_file import STATE_FILE
 from tests.full_disk import no_room  # noqa: F401
 
 

@@ -1,0 +1,192 @@
+"""`--resume`, `--initial_step`, `--initial_epoch` and `--skip_until_initial_step` in the real `train_network.py`.
+
+Its loop, LoRA, states and file names are the real ones; only the model is a single layer, so that no checkpoint is
+needed and a run takes seconds. Each begins where an uninterrupted run has made so many updates, and trains the same
+images from there on, and the same weights where a state is loaded.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recording import recorded
+from sdscripts_support import metadata, random_sizes, tensors, write_images
+
+HERE = Path(__file__).parent
+EVERY = 5
+pytestmark = pytest.mark.slow
+
+
+def train(sd_scripts_dir, folder, name, *options, accumulate=2, ranks=1, batch_size=2, total=17):
+    """(batches in the order they were trained, log, folder with what was saved)."""
+    out, record = folder / name, folder / f"{name}-record"
+    record.mkdir()
+    config = folder / f"{name}.toml"
+    dataset = {"resolution": 128, "batch_size": batch_size, "enable_bucket": True}
+    dataset |= {"min_bucket_reso": 64, "max_bucket_reso": 512}
+    lines = ["[[datasets]]", *(f"{key} = {json.dumps(value)}" for key, value in dataset.items())]
+    lines += ["[[datasets.subsets]]", f"image_dir = '{folder / 'images'}'", "caption_extension = '.txt'"]
+    config.write_text("\n".join([*lines, "flip_aug = true", ""]), encoding="utf-8")
+    door = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    command = [sys.executable, *door, str(HERE / "small_trainer.py"), "--pretrained_model_name_or_path", "none"]
+    command += ["--dataset_config", str(config), "--output_dir", str(out), "--output_name", "lora"]
+    command += ["--save_model_as", "safetensors", "--network_module", "networks.lora", "--network_dim", "2"]
+    command += ["--network_train_unet_only", "--learning_rate", "1e-2", "--optimizer_type", "AdamW"]
+    command += ["--lr_scheduler", "cosine", "--max_train_steps", str(total), "--max_data_loader_n_workers", "2"]
+    command += ["--gradient_accumulation_steps", str(accumulate), "--save_every_n_steps", str(EVERY), "--save_state"]
+    environment = {
+        **os.environ,
+        # Another accelerate than the installed one, where a folder holds it.
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("KOHYA_BUCKET_ACCELERATE"), str(HERE.parent)])),
+        "SD_SCRIPTS_DIR": str(sd_scripts_dir),
+        "RECORD_DIR": str(record),
+        "ACCELERATE_USE_CPU": "true",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "500",
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # or an accelerate older than this torch loads no random states
+    }
+    done = subprocess.run(
+        [*command, *map(str, options)],
+        cwd=sd_scripts_dir,
+        env=environment,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return recorded(record), " ".join(done.stderr.split()), out
+
+
+@dataclass
+class Whole:
+    """An uninterrupted run that trains into its third epoch, with a state in its second."""
+
+    folder: Path
+    layout: dict[str, int]
+    total: int
+    saved: int
+    batches: list[tuple[dict[str, Any], ...]]
+    updates_per_epoch: int
+    batches_per_epoch: int
+
+    @property
+    def state(self):
+        return self.folder / "whole" / f"lora-step{self.saved:08d}-state"
+
+    def after(self, update):
+        """(batches that are still to be trained after so many updates, batch of its epoch that they begin with)."""
+        epoch, updates = divmod(update, self.updates_per_epoch)
+        first = updates * self.layout["accumulate"]
+        return self.batches[epoch * self.batches_per_epoch + first :], first + 1
+
+
+@pytest.fixture(scope="module")
+def whole_run(unpatched, sd_scripts_dir, tmp_path_factory):
+    made = {}
+
+    def run(total, saved, accumulate, ranks=1, batch_size=2):
+        layout = {"accumulate": accumulate, "ranks": ranks, "batch_size": batch_size}
+        key = tuple(layout.values())
+        if key not in made:
+            folder = tmp_path_factory.mktemp("runs")
+            write_images(folder / "images", random_sizes(23, 1, 60, 300))
+            batches, _, out = train(sd_scripts_dir, folder, "whole", "--seed", 3, total=total, **layout)
+            per_epoch = int(metadata(out / "lora.safetensors")["ss_num_batches_per_epoch"])
+            updates = -(-per_epoch // accumulate)
+            assert updates < saved < 2 * updates < total
+            made[key] = Whole(folder, layout, total, saved, batches, updates, per_epoch)
+        return made[key]
+
+    return run
+
+
+def assert_counts_on(out, first, total):
+    """Steps in file names, metadata and states are those of the uninterrupted run."""
+    assert metadata(out / "lora.safetensors")["ss_steps"] == str(total)
+    steps = [step for step in range(EVERY, total + 1, EVERY) if step > first]
+    names = [f"lora-step{step:08d}" for step in steps]
+    assert sorted(file.stem for file in out.glob("lora-step*.safetensors")) == names
+    for step, name in zip(steps, names, strict=True):
+        state = json.loads((out / f"{name}-state" / "train_state.json").read_text(encoding="utf-8"))
+        assert state["current_step"] == step
+
+
+SKIP = "--skip_until_initial_step"
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "options"),
+    [
+        (2, []),
+        (2, [SKIP]),
+        (2, ["--initial_step", 10]),
+        (2, ["--initial_step", 10, SKIP]),
+        (1, [SKIP]),
+        (1, ["--initial_step", 20, SKIP]),
+    ],
+)
+def test_a_resumed_run_ends_with_the_weights_of_the_uninterrupted_one(
+    sd_scripts_dir, whole_run, tmp_path, accumulate, options
+):
+    whole = whole_run(17, 10, 2) if accumulate == 2 else whole_run(30, 20, 1)
+    options = ["--resume", whole.state, *options]
+    rest, log, out = train(sd_scripts_dir, whole.folder, tmp_path.name, *options, total=whole.total, **whole.layout)
+    expected, batch = whole.after(whole.saved)
+    assert f"going on after update {whole.saved}, with batch {batch} of epoch 2 " in log
+    assert rest == expected
+    assert tensors(out / "lora.safetensors") == tensors(whole.folder / "whole" / "lora.safetensors")
+    assert_counts_on(out, whole.saved, whole.total)
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        (["--initial_step", 5], 5),
+        (["--initial_step", 12, SKIP], 12),
+        (["--initial_epoch", 2], 7),
+        (["--initial_epoch", 3, SKIP], 14),
+    ],
+)
+@pytest.mark.parametrize("resume", [False, True])
+def test_an_update_asked_for_by_its_number(sd_scripts_dir, whole_run, tmp_path, options, first, resume):
+    whole = whole_run(17, 10, 2)
+    assert whole.updates_per_epoch == 7
+    options += ["--resume", whole.state, "--seed", 9] if resume else ["--seed", 3]
+    rest, log, out = train(sd_scripts_dir, whole.folder, tmp_path.name, *options, total=whole.total, **whole.layout)
+    assert rest == whole.after(first)[0]
+    assert_counts_on(out, first, whole.total)
+    assert (", though the state was saved after update 10" in log) == resume
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("options", [[SKIP], ["--initial_epoch", 3]])
+def test_on_another_number_of_processes(sd_scripts_dir, whole_run, tmp_path, ranks, options):
+    """The same global batch, in a run that two processes began: the same images in each step."""
+    whole = whole_run(17, 10, 2, ranks=2, batch_size=1)
+    rest, _, out = train(
+        sd_scripts_dir,
+        whole.folder,
+        tmp_path.name,
+        *["--resume", whole.state, *options],
+        accumulate=2,
+        ranks=ranks,
+        batch_size=2 // ranks,
+        total=whole.total,
+    )
+    first = whole.saved if SKIP in options else 2 * whole.updates_per_epoch
+    # One process trains an image once that stood in for a second one where two shared a step.
+    assert [images(step) for step in rest] == [images(step) for step in whole.after(first)[0]]
+    assert_counts_on(out, first, whole.total)
+
+
+def images(step):
+    return sorted({image for row in step for image in row["images"]})
