@@ -188,5 +188,19 @@ def test_on_another_number_of_processes(sd_scripts_dir, whole_run, tmp_path, ran
     assert_counts_on(out, first, whole.total)
 
 
+def test_the_rest_of_an_epoch_with_another_global_batch(sd_scripts_dir, whole_run, tmp_path):
+    """Each image that the epoch still owes once, under the epoch's own number, and the end where it is asked for."""
+    whole = whole_run(17, 10, 2, ranks=2, batch_size=1)
+    options = ["--resume", whole.state, "--max_train_epochs", 2]
+    rest, log, out = train(sd_scripts_dir, whole.folder, tmp_path.name, *options, batch_size=3)
+    begun = whole.batches[whole.batches_per_epoch : -len(whole.after(whole.saved)[0])]
+    before = {image for step in begun for image in images(step)}
+    trained = [image for step in rest for row in step for image in row["images"]]
+    assert sorted([*before, *trained]) == sorted(f"number {i}" for i in range(23))
+    assert f"of epoch 2 (update {whole.saved} of the saved run" in log
+    about = metadata(out / "lora.safetensors")
+    assert (about["ss_epoch"], int(about["ss_steps"])) == ("2", 2 * -(-int(about["ss_num_batches_per_epoch"]) // 2))
+
+
 def images(step):
     return sorted({image for row in step for image in row["images"]})

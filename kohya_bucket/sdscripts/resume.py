@@ -70,7 +70,7 @@ class Run:
             if asked is None and self._argument("skip_until_initial_step"):
                 asked = counted
             if asked is not None:
-                self._begin_at(sampler, asked, f" of its own order: {error}")
+                self._begin_at(sampler, asked, f" in this run's own order: {error}")
             elif is_first_process():
                 logger.warning("%s: the epoch begins anew", error)
             return
