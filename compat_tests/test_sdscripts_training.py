@@ -203,7 +203,8 @@ def test_stopped_and_resumed_with_accumulation(unpatched, sd_scripts_dir, model,
     assert all(len({tuple(row["size"]) for row in step}) == 1 for step in whole)
     assert len({tuple(row["size"]) for step in whole for row in step}) > 2
     state, weights = tmp_path / "out" / "lora-step00000002-state", tensors(file)
-    resume = ["--resume", str(state), "--gradient_accumulation_steps", "2", "--seed", "9"]
+    # With another seed the images were the same too, but latents that are made anew are drawn by it.
+    resume = ["--resume", str(state), "--gradient_accumulation_steps", "2", "--seed", "3"]
     for number, place in enumerate([["--skip_until_initial_step"], ["--initial_step", "2"]][: 3 - ranks]):
         rest = tmp_path / f"rest{number}"
         done, file = train(sd_scripts_dir, model, config, *resume, *place, door=door, steps=total, record=rest)
