@@ -138,7 +138,7 @@ def test_spawned_workers_as_on_windows(patched, tmp_path):
 @pytest.mark.parametrize("kind", ["memory", "npz", "shards"])
 def test_latents_are_cached_at_every_size(patched, tmp_path, table, kind):
     if kind == "shards":
-        pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+        pytest.importorskip("pyarrow", reason="a store's manifest is Parquet", exc_type=ImportError)
         table = {**table, "latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
     config = config_of(tmp_path, table)
     config["datasets"][0]["subsets"][0]["flip_aug"] = True

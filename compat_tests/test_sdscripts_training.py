@@ -173,9 +173,7 @@ def test_several_sizes_from_disk(unpatched, sd_scripts_dir, model, data, tmp_pat
         assert_trained(done, file)
         weights.append(tensors(file))
     assert len(list(data.glob("*_sd.npz"))) == 11
-    further = len(list(data.glob("*_sd_at_*.npz")))
-    assert further > 11  # each image at the other resolution, and those that may move
-    assert f"11 images are cached at other sizes too, {further} latents more" in " ".join(done.stderr.split())
+    assert len(list(data.glob("*_sd_at_*.npz"))) > 11  # each image at the other resolution, and those that may move
     assert list((tmp_path / "store").iterdir())
     assert weights[0] == weights[1]
 
