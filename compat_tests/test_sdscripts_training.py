@@ -163,7 +163,7 @@ def test_shards_train_the_same_weights_as_npz(unpatched, sd_scripts_dir, model, 
 def test_several_sizes_from_disk(unpatched, sd_scripts_dir, model, data, tmp_path, remainder):
     """Shards and npz, each made at the start of one run and read by it, train the same weights."""
     pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
-    table = f"[kohya_bucket]\nresolutions = [128, 192]\nresolution_mode = 'rotate'\nremainder = '{remainder}'\n"
+    table = SEVERAL.replace("'merge'", f"'{remainder}'") + "\n"
     weights = []
     for kind in ("latent_cache = 'npz'", f"latent_cache = 'shards'\nlatent_cache_dir = '{tmp_path / 'store'}'"):
         config = config_file(tmp_path, data, table + kind)
