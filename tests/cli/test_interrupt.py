@@ -15,7 +15,8 @@ from PIL import Image
 pytest.importorskip("pyarrow")
 ROOT = Path(__file__).parents[2]
 SLOW = """
-import itertools, os, sys, time
+import itertools, os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background hands down "ignore"
 real = os.open
 opened = itertools.count()
 def slow(path, *rest, **options):

@@ -142,7 +142,7 @@ def test_mistakes_are_named(paths: list[Path], tmp_path: Path) -> None:
 def test_the_cache_spares_the_headers(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     cache = MetadataCache.build(paths)
-    monkeypatch.setattr("kohya_bucket.images.work.read_header", None)
+    monkeypatch.setattr("kohya_bucket.images.work.read_headers", None)
     dataset = BucketedDataset(paths, FixedBuckets(SET), metadata_cache=cache)
     assert (dataset.sizes == SIZES).all()
 

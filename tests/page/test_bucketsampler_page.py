@@ -162,7 +162,7 @@ def test_build_cache(place: Path) -> None:
 
 def test_metadata_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_commands("build-cache")
-    monkeypatch.setattr("kohya_bucket.images.work.read_header", None)
+    monkeypatch.setattr("kohya_bucket.images.work.read_headers", None)
     names = run_snippet("metadata-cache", image_paths=sorted(Path("data").glob("*.jpg")))
     assert len(names["dataset"]) == COUNT
 
