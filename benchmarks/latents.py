@@ -288,7 +288,7 @@ def pipeline_idle(root: Path, n: int) -> list[tuple[str, str]]:
 
     out = []
     needed, workers = 8 / 0.05, os.cpu_count() or 1
-    for side, target, count in ((256, 256, n), (640, 512, n), (1280, 1024, n // 2)):
+    for side, target, count in ((256, 256, n), (640, 512, n), (1024, 1024, n), (1280, 1024, n // 2)):
         folder = root / f"jpg{side}"
         folder.mkdir()
         noise = np.random.default_rng(0).integers(0, 256, (side // 16, side // 16, 3), dtype=np.uint8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -70,6 +72,17 @@ def test_types(dtype):
         wide, _ = encoder.posterior(pixels())
         assert wide.dtype == torch.float32
     assert encoder.posterior(pixels())[0].dtype == getattr(torch, dtype)
+
+
+def test_a_compiled_encoder_is_the_same_vae(monkeypatch):
+    # Traced as for real, without the minute that translating to machine code takes.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    plain, compiled = DiffusersEncoder(model()), DiffusersEncoder(model(), compile=True)
+    assert encoder_hash(compiled) == encoder_hash(plain)
+    for shape in ((2, 64, 48), (1, 40, 72)):
+        found, wanted = compiled.posterior(pixels(*shape))[0], plain.posterior(pixels(*shape))[0]
+        assert found.shape == wanted.shape
+        assert (found - wanted).abs().max() < 1e-4
 
 
 def test_slicing_and_tiling():
