@@ -62,9 +62,11 @@ seconds = time.monotonic() - started
 accelerator.wait_for_everyone()
 
 seen = {}
-for info in group.image_data.values():
-    latents, _, _, flipped, _ = strategy.load_latents_from_disk(info.latents_npz, info.bucket_reso)
-    seen[Path(info.absolute_path).name] = hashlib.sha256(latents.tobytes() + flipped.tobytes()).hexdigest()
+for dataset in group.datasets:
+    for info in dataset.image_data.values():
+        latents, _, _, flipped, _ = strategy.load_latents_from_disk(info.latents_npz, info.bucket_reso)
+        name = f"{Path(info.absolute_path).name} at {dataset.width}"
+        seen[name] = hashlib.sha256(latents.tobytes() + flipped.tobytes()).hexdigest()
 
 first = list(encoded)
 again, _ = build_groups(sd, json.loads(options.config.read_text(encoding="utf-8")))

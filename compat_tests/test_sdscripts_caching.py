@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
+from several_sizes import at_size
 
 from kohya_bucket import sdscripts
 from kohya_bucket.buckets import KohyaBuckets
@@ -244,23 +245,119 @@ def test_what_precompute_encoded_is_not_encoded_again(
         cache(patched, strategies, folder, vae, table)
 
 
-def test_data_sets_that_have_the_same_images_at_two_resolutions(patched, strategies, folder, tmp_path):
-    pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+class FluxVAE(MeanVAE):
+    """As the Flux autoencoder, which gives its latents directly, in 16 channels."""
+
+    def encode(self, images):
+        return super().encode(images).latent_dist.sample().repeat(1, 4, 1, 1)
+
+
+def family(name):
+    """(encoder, new caching strategy) of a model family."""
+    if name == "flux":
+        from library import strategy_flux
+
+        return FluxVAE(), strategy_flux.FluxLatentsCachingStrategy(True, 2, False)
+    from library import strategy_sd
+
+    return MeanVAE(), strategy_sd.SdSdxlLatentsCachingStrategy(name == "sd", True, 2, False)
+
+
+def datasets_at(folder, *resolutions, **subset):
+    """Datasets of the same images, one for each resolution."""
     keys = {"batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
-    subset = {"image_dir": str(folder), "caption_extension": ".txt"}
-    datasets = [{**keys, "resolution": resolution, "subsets": [subset]} for resolution in (128, 192)]
-    table = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
-    encoder = MeanVAE()
-    for _ in range(2):
-        group, _ = build_groups(patched, {"datasets": datasets, "kohya_bucket": table})
-        strategy = strategies.sd.SdSdxlLatentsCachingStrategy(True, True, 2, False)
-        strategies.base.LatentsCachingStrategy._strategy = strategy
-        group.new_cache_latents(encoder, ACCELERATOR)
-        assert encoder.encoded == 14
+    subset = {"image_dir": str(folder), "caption_extension": ".txt", **subset}
+    return [{**keys, "resolution": resolution, "subsets": [subset]} for resolution in resolutions]
+
+
+def cache_datasets(sd, strategies, name, datasets, table=None):
+    """One run's caching; how many pictures were encoded, and the group, ready to train."""
+    config = {"datasets": datasets, **({"kohya_bucket": table} if table else {})}
+    group, _ = build_groups(sd, config)
+    encoder, strategies.base.LatentsCachingStrategy._strategy = family(name)
+    group.new_cache_latents(encoder, ACCELERATOR)
+    group.set_current_strategies()
+    return encoder.encoded, group
+
+
+def assert_each_batch_has_its_latents(sd, group):
+    """In each dataset, every image once, with the latents of the picture at its bucket there."""
     for dataset in group.datasets:
-        for info in dataset.image_data.values():
-            latents = strategy.load_latents_from_disk(info.latents_npz, info.bucket_reso)[0]
-            assert latents.shape[1:] == (info.bucket_reso[1] // 8, info.bucket_reso[0] // 8)
+        dataset.debug_dataset = True
+        seen = []
+        for batch in dataset:
+            seen += batch["image_keys"]
+            for key, latent in zip(batch["image_keys"], batch["latents"], strict=True):
+                info = dataset.image_data[key]
+                width, height = info.bucket_reso
+                assert latent.shape[1:] == (height // 8, width // 8)
+                picture = at_size(sd, info, info.bucket_reso)[None, :1]
+                want = torch.nn.functional.avg_pool2d(picture, 8)[0].expand(len(latent), -1, -1)
+                assert torch.allclose(latent, want, atol=1e-6)
+        assert sorted(seen) == sorted(dataset.image_data)
+
+
+@pytest.mark.parametrize("kind", ["npz", "shards"])
+@pytest.mark.parametrize("name", ["sd", "sdxl", "flux"])
+def test_datasets_that_have_the_same_images_at_two_resolutions(patched, strategies, folder, tmp_path, name, kind):
+    table = None
+    if kind == "shards":
+        pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+        table = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
+    datasets = datasets_at(folder, 128, 192)
+    for count in (14, 0):
+        encoded, group = cache_datasets(patched, strategies, name, datasets, table)
+        assert encoded == count
+        assert_each_batch_has_its_latents(patched, group)
+    files = {"npz": {"sd": (7, 7), "sdxl": (7, 7), "flux": (7, 0)}, "shards": {}}[kind].get(name, (0, 0))
+    found = len(list(folder.glob(f"*_{name}.npz"))), len(list(folder.glob(f"*_{name}_at_*x*.npz")))
+    assert found == files
+
+
+def test_the_first_dataset_keeps_sd_scripts_own_files(unpatched, strategies, folder):
+    assert cache_datasets(unpatched, strategies, "sd", datasets_at(folder, 128))[0] == 7
+    before = {path: path.read_bytes() for path in folder.glob("*.npz")}
+    sdscripts.install()
+    try:
+        assert cache_datasets(unpatched, strategies, "sd", datasets_at(folder, 128, 192, 256, 128))[0] == 14
+        assert cache_datasets(unpatched, strategies, "sd", datasets_at(folder, 128, 192, 256, 128))[0] == 0
+    finally:
+        sdscripts.uninstall()
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(list(folder.glob("*.npz"))) == 21
+    assert cache_datasets(unpatched, strategies, "sd", datasets_at(folder, 128))[0] == 0
+
+
+def test_images_that_share_a_name_at_two_resolutions(patched, strategies, folder):
+    first = sorted(folder.glob("*.png"))[0]
+    Image.fromarray(255 - np.asarray(Image.open(first))).save(first.with_suffix(".bmp"))
+    for count in (16, 0):
+        encoded, group = cache_datasets(patched, strategies, "sd", datasets_at(folder, 128, 192))
+        assert encoded == count
+        assert_each_batch_has_its_latents(patched, group)
+
+
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_one_file_per_image_is_refused_for_two_resolutions(patched, folder, to_disk):
+    group, _ = build_groups(patched, {"datasets": datasets_at(folder, 128, 192)})
+    encoder = MeanVAE()
+    if to_disk:
+        with pytest.raises(SystemExit, match=r"datasets 1 and 2 both have .*: give each dataset a folder of its own"):
+            group.cache_latents(encoder, 2, True, True)
+        assert (encoder.encoded, list(folder.glob("*.npz"))) == (0, [])
+    else:
+        group.cache_latents(encoder, 2, False, True)
+        assert_each_batch_has_its_latents(patched, group)
+
+
+def test_one_file_per_image_serves_two_datasets_of_one_resolution(patched, folder):
+    if hasattr(patched.train_util.BaseDataset, "new_cache_latents"):
+        pytest.skip("this version writes files by its caching strategies only")
+    group, _ = build_groups(patched, {"datasets": datasets_at(folder, 128, 128)})
+    encoder = MeanVAE()
+    group.cache_latents(encoder, 2, True, True)
+    assert (encoder.encoded, len(list(folder.glob("*.npz")))) == (7, 7)
+    assert_each_batch_has_its_latents(patched, group)
 
 
 def test_the_weights_are_hashed_once_for_all_data_sets(patched, strategies, folder, monkeypatch):

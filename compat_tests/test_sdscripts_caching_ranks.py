@@ -40,35 +40,38 @@ def run_ranks(script, config, sd_scripts_dir, tmp_path, *options):
 
 @pytest.fixture
 def reference(unpatched, tmp_path):
-    """The config, and what sd-scripts alone caches for it: a hash for each image."""
+    """Configs of some resolutions, and what sd-scripts alone caches for one: a hash for each image."""
     strategy_sd = pytest.importorskip("library.strategy_sd", reason="this version has no caching strategies")
     if not hasattr(unpatched.train_util.BaseDataset, "new_cache_latents"):
         pytest.skip("this version has no caching strategies")
     from library import strategy_base
 
     sizes = random_sizes(IMAGES, 1, 100, 300)
-    keys = {"resolution": 128, "batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
+    keys = {"batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
 
-    def config(folder):
+    def config(folder, resolutions):
         subset = {"image_dir": str(folder), "caption_extension": ".txt", "flip_aug": True}
-        return {"datasets": [{**keys, "subsets": [subset]}]}
+        return {"datasets": [{**keys, "resolution": side, "subsets": [subset]} for side in resolutions]}
 
-    write_images(tmp_path / "alone", sizes)
+    def want(side):
+        write_images(tmp_path / f"alone {side}", sizes)
+        group, _ = build_groups(unpatched, config(tmp_path / f"alone {side}", [side]))
+        strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 2, False)
+        strategy_base.LatentsCachingStrategy._strategy = strategy
+        accelerator = SimpleNamespace(
+            num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
+        )
+        group.new_cache_latents(MeanVAE(), accelerator)
+        found = {}
+        for info in group.image_data.values():
+            with np.load(info.latents_npz) as file:
+                bits = file["latents"].tobytes() + file["latents_flipped"].tobytes()
+            found[f"{Path(info.absolute_path).name} at {side}"] = hashlib.sha256(bits).hexdigest()
+        assert len(set(found.values())) == IMAGES
+        return found
+
     write_images(tmp_path / "a", sizes)
-    group, _ = build_groups(unpatched, config(tmp_path / "alone"))
-    strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 2, False)
-    strategy_base.LatentsCachingStrategy._strategy = strategy
-    accelerator = SimpleNamespace(
-        num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
-    )
-    group.new_cache_latents(MeanVAE(), accelerator)
-    want = {}
-    for info in group.image_data.values():
-        with np.load(info.latents_npz) as file:
-            bits = file["latents"].tobytes() + file["latents_flipped"].tobytes()
-        want[Path(info.absolute_path).name] = hashlib.sha256(bits).hexdigest()
-    assert len(set(want.values())) == IMAGES
-    return config(tmp_path / "a"), want
+    return lambda resolutions: config(tmp_path / "a", resolutions), want
 
 
 @pytest.mark.slow
@@ -76,19 +79,33 @@ def reference(unpatched, tmp_path):
 def test_each_image_is_encoded_once_and_all_ranks_see_all(reference, sd_scripts_dir, tmp_path, kind):
     if kind == "shards":
         pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
-    config, want = reference
+    config_of_sides, want_at = reference
+    config, want = config_of_sides([128]), want_at(128)
     config["kohya_bucket"] = {"latent_cache": kind}
     if kind == "shards":
         config["kohya_bucket"]["latent_cache_dir"] = str(tmp_path / "store")
     found = run_ranks("caching_script.py", config, sd_scripts_dir, tmp_path, "--seconds", "2")
     assert min(part["seconds"] for part in found) > 20
     assert found[0]["gave_up"]
-    assert sorted(found[0]["encoded"] + found[1]["encoded"]) == sorted(want)
+    assert sorted(found[0]["encoded"] + found[1]["encoded"]) == sorted(name.split()[0] for name in want)
     assert min(len(part["encoded"]) for part in found) >= IMAGES // 2
     for part in found:
         assert part["seen"] == want
         assert part["again"] == []
     assert bool(list((tmp_path / "a").glob("*.npz"))) == (kind == "npz")
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_the_files_of_two_datasets(reference, sd_scripts_dir, tmp_path):
+    config_of_sides, want_at = reference
+    want = want_at(128) | want_at(192)
+    found = run_ranks("caching_script.py", config_of_sides([128, 192]), sd_scripts_dir, tmp_path, "--seconds", "0")
+    assert sorted(found[0]["encoded"] + found[1]["encoded"]) == sorted(name.split()[0] for name in want)
+    for part in found:
+        assert part["encoded"]
+        assert part["seen"] == want
+        assert part["again"] == []
+    assert len(list((tmp_path / "a").glob("*_sd_at_*x*.npz"))) == IMAGES
 
 
 @pytest.mark.slow

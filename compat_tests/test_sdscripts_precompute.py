@@ -5,7 +5,9 @@ import sys
 import pytest
 import toml
 import torch
-from several_sizes import COUNT, TABLES, assert_asked, at_size, batches_of, cached, config_of, sizes_of
+from PIL import Image
+from sdscripts_support import build_groups
+from several_sizes import ACCELERATOR, COUNT, TABLES, assert_asked, at_size, batches_of, cached, config_of, sizes_of
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
@@ -144,9 +146,44 @@ def test_images_that_share_a_name(patched, precompute, tmp_path, monkeypatch):
     config = config_of(tmp_path, TABLES["all"])
     folder = tmp_path / "a"
     first = sorted(folder.glob("*.png"))[0]
-    from PIL import Image
-
     Image.open(first).convert("RGB").save(first.with_suffix(".jpg"))
     precompute(config)
     assert len(list(folder.glob("*_sd_at_*.npz"))) == COUNT + 1
     cached(patched, config, without_encoder(monkeypatch), True)
+
+
+@pytest.mark.parametrize("kind", ["npz", "shards"])
+@pytest.mark.parametrize("name", [None, "merge", "all"])
+def test_datasets_that_have_the_same_images_at_two_resolutions(patched, precompute, tmp_path, monkeypatch, name, kind):
+    """With a part held back for validation, images of one name and size, and a dataset that mirrors them."""
+    table = table_for(name, kind, tmp_path) if name else {}
+    table |= {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")} if kind == "shards" else {}
+    config = config_of(tmp_path, TABLES["all"])
+    config["kohya_bucket"] = table
+    first = sorted((tmp_path / "a").glob("*.png"))[0]
+    Image.open(first).save(first.with_suffix(".bmp"))
+    (dataset,) = config["datasets"]
+    held_back = {"validation_split": 0.3, "validation_seed": 1}
+    mirrored = [{**dataset["subsets"][0], "flip_aug": True}]
+    config["datasets"] = [
+        {**dataset, **held_back}, {**dataset, **held_back, "resolution": 192, "subsets": mirrored},
+        {**dataset, "resolution": 256},
+    ]  # fmt: skip
+    precompute(config)
+    again = [line for line in precompute(config).splitlines() if "encoded" in line]
+    assert again
+    assert all(line.startswith("0 encoded, ") for line in again)
+    groups = [group for group in build_groups(patched, config) if group is not None]
+    from library import strategy_base, strategy_sd
+
+    strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 2, False)
+    strategy_base.LatentsCachingStrategy._strategy = strategy
+    for group in groups:
+        group.new_cache_latents(without_encoder(monkeypatch), ACCELERATOR)
+    assert len(groups) == 2
+    for group in groups:
+        for dataset in group.datasets:
+            assert len(dataset.image_data)
+            for info in dataset.image_data.values():
+                latents = strategy.load_latents_from_disk(info.latents_npz, info.bucket_reso)[0]
+                assert latents.shape[1:] == (info.bucket_reso[1] // 8, info.bucket_reso[0] // 8)

@@ -20,6 +20,7 @@ from kohya_bucket.images import list_images, read_sizes
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.layout import Layout
 from kohya_bucket.latents.npz import ARCHITECTURES
+from kohya_bucket.latents.npz_names import paths_of_run
 from kohya_bucket.latents.wanted import Recipe, Wanted
 
 if TYPE_CHECKING:
@@ -99,11 +100,15 @@ def register(app: typer.Typer) -> None:
         further: list[PrecomputeReport] = []
         problems = 0
         console = Console(stderr=True, highlight=False)
-        for part in todo:
+        family = ARCHITECTURES.get(arch or str(getattr(encoder, "architecture", "")))
+        paths: list[list[Path]] | list[None] = [None] * len(todo)
+        if format == "npz" and family is not None and todo:  # without one, `encode_wanted` says what is missing
+            paths = paths_of_run([part.wanted for part in todo], family, output, todo[0].root)
+        for part, npz_paths in zip(todo, paths, strict=True):
             with _shown(console, quiet) as show:
                 report = encode_wanted(
                     part.wanted, encoder, output, part.root, batch_size=batch_size, format=format,
-                    architecture=arch, workers=workers, progress_callback=show,
+                    architecture=arch, workers=workers, progress_callback=show, npz_paths=npz_paths,
                     say=lambda text: console.print(text, soft_wrap=True, markup=False),
                 )  # fmt: skip
             problems += len(report.failed)

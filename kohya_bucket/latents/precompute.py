@@ -113,6 +113,7 @@ def encode_wanted(
     flush_seconds: float | None = 60.0,
     stale_after: float = 30.0,
     sync: bool = True,
+    npz_paths: Sequence[Path] | None = None,
 ) -> PrecomputeReport:
     """`precompute_latents` for items that are known already.
 
@@ -123,6 +124,7 @@ def encode_wanted(
         shard_bytes, flush_seconds: see `StoreWriter`.
         stale_after: seconds without a sign of life after which another process counts as dead.
         sync: for npz, wait until each file is safe on disk.
+        npz_paths: the file of each item, where these are part of a run, see `paths_of_run`.
     """
     _check(wanted.recipe, encoder, output_dir, format, architecture or str(getattr(encoder, "architecture", "")))
     if format == "npz":  # whatever the VAE computes in, these files hold float32
@@ -141,7 +143,7 @@ def encode_wanted(
     sink: ShardSink | NpzSink
     if format == "npz":
         arch = ARCHITECTURES[architecture or str(getattr(encoder, "architecture", ""))]
-        sink = NpzSink(report.output, wanted, space, arch, images_root, run.safe, sync=sync)
+        sink = NpzSink(report.output, wanted, space, arch, images_root, run.safe, paths=npz_paths, sync=sync)
         for i in sink.shared:
             tell(f"{wanted.paths[i]}: another image of its folder has the same name and size, and sd-scripts would "
                  f"let both use one file; its own is {sink.paths[i].name}, which sd-scripts finds with the "

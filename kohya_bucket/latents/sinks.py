@@ -23,12 +23,10 @@ from kohya_bucket.latents.layout import LatentSpace
 from kohya_bucket.latents.npz import (
     Architecture,
     NpzLatents,
-    collisions,
-    further_path,
-    npz_path,
     write_npz,
 )
 from kohya_bucket.latents.npz_check import why_npz_stale
+from kohya_bucket.latents.npz_names import has_whole_name, paths_of_run
 from kohya_bucket.latents.store import LatentStore
 from kohya_bucket.latents.wanted import Wanted
 from kohya_bucket.latents.writer import StoreWriter
@@ -113,11 +111,14 @@ class ShardSink:
 
 
 class NpzSink:
-    """Writes sd-scripts' files: beside the images, or in the same folders under `root`."""
+    """Writes sd-scripts' files: beside the images, or in the same folders under `root`.
+
+    `paths` names them where the items are part of a run, see `paths_of_run`.
+    """
 
     def __init__(
         self, root: Path | None, wanted: Wanted, space: LatentSpace, arch: Architecture, images_root: Path,
-        on_done: OnDone, *, threads: int = 4, sync: bool = True,
+        on_done: OnDone, *, paths: Sequence[Path] | None = None, threads: int = 4, sync: bool = True,
     ) -> None:  # fmt: skip
         self._wanted = wanted
         self._arch = arch
@@ -125,22 +126,11 @@ class NpzSink:
         self._texts = wanted.interpolations()
         self._on_done = on_done
         self._sync = sync
-        shared = collisions(wanted.paths, [(int(w), int(h)) for w, h in wanted.original_sizes])
-        self.shared = sorted(shared)
-        self.paths = [
-            npz_path(self._beside(path, root, images_root), _pair(size), arch, shared=i in shared)
-            for i, (path, size) in enumerate(zip(wanted.paths, wanted.original_sizes, strict=True))
-        ]
-        if wanted.further:
-            sizes = map(_pair, wanted.bucket_sizes)
-            self.paths = [further_path(path, size) for path, size in zip(self.paths, sizes, strict=True)]
+        self.paths = paths_of_run([wanted], arch, root, images_root)[0] if paths is None else list(paths)
+        self.shared = [i for i, image in enumerate(wanted.paths) if has_whole_name(self.paths[i], image)]
         remove_leftovers(self.paths)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kohya-bucket-npz")
         self._pending: list[Future[None]] = []
-
-    @staticmethod
-    def _beside(image: str, root: Path | None, images_root: Path) -> str:
-        return image if root is None else str(root / os.path.relpath(image, images_root))
 
     def to_do(self, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         keep = [i for i in items.tolist() if self.reasons(i)]
@@ -272,7 +262,3 @@ def _finished(future: Future[None]) -> bool:
         future.result()
         return True
     return False
-
-
-def _pair(row: Any) -> tuple[int, int]:
-    return int(row[0]), int(row[1])

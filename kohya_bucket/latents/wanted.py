@@ -58,6 +58,7 @@ class Wanted:
         source_hashes: N content hashes, or None where none were asked for.
         without_bucket: (path, reason) of images that get no latent.
         further: sizes besides the one at which sd-scripts caches these images; their npz are named for it.
+        dataset: number of the dataset that they belong to, in the order in which sd-scripts caches.
     """
 
     recipe: Recipe
@@ -74,6 +75,7 @@ class Wanted:
     source_hashes: list[str] | None = None
     without_bucket: list[tuple[str, str]] = field(default_factory=list)
     further: bool = False
+    dataset: int = 0
 
     @classmethod
     def from_placement(
@@ -87,13 +89,14 @@ class Wanted:
         captions: Sequence[str | None] | None = None,
         content_hash: bool = False,
         further: bool = False,
+        dataset: int = 0,
     ) -> Wanted:
         """Items of the images that have a bucket.
 
         Args:
             sizes: [N, 2] size of each image file.
             content_hash: read every file to know its hash, not only its length and time.
-            further: see the attribute.
+            further, dataset: see the attributes.
         """
         keep = np.flatnonzero(placement.placed).tolist()
         kept = [os.path.abspath(paths[i]) for i in keep]
@@ -105,7 +108,7 @@ class Wanted:
             resized, ((resized - buckets) // 2).astype(np.int32), placement.crop_ltrb[keep],
             [None] * len(keep) if captions is None else [captions[i] for i in keep],
             nbytes, mtimes, [hash_file(path) for path in kept] if content_hash else None, without,
-            further,
+            further, dataset,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -119,7 +122,7 @@ class Wanted:
             self.recipe, [self.paths[i] for i in at.tolist()], [self.sources[i] for i in at.tolist()],
             self.original_sizes[at], self.bucket_sizes[at], self.resized_sizes[at], self.crops[at],
             self.crop_ltrb[at], [self.captions[i] for i in at.tolist()], self.source_bytes[at],
-            self.source_mtime_ns[at], hashes, further=self.further,
+            self.source_mtime_ns[at], hashes, further=self.further, dataset=self.dataset,
         )  # fmt: skip
 
     def interpolations(self) -> npt.NDArray[Any]:

@@ -52,14 +52,18 @@ def wanted_by_config(
         ConfigError: settings that exclude each other.
     """
     options = settings or AdapterSettings()
+    pairs = list(zip(config.datasets, collection_names(config), strict=True))
+    # sd-scripts caches all that is trained before all that is held back
+    training = [(dataset, name, dataset.images) for dataset, name in pairs]
+    validation = [(dataset, name, dataset.validation) for dataset, name in pairs if dataset.validation is not None]
     out = []
-    for dataset, collection in zip(config.datasets, collection_names(config), strict=True):
-        for images in [dataset.images] + ([dataset.validation] if dataset.validation is not None else []):
-            if len(images):
-                read = read_sizes(images.paths, progress=progress).sizes
-                sizes = np.where(images.stated_sizes > 0, images.stated_sizes, read).astype(np.int32)
-                for part in cached_sizes(dataset, images, sizes, options, gpus, collection):
-                    out += _of_dataset(dataset, images, sizes, part, recipe, images_root, content_hash)
+    for number, (dataset, collection, images) in enumerate([*training, *validation]):
+        if len(images):
+            read = read_sizes(images.paths, progress=progress).sizes
+            sizes = np.where(images.stated_sizes > 0, images.stated_sizes, read).astype(np.int32)
+            for part in cached_sizes(dataset, images, sizes, options, gpus, collection):
+                found = _of_dataset(dataset, images, sizes, part, recipe, images_root, content_hash)
+                out += [replace(wanted, dataset=number) for wanted in found]
     return out
 
 

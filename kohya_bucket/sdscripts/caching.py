@@ -21,7 +21,8 @@ import numpy as np
 import torch.distributed
 
 from kohya_bucket.latents.fingerprint import module_hash
-from kohya_bucket.latents.npz import Architecture, collisions, further_path, npz_path
+from kohya_bucket.latents.npz import Architecture
+from kohya_bucket.latents.npz_names import NpzNames
 from kohya_bucket.sdscripts.latent_cache import (
     CAPTION_KEY,
     CacheItem,
@@ -78,6 +79,10 @@ def _hash_of(model: Any) -> str:
     return known[1]
 
 
+# by strategy, of which sd-scripts has one in each run: what its datasets have taken so far
+_names: WeakKeyDictionary[Any, NpzNames] = WeakKeyDictionary()
+
+
 @dataclass
 class _Session:
     """One caching call: what each cache path stands for, and why some are made again."""
@@ -93,12 +98,8 @@ class _Session:
 
     def __post_init__(self) -> None:
         infos = list(self.dataset.image_data.values())
-        own = [info for info in infos if not isinstance(info.absolute_path, VariantPath)]
-        shared = collisions([i.absolute_path for i in own], [i.image_size for i in own])
-        sharing = {own[k].absolute_path for k in shared}
-        for info in infos:
+        for info, path in zip(infos, self.paths_of(infos), strict=True):
             subset = self.dataset.image_to_subset[info.image_key]
-            path = self.path_of(info, str(info.absolute_path) in sharing)
             self.paths[str(info.absolute_path), _variant_size(info.absolute_path)] = path
             self.items[path, tuple(info.bucket_reso)] = CacheItem(
                 image=str(info.absolute_path),
@@ -112,7 +113,7 @@ class _Session:
                 further=isinstance(info.absolute_path, VariantPath),
             )
 
-    def path_of(self, info: Any, shared: bool) -> str:
+    def paths_of(self, infos: list[Any]) -> list[str]:
         raise NotImplementedError
 
     def methods(self) -> dict[str, Callable[..., Any]]:
@@ -161,14 +162,17 @@ class _Session:
 class _Files(_Session):
     """sd-scripts' own npz files and names, each written whole and checked before it counts."""
 
-    def path_of(self, info: Any, shared: bool) -> str:
-        image = str(info.absolute_path)
-        if shared:
-            path = str(npz_path(image, tuple(info.image_size), self.arch, shared=True))
-        else:
-            path = self.strategy.get_latents_npz_path(image, info.image_size)
-        size = _variant_size(info.absolute_path)
-        return path if size is None else str(further_path(Path(path), size))
+    def paths_of(self, infos: list[Any]) -> list[str]:
+        names = _names.setdefault(self.strategy, NpzNames(self.arch))
+        paths = names.add(
+            [str(info.absolute_path) for info in infos],
+            [_pair(info.image_size) for info in infos],
+            [_pair(info.bucket_reso) for info in infos],
+            [_pair(info.resized_size) for info in infos],
+            [isinstance(info.absolute_path, VariantPath) for info in infos],
+            self.strategy.get_latents_npz_path,
+        )
+        return [str(path) for path in paths]
 
     def why_missing(self, path: str, item: CacheItem) -> str | None:
         return check_npz(path, item.bucket_reso, item.original_size, item.flip, item.alpha_mask, self.arch, item=item)
@@ -193,8 +197,8 @@ class _Shards(_Session):
         self.cache = ShardCache(root, self.arch, Path(_common(folders)), collection=collection)
         self.cache.refresh()
 
-    def path_of(self, info: Any, shared: bool) -> str:
-        return str(info.absolute_path)
+    def paths_of(self, infos: list[Any]) -> list[str]:
+        return [str(info.absolute_path) for info in infos]
 
     def why_missing(self, path: str, item: CacheItem) -> str | None:
         return self.cache.why_missing(item)
@@ -265,6 +269,10 @@ def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: 
 
 def _variant_size(path: str) -> Size | None:
     return path.bucket if isinstance(path, VariantPath) else None
+
+
+def _pair(size: Any) -> Size:
+    return int(size[0]), int(size[1])
 
 
 def _npz(path: str) -> str:

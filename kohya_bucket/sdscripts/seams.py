@@ -96,6 +96,11 @@ def _seams() -> list[tuple[str, str, list[Callable[[Any], str]]]]:
         (train, "ControlNetDataset.__getitem__", [_uses(delegate, "bucket_manager", "buckets_indices")]),
         (train, "DatasetGroup", [_inherits_getitem]),
         (train, "DatasetGroup.set_current_epoch", [_takes("epoch")]),
+        (
+            train,
+            "DatasetGroup.cache_latents",
+            [_takes_among("vae", "vae_batch_size", "cache_to_disk"), _uses("datasets")],
+        ),
         (train, "glob_images", [_takes("directory", "base"), _uses("IMAGE_EXTENSIONS")]),
         (train, "prepare_accelerator", [_takes("args")]),
         (train, "collator_class.__init__", [_takes("epoch", "step", "dataset")]),

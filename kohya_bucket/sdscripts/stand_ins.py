@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kohya_bucket.sdscripts import caching, loader, replacements, variants
+from kohya_bucket.sdscripts import caching, loader, one_size, replacements, variants
 from kohya_bucket.sdscripts.latent_cache import architecture_of
 from kohya_bucket.sdscripts.manager import BucketManager
 from kohya_bucket.sdscripts.one_line import one_line
@@ -100,7 +100,8 @@ def for_batches(train_util: ModuleType) -> list[StandIn]:
 def for_caching(train_util: ModuleType, settings: Settings) -> list[StandIn]:
     """Latents and text-encoder outputs; sd-scripts 0.9 has no strategies for them."""
     base = train_util.BaseDataset
-    original_plain = base.cache_latents
+    group = train_util.DatasetGroup
+    original_plain, original_group = base.cache_latents, group.cache_latents
     original_latents: Any = getattr(base, "new_cache_latents", None)
     original_text: Any = getattr(base, "new_cache_text_encoder_outputs", None)
 
@@ -108,6 +109,15 @@ def for_caching(train_util: ModuleType, settings: Settings) -> list[StandIn]:
     def cache_latents(self: Any, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, *args: Any) -> None:
         with one_line(), variants.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
             original_plain(self, vae, vae_batch_size, cache_to_disk, *args)
+
+    @functools.wraps(original_group)
+    def cache_group(
+        self: Any, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, *args: Any, **more: Any
+    ) -> None:
+        if cache_to_disk:
+            with one_line():
+                one_size.check_one_size_each(self.datasets)
+        original_group(self, vae, vae_batch_size, cache_to_disk, *args, **more)
 
     def new_cache_latents(self: Any, model: Any, accelerator: Any) -> None:
         strategy = train_util.LatentsCachingStrategy.get_strategy()
@@ -121,7 +131,7 @@ def for_caching(train_util: ModuleType, settings: Settings) -> list[StandIn]:
         with one_line():
             caching.cache_text_outputs(self, original_text, strategy, models, accelerator)
 
-    plain = [(base, "cache_latents", cache_latents)]
+    plain = [(base, "cache_latents", cache_latents), (group, "cache_latents", cache_group)]
     if original_latents is None:
         return plain
     return [
