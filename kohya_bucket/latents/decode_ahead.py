@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,9 +19,10 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.pixels import load_pixels, resize_and_crop
 from kohya_bucket.latents.wanted import Wanted
 
-__all__ = ["Batch", "decode_ahead"]
+__all__ = ["Batch", "decode_ahead", "give_way"]
 
 Pixels = npt.NDArray[np.uint8]
+_NICENESS = 5
 _BLOCK = 1 << 15  # values worked on at a time: few enough to stay in a processor's own cache
 
 
@@ -91,6 +96,13 @@ def decode_ahead(
         done = filling.popleft().complete()
         start()
         yield done
+
+
+def give_way() -> None:
+    """Let the thread that feeds the encoder go before this one, where all processors are busy decoding."""
+    if sys.platform == "linux":  # elsewhere priorities belong to processes
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _decode(wanted: Wanted, i: int, out: npt.NDArray[Any]) -> Pixels | None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets.types import Placement
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.claims import WorkBoard
-from kohya_bucket.latents.decode_ahead import Batch, decode_ahead
+from kohya_bucket.latents.decode_ahead import Batch, decode_ahead, give_way
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.encoder import PosteriorEncoder, VAEEncoder, encoder_hash, encoder_space
 from kohya_bucket.latents.encoding import BatchEncoder, noise_seed
@@ -215,7 +215,7 @@ class _Run:
         self._to_do = int(to_do.sum())
         self._show()
         writer = Background(sink)
-        with ThreadPoolExecutor(self._workers, thread_name_prefix="kohya-bucket-decode") as pool:
+        with ThreadPoolExecutor(self._workers, "kohya-bucket-decode", initializer=give_way) as pool:
             try:
                 turn: Iterator[str] = board.claim_each(list(chunks))
                 while True:
