@@ -1,4 +1,4 @@
-"""The stored size of one image file, from its header: what `PIL.Image.open(path).size` says, ten times faster.
+"""The stored size of one image file, from its header: what `PIL.Image.open(path).size` says, several times faster.
 
 Stored means: before any rotation that EXIF asks for, since sd-scripts loads pixels unrotated.
 """

@@ -1,7 +1,6 @@
 """Open files for reading, alone or many beside each other.
 
-Opening a file walks its whole path. Beside an open folder only the rest is walked: of the time to read a header
-from the page cache, that saves a tenth.
+Opening a file walks its whole path; beside an open folder, only the rest of it.
 """
 
 from __future__ import annotations
