@@ -22,11 +22,17 @@ __all__ = [
     "IntArray",
     "Placement",
     "Reason",
+    "as_pair",
     "as_sizes",
 ]
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float64]
+
+
+def as_pair(row: Any) -> tuple[int, int]:
+    """A size or an offset, whatever holds its two numbers, as a tuple of plain ones."""
+    return int(row[0]), int(row[1])
 
 
 @dataclass(frozen=True, order=True)

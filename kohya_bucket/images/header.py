@@ -34,6 +34,7 @@ _readers = {
     b"BM": read_bmp,
 }.get
 _NOTHING = (0, 0, 1, 0)
+_MAX_SIDE = np.iinfo(np.int32).max
 
 
 class Header(NamedTuple):
@@ -95,7 +96,7 @@ def read_headers(paths: Sequence[str]) -> tuple[npt.NDArray[np.int32], list[tupl
             except (OSError, ValueError):
                 pass  # looked at again below, one by one
             numbers += found or _NOTHING
-    rows = np.array(numbers, dtype=np.int32).reshape(-1, 4)
+    rows = np.array(numbers, dtype=np.int64).reshape(-1, 4)
     failures = []
     for i in np.flatnonzero((rows[:, :2] <= 0).any(axis=1)).tolist():
         try:
@@ -103,7 +104,10 @@ def read_headers(paths: Sequence[str]) -> tuple[npt.NDArray[np.int32], list[tupl
         except UnreadableImageError as error:
             failures.append((i, str(error)))
             rows[i] = _NOTHING
-    return rows, failures
+    for i in np.flatnonzero((rows[:, :2] > _MAX_SIDE).any(axis=1)).tolist():
+        failures.append((i, f"claims to have {rows[i, 0]:,}x{rows[i, 1]:,} pixels"))
+        rows[i] = _NOTHING
+    return rows.astype(np.int32), failures
 
 
 def header_of(source: bytes | Pieces) -> HeaderRow:

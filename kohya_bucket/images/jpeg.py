@@ -51,8 +51,6 @@ def read_jpeg(head: bytes, source: Source) -> HeaderRow | None:
     at, orientation = begin.end(), 1
     if begin[1]:
         length = _int(begin[1], "big") - 8
-        if length < 0:
-            return None
         orientation = _orientation(head, at, length, source, at)
         at += length
     return _walk(head, source, at, orientation)
@@ -98,4 +96,4 @@ def _walk(head: bytes, source: Source, at: int, orientation: int) -> HeaderRow |
 def _orientation(head: bytes, at: int, length: int, source: Source, offset: int) -> int:
     """Of the EXIF block of `length` bytes at `at` of `head`, which is at `offset` of the file."""
     block = head[at : at + length]
-    return orientation_of(block if len(block) == length else read_at(source, offset, length))
+    return orientation_of(read_at(source, offset, length) if len(block) < length else block)

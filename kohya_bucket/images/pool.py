@@ -109,16 +109,16 @@ class Job:
             self._wait(len(self.paths))
             return
         end = min(len(self.paths), self._taken + _ROUND)
-        if engine == "threads":
+        if engine == "alone":
+            self._loop(end, _CHUNK)
+            return
+        if engine == "calls":
+            threads, chunk = min(self._workers or _CALLERS, _CALLERS), _CHUNK
+        else:
             threads = self._workers or _MAX_THREADS
             chunk = max(1, min(16, (end - self._taken) // (4 * threads)))
-            self._start([lambda: self._loop(end, chunk)] * threads)
-            self._wait(end)
-        elif engine == "calls":
-            self._start([lambda: self._loop(end, _CHUNK)] * min(self._workers or _CALLERS, _CALLERS))
-            self._wait(end)
-        else:
-            self._loop(end, _CHUNK)
+        self._start([lambda: self._loop(end, chunk)] * threads)
+        self._wait(end)
 
     def _probe(self) -> Engine | Literal["calls"]:
         """Do the next files alone, and say what the rest should run on."""

@@ -100,7 +100,8 @@ def paths_beside(images: Sequence[str], root: Path | None, images_root: Path) ->
 
 def has_whole_name(path: Path, image: str) -> bool:
     """Whether a file is named by the image's whole name, extension included, since another has the usual name."""
-    return path.name.startswith(os.path.basename(image) + "_")
+    stem, extension = os.path.splitext(os.path.basename(image))
+    return bool(extension) and path.name.startswith(f"{stem}{extension}_")
 
 
 def _key(path: str | os.PathLike[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.types import FloatArray, IntArray, Placement
+from kohya_bucket.buckets.types import FloatArray, IntArray, Placement, as_pair
 from kohya_bucket.images.content_hash import hash_file
 from kohya_bucket.images.pixels import choose_interpolation, resampler
 from kohya_bucket.images.pool import Job
@@ -149,11 +149,11 @@ class Wanted:
         fingerprint = Fingerprint(
             int(self.source_bytes[i]), int(self.source_mtime_ns[i]),
             "" if self.source_hashes is None else self.source_hashes[i], recipe.vae,
-            _pair(self.bucket_sizes[i]), _pair(self.resized_sizes[i]), _pair(self.crops[i]),
+            as_pair(self.bucket_sizes[i]), as_pair(self.resized_sizes[i]), as_pair(self.crops[i]),
             interpolation, recipe.dtype, recipe.kind, recipe.flip, recipe.mask,
         )  # fmt: skip
         left, top, right, bottom = (float(side) for side in self.crop_ltrb[i])
-        original = _pair(self.original_sizes[i])
+        original = as_pair(self.original_sizes[i])
         return Entry(
             self.sources[i], fingerprint, original, (left, top, right, bottom), self.captions[i], recipe.collection
         )
@@ -167,7 +167,3 @@ def stat_files(paths: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray
     failed = [index for index, _ in job.failures]
     nbytes[failed] = mtimes[failed] = -1
     return nbytes, mtimes
-
-
-def _pair(row: Any) -> tuple[int, int]:
-    return int(row[0]), int(row[1])

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch.distributed
 
+from kohya_bucket.buckets.types import as_pair
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.npz import Architecture
 from kohya_bucket.latents.npz_names import NpzNames
@@ -166,9 +167,9 @@ class _Files(_Session):
         names = _names.setdefault(self.strategy, NpzNames(self.arch))
         paths = names.add(
             [str(info.absolute_path) for info in infos],
-            [_pair(info.image_size) for info in infos],
-            [_pair(info.bucket_reso) for info in infos],
-            [_pair(info.resized_size) for info in infos],
+            [as_pair(info.image_size) for info in infos],
+            [as_pair(info.bucket_reso) for info in infos],
+            [as_pair(info.resized_size) for info in infos],
             [isinstance(info.absolute_path, VariantPath) for info in infos],
             self.strategy.get_latents_npz_path,
         )
@@ -269,10 +270,6 @@ def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: 
 
 def _variant_size(path: str) -> Size | None:
     return path.bucket if isinstance(path, VariantPath) else None
-
-
-def _pair(size: Any) -> Size:
-    return int(size[0]), int(size[1])
 
 
 def _npz(path: str) -> str:

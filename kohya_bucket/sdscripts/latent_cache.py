@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.geometry import cover_resize
+from kohya_bucket.buckets.types import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.pixels import choose_interpolation, resampler
 from kohya_bucket.latents.entries import Entry
@@ -76,7 +77,7 @@ class CacheItem:
         crop = (resized[0] - self.bucket_reso[0]) // 2, (resized[1] - self.bucket_reso[1]) // 2
         nbytes, mtime, _ = source_identity(self.image)
         return Fingerprint(
-            nbytes, mtime, "", self.vae, _pair(self.bucket_reso), _pair(resized), crop, name, dtype, "latents",
+            nbytes, mtime, "", self.vae, as_pair(self.bucket_reso), as_pair(resized), crop, name, dtype, "latents",
             self.flip, self.alpha_mask,
         )  # fmt: skip
 
@@ -110,12 +111,12 @@ def check_npz(
     """
     family = ARCHITECTURES[arch] if isinstance(arch, str) else arch
     bad = why_npz_bad(
-        Path(path), _pair(bucket_reso), family, original_size=_pair(original_size), flip=flip, mask=alpha_mask,
+        Path(path), as_pair(bucket_reso), family, original_size=as_pair(original_size), flip=flip, mask=alpha_mask,
         content=content,
     )  # fmt: skip
     if bad is not None or item is None:
         return bad
-    entry = Entry(Path(item.image).name, item.fingerprint(), _pair(original_size), (0.0, 0.0, 0.0, 0.0))
+    entry = Entry(Path(item.image).name, item.fingerprint(), as_pair(original_size), (0.0, 0.0, 0.0, 0.0))
     reasons = why_npz_stale(Path(path), entry, family, Path(item.image))
     if not item.vae:
         reasons = [reason for reason in reasons if not reason.startswith("the VAE's weights changed")]
@@ -145,12 +146,12 @@ def save_latents(
             raise LatentStoreError(f"{item.image}: its latent is not finite (NaN or infinity); it is not cached")
     left, top, right, bottom = (float(side) for side in crop_ltrb)
     found = NpzLatents(
-        plain, _pair(item.original_size), (left, top, right, bottom), mirrored,
+        plain, as_pair(item.original_size), (left, top, right, bottom), mirrored,
         None if alpha_mask is None else as_array(alpha_mask),
     )  # fmt: skip
     print_ = item.fingerprint()
     write_npz(
-        Path(path), found, _pair(item.bucket_reso), family, print_, source_name=Path(item.image).name
+        Path(path), found, as_pair(item.bucket_reso), family, print_, source_name=Path(item.image).name
     )  # fmt: skip
 
 
@@ -212,7 +213,3 @@ def as_array(values: Any) -> npt.NDArray[np.float32]:
     if hasattr(values, "detach"):
         values = values.detach().float().cpu().numpy()
     return np.asarray(values, dtype=np.float32)
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return int(size[0]), int(size[1])

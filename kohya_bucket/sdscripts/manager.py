@@ -13,7 +13,7 @@ from kohya_bucket.buckets.kohya import kohya_bucket_sizes
 from kohya_bucket.buckets.nearest import AspectSwitch, nearest_indices
 from kohya_bucket.buckets.no_upscale import place_without_upscaling
 from kohya_bucket.buckets.placing import place_into_set
-from kohya_bucket.buckets.types import IntArray, as_sizes
+from kohya_bucket.buckets.types import as_pair, as_sizes
 
 __all__ = ["BucketManager"]
 
@@ -86,9 +86,9 @@ class BucketManager:
         if not placement.placed[0]:
             reason = placement.reason(0).text
             raise ValueError(f"an image of {image_width}x{image_height} has no bucket: {reason}")
-        reso = _pair(placement.bucket_sizes[0])
+        reso = as_pair(placement.bucket_sizes[0])
         self.add_if_new_reso(reso)
-        return reso, _pair(placement.resized_sizes[0]), float(placement.aspect_errors[0])
+        return reso, as_pair(placement.resized_sizes[0]), float(placement.aspect_errors[0])
 
     @staticmethod
     def get_crop_ltrb(bucket_reso: Size, image_size: Size) -> tuple[float, float, float, float]:
@@ -133,7 +133,3 @@ class BucketManager:
         self.resos = resos
         self.reso_to_id = {reso: i for i, reso in enumerate(resos)}
         self.buckets = buckets
-
-
-def _pair(row: IntArray) -> Size:
-    return int(row[0]), int(row[1])

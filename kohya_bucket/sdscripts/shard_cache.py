@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.types import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.entries import Entry
@@ -83,7 +84,7 @@ class ShardCache:
         if i is None:
             return "not encoded yet"
         entry = self._opened().entry(i)
-        if entry.original_size != _pair(item.original_size):
+        if entry.original_size != as_pair(item.original_size):
             return "the image changed (its size differs)"
         wanted = item.fingerprint(entry.fingerprint.dtype)
         if not item.vae:
@@ -115,7 +116,7 @@ class ShardCache:
             self.arch.scale_factor, self.arch.shift_factor, self.arch.values, self.arch.stride, self.arch.name
         )
         self._writer.add(
-            Entry(source, fingerprint, _pair(item.original_size), (left, top, right, bottom), None, collection),
+            Entry(source, fingerprint, as_pair(item.original_size), (left, top, right, bottom), None, collection),
             bits[0], flipped=bits[1] if item.flip else None,
             mask=None if mask is None or (mask == 255).all() else mask, space=space,
         )  # fmt: skip
@@ -168,7 +169,3 @@ class ShardCache:
             self.refresh()
         assert self._store is not None
         return self._store
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return int(size[0]), int(size[1])

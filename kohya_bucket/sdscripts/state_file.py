@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.atomic import write_file
+from kohya_bucket.sdscripts.one_line import one_line
 from kohya_bucket.sdscripts.planner import GroupPlanner, Progress
 
 __all__ = ["STATE_FILE", "NoPlaceError", "counted_by_trainer", "read_history", "write_history"]
@@ -33,10 +34,8 @@ def write_history(folder: Path, planner: GroupPlanner, history: Sequence[Progres
         "count": len(planner.bucket_ids),
         "trained": [asdict(part) for part in history],
     }
-    try:
+    with one_line():
         write_file(folder / STATE_FILE, [json.dumps(state).encode("utf-8")])
-    except KohyaBucketError as error:
-        raise SystemExit(f"kohya_bucket: {error}") from error
 
 
 def read_history(folder: Path, planner: GroupPlanner) -> list[Progress]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import random
+import struct
 import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -255,3 +257,27 @@ def test_a_missing_plugin_is_named_with_what_to_install(tmp_path: Path) -> None:
         assert reason == "JXL needs a Pillow plugin: pip install pillow-jxl-plugin"
     else:
         pytest.skip("the plugin is installed")
+
+
+def test_a_segment_too_short_for_its_exif_mark_is_stepped_over(tmp_path: Path) -> None:
+    data = encode(picture(), "JPEG", progressive=True)
+    short, comment = b"\xff\xe1\x00\x04Exif\0\0", b"\xff\xfe\x00\x04ab"
+    for inserted in (short, comment + short):
+        path = tmp_path / "short.jpg"
+        path.write_bytes(data[:20] + inserted + data[20:])
+        scan = read_sizes([path])
+        with Image.open(path) as image:
+            assert scan.sizes.tolist() == [list(image.size)]
+        assert not scan.failures
+
+
+def test_sides_beyond_every_image_are_named_and_end_no_scan(tmp_path: Path) -> None:
+    header = struct.pack(">4sIIBBBBB", b"IHDR", 0xFFFFFFFF, 5, 8, 2, 0, 0, 0)
+    path = tmp_path / "wide.png"
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n\0\0\0\r" + header + struct.pack(">I", zlib.crc32(header)) + b"\0\0\0\1IDATx" + bytes(4)
+    )
+    good = write(tmp_path, [("good.png", encode(picture(), "PNG"))])
+    scan = read_sizes([path, *good])
+    assert scan.failures == [(0, str(path), "claims to have 4,294,967,295x5 pixels")]
+    assert scan.sizes[1].min() > 0
