@@ -29,6 +29,7 @@ class Run:
         self.accelerator: Any = None
         self.arguments: Any = None
         self._loaded: Path | None = None
+        self._uneven = 0  # batches of the present epoch that the accelerator does not count
 
     def watch(self, accelerator: Any, arguments: Any) -> None:
         """Take part in every state that `accelerator` saves or loads."""
@@ -47,13 +48,17 @@ class Run:
             self._begin_at(sampler, asked)
 
     def _on_start(self, first: int) -> None:
-        # The accelerator counts the batches of an epoch; states are saved, and gradients accumulated, by it.
+        # The accelerator counts the batches of an epoch; states are saved, and gradients accumulated, by it. With
+        # another accumulation than before, the first batches may not make whole updates; the next update still does.
+        self._uneven = first % self._accumulation
         if self.accelerator is not None:
-            self.accelerator.step = first
+            self.accelerator.step = first - self._uneven
 
     def _on_save(self, models: Any, weights: Any, output_dir: str) -> None:
         if self.sampler is not None and is_first_process():
-            write_history(Path(output_dir), self.sampler.planner, self.sampler.progress(int(self.accelerator.step)))
+            step = int(self.accelerator.step)  # 0: the epoch is complete
+            history = self.sampler.progress(step + self._uneven if step else 0)
+            write_history(Path(output_dir), self.sampler.planner, history)
 
     def _on_load(self, models: Any, input_dir: str) -> None:
         if self.sampler is None:
@@ -115,8 +120,7 @@ class Run:
 
     def _update_at(self, place: Place) -> int:
         """Updates before a place: whole epochs of them, less those that the place's epoch still holds."""
-        accumulation, per_epoch = self._accumulation, self._updates_per_epoch()
-        left = -(-(place.done + place.left) // accumulation) - place.done // accumulation
+        per_epoch, left = self._updates_per_epoch(), -(-place.left // self._accumulation)
         return place.epoch * per_epoch - min(left, per_epoch)
 
     def _argument(self, name: str) -> Any:

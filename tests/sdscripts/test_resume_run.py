@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the sampler is torch's")
@@ -141,6 +141,7 @@ def test_stopped_and_resumed_goes_on_and_counts_on(tmp_path_factory, accumulate,
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 70), st.integers(1, 5), st.integers(1, 4))
+@example(1, 2, 4, 3)
 def test_with_another_batch_size_and_accumulation_the_epochs_end_where_they_should(
     tmp_path_factory, accumulate, stop, batch_size, then
 ):
