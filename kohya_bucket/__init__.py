@@ -5,60 +5,111 @@ Names are imported when they are first used, so `import kohya_bucket` needs neit
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+from kohya_bucket.lazy import importer
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "kohya_bucket.buckets": [
-        "AutoBuckets",
-        "Bucket",
-        "BucketRule",
-        "BucketSet",
-        "ExactBuckets",
-        "FixedBuckets",
-        "KohyaBuckets",
-        "NovelAIBuckets",
-        "Placement",
-        "Reason",
-        "SwitchingPoint",
-        "bucket_set_to_toml",
-        "generate_buckets",
-        "list_presets",
-        "load_from_json",
-        "load_from_toml",
-        "load_preset",
-        "rule_from_name",
-        "switching_points",
-    ],
-    "kohya_bucket.datasets.images": ["BucketedDataset"],
-    "kohya_bucket.datasets.latents": ["BucketedLatentDataset"],
-    "kohya_bucket.datasets.sampler": ["BucketBatchSampler"],
-    "kohya_bucket.errors": ["BucketSettingsError", "ConfigError", "InvalidBucketError", "KohyaBucketError"],
-    "kohya_bucket.images": ["MetadataCache", "read_sizes"],
-    "kohya_bucket.latents": ["VAEEncoder", "precompute_latents"],
-    "kohya_bucket.planning": ["EpochPlan", "plan_epoch"],
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_EXTRA_OF = {"kohya_bucket.datasets": "torch", "kohya_bucket.latents": "train"}
+if TYPE_CHECKING:
+    from kohya_bucket.buckets import (
+        AutoBuckets,
+        Bucket,
+        BucketRule,
+        BucketSet,
+        ExactBuckets,
+        FixedBuckets,
+        KohyaBuckets,
+        NovelAIBuckets,
+        Placement,
+        Reason,
+        SwitchingPoint,
+        bucket_set_to_toml,
+        generate_buckets,
+        list_presets,
+        load_from_json,
+        load_from_toml,
+        load_preset,
+        rule_from_name,
+        switching_points,
+    )
+    from kohya_bucket.datasets.images import BucketedDataset
+    from kohya_bucket.datasets.latents import BucketedLatentDataset
+    from kohya_bucket.datasets.sampler import BucketBatchSampler
+    from kohya_bucket.errors import BucketSettingsError, ConfigError, InvalidBucketError, KohyaBucketError
+    from kohya_bucket.images import MetadataCache, read_sizes
+    from kohya_bucket.latents import VAEEncoder, precompute_latents
+    from kohya_bucket.planning import EpochPlan, plan_epoch
+else:
+    __getattr__ = importer(
+        __name__,
+        {
+            "kohya_bucket.buckets": [
+                "AutoBuckets",
+                "Bucket",
+                "BucketRule",
+                "BucketSet",
+                "ExactBuckets",
+                "FixedBuckets",
+                "KohyaBuckets",
+                "NovelAIBuckets",
+                "Placement",
+                "Reason",
+                "SwitchingPoint",
+                "bucket_set_to_toml",
+                "generate_buckets",
+                "list_presets",
+                "load_from_json",
+                "load_from_toml",
+                "load_preset",
+                "rule_from_name",
+                "switching_points",
+            ],
+            "kohya_bucket.datasets.images": ["BucketedDataset"],
+            "kohya_bucket.datasets.latents": ["BucketedLatentDataset"],
+            "kohya_bucket.datasets.sampler": ["BucketBatchSampler"],
+            "kohya_bucket.errors": ["BucketSettingsError", "ConfigError", "InvalidBucketError", "KohyaBucketError"],
+            "kohya_bucket.images": ["MetadataCache", "read_sizes"],
+            "kohya_bucket.latents": ["VAEEncoder", "precompute_latents"],
+            "kohya_bucket.planning": ["EpochPlan", "plan_epoch"],
+        },
+    )
 
-__all__ = ["__version__", *sorted(_HOME_OF)]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'kohya_bucket' has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(home), name)
-    except ModuleNotFoundError as missing:
-        extra = next((e for prefix, e in _EXTRA_OF.items() if home.startswith(prefix)), None)
-        if extra is None or (missing.name or "").startswith("kohya_bucket"):
-            raise
-        raise ImportError(
-            f"{name} needs {missing.name}, which is not installed: pip install 'kohya-bucket[{extra}]'"
-        ) from missing
+__all__ = [
+    "AutoBuckets",
+    "Bucket",
+    "BucketBatchSampler",
+    "BucketRule",
+    "BucketSet",
+    "BucketSettingsError",
+    "BucketedDataset",
+    "BucketedLatentDataset",
+    "ConfigError",
+    "EpochPlan",
+    "ExactBuckets",
+    "FixedBuckets",
+    "InvalidBucketError",
+    "KohyaBucketError",
+    "KohyaBuckets",
+    "MetadataCache",
+    "NovelAIBuckets",
+    "Placement",
+    "Reason",
+    "SwitchingPoint",
+    "VAEEncoder",
+    "__version__",
+    "bucket_set_to_toml",
+    "generate_buckets",
+    "list_presets",
+    "load_from_json",
+    "load_from_toml",
+    "load_preset",
+    "plan_epoch",
+    "precompute_latents",
+    "read_sizes",
+    "rule_from_name",
+    "switching_points",
+]
 
 
 def __dir__() -> list[str]:

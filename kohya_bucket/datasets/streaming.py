@@ -16,8 +16,8 @@ from kohya_bucket.datasets.items import Transform, build_item
 from kohya_bucket.datasets.sources.columns import cell_pixels, cell_size, explained
 from kohya_bucket.datasets.stream_buffer import StreamBuffer, StreamCounts
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.decoder import UnreadableImageError
 from kohya_bucket.images.pixels import choose_interpolation
+from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["StreamingBuckets"]
 

@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS, TextColumn
-from kohya_bucket.images.decoder import UnreadableImageError
 from kohya_bucket.images.header import header_of
 from kohya_bucket.images.parquet import pyarrow_modules, read_table, replace_file
 from kohya_bucket.images.reading import Region
+from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["TarIndex", "split_key"]
 

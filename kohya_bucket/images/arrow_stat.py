@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-
-import numpy as np
-import numpy.typing as npt
+from array import array
 
 __all__ = ["can_stat_together", "stat_together"]
 
@@ -18,8 +16,8 @@ def can_stat_together() -> bool:
     return os.name == "posix" and "pyarrow.fs" in sys.modules
 
 
-def stat_together(paths: list[str]) -> npt.NDArray[np.int64] | None:
-    """[N, 2] int64 modification time (ns since 1970) and length (bytes), as `os.stat` says.
+def stat_together(paths: list[str]) -> array[int] | None:
+    """2 N int64, by turns modification time (ns since 1970) and length (bytes), as `os.stat` says.
 
     None where this way does not tell: a path that is missing, forbidden, no file or not local, few paths, or not
     `can_stat_together`. Other threads run meanwhile.
@@ -30,6 +28,6 @@ def stat_together(paths: list[str]) -> npt.NDArray[np.int64] | None:
     try:
         for file in sys.modules["pyarrow.fs"].LocalFileSystem().get_file_info(paths):
             numbers += (file.mtime_ns, file.size)
-        return np.array(numbers, dtype=np.int64).reshape(-1, 2)
+        return array("q", numbers)
     except (OSError, ValueError, TypeError):  # TypeError: None for a time or length
         return None

@@ -10,16 +10,10 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from kohya_bucket.images.formats import ImageFormat
+from kohya_bucket.images.formats import ImageFormat, sniff
+from kohya_bucket.images.unreadable import UnreadableImageError, explain_os_error, in_short
 
-__all__ = [
-    "UnreadableImageError",
-    "explain_os_error",
-    "load_plugin",
-    "open_with_pillow",
-    "pixel_limit",
-    "verify_pixels",
-]
+__all__ = ["load_plugin", "load_plugin_for", "open_with_pillow", "pixel_limit", "verify_pixels"]
 
 _FORMATS = {
     "PNG": ImageFormat.PNG,
@@ -40,10 +34,6 @@ _PLUGINS = {
     ImageFormat.JXL: ("pillow_jxl", "pillow-jxl-plugin"),
 }
 _ORIENTATION = 0x0112
-
-
-class UnreadableImageError(Exception):
-    """A file whose size cannot be told; the text says why."""
 
 
 @functools.cache
@@ -90,7 +80,7 @@ def open_with_pillow(file: str | bytes, kind: ImageFormat) -> tuple[int, int, in
     except Exception as error:
         # Plugins of Pillow raise whatever their parsing of damaged data ran into.
         raise UnreadableImageError(
-            f"its {kind.name} header is damaged ({type(error).__name__}: {_short(error)})"
+            f"its {kind.name} header is damaged ({type(error).__name__}: {in_short(error)})"
         ) from None
 
 
@@ -102,14 +92,12 @@ def verify_pixels(path: str) -> str | None:
         with Image.open(path) as image:
             image.load()
     except Exception as error:
-        return f"its pixels cannot be decoded: {_short(error)}"
+        return f"its pixels cannot be decoded: {in_short(error)}"
     return None
 
 
 def load_plugin_for(head: bytes) -> None:
     """Make Pillow ready for a file that begins with `head`."""
-    from kohya_bucket.images.formats import sniff
-
     load_plugin(sniff(head))
 
 
@@ -117,17 +105,6 @@ def pixel_limit() -> int | None:
     """Pixels beyond which `Image.open` refuses a file; None if the limit was switched off."""
     limit = Image.MAX_IMAGE_PIXELS
     return None if limit is None else 2 * limit
-
-
-def explain_os_error(error: OSError) -> str:
-    """One phrase for what the operating system said."""
-    if isinstance(error, FileNotFoundError):
-        return "no such file"
-    if isinstance(error, IsADirectoryError):
-        return "a folder, not a file"
-    if isinstance(error, PermissionError):
-        return "permission denied"
-    return error.strerror or _short(error) or type(error).__name__
 
 
 def _orientation(image: Any, kind: ImageFormat) -> int:
@@ -151,7 +128,3 @@ def _first_bytes(file: str | bytes) -> str:
         return f"its first bytes are {head.hex(' ')}, {os.path.getsize(file)} bytes in all"
     except OSError as error:
         return explain_os_error(error)
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:120]

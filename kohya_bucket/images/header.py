@@ -7,34 +7,35 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from kohya_bucket.images.decoder import UnreadableImageError, explain_os_error, open_with_pillow
 from kohya_bucket.images.formats import HeaderRow, ImageFormat, sniff
 from kohya_bucket.images.gif_bmp import read_bmp, read_gif
 from kohya_bucket.images.jpeg import read_jpeg
 from kohya_bucket.images.opening import READING, beside_each_other
 from kohya_bucket.images.png import read_png
-from kohya_bucket.images.reading import HEAD_BYTES, Pieces, length_of, read_at
+from kohya_bucket.images.reading import HEAD_BYTES, Pieces, Source, length_of, read_at
 from kohya_bucket.images.remote import RemoteFile, is_url
+from kohya_bucket.images.unreadable import UnreadableImageError, explain_os_error
 from kohya_bucket.images.webp import read_webp
 
 __all__ = ["Header", "header_of", "read_header", "read_headers", "read_size"]
 
-# By the first two bytes; each reader looks at the rest of the signature itself.
-_readers = {
-    b"\x89P": read_png,
-    b"\xff\xd8": read_jpeg,
-    b"RI": read_webp,
-    b"GI": read_gif,
-    b"BM": read_bmp,
-}.get
+Reader = Callable[[bytes, Source], HeaderRow | None]
+
+
+def _unknown(_: bytes, __: Source) -> HeaderRow | None:
+    return None
+
+
+# By the first byte; each reader looks at the rest of the signature itself.
+_readers: list[Reader] = [_unknown] * 256
+_readers[0x89], _readers[0xFF], _readers[ord("R")] = read_png, read_jpeg, read_webp
+_readers[ord("G")], _readers[ord("B")] = read_gif, read_bmp
 _NOTHING = (0, 0, 1, 0)
-_MAX_SIDE = np.iinfo(np.int32).max
+_MAX_SIDE = 2**31 - 1
 
 
 class Header(NamedTuple):
@@ -61,8 +62,7 @@ def read_header(path: str) -> HeaderRow:
         raise UnreadableImageError(_why_unopened(path, error)) from None
     try:
         head = os.read(fd, HEAD_BYTES)
-        reader = _readers(head[:2])
-        if reader and (found := reader(head, fd)) and found[0] and found[1]:
+        if head and (found := _readers[head[0]](head, fd)) and found[0] and found[1]:
             return found
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableImageError("not a regular file")
@@ -72,42 +72,52 @@ def read_header(path: str) -> HeaderRow:
         os.close(fd)
     if not head:
         raise UnreadableImageError("an empty file (0 bytes)")
-    return open_with_pillow(path, sniff(head))
+    return _by_pillow(path, head)
 
 
-def read_headers(paths: Sequence[str]) -> tuple[npt.NDArray[np.int32], list[tuple[int, str]]]:
-    """`read_header` of many: [N, 4] int32, one row for each path, and (position, why) of those that failed.
+def read_headers(paths: Sequence[str]) -> tuple[array[int], list[tuple[int, str]]]:
+    """`read_header` of many: 4 N numbers, one row behind the other, and (position, why) of those that failed.
 
     A failure's row is (0, 0, 1, 0).
     """
-    numbers: list[int] = []  # one row behind the other: a million tuples would be a million objects to look after
-    open_file, read, close = os.open, os.read, os.close
+    numbers: list[int] = []  # a million tuples would be a million objects to look after
+    open_file, read, close, readers, flags, length = os.open, os.read, os.close, _readers, READING, HEAD_BYTES
     with beside_each_other(paths) as (names, folder):
         for name in names:
             found = None
             try:
-                fd = open_file(name, READING, dir_fd=folder)
+                fd = open_file(name, flags, dir_fd=folder)
                 try:
-                    head = read(fd, HEAD_BYTES)
-                    if reader := _readers(head[:2]):
-                        found = reader(head, fd)
+                    head = read(fd, length)
+                    if head:
+                        found = readers[head[0]](head, fd)
                 finally:
                     close(fd)
             except (OSError, ValueError):
                 pass  # looked at again below, one by one
             numbers += found or _NOTHING
-    rows = np.array(numbers, dtype=np.int64).reshape(-1, 4)
-    failures = []
-    for i in np.flatnonzero((rows[:, :2] <= 0).any(axis=1)).tolist():
-        try:
-            rows[i] = read_header(paths[i])
-        except UnreadableImageError as error:
-            failures.append((i, str(error)))
-            rows[i] = _NOTHING
-    for i in np.flatnonzero((rows[:, :2] > _MAX_SIDE).any(axis=1)).tolist():
-        failures.append((i, f"claims to have {rows[i, 0]:,}x{rows[i, 1]:,} pixels"))
-        rows[i] = _NOTHING
-    return rows.astype(np.int32), failures
+    failures: list[tuple[int, str]] = []
+    if 0 in numbers:
+        for i in range(len(paths)):
+            if not (numbers[4 * i] and numbers[4 * i + 1]):
+                numbers[4 * i : 4 * i + 4] = _read_alone(paths[i], i, failures)
+    try:
+        return array("i", numbers), failures
+    except OverflowError:
+        for i in range(len(paths)):
+            width, height = numbers[4 * i : 4 * i + 2]
+            if max(width, height) > _MAX_SIDE:
+                failures.append((i, f"claims to have {width:,}x{height:,} pixels"))
+                numbers[4 * i : 4 * i + 4] = _NOTHING
+        return array("i", numbers), failures
+
+
+def _read_alone(path: str, position: int, failures: list[tuple[int, str]]) -> HeaderRow:
+    try:
+        return read_header(path)
+    except UnreadableImageError as error:
+        failures.append((position, str(error)))
+        return _NOTHING
 
 
 def header_of(source: bytes | Pieces) -> HeaderRow:
@@ -120,12 +130,11 @@ def header_of(source: bytes | Pieces) -> HeaderRow:
     if not length_of(source):
         raise UnreadableImageError("an empty file (0 bytes)")
     head = read_at(source, 0, HEAD_BYTES)
-    reader = _readers(head[:2])
-    found = reader(head, source) if reader else None
+    found = _readers[head[0]](head, source)
     if found and found[0] and found[1]:
         return found
     data = source if isinstance(source, bytes) else read_at(source, 0, source.length)
-    return open_with_pillow(data, sniff(data[:32]))
+    return _by_pillow(data, head)
 
 
 def read_size(path: str | os.PathLike[str]) -> Header:
@@ -140,6 +149,13 @@ def read_size(path: str | os.PathLike[str]) -> Header:
     except UnreadableImageError as error:
         raise ValueError(f"{text}: {error}") from None
     return Header(width, height, orientation, ImageFormat(kind))
+
+
+def _by_pillow(file: str | bytes, head: bytes) -> HeaderRow:
+    # Imported late: most folders have no such file, and processes that help with a scan shall start quickly.
+    from kohya_bucket.images.decoder import open_with_pillow
+
+    return open_with_pillow(file, sniff(head[:32]))
 
 
 def _remote_header(url: str) -> HeaderRow:

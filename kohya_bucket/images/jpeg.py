@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 
 from kohya_bucket.images.exif import orientation_of
 from kohya_bucket.images.formats import HeaderRow, ImageFormat
@@ -18,21 +19,23 @@ _APP1 = 0xE1
 _MAX_SEGMENTS = 1024
 _REFILL = 4096
 
-# How most files begin: a JFIF block without a preview, a camera's EXIF block, or both.
-_begin = re.compile(rb"\xff\xd8(?=\xff)(?:\xff\xe0\0\x10.{14})?(?:\xff\xe1(..)Exif\0\0)?", re.DOTALL).match
+# How most files begin: a JFIF block without a preview, and one of a program's or a camera's own, or one of the two.
+_begin = re.compile(
+    rb"\xff\xd8(?=\xff)(?:\xff\xe0\0\x10.{14})?(?:\xff[\xe1-\xef\xfe](..)((?<=\xe1..)Exif\0\0)?)?", re.DOTALL
+).match
 # Quantization tables of 8 bits and a frame header.
 _FRAME_LAYOUT = (
     rb"(?:\xff\xdb\x00(?:\x43[\0-\x0f].{64}|\x84[\0-\x0f].{64}[\0-\x0f].{64})){1,4}"
     rb"\xff[\xc0-\xc2]\x00(?:\x0b\x08(?=.{4}\x01)|\x11\x08(?=.{4}\x03)|\x14\x08(?=.{4}\x04))"
-    rb"(..)(..)(?:\x01.{3}|\x03.{9}|\x04.{12})"
+    rb"(....)(?:\x01.{3}|\x03.{9}|\x04.{12})"
 )
-# The standard Huffman tables, recognised by their lengths, and a complete scan header.
-_SCAN_LAYOUT = rb"(?:\xff\xc4\x00\x1f.{29}\xff\xc4\x00\xb5.{179}){1,2}\xff\xda\x00(?:\x08.{6}|\x0c.{10}|\x0e.{12})"
-# What most encoders write, in one match instead of nine steps of a walk; the scan is missing in progressive files.
-_usual = re.compile(_FRAME_LAYOUT + rb"(" + _SCAN_LAYOUT + rb")?", re.DOTALL).match
-# A whole file's header in one match.
+# The standard Huffman tables, recognised by their lengths, and a complete scan header; progressive files have others.
+_SCAN_LAYOUT = rb"((?:\xff\xc4\x00\x1f.{29}\xff\xc4\x00\xb5.{179}){1,2}\xff\xda\x00(?:\x08.{6}|\x0c.{10}|\x0e.{12}))?"
+# What most encoders write, in one match instead of nine steps of a walk: from the tables on, and from the start.
+_usual = re.compile(_FRAME_LAYOUT + _SCAN_LAYOUT, re.DOTALL).match
 _plain = re.compile(rb"\xff\xd8\xff\xe0\x00\x10.{14}" + _FRAME_LAYOUT + _SCAN_LAYOUT, re.DOTALL).match
-_int = int.from_bytes
+_short = struct.Struct(">H").unpack
+_height_and_width = struct.Struct(">HH").unpack
 _JPEG = int(ImageFormat.JPEG)
 
 
@@ -43,21 +46,31 @@ def read_jpeg(head: bytes, source: Source) -> HeaderRow | None:
     previews) is skipped without being read. Two frame headers, 12-bit samples, arithmetic coding, padding
     and anything else unusual are left to the decoder.
     """
-    if plain := _plain(head):
-        return _int(plain[2], "big"), _int(plain[1], "big"), 1, _JPEG
-    begin = _begin(head)
-    if begin is None:
-        return None
-    at, orientation = begin.end(), 1
-    if begin[1]:
-        length = _int(begin[1], "big") - 8
-        orientation = _orientation(head, at, length, source, at)
-        at += length
-    return _walk(head, source, at, orientation)
+    usual = _plain(head)
+    if usual and usual[2]:
+        height, width = _height_and_width(usual[1])
+        return width, height, 1, _JPEG
+    orientation = 1
+    if usual is None:
+        begin = _begin(head)
+        if begin is None:
+            return None
+        at = begin.end()
+        if begin[1]:
+            start = begin.end(1)
+            at = start - 2 + _short(begin[1])[0]
+            if begin[2]:
+                orientation = _orientation(head, start + 6, at - start - 6, source, start + 6)
+        usual = _usual(head, at)
+        if usual is None:
+            return _walk(head, source, at, orientation, None)
+    height, width = _height_and_width(usual[1])
+    if usual[2]:
+        return width, height, orientation, _JPEG
+    return _walk(head, source, usual.end(), orientation, (width, height))
 
 
-def _walk(head: bytes, source: Source, at: int, orientation: int) -> HeaderRow | None:
-    size = None
+def _walk(head: bytes, source: Source, at: int, orientation: int, size: tuple[int, int] | None) -> HeaderRow | None:
     base, end = 0, len(head)
     for _ in range(_MAX_SEGMENTS):
         if at + 10 > end:
@@ -70,8 +83,9 @@ def _walk(head: bytes, source: Source, at: int, orientation: int) -> HeaderRow |
             return None
         marker = head[at + 1]
         if marker == _TABLES and size is None and (usual := _usual(head, at)):
-            size = _int(usual[2], "big"), _int(usual[1], "big")
-            if usual[3]:
+            height, width = _height_and_width(usual[1])
+            size = width, height
+            if usual[2]:
                 return *size, orientation, _JPEG
             at = usual.end()
             continue

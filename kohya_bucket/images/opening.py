@@ -43,6 +43,7 @@ def _in_common_folder(paths: Sequence[str]) -> tuple[Sequence[str], str]:
     start = os.path.commonprefix(list(paths))  # noqa: RUF071 - by characters: cut at a slash below
     folder = start[: start.rfind("/") + 1]
     names = [path[len(folder) :] for path in paths]
-    if any(name[:1] == "/" for name in names):  # of "a//b": opened as it stands, it would be another file
+    # "/b" of "a//b": opened as it stands, it would be another file. (A path with a NUL cannot be opened at all.)
+    if "\0/" in "\0" + "\0".join(names):
         return paths, ""
     return names, folder

@@ -20,9 +20,9 @@ _DEPTH_AND_COLOR = frozenset(
 )  # fmt: skip
 _MAX_CHUNKS = 256
 _MAX_EXIF = 1 << 16
-_int = int.from_bytes
 _PNG = int(ImageFormat.PNG)
 _header = struct.Struct(">8sIIH3xI").unpack_from
+_chunk = struct.Struct(">I4s").unpack_from
 
 
 def read_png(head: bytes, source: Source) -> HeaderRow | None:
@@ -51,12 +51,12 @@ def _walk(head: bytes, source: Source) -> int | None:
     orientation = 1
     at = 33
     for _ in range(_MAX_CHUNKS):
-        chunk = head[at : at + 8]
-        if len(chunk) < 8:
-            chunk = read_at(source, at, 8)
-            if len(chunk) < 8:
-                return None
-        length, name = _int(chunk[:4], "big"), chunk[4:]
+        if at + 8 <= len(head):
+            length, name = _chunk(head, at)
+        elif len(chunk := read_at(source, at, 8)) == 8:
+            length, name = _chunk(chunk)
+        else:
+            return None
         if name == b"IDAT":
             return orientation
         if name == b"eXIf":

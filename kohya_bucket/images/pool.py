@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from kohya_bucket.images.arrow_stat import can_stat_together
 from kohya_bucket.images.ray_pool import run_on_ray
-from kohya_bucket.images.work import WORK, Failures, Rows, row_dtype
+from kohya_bucket.images.rows import Rows, row_dtype
+from kohya_bucket.images.work import WORK, Failures
 from kohya_bucket.images.worker import WorkerProcess
 
 __all__ = ["Engine", "Job", "Progress"]
@@ -48,7 +49,7 @@ class Job:
     """One piece of work over N paths; what was finished so far is in `rows`, `done` and `failures`.
 
     Attributes:
-        rows: [N] structured array, see `work.row_dtype`.
+        rows: [N] structured array, see `rows.row_dtype`.
         done: [N] bool, the rows that were looked at.
         failures: (index, reason), unordered.
         engines: what each round ran on, in order.
@@ -169,7 +170,8 @@ class Job:
             self._taken = stop
             return start, stop
 
-    def _keep(self, start: int, rows: Rows, failures: Failures) -> None:
+    def _keep(self, start: int, data: bytes, failures: Failures) -> None:
+        rows = np.frombuffer(data, dtype=self.rows.dtype)
         with self._changed:
             self.rows[start : start + len(rows)] = rows
             self.failures.extend((start + i, reason) for i, reason in failures)

@@ -6,17 +6,15 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.work import WORK, Failures, Rows, row_dtype
+from kohya_bucket.images.work import WORK, Failures
 
 __all__ = ["run_on_ray"]
 
 _RUN = 2048
 
 
-def run_on_ray(work: str, paths: Sequence[str]) -> tuple[Rows, Failures]:
+def run_on_ray(work: str, paths: Sequence[str]) -> tuple[bytes, Failures]:
     """Rows and failures of `WORK[work]` over all paths, computed by a Ray cluster (a local one if none is joined).
 
     Every machine must see the paths: shared folders or URLs.
@@ -25,22 +23,21 @@ def run_on_ray(work: str, paths: Sequence[str]) -> tuple[Rows, Failures]:
         KohyaBucketError: Ray is missing.
     """
     data = _ray_data()
-    rows = np.zeros(len(paths), dtype=row_dtype(work))
-    failures: Failures = []
     runs = [{"start": i, "work": work, "paths": list(paths[i : i + _RUN])} for i in range(0, len(paths), _RUN)]
     if not runs:
-        return rows, failures
+        return b"", []
     done = data.from_items(runs, override_num_blocks=len(runs)).map(_one_run)
-    for result in done.iter_rows():
-        start, part = int(result["start"]), pickle.loads(result["rows"])
-        rows[start : start + len(part)] = part
-        failures += [(start + i, reason) for i, reason in pickle.loads(result["failures"])]
-    return rows, sorted(failures)
+    rows, failures = [], []
+    for result in sorted(done.iter_rows(), key=lambda result: int(result["start"])):
+        part, why = pickle.loads(result["result"])
+        rows.append(part)
+        failures += [(int(result["start"]) + i, reason) for i, reason in why]
+    return b"".join(rows), failures
 
 
 def _one_run(run: dict[str, Any]) -> dict[str, Any]:
     rows, failures = WORK[str(run["work"])]([str(path) for path in run["paths"]])
-    return {"start": run["start"], "rows": pickle.dumps(rows), "failures": pickle.dumps(failures)}
+    return {"start": run["start"], "result": pickle.dumps((rows, failures))}
 
 
 def _ray_data() -> Any:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from typing import IO, Any
 
-from kohya_bucket.images.work import WORK, Failures, Rows
+from kohya_bucket.images.work import WORK, Failures
 
 __all__ = ["WorkerProcess", "serve"]
 
@@ -46,7 +46,7 @@ class WorkerProcess:
         if self._receive() != _READY:
             raise OSError("the helper process did not start")
 
-    def run(self, work: str, paths: list[str]) -> tuple[Rows, Failures]:
+    def run(self, work: str, paths: list[str]) -> tuple[bytes, Failures]:
         assert self._process.stdin is not None
         _send(self._process.stdin, (work, paths))
         rows, failures = self._receive()

@@ -16,10 +16,11 @@ from image_corpus import corpus, encode, exif, picture
 from PIL import Image
 
 from kohya_bucket.images import ImageFormat, read_size, read_sizes
+from kohya_bucket.images import decoder as decoder_module
 from kohya_bucket.images import header as header_module
-from kohya_bucket.images.decoder import UnreadableImageError
 from kohya_bucket.images.formats import sniff
 from kohya_bucket.images.header import header_of
+from kohya_bucket.images.unreadable import UnreadableImageError
 
 CORPUS = corpus()
 # Pillow has something to say about every damaged EXIF block.
@@ -83,7 +84,7 @@ def test_size_format_and_orientation_equal_pillows(tmp_path: Path, name: str, da
 
 @pytest.mark.parametrize("name", ["baseline.jpg", "RGB.png", "lossy.webp", "alpha.webp", "still.gif", "RGB.bmp"])
 def test_common_files_are_read_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(header_module, "open_with_pillow", None)
+    monkeypatch.setattr(decoder_module, "open_with_pillow", None)
     path = tmp_path / name
     path.write_bytes(dict(CORPUS)[name])
     assert read_size(path)[:2] == pillow_size(path.read_bytes())

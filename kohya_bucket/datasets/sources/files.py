@@ -15,10 +15,11 @@ from kohya_bucket.datasets.sources.columns import cell_pixels, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import ImageFormat, MetadataCache, TextColumn, read_sizes
-from kohya_bucket.images.decoder import UnreadableImageError, load_plugin
+from kohya_bucket.images.decoder import load_plugin
 from kohya_bucket.images.pixels import load_pixels, to_pixels
 from kohya_bucket.images.pool import Progress
 from kohya_bucket.images.remote import is_url, read_remote
+from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["FileSource"]
 

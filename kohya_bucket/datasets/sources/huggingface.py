@@ -10,7 +10,7 @@ import numpy.typing as npt
 from kohya_bucket.datasets.sources.columns import cell_pixels, cell_size, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.decoder import UnreadableImageError
+from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["HuggingFaceSource", "undecoded"]
 

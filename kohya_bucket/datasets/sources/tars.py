@@ -12,7 +12,7 @@ from kohya_bucket.datasets.sources.columns import cell_pixels, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.datasets.tar_index import TarIndex
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.decoder import UnreadableImageError
+from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["TarSource"]
 

@@ -1,0 +1,56 @@
+"""What a type checker is told about a package's names is what they are, and they cost nothing until they are used."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kohya_bucket
+from kohya_bucket.lazy import importer
+
+
+@pytest.mark.parametrize("package", ["kohya_bucket", "kohya_bucket.images"])
+def test_names_are_what_the_type_checker_is_told(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__file__
+    told = {}
+    for statement in ast.walk(ast.parse(Path(module.__file__).read_text(encoding="utf-8"))):
+        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(f"{package}."):
+            told.update({alias.name: statement.module for alias in statement.names})
+    told.pop("importer", None)
+    assert set(told) == set(module.__all__) - {"__version__"}
+    for name, home in told.items():
+        assert getattr(module, name) is getattr(importlib.import_module(str(home)), name)
+    assert dir(module) == sorted(module.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Bukket'"):
+        module.Bukket  # noqa: B018
+
+
+def test_a_missing_package_is_named_with_the_extra_to_install() -> None:
+    get = importer("p", {"kohya_bucket.datasets.no_such_module": ["A"]})
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):  # our own mistake, not a missing extra
+        get("A")
+    code = "import sys; sys.modules['torch'] = None; from kohya_bucket import BucketedDataset"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd())
+    assert "BucketedDataset needs torch, which is not installed: pip install 'kohya-bucket[torch]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import kohya_bucket", ("numpy", "PIL", "torch", "pyarrow")),
+        ("import kohya_bucket.images.worker", ("numpy", "PIL", "torch", "pyarrow", "kohya_bucket.images.cache")),
+        ("from kohya_bucket import read_sizes", ("torch", "pyarrow")),
+    ],
+)
+def test_what_is_not_imported(code: str, absent: tuple[str, ...]) -> None:
+    names = ", ".join(repr(name) for name in absent)
+    code = f"import sys; {code}; print([name for name in ({names},) if name in sys.modules])"
+    folder = Path(str(kohya_bucket.__file__)).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=True)
+    assert done.stdout.strip() == "[]"
