@@ -28,8 +28,9 @@ def importer(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str]
             extra = next((e for prefix, e in _EXTRA_OF.items() if home.startswith(prefix)), None)
             if extra is None or (missing.name or "").startswith("kohya_bucket"):
                 raise
+            absent = (missing.name or "").split(".")[0]
             raise ImportError(
-                f"{name} needs {(missing.name or home).split('.')[0]}, which is not installed: pip install 'kohya-bucket[{extra}]'"
+                f"{name} needs {absent}, which is not installed: pip install 'kohya-bucket[{extra}]'"
             ) from missing
 
     return get

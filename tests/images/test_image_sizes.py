@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import random
 import struct
@@ -18,6 +19,7 @@ from PIL import Image
 from kohya_bucket.images import ImageFormat, read_size, read_sizes
 from kohya_bucket.images import decoder as decoder_module
 from kohya_bucket.images import header as header_module
+from kohya_bucket.images.exif import orientation_of
 from kohya_bucket.images.formats import sniff
 from kohya_bucket.images.header import header_of
 from kohya_bucket.images.unreadable import UnreadableImageError
@@ -282,3 +284,69 @@ def test_sides_beyond_every_image_are_named_and_end_no_scan(tmp_path: Path) -> N
     scan = read_sizes([path, *good])
     assert scan.failures == [(0, str(path), "claims to have 4,294,967,295x5 pixels")]
     assert scan.sizes[1].min() > 0
+
+
+def segment(marker: int, payload: bytes) -> bytes:
+    return bytes((0xFF, marker)) + struct.pack(">H", len(payload) + 2) + payload
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_segments_in_every_order_before_the_frame(tmp_path: Path, progressive: bool) -> None:
+    plain = encode(picture(), "JPEG", progressive=progressive)
+    jfif, rest = plain[2:20], plain[20:]
+    pieces = [
+        jfif,
+        segment(0xE1, exif(6)),
+        segment(0xE2, b"ICC_PROFILE\0\1\1" + bytes(3000)),
+        segment(0xFE, b"Exif\0\0II*\0 is only a comment"),
+        segment(0xED, b"Photoshop 3.0\0" + plain),
+    ]
+    files = [
+        (f"{k}_{i}.jpg", b"\xff\xd8" + b"".join(order) + rest)
+        for k in range(len(pieces) + 1)
+        for i, order in enumerate(itertools.permutations(pieces, k))
+    ]
+    scan = read_sizes(write(tmp_path, files), engine="alone")
+    assert not scan.failures
+    for i, (name, data) in enumerate(files):
+        with Image.open(io.BytesIO(data)) as image:
+            assert tuple(scan.sizes[i]) == image.size, name
+            assert scan.orientation[i] == image.getexif().get(0x0112, 1), name
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("start", [8, 10, 300])
+def test_orientation_wherever_it_stands_among_the_entries(order: str, start: int) -> None:
+    rng = random.Random(start)
+    lookalike = struct.pack(order + "HHIHH", 0x0112, 3, 1, 8, 0)
+    for count in (*range(1, 20), 255, 256, 300):
+        place = rng.randrange(count)
+        entries = [struct.pack(order + "HHII", 0x9000 + i, 4, 1, rng.randrange(2**32)) for i in range(count)]
+        for k in (place - 2, place + 1):
+            if 0 <= k < count - 1:  # these bytes across two entries
+                both = entries[k][:6] + lookalike + entries[k + 1][6:]
+                entries[k : k + 2] = [both[:12], both[12:]]
+        orientation = rng.randrange(1, 9)
+        entries[place] = struct.pack(order + "HHIHH", 0x0112, 3, 1, orientation, 0)
+        mark = b"II*\0" if order == "<" else b"MM\0*"
+        head = (mark + struct.pack(order + "I", start)).ljust(start, b"x") + struct.pack(order + "H", count)
+        tiff = head + b"".join(entries) + bytes(4) + lookalike
+        assert orientation_of(tiff) == orientation
+        without = [entry for i, entry in enumerate(entries) if i != place]
+        head = head[:-2] + struct.pack(order + "H", count - 1)
+        assert orientation_of(head + b"".join(without) + bytes(4) + lookalike) == 1
+        cut = tiff[: len(head) + 12 * place + 9]
+        assert orientation_of(cut) == 1
+
+
+def test_a_long_webp_that_is_cut_off_has_no_size_wherever_its_exif_block_lies(tmp_path: Path) -> None:
+    last = encode(picture(size=(90, 90)), "WEBP", lossless=True, exif=exif(6, 3000))
+    at = last.find(b"EXIF")
+    block, body = last[at:], last[30:at]
+    first = last[:30] + block + body
+    assert len(body) > 8192
+    for name, data in (("last", last), ("first", first)):
+        files = [(f"{name}{cut}.webp", data[: len(data) - cut]) for cut in (0, 1, 100, len(block) + 1, len(body))]
+        assert_equals_pillow(tmp_path, files)
+    scan = read_sizes(write(tmp_path, [("a.webp", last), ("b.webp", first)]), engine="alone")
+    assert scan.orientation.tolist() == [6, 6]
