@@ -23,14 +23,16 @@ _REFILL = 4096
 _begin = re.compile(
     rb"\xff\xd8(?=\xff)(?:\xff\xe0\0\x10.{14})?(?:\xff[\xe1-\xef\xfe](..)((?<=\xe1..)Exif\0\0)?)?", re.DOTALL
 ).match
-# Quantization tables of 8 bits and a frame header.
+# One or two segments of quantization tables of 8 bits, and a frame header.
 _FRAME_LAYOUT = (
-    rb"(?:\xff\xdb\x00(?:\x43[\0-\x0f].{64}|\x84[\0-\x0f].{64}[\0-\x0f].{64})){1,4}"
+    rb"\xff\xdb\x00(?:\x43[\0-\x0f].{64}(?:\xff\xdb\x00\x43[\0-\x0f].{64}|)|\x84[\0-\x0f].{64}[\0-\x0f].{64})"
     rb"\xff[\xc0-\xc2]\x00(?:\x0b\x08(?=.{4}\x01)|\x11\x08(?=.{4}\x03)|\x14\x08(?=.{4}\x04))"
     rb"(....)(?:\x01.{3}|\x03.{9}|\x04.{12})"
 )
 # The standard Huffman tables, recognised by their lengths, and a complete scan header; progressive files have others.
-_SCAN_LAYOUT = rb"((?:\xff\xc4\x00\x1f.{29}\xff\xc4\x00\xb5.{179}){1,2}\xff\xda\x00(?:\x08.{6}|\x0c.{10}|\x0e.{12}))?"
+# Alternatives with nothing on one side are quicker here than repetitions.
+_TABLES_LAYOUT = rb"\xff\xc4\x00\x1f.{29}\xff\xc4\x00\xb5.{179}"
+_SCAN_LAYOUT = rb"(" + _TABLES_LAYOUT + rb"(?:" + _TABLES_LAYOUT + rb"|)\xff\xda\x00(?:\x08.{6}|\x0c.{10}|\x0e.{12})|)"
 # What most encoders write, in one match instead of nine steps of a walk: from the tables on, and from the start.
 _usual = re.compile(_FRAME_LAYOUT + _SCAN_LAYOUT, re.DOTALL).match
 _plain = re.compile(rb"\xff\xd8\xff\xe0\x00\x10.{14}" + _FRAME_LAYOUT + _SCAN_LAYOUT, re.DOTALL).match

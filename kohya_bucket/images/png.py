@@ -21,7 +21,10 @@ _DEPTH_AND_COLOR = frozenset(
 _MAX_CHUNKS = 256
 _MAX_EXIF = 1 << 16
 _PNG = int(ImageFormat.PNG)
-_header = struct.Struct(">8sIIH3xI").unpack_from
+_begin = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+# Signature and IHDR: its beginning, width, height, depth and colour, filter, checksum; then the next chunk's name.
+_header = struct.Struct(">16sIIHxBxI4x4s").unpack_from
+_HEADER_BYTES = 41
 _chunk = struct.Struct(">I4s").unpack_from
 
 
@@ -30,17 +33,12 @@ def read_png(head: bytes, source: Source) -> HeaderRow | None:
 
     The header's checksum must be right and the pixels (IDAT) must begin inside the file, as decoders demand.
     """
-    if len(head) < 41 or not head.startswith(b"\x89PNG\r\n\x1a\n"):
+    if len(head) < _HEADER_BYTES:
         return None
-    start, width, height, depth_and_color, checksum = _header(head, 8)
-    if (
-        start != b"\0\0\0\rIHDR"
-        or depth_and_color not in _DEPTH_AND_COLOR
-        or head[27]
-        or crc32(head[12:29]) != checksum
-    ):
+    begin, width, height, depth_and_color, filtering, checksum, next_chunk = _header(head)
+    if begin != _begin or depth_and_color not in _DEPTH_AND_COLOR or filtering or crc32(head[12:29]) != checksum:
         return None
-    if head[37:41] == b"IDAT":
+    if next_chunk == b"IDAT":
         return width, height, 1, _PNG
     orientation = _walk(head, source)
     return None if orientation is None else (width, height, orientation, _PNG)

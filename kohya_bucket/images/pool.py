@@ -148,11 +148,13 @@ class Job:
     def _feed(self, end: int) -> Callable[[], None]:
         def work() -> None:
             rows = None
+            shares = 4 * self._processes()
             try:
                 helper = WorkerProcess()
                 self._helpers.append(helper)
                 helper.wait_until_ready()
-                while (rows := self._take(end, _HELPER_CHUNK)) is not None:
+                # Smaller runs towards the end, so that all finish together.
+                while (rows := self._take(end, max(64, min(_HELPER_CHUNK, (end - self._taken) // shares)))) is not None:
                     self._keep(rows[0], *helper.run(self.work, list(self.paths[slice(*rows)])))
             except OSError:
                 # A helper that never started or died costs speed, not rows.
