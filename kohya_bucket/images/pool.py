@@ -40,7 +40,7 @@ _MAX_PROCESSES = 8
 # Threads that spend nearly all their time in calls during which other threads run.
 _CALLERS = 4
 _COMPUTING = 0.3
-_WORTH_PROCESSES_S = 2.0
+_WORTH_PROCESSES_S = 0.5
 _REPORT_EVERY_S = 0.1
 _GRACE_S = 5.0
 
