@@ -3,7 +3,8 @@
     BUCKETSAMPLER_DIR=... python benchmarks/scan.py [--files 20000] [--rows 200000] [--rounds 5]
 
 Needs imagesize 1.4.1, the version that sd-scripts pins; peers that are absent are left out. The files are small
-but real: JPEG (plain, with EXIF, with a profile), PNG, and WebP in its three kinds.
+but real: JPEG (plain, with EXIF, with a profile), PNG, and WebP in its three kinds. They lie six folders deep, as in
+/home/me/datasets/photos/10_me: whoever opens by the whole path walks all of it each time.
 
 "warm": everything lies in the page cache. "2 ms": each open sleeps for 2 ms first, like a network disk. "cache":
 a cache of unchanged files brought up to date, beside the bare `os.stat` of each. In each round every contestant
@@ -20,6 +21,7 @@ import contextlib
 import importlib.util
 import os
 import platform
+import random
 import statistics
 import sys
 import tempfile
@@ -49,7 +51,9 @@ KINDS = (
 
 
 def make_files(folder: Path, count: int) -> list[str]:
-    """`count` files of 30 different images in folders of 1000."""
+    """`count` files of 30 different images in folders of 1000, as deep as people keep theirs."""
+    folder = folder / "datasets" / "photos"
+    folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     tags = Image.Exif()
@@ -149,12 +153,12 @@ def measure(contestants: dict[str, tuple[Run, list[str]]], rounds: int, together
     processes, and get all their files at once. Processor time is this process's own.
     """
     rates: Rates = {name: [] for name in contestants}
+    shuffler = random.Random(0)
     for _ in range(rounds):
         wall, cpu = dict.fromkeys(contestants, 0.0), dict.fromkeys(contestants, 0.0)
         for turn in range(SLICES):
-            # Whoever comes first meets colder memory: each in its turn.
-            first = turn % len(contestants)
-            for name, (run, paths) in [*list(contestants.items())[first:], *list(contestants.items())[:first]]:
+            # Whoever comes next meets what the one before left in the processor's caches: each after each, by chance.
+            for name, (run, paths) in shuffler.sample(list(contestants.items()), len(contestants)):
                 if name in together:
                     if turn:
                         continue

@@ -15,12 +15,14 @@ from kohya_bucket.images.reading import HEAD_BYTES, Source, length_of, read_at
 __all__ = ["read_webp"]
 
 _HAS_EXIF = 0x08
+_CANVAS_BYTES = 10
+_FIRST_CHUNK = 30
 _MAX_CHUNKS = 64
 # A chunk's name and length, and most EXIF blocks whole.
 _LOOK = 2048
 _MAX_EXIF = 1 << 16
 _MARK = b"Exif\0\0"  # some programs keep what precedes the block in JPEG files
-_header = struct.Struct("<4sI4s4s4xB").unpack_from
+_header = struct.Struct("<4sI4s4sIB").unpack_from
 _chunk = struct.Struct("<4sI").unpack_from
 _int = int.from_bytes
 _WEBP = int(ImageFormat.WEBP)
@@ -31,13 +33,16 @@ def read_webp(head: bytes, source: Source) -> HeaderRow | None:
     reached = len(head)
     if reached < 30:
         return None
-    riff, end, webp, kind, first = _header(head)  # first: of the bytes of this kind
+    riff, end, webp, kind, length, first = _header(head)  # first: of the chunk's bytes
     if riff != b"RIFF" or webp != b"WEBP":
         return None
     end += 8
     orientation = 1
-    if kind == b"VP8X" and first & _HAS_EXIF:
-        reached, orientation = _orientation(head, source)
+    if kind == b"VP8X":
+        if length != _CANVAS_BYTES:
+            return None
+        if first & _HAS_EXIF:
+            reached, orientation = _orientation(head, source)
     if reached < end and (reached < HEAD_BYTES or length_of(source) < end):
         return None
     if kind == b"VP8X":
@@ -57,7 +62,7 @@ def read_webp(head: bytes, source: Source) -> HeaderRow | None:
 
 def _orientation(head: bytes, source: Source) -> tuple[int, int]:
     """(how far the file was seen to reach, the orientation)."""
-    at, start, reached = 12, 0, len(head)
+    at, start, reached = _FIRST_CHUNK, 0, len(head)
     for _ in range(_MAX_CHUNKS):
         if at + 8 > reached:
             if reached < HEAD_BYTES:
