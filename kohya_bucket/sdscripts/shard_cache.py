@@ -67,9 +67,10 @@ class ShardCache:
         store = self._store
         sources, sizes = store.strings("source"), store.bucket_sizes.tolist()
         fits = {name: self._fits(info.tensors, info.space) for name, info in store.shards.items()}
+        # Of an image that several collections hold at one size, the item that was written last counts.
         self._at = {
-            (source, size[0], size[1]): i
-            for i, (source, size) in enumerate(zip(sources, sizes, strict=True))
+            (sources[i], *sizes[i]): i
+            for i in np.argsort(store.column("written_ns"), kind="stable").tolist()
             if fits[store.info(i).name]
         }
 

@@ -186,3 +186,22 @@ def test_what_precompute_stored_is_found(tmp_path):
         assert cache.why_missing(item) is None
         (at,) = store.find([path.name], "mine")
         assert np.array_equal(cache.load(str(path), bucket)[0], store.read(at))
+
+
+@pytest.mark.parametrize("collections", [("", "sdxl"), ("sdxl", "")])
+def test_of_two_items_for_one_image_and_size_the_newer_counts(tmp_path, image, collections):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from kohya_bucket.latents.store import LatentStore
+    from kohya_bucket.sdscripts.shard_cache import ShardCache
+
+    writers = [ShardCache(tmp_path / "store", SDXL, tmp_path, collection=name or "other") for name in collections]
+    for writer in writers:
+        writer.refresh()  # both before either has written
+    for seed, (writer, changed) in enumerate(zip(writers, (1, 2), strict=True)):
+        os.utime(image, ns=(changed, changed))
+        writer.save(CacheItem(str(image), BUCKET, SIZE), latents(seed=seed), ltrb())
+        writer._writer.flush()
+    assert len(LatentStore(tmp_path / "store")) == 2
+    cache = ShardCache(tmp_path / "store", SDXL, tmp_path)
+    assert cache.why_missing(CacheItem(str(image), BUCKET, SIZE)) is None
+    assert np.array_equal(cache.load(str(image), BUCKET)[0], latents(seed=1))
