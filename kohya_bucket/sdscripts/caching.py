@@ -8,39 +8,30 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
-
-import numpy as np
-import torch.distributed
+from weakref import WeakKeyDictionary, ref
 
 from kohya_bucket.buckets.types import as_pair
 from kohya_bucket.latents.fingerprint import module_hash
-from kohya_bucket.latents.npz import Architecture
+from kohya_bucket.latents.npz import Architecture, read_npz
 from kohya_bucket.latents.npz_names import NpzNames
 from kohya_bucket.sdscripts.latent_cache import (
-    CAPTION_KEY,
     CacheItem,
     architecture_of,
-    caption_mark,
     check_npz,
-    check_text_npz,
     save_latents,
-    savez,
 )
 from kohya_bucket.sdscripts.processes import is_first_process
 from kohya_bucket.sdscripts.settings import AdapterSettings
 from kohya_bucket.sdscripts.shard_cache import ShardCache
 from kohya_bucket.sdscripts.variants import VariantPath
+from kohya_bucket.sdscripts.while_caching import replaced, wait_for_ranks
 from kohya_bucket.sdscripts.wording import recached_lines
 
-__all__ = ["cache_latents", "cache_text_outputs"]
+__all__ = ["cache_latents"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -58,7 +49,7 @@ def cache_latents(
         return
     kind = _Shards if settings.latent_cache == "shards" else _Files
     session = kind(dataset, strategy, arch, settings, _hash_of(model))
-    with _replaced(strategy, session.methods()):
+    with replaced(strategy, session.methods()):
         original(dataset, model, accelerator)
     session.finish()
     if is_first_process() and session.reasons:
@@ -80,13 +71,21 @@ def _hash_of(model: Any) -> str:
     return known[1]
 
 
-# by strategy, of which sd-scripts has one in each run: what its datasets have taken so far
+# by strategy, of which sd-scripts has one in each run: what its datasets have taken so far, and which they are
 _names: WeakKeyDictionary[Any, NpzNames] = WeakKeyDictionary()
+_datasets: WeakKeyDictionary[Any, list[ref[Any]]] = WeakKeyDictionary()
 
 
 @dataclass
 class _Session:
-    """One caching call: what each cache path stands for, and why some are made again."""
+    """One caching call: what each cache path stands for, and why some are made again.
+
+    Attributes:
+        items: by cache path and bucket.
+        paths: cache path by image, and by size where that is not the image's own.
+        shared: what data sets before this one want of an item that is theirs too: (flipped, mask).
+        reasons: why an image is encoded again.
+    """
 
     dataset: Any
     strategy: Any
@@ -95,10 +94,13 @@ class _Session:
     vae: str
     items: dict[tuple[str, Size], CacheItem] = field(default_factory=dict)
     paths: dict[tuple[str, Size | None], str] = field(default_factory=dict)
+    shared: dict[tuple[str, Size], tuple[bool, bool]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         infos = list(self.dataset.image_data.values())
+        earlier = [dataset for known in _datasets.setdefault(self.strategy, []) if (dataset := known())]
+        _datasets[self.strategy].append(ref(self.dataset))
         for info, path in zip(infos, self.paths_of(infos), strict=True):
             subset = self.dataset.image_to_subset[info.image_key]
             self.paths[str(info.absolute_path), _variant_size(info.absolute_path)] = path
@@ -113,6 +115,8 @@ class _Session:
                 interpolation=info.resize_interpolation,
                 further=isinstance(info.absolute_path, VariantPath),
             )
+            if earlier and (wishes := _wishes(earlier, info)) != (False, False):
+                self.shared[path, tuple(info.bucket_reso)] = wishes
 
     def paths_of(self, infos: list[Any]) -> list[str]:
         raise NotImplementedError
@@ -137,6 +141,10 @@ class _Session:
     def save(self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any) -> None:
         raise NotImplementedError
 
+    def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
+        """Flipped latents and mask of an item that is on disk."""
+        raise NotImplementedError
+
     def _is_expected(self, bucket_reso: Any, path: str, flip_aug: bool, alpha_mask: bool) -> bool:
         if self.strategy.skip_disk_cache_validity_check and os.path.exists(path):  # noqa: PTH110
             return True
@@ -157,7 +165,26 @@ class _Session:
         key_reso_suffix: str = "",
     ) -> None:
         height, width = (int(side) * self.arch.stride for side in latents.shape[-2:])
-        self.save(path, self.items[path, (width, height)], latents, crop_ltrb, flipped, alpha_mask)
+        item = self.items[path, (width, height)]
+        flip, mask = self.shared.get((path, (width, height)), (False, False))
+        kept = replace(item, flip=flip and flipped is None, alpha_mask=mask and alpha_mask is None)
+        if (kept.flip or kept.alpha_mask) and self.why_missing(path, kept) is None:
+            stored_flipped, stored_mask = self.stored(path, item)
+            flipped = stored_flipped if kept.flip else flipped
+            alpha_mask = stored_mask if kept.alpha_mask else alpha_mask
+            item = replace(item, flip=flipped is not None, alpha_mask=alpha_mask is not None)
+        self.save(path, item, latents, crop_ltrb, flipped, alpha_mask)
+
+
+def _wishes(datasets: list[Any], info: Any) -> tuple[bool, bool]:
+    """(flipped, mask): what any of these wants of an image at this size."""
+    subsets = [
+        dataset.image_to_subset[info.image_key]
+        for dataset in datasets
+        if info.image_key in dataset.image_to_subset
+        and dataset.image_data[info.image_key].bucket_reso == info.bucket_reso
+    ]
+    return any(subset.flip_aug for subset in subsets), any(subset.alpha_mask for subset in subsets)
 
 
 class _Files(_Session):
@@ -181,8 +208,12 @@ class _Files(_Session):
     def save(self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any) -> None:
         save_latents(path, item, self.arch, latents, crop_ltrb, flipped, alpha_mask)
 
+    def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
+        found = read_npz(Path(path), as_pair(item.bucket_reso), self.arch)
+        return found.flipped, found.alpha_mask
+
     def finish(self) -> None:
-        _wait_for_ranks()
+        wait_for_ranks()
 
 
 class _Shards(_Session):
@@ -207,11 +238,14 @@ class _Shards(_Session):
     def save(self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any) -> None:
         self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)
 
+    def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
+        return self.cache.load(item.image, item.bucket_reso)[3:]
+
     def finish(self) -> None:
         self.cache.flush()
-        _wait_for_ranks()
+        wait_for_ranks()
         self.cache.flush(index=is_first_process())
-        _wait_for_ranks()
+        wait_for_ranks()
         self.cache.refresh()
         # Stays: loader workers read through it.
         readers: dict[str, ShardCache] = getattr(self.strategy, "_kohya_bucket_readers", {})
@@ -230,65 +264,8 @@ class _ShardLoader:
         return self.readers[path].load(path, bucket_reso)
 
 
-def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: Any, accelerator: Any) -> None:
-    """`BaseDataset.new_cache_text_encoder_outputs`, with whole files that are checked before they count."""
-    if strategy is None or not strategy.cache_to_disk:
-        original(dataset, models, accelerator)
-        return
-    captions = {
-        _npz(strategy.get_outputs_npz_path(info.absolute_path)): info.caption for info in dataset.image_data.values()
-    }
-    accepts = strategy.is_disk_cached_outputs_expected
-    reasons: dict[str, str] = {}
-
-    def is_expected(path: str) -> bool:
-        if not os.path.exists(path):  # noqa: PTH110
-            return False
-        if strategy.skip_disk_cache_validity_check:
-            return True
-        reason = check_text_npz(path, (), captions.get(_npz(path)))
-        if reason is None:
-            return bool(accepts(path))
-        reasons[path] = reason
-        return False
-
-    numpys_savez = np.savez
-
-    def save_whole(file: Any, *args: Any, **arrays: Any) -> None:
-        if args or not isinstance(file, str):
-            numpys_savez(file, *args, **arrays)
-            return
-        caption = captions.get(_npz(file))
-        savez(file, **arrays, **({} if caption is None else {CAPTION_KEY: caption_mark(caption)}))
-
-    with _replaced(strategy, {"is_disk_cached_outputs_expected": is_expected}), _replaced(np, {"savez": save_whole}):
-        original(dataset, models, accelerator)
-    _wait_for_ranks()
-    if is_first_process() and reasons:
-        logger.warning("\n".join(recached_lines(reasons)))
-
-
 def _variant_size(path: str) -> Size | None:
     return path.bucket if isinstance(path, VariantPath) else None
-
-
-def _npz(path: str) -> str:
-    return path if path.endswith(".npz") else path + ".npz"
-
-
-@contextmanager
-def _replaced(owner: Any, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    before = {name: vars(owner)[name] for name in methods if name in vars(owner)}
-    for name, method in methods.items():
-        setattr(owner, name, method)
-    try:
-        yield
-    finally:
-        for name in methods:
-            if name in before:
-                setattr(owner, name, before[name])
-            else:
-                delattr(owner, name)
 
 
 def _common(folders: list[str]) -> str:
@@ -296,19 +273,3 @@ def _common(folders: list[str]) -> str:
         return os.path.commonpath(folders)
     except ValueError:  # none, or on several drives
         return folders[0] if folders else os.getcwd()  # noqa: PTH109
-
-
-_waits: Counter[str] = Counter()
-
-
-def _wait_for_ranks() -> None:
-    """Wait for all processes, for hours if need be: a collective operation would give up after its time-out."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return
-    _waits["caching"] += 1
-    key = f"kohya_bucket/caching/{_waits['caching']}"
-    store = distributed.distributed_c10d._get_default_store()
-    store.add(key, 1)
-    while store.add(key, 0) < distributed.get_world_size():
-        time.sleep(0.1)

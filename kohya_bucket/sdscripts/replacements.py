@@ -20,6 +20,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.sdscripts.bucketing import BucketedImages, BucketSettings, rule_for
 from kohya_bucket.sdscripts.manager import BucketManager
+from kohya_bucket.sdscripts.masks import drop_unwanted_masks
 from kohya_bucket.sdscripts.misread import misread_buckets
 from kohya_bucket.sdscripts.placements import bucketed, check_moves, first_placed, place_all
 from kohya_bucket.sdscripts.processes import collector_paused, is_first_process
@@ -202,8 +203,10 @@ def planned_item(group: Any, index: PlannedBatch) -> Any:
     """The batch that `index` describes, whatever epoch the dataset believes it is in."""
     dataset = group.datasets[index.dataset]
     set_current_epoch(dataset, index.epoch)
+    owner = getattr(dataset, "dreambooth_dataset_delegate", dataset)
+    keys = owner.bucket_manager.buckets[index]
     with own_random(index.seed), at_planned_size(dataset, index):
-        return dataset[index]
+        return drop_unwanted_masks(dataset[index], keys, owner.image_to_subset)
 
 
 def numbered_item(group: Any, number: int) -> Any:

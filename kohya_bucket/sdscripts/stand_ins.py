@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kohya_bucket.sdscripts import caching, loader, one_size, replacements, variants
+from kohya_bucket.sdscripts import caching, loader, one_size, replacements, text_caching, variants
 from kohya_bucket.sdscripts.latent_cache import architecture_of
 from kohya_bucket.sdscripts.manager import BucketManager
 from kohya_bucket.sdscripts.one_line import one_line
@@ -129,7 +129,7 @@ def for_caching(train_util: ModuleType, settings: Settings) -> list[StandIn]:
     def new_cache_text_encoder_outputs(self: Any, models: Any, accelerator: Any) -> None:
         strategy = train_util.TextEncoderOutputsCachingStrategy.get_strategy()
         with one_line():
-            caching.cache_text_outputs(self, original_text, strategy, models, accelerator)
+            text_caching.cache_text_outputs(self, original_text, strategy, models, accelerator)
 
     plain = [(base, "cache_latents", cache_latents), (group, "cache_latents", cache_group)]
     if original_latents is None:
