@@ -187,3 +187,24 @@ def test_datasets_that_have_the_same_images_at_two_resolutions(patched, precompu
             for info in dataset.image_data.values():
                 latents = strategy.load_latents_from_disk(info.latents_npz, info.bucket_reso)[0]
                 assert latents.shape[1:] == (info.bucket_reso[1] // 8, info.bucket_reso[0] // 8)
+
+
+@pytest.mark.parametrize("kind", ["npz", "shards"])
+def test_datasets_that_want_flips_and_masks_of_the_same_images(patched, precompute, tmp_path, monkeypatch, kind):
+    if kind == "shards":
+        pytest.importorskip("pyarrow", reason="a store's manifest is Parquet", exc_type=ImportError)
+    folder = tmp_path / "a"
+    folder.mkdir()
+    for i in range(3):
+        Image.effect_noise((128, 128), 50).convert("RGBA").save(folder / f"{i}.png")
+    keys = {"resolution": 128, "batch_size": 1, "enable_bucket": True, "min_bucket_reso": 64}
+    datasets = [
+        {**keys, "subsets": [{"image_dir": str(folder), "class_tokens": "x", **wish}]}
+        for wish in ({"flip_aug": True}, {"alpha_mask": True}, {})
+    ]
+    table = {"latent_cache": kind, "latent_cache_dir": str(tmp_path / "store")}
+    config = {"datasets": datasets, "kohya_bucket": table}
+    for count in (3, 0):
+        done = [line for line in precompute(config).splitlines() if " encoded, " in line]
+        assert sum(int(line.split()[0]) for line in done) == count
+    cached(patched, config, without_encoder(monkeypatch), True)

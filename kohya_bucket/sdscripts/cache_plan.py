@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,7 +64,35 @@ def wanted_by_config(
             for part in cached_sizes(dataset, images, sizes, options, gpus, collection):
                 found = _of_dataset(dataset, images, sizes, part, recipe, images_root, content_hash)
                 out += [replace(wanted, dataset=number) for wanted in found]
+    return _with_shared_wishes(out)
+
+
+def _with_shared_wishes(parts: list[Wanted]) -> list[Wanted]:
+    """Flips and masks of an item for all datasets that share it: of two ways of making it, the later would win."""
+    if len({(part.recipe.flip, part.recipe.mask) for part in parts}) < 2:
+        return parts
+    wishes: dict[tuple[str, int, int], tuple[bool, bool]] = {}
+    for part in parts:
+        for item in _items(part):
+            flip, mask = wishes.get(item, (False, False))
+            wishes[item] = flip or part.recipe.flip, mask or part.recipe.mask
+    out = []
+    for part in parts:
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for i, item in enumerate(_items(part)):
+            groups.setdefault(wishes[item], []).append(i)
+        pieces = [
+            replace(part.subset(group), recipe=replace(part.recipe, flip=flip, mask=mask))
+            for (flip, mask), group in groups.items()
+        ]
+        pieces = pieces or [part]
+        pieces[0].without_bucket = part.without_bucket
+        out += pieces
     return out
+
+
+def _items(part: Wanted) -> Iterator[tuple[str, int, int]]:
+    return zip(part.paths, *part.bucket_sizes.T.tolist(), strict=True)
 
 
 def _of_dataset(
