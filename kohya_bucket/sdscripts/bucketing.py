@@ -201,7 +201,7 @@ class BucketedImages:
     @cached_property
     def pairs(self) -> tuple[npt.NDArray[np.intp], IntArray]:
         """([P] image, [P] bucket): every bucket of every image, bucket by bucket."""
-        ids = self.bucket_ids.reshape(len(self.keys), -1)
+        ids = self.bucket_ids.reshape(len(self.keys), len(self._places))
         image, column = np.nonzero(ids >= 0)
         bucket = ids[image, column]
         order = np.argsort(bucket, kind="stable")

@@ -9,6 +9,7 @@ rank.
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,9 +50,13 @@ def planned_arguments(
     if not tables or len(tables) < len(datasets):
         return None
     training = bool(arguments.pop("shuffle", False))
-    current_epoch = getattr(collator, "current_epoch", None) if training else None
+    counter, settings = getattr(collator, "current_epoch", None), tables[0].settings
+    if not training and settings.remainder == "drop":
+        # Its order is the same each time: the same images would never be validated.
+        settings = replace(settings, remainder="keep")
+    planner = GroupPlanner([table.images for table in tables], settings)
     sampler = PlanSampler(
-        GroupPlanner([table.images for table in tables], tables[0].settings), int(datasets[0].seed), current_epoch
+        planner, int(datasets[0].seed), counter if training else None, clock=None if training else counter
     )
     if training:
         run.attach(sampler)

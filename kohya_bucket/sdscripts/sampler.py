@@ -49,11 +49,16 @@ class PlanSampler(Sampler[PlannedBatch]):
         planner: the group's images.
         seed: the datasets' seed; rank 0's is used everywhere.
         current_epoch: the counter that the trainer advances before it iterates; None keeps epoch 0's order.
+        clock: a counter for what depends on the epoch within a batch (sd-scripts can leave out captions every few
+            epochs) where the order stays that of epoch 0.
     """
 
-    def __init__(self, planner: GroupPlanner, seed: int, current_epoch: Any | None) -> None:
+    def __init__(
+        self, planner: GroupPlanner, seed: int, current_epoch: Any | None, *, clock: Any | None = None
+    ) -> None:
         self.planner = planner
         self.current_epoch = current_epoch
+        self._clock = clock
         self.world_size = world_size()
         self.planned_ranks = self.world_size if planner.settings.same_shape else 1
         self.seed = _agree(planner, seed) if self.world_size > 1 else seed
@@ -130,6 +135,7 @@ class PlanSampler(Sampler[PlannedBatch]):
 
     def _batches(self, plan: EpochPlan, epoch: int, again: int) -> Iterator[PlannedBatch]:
         planner, begin = self.planner, plan.first_step * self.planned_ranks
+        told = epoch if self._clock is None else int(self._clock.value)
         for i in chain(range(again), range(self._length(plan))):
             step, rank = divmod(i, self.planned_ranks)
             step %= plan.steps  # without one shape for all, the last ranks may have to begin again
@@ -138,7 +144,7 @@ class PlanSampler(Sampler[PlannedBatch]):
             bucket -= int(planner.first_bucket[dataset])
             images = np.asarray(plan.indices(step, rank) - planner.first_image[dataset], dtype=np.int32)
             seed = (self.seed * 1_000_003 + epoch) * 1_000_003 + begin + i
-            yield PlannedBatch.make(begin + i, epoch, dataset, images, seed, bucket)
+            yield PlannedBatch.make(begin + i, told, dataset, images, seed, bucket)
 
 
 def _ignore(_: int) -> None:
