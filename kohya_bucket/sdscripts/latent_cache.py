@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 CAPTION_KEY = "kohya_bucket_caption"
+DROPOUT_KEY = "caption_dropout_rate"  # sd-scripts' own, for some model families
 
 
 @dataclass(frozen=True)
@@ -176,11 +177,15 @@ def caption_mark(caption: str | Iterable[str]) -> npt.NDArray[np.uint8]:
 
 
 def check_text_npz(
-    path: str | os.PathLike[str], required: Iterable[str], caption: str | Iterable[str] | None = None
+    path: str | os.PathLike[str],
+    required: Iterable[str],
+    caption: str | Iterable[str] | None = None,
+    dropout: float | None = None,
 ) -> str | None:
     """Why cached text-encoder outputs cannot be used, or None: every byte is read, so what is broken shows.
 
-    With `caption`, outputs of another caption are refused; files that do not say theirs are believed.
+    With `caption`, outputs of another caption are refused, and with `dropout` those that are saved with another
+    `caption_dropout_rate`, which is trained with; files that do not say theirs are believed.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -195,6 +200,10 @@ def check_text_npz(
                 stored = np.load(io.BytesIO(archive.read(f"{CAPTION_KEY}.npy")))
                 if stored.tobytes() != caption_mark(caption).tobytes():
                     return "the caption changed"
+            if dropout is not None and f"{DROPOUT_KEY}.npy" in members:
+                rate = float(np.load(io.BytesIO(archive.read(f"{DROPOUT_KEY}.npy"))))
+                if rate != float(np.float32(dropout)):
+                    return f"the caption_dropout_rate changed ({rate:g} -> {dropout:g})"
     except FileNotFoundError:
         return "it does not exist"
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:

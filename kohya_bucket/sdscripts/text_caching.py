@@ -1,4 +1,8 @@
-"""sd-scripts' own loop over captions, with whole and checked files under it."""
+"""sd-scripts' own loop over captions, with whole and checked files under it.
+
+sd-scripts names a file for the image alone. Where images of one stem, or data sets that share an image, have different
+captions, whoever comes first has the usual file and the others have further ones.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,6 +24,10 @@ __all__ = ["cache_text_outputs"]
 logger = logging.getLogger("kohya_bucket")
 
 Original = Callable[[Any, Any, Any], Any]
+Text = tuple[str, float]  # a caption, and how often it is left out: some strategies save that with the outputs
+
+# by strategy, of which sd-scripts has one in each run: the texts that its datasets have, by usual file
+_texts: WeakKeyDictionary[Any, dict[str, list[Text]]] = WeakKeyDictionary()
 
 
 def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: Any, accelerator: Any) -> None:
@@ -26,9 +35,14 @@ def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: 
     if strategy is None or not strategy.cache_to_disk:
         original(dataset, models, accelerator)
         return
-    captions = {
-        _npz(strategy.get_outputs_npz_path(info.absolute_path)): info.caption for info in dataset.image_data.values()
-    }
+    taken = _texts.setdefault(strategy, {})
+    paths: dict[str, str] = {}
+    texts: dict[str, Text] = {}
+    for info in dataset.image_data.values():
+        text = info.caption, float(getattr(info, "caption_dropout_rate", 0.0))
+        path = _file_of(_npz(strategy.get_outputs_npz_path(info.absolute_path)), text, taken)
+        paths[info.absolute_path] = path
+        texts[path] = text
     accepts = strategy.is_disk_cached_outputs_expected
     reasons: dict[str, str] = {}
 
@@ -37,7 +51,7 @@ def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: 
             return False
         if strategy.skip_disk_cache_validity_check:
             return True
-        reason = check_text_npz(path, (), captions.get(_npz(path)))
+        reason = check_text_npz(path, (), *texts[path])
         if reason is None:
             return bool(accepts(path))
         reasons[path] = reason
@@ -49,14 +63,26 @@ def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: 
         if args or not isinstance(file, str):
             numpys_savez(file, *args, **arrays)
             return
-        caption = captions.get(_npz(file))
-        savez(file, **arrays, **({} if caption is None else {CAPTION_KEY: caption_mark(caption)}))
+        text = texts.get(_npz(file))
+        savez(file, **arrays, **({} if text is None else {CAPTION_KEY: caption_mark(text[0])}))
 
-    with replaced(strategy, {"is_disk_cached_outputs_expected": is_expected}), replaced(np, {"savez": save_whole}):
+    methods: dict[str, Callable[..., Any]] = {
+        "get_outputs_npz_path": paths.__getitem__,
+        "is_disk_cached_outputs_expected": is_expected,
+    }
+    with replaced(strategy, methods), replaced(np, {"savez": save_whole}):
         original(dataset, models, accelerator)
     wait_for_ranks()
     if is_first_process() and reasons:
         logger.warning("\n".join(recached_lines(reasons)))
+
+
+def _file_of(usual: str, text: Text, taken: dict[str, list[Text]]) -> str:
+    known = taken.setdefault(os.path.normcase(os.path.abspath(usual)), [])  # noqa: PTH100
+    if text not in known:
+        known.append(text)
+    number = known.index(text) + 1
+    return usual if number == 1 else f"{usual.removesuffix('.npz')}_{number}.npz"
 
 
 def _npz(path: str) -> str:

@@ -1,0 +1,101 @@
+"""Cached text-encoder outputs of images with several captions, through sd-scripts' own loop and loader."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sdscripts_support import build_groups, random_sizes, write_images, write_metadata
+from test_sdscripts_caching import ACCELERATOR, strategies  # noqa: F401
+
+KEYS = {"resolution": 128, "batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
+
+
+@pytest.fixture
+def strategy_type(strategies):  # noqa: F811
+    class Strategy(strategies.base.TextEncoderOutputsCachingStrategy):
+        """Its outputs are the caption's letters."""
+
+        encoded = 0
+
+        def get_outputs_npz_path(self, image_abs_path):
+            return os.path.splitext(image_abs_path)[0] + "_te_outputs.npz"
+
+        def is_disk_cached_outputs_expected(self, npz_path):
+            return os.path.exists(npz_path)
+
+        def load_outputs_npz(self, npz_path):
+            data = np.load(npz_path)
+            return [data["letters"], data["caption_dropout_rate"]]
+
+        def cache_batch_outputs(self, tokenize_strategy, models, text_encoding_strategy, infos):
+            for info in infos:
+                self.encoded += 1
+                letters = np.frombuffer(info.caption.encode().ljust(40), np.uint8).astype(np.float32)
+                rate = torch.tensor(info.caption_dropout_rate, dtype=torch.float32)
+                np.savez(info.text_encoder_outputs_npz, letters=letters, caption_dropout_rate=rate)
+
+    yield Strategy
+    strategies.base.TextEncoderOutputsCachingStrategy._strategy = None
+
+
+def run(sd, strategies, strategy_type, datasets):  # noqa: F811
+    """(captions encoded, {(data set, image): (caption that is trained, its rate)})."""
+    group, _ = build_groups(sd, {"datasets": [{**KEYS, "subsets": subsets} for subsets in datasets]})
+    strategy = strategies.base.TextEncoderOutputsCachingStrategy._strategy = strategy_type(True, 1, False)
+    group.new_cache_text_encoder_outputs([], ACCELERATOR)
+    group.set_current_strategies()
+    trained = {}
+    for k, dataset in enumerate(group.datasets):
+        dataset.debug_dataset = True
+        for i in range(len(dataset)):
+            batch = dataset[i]
+            letters, rates = batch["text_encoder_outputs_list"]
+            for key, row, rate in zip(batch["image_keys"], letters.numpy(), rates.tolist(), strict=True):
+                text = bytes(row.astype(np.uint8)).decode().rstrip()
+                trained[k, Path(key).name] = (text, pytest.approx(rate))
+    return strategy.encoded, trained
+
+
+def test_data_sets_with_captions_of_their_own(patched, strategies, strategy_type, tmp_path):  # noqa: F811
+    paths = write_images(tmp_path / "a", random_sizes(5, 1, 100, 300))
+    for path in paths:
+        path.with_suffix(".words").write_text(f"words of {path.stem}", encoding="utf-8")
+    endings = (".txt", ".words", ".txt")
+    datasets = [[{"image_dir": str(tmp_path / "a"), "caption_extension": ending}] for ending in endings]
+    for count in (10, 0):
+        encoded, trained = run(patched, strategies, strategy_type, datasets)
+        assert encoded == count
+        assert {place: text for place, (text, _) in trained.items()} == {
+            (k, path.name): path.with_suffix(ending).read_text(encoding="utf-8")
+            for k, ending in enumerate(endings)
+            for path in paths
+        }
+    assert (tmp_path / "a" / "img_000_te_outputs.npz").exists()
+
+
+def test_images_of_one_stem_with_captions_of_their_own(patched, strategies, strategy_type, tmp_path):  # noqa: F811
+    (tmp_path / "a").mkdir()
+    paths = [tmp_path / "a" / name for name in ("same.png", "same.bmp")]
+    for path in paths:
+        Image.new("RGB", (128, 128)).save(path)
+    file = write_metadata(tmp_path / "meta.json", paths)
+    text = file.read_text(encoding="utf-8").replace('"same"', '"one"', 1)
+    file.write_text(text, encoding="utf-8")
+    subset = {"image_dir": str(tmp_path / "a"), "metadata_file": str(file)}
+    for count in (2, 0):
+        encoded, trained = run(patched, strategies, strategy_type, [[subset]])
+        assert encoded == count
+        assert [trained[0, path.name][0][:4] for path in paths] == ["one,", "same"]
+
+
+def test_another_share_of_captions_to_leave_out(patched, strategies, strategy_type, tmp_path, caplog):  # noqa: F811
+    write_images(tmp_path / "a", random_sizes(3, 1, 100, 300))
+    for rate, count in ((0.1, 3), (0.1, 0), (0.3, 3)):
+        subset = {"image_dir": str(tmp_path / "a"), "caption_extension": ".txt", "caption_dropout_rate": rate}
+        encoded, trained = run(patched, strategies, strategy_type, [[subset]])
+        assert encoded == count
+        assert [found for _, found in trained.values()] == [rate] * 3
+    assert "the caption_dropout_rate changed (0.1 -> 0.3)" in caplog.text
