@@ -24,7 +24,14 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.pixels import choose_interpolation, resampler
 from kohya_bucket.latents.entries import Entry
 from kohya_bucket.latents.fingerprint import Fingerprint, source_identity
-from kohya_bucket.latents.npz import ARCHITECTURES, Architecture, NpzLatents, write_arrays, write_npz
+from kohya_bucket.latents.npz import (
+    ARCHITECTURES,
+    Architecture,
+    NpzLatents,
+    stored_fingerprint,
+    write_arrays,
+    write_npz,
+)
 from kohya_bucket.latents.npz_check import why_npz_bad, why_npz_stale
 
 __all__ = [
@@ -67,8 +74,14 @@ class CacheItem:
     interpolation: str | None = None
     further: bool = False
 
-    def fingerprint(self, dtype: str = "float32") -> Fingerprint:
-        """What the item's latents depend on, with the image file as it is now. `OSError` if it is not there."""
+    def fingerprint(self, dtype: str = "float32", *, of_gone: Fingerprint | None = None) -> Fingerprint:
+        """What the item's latents depend on, with the image file as it is now.
+
+        Args:
+            dtype: storage type.
+            of_gone: stored fingerprint, whose file counts where the image is not there any more: there is nothing to
+                compare with, nor to encode. Without it, that is an `OSError`.
+        """
         resized = self.resized_size or _cover(self.original_size, self.bucket_reso)
         name = "none"
         if tuple(resized) != tuple(self.original_size):
@@ -76,7 +89,10 @@ class CacheItem:
             shrinks = all(after <= before for after, before in zip(resized, self.original_size, strict=True))
             name = f"{name}/{resampler(name, shrinks=shrinks)}"
         crop = (resized[0] - self.bucket_reso[0]) // 2, (resized[1] - self.bucket_reso[1]) // 2
-        nbytes, mtime, _ = source_identity(self.image)
+        if of_gone is not None and not os.path.exists(self.image):  # noqa: PTH110
+            nbytes, mtime = of_gone.source_bytes, of_gone.source_mtime_ns
+        else:
+            nbytes, mtime, _ = source_identity(self.image)
         return Fingerprint(
             nbytes, mtime, "", self.vae, as_pair(self.bucket_reso), as_pair(resized), crop, name, dtype, "latents",
             self.flip, self.alpha_mask,
@@ -108,7 +124,8 @@ def check_npz(
 
     Missing, broken, cut off, of another shape or image size, without the flipped latents or the mask that are
     asked for. With `item`, also: made from another image, an older state of it, another VAE, crop or filter.
-    With `content`, every checksum in the file is read.
+    With `content`, every checksum in the file is read. A cache outlives its image: what cannot be compared with an
+    image that is gone is believed.
     """
     family = ARCHITECTURES[arch] if isinstance(arch, str) else arch
     bad = why_npz_bad(
@@ -117,7 +134,11 @@ def check_npz(
     )  # fmt: skip
     if bad is not None or item is None:
         return bad
-    entry = Entry(Path(item.image).name, item.fingerprint(), as_pair(original_size), (0.0, 0.0, 0.0, 0.0))
+    known = stored_fingerprint(Path(path), as_pair(bucket_reso), family)
+    if known is None and not os.path.exists(item.image):  # noqa: PTH110
+        return None
+    print_ = item.fingerprint(of_gone=None if known is None else known[0])
+    entry = Entry(Path(item.image).name, print_, as_pair(original_size), (0.0, 0.0, 0.0, 0.0))
     reasons = why_npz_stale(Path(path), entry, family, Path(item.image))
     if not item.vae:
         reasons = [reason for reason in reasons if not reason.startswith("the VAE's weights changed")]

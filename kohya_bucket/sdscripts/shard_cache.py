@@ -87,7 +87,7 @@ class ShardCache:
         entry = self._opened().entry(i)
         if entry.original_size != as_pair(item.original_size):
             return "the image changed (its size differs)"
-        wanted = item.fingerprint(entry.fingerprint.dtype)
+        wanted = item.fingerprint(entry.fingerprint.dtype, of_gone=entry.fingerprint)
         if not item.vae:
             wanted = Fingerprint(**(vars(wanted) | {"vae": entry.fingerprint.vae}))
         return "; ".join(why_stale(entry.fingerprint, wanted, Path(item.image))) or None

@@ -2,11 +2,13 @@
 
 Sizes that sd-scripts took from the *names* of cached latents match by prefix there: `img_1.png` takes the
 size of `img_10_0300x0200_sd.npz`. Sizes of WebP files in its `metadata_cache.json` may be one pixel short.
-Both are read again from the image's header, which is faster than the doubt is worth.
+Both are read again from the image's header, which is faster than the doubt is worth. In fine-tuning sets such a cache
+also takes the image's place; it is put back, since latents are checked against the image that they were made from.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -43,8 +45,9 @@ def true_sizes(dataset: Any, infos: Sequence[Any], metadata_cache: str = "auto")
     sizes = np.zeros((len(infos), 2), dtype=np.int32)
     to_read = []
     for i, info in enumerate(infos):
-        _undo_wrong_cache_match(info)
-        if info.image_size is not None and _is_trusted(info, dataset.image_to_subset[info.image_key]):
+        subset = dataset.image_to_subset[info.image_key]
+        _put_image_back(info, subset)
+        if info.image_size is not None and _is_trusted(info, subset):
             sizes[i] = info.image_size
         else:
             to_read.append(i)
@@ -64,11 +67,18 @@ def _is_trusted(info: Any, subset: Any) -> bool:
     return bool(getattr(subset, "cache_info", False)) and not info.absolute_path.lower().endswith(".webp")
 
 
-def _undo_wrong_cache_match(info: Any) -> None:
-    """Fine-tuning sets: a cache file whose name only begins like the image's is another image's."""
+def _put_image_back(info: Any, subset: Any) -> None:
+    """Fine-tuning sets: where metadata has no size, a cache with a name like the image's stands for the image.
+
+    If its name only begins like the image's, it is another image's. If the image itself is gone, its own cache still
+    knows the size.
+    """
     path = info.absolute_path
     if path == info.image_key or not path.lower().endswith(".npz"):
         return
     match = _CACHE_NAME.fullmatch(PurePath(path).name)
-    if match and match["stem"] != PurePath(info.image_key).stem:
-        info.absolute_path, info.image_size = info.image_key, None
+    if match is None:
+        return
+    info.absolute_path = os.path.join(getattr(subset, "image_dir", None) or "", info.image_key)  # noqa: PTH118
+    if match["stem"] != PurePath(info.image_key).stem or os.path.exists(info.absolute_path):  # noqa: PTH110
+        info.image_size = None
