@@ -147,7 +147,8 @@ def write_npz(
 ) -> None:
     """Write one image's latents as sd-scripts does, but whole or not at all.
 
-    A readable file with other resolutions keeps them; an unreadable one is replaced.
+    A readable file with other resolutions, or with arrays that are no latents, keeps them; an unreadable one is
+    replaced. (sd-scripts takes an `IMAGE.npz` for an old cache, whatever is in it.)
 
     Raises:
         LatentStoreError: the latents' shape does not belong to the bucket, or the file cannot be written.
@@ -159,14 +160,13 @@ def write_npz(
         )
     suffix = arch.key_suffix(bucket_size)
     arrays: dict[str, npt.NDArray[Any]] = {}
-    if arch.multi_resolution:
-        try:
-            with np.load(path) as old:
-                arrays = {key: old[key] for key in old.files}
-        except FileNotFoundError:
-            pass
-        except _BROKEN:
-            arrays = {}
+    try:
+        with np.load(path) as old:
+            arrays = {key: old[key] for key in old.files}
+    except FileNotFoundError:
+        pass
+    except _BROKEN:
+        arrays = {}
     for key in ("latents", "latents_flipped", "alpha_mask", "original_size", "crop_ltrb", FINGERPRINT_KEY):
         arrays.pop(key + suffix, None)
     arrays[f"latents{suffix}"] = np.asarray(item.latents, dtype=np.float32)
