@@ -108,6 +108,19 @@ def test_data_sets_that_want_different_things_of_one_image(
         assert seen == {k: {True, False} if subset.get("flip_aug") else {False} for k, subset in enumerate(wishes)}
 
 
+@pytest.mark.parametrize("kind", ["npz", "shards"])
+def test_data_sets_that_write_the_folder_in_different_ways(
+    patched, strategies, folder, tmp_path, kind, monkeypatch  # noqa: F811
+):  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    wishes = [{"alpha_mask": True}, {"flip_aug": True, "image_dir": folder.name}]
+    for count in (15, 0):
+        encoded, group = cache(patched, strategies, folder, wishes, table_of(kind, tmp_path))
+        assert encoded == count
+        for batch in batches(patched, group):
+            assert_masks(batch, batch["captions"][0] == "set 0")
+
+
 def test_subsets_of_one_batch_that_differ(patched, folder, tmp_path):
     """Without latents in a cache sd-scripts looks at the subset itself: nothing changes there."""
     other = tmp_path / "b"

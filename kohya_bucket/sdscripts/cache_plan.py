@@ -92,7 +92,8 @@ def _with_shared_wishes(parts: list[Wanted]) -> list[Wanted]:
 
 
 def _items(part: Wanted) -> Iterator[tuple[str, int, int]]:
-    return zip(part.paths, *part.bucket_sizes.T.tolist(), strict=True)
+    files = (os.path.normcase(os.path.abspath(path)) for path in part.paths)  # noqa: PTH100
+    return zip(files, *part.bucket_sizes.T.tolist(), strict=True)
 
 
 def _of_dataset(

@@ -71,9 +71,11 @@ def _hash_of(model: Any) -> str:
     return known[1]
 
 
-# by strategy, of which sd-scripts has one in each run: what its datasets have taken so far, and which they are
+Wishes = dict[tuple[str, Size], tuple[bool, bool]]  # by file and bucket: (flipped, mask)
+
+# by strategy, of which sd-scripts has one in each run: what its datasets have taken so far, and what each wanted
 _names: WeakKeyDictionary[Any, NpzNames] = WeakKeyDictionary()
-_datasets: WeakKeyDictionary[Any, list[ref[Any]]] = WeakKeyDictionary()
+_wishes: WeakKeyDictionary[Any, list[tuple[ref[Any], Wishes]]] = WeakKeyDictionary()
 
 
 @dataclass
@@ -82,8 +84,9 @@ class _Session:
 
     Attributes:
         items: by cache path and bucket.
+        sizes: bucket by cache path and the height and width of its latents.
         paths: cache path by image, and by size where that is not the image's own.
-        shared: what data sets before this one want of an item that is theirs too: (flipped, mask).
+        shared: what data sets before this one want of an item that is theirs too, by cache path and bucket.
         reasons: why an image is encoded again.
     """
 
@@ -94,17 +97,21 @@ class _Session:
     vae: str
     items: dict[tuple[str, Size], CacheItem] = field(default_factory=dict)
     paths: dict[tuple[str, Size | None], str] = field(default_factory=dict)
-    shared: dict[tuple[str, Size], tuple[bool, bool]] = field(default_factory=dict)
+    sizes: dict[tuple[str, tuple[int, ...]], Size] = field(default_factory=dict)
+    shared: Wishes = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         infos = list(self.dataset.image_data.values())
-        earlier = [dataset for known in _datasets.setdefault(self.strategy, []) if (dataset := known())]
-        _datasets[self.strategy].append(ref(self.dataset))
+        earlier = [wishes for dataset, wishes in _wishes.setdefault(self.strategy, []) if dataset() is not None]
+        mine: Wishes = {}
+        _wishes[self.strategy].append((ref(self.dataset), mine))
         for info, path in zip(infos, self.paths_of(infos), strict=True):
             subset = self.dataset.image_to_subset[info.image_key]
             self.paths[str(info.absolute_path), _variant_size(info.absolute_path)] = path
-            self.items[path, tuple(info.bucket_reso)] = CacheItem(
+            bucket = tuple(info.bucket_reso)
+            self.sizes[path, self.arch.shape(bucket)[-2:]] = bucket
+            self.items[path, bucket] = item = CacheItem(
                 image=str(info.absolute_path),
                 bucket_reso=info.bucket_reso,
                 original_size=tuple(info.image_size),
@@ -115,8 +122,11 @@ class _Session:
                 interpolation=info.resize_interpolation,
                 further=isinstance(info.absolute_path, VariantPath),
             )
-            if earlier and (wishes := _wishes(earlier, info)) != (False, False):
-                self.shared[path, tuple(info.bucket_reso)] = wishes
+            file = os.path.normcase(os.path.abspath(item.image)), bucket  # noqa: PTH100
+            mine[file] = item.flip, item.alpha_mask
+            known = [wishes[file] for wishes in earlier if file in wishes]
+            if known:
+                self.shared[path, bucket] = any(flip for flip, _ in known), any(mask for _, mask in known)
 
     def paths_of(self, infos: list[Any]) -> list[str]:
         raise NotImplementedError
@@ -135,6 +145,10 @@ class _Session:
     def _path(self, absolute_path: str, image_size: Any) -> str:
         return self.paths[str(absolute_path), _variant_size(absolute_path)]
 
+    def exists(self, path: str, item: CacheItem) -> bool:
+        """Whether there is anything on disk, good or not."""
+        raise NotImplementedError
+
     def why_missing(self, path: str, item: CacheItem) -> str | None:
         raise NotImplementedError
 
@@ -146,9 +160,9 @@ class _Session:
         raise NotImplementedError
 
     def _is_expected(self, bucket_reso: Any, path: str, flip_aug: bool, alpha_mask: bool) -> bool:
-        if self.strategy.skip_disk_cache_validity_check and os.path.exists(path):  # noqa: PTH110
-            return True
         item = self.items[path, tuple(bucket_reso)]
+        if self.strategy.skip_disk_cache_validity_check and self.exists(path, item):
+            return True
         reason = self.why_missing(path, item)
         if reason is not None and reason not in ("it does not exist", "not encoded yet"):
             self.reasons[item.image] = reason
@@ -164,9 +178,9 @@ class _Session:
         alpha_mask: Any = None,
         key_reso_suffix: str = "",
     ) -> None:
-        height, width = (int(side) * self.arch.stride for side in latents.shape[-2:])
-        item = self.items[path, (width, height)]
-        flip, mask = self.shared.get((path, (width, height)), (False, False))
+        size = self.sizes[path, tuple(latents.shape[-2:])]
+        item = self.items[path, size]
+        flip, mask = self.shared.get((path, size), (False, False))
         kept = replace(item, flip=flip and flipped is None, alpha_mask=mask and alpha_mask is None)
         if (kept.flip or kept.alpha_mask) and self.why_missing(path, kept) is None:
             stored_flipped, stored_mask = self.stored(path, item)
@@ -174,17 +188,6 @@ class _Session:
             alpha_mask = stored_mask if kept.alpha_mask else alpha_mask
             item = replace(item, flip=flipped is not None, alpha_mask=alpha_mask is not None)
         self.save(path, item, latents, crop_ltrb, flipped, alpha_mask)
-
-
-def _wishes(datasets: list[Any], info: Any) -> tuple[bool, bool]:
-    """(flipped, mask): what any of these wants of an image at this size."""
-    subsets = [
-        dataset.image_to_subset[info.image_key]
-        for dataset in datasets
-        if info.image_key in dataset.image_to_subset
-        and dataset.image_data[info.image_key].bucket_reso == info.bucket_reso
-    ]
-    return any(subset.flip_aug for subset in subsets), any(subset.alpha_mask for subset in subsets)
 
 
 class _Files(_Session):
@@ -201,6 +204,9 @@ class _Files(_Session):
             self.strategy.get_latents_npz_path,
         )
         return [str(path) for path in paths]
+
+    def exists(self, path: str, item: CacheItem) -> bool:
+        return os.path.exists(path)  # noqa: PTH110
 
     def why_missing(self, path: str, item: CacheItem) -> str | None:
         return check_npz(path, item.bucket_reso, item.original_size, item.flip, item.alpha_mask, self.arch, item=item)
@@ -231,6 +237,9 @@ class _Shards(_Session):
 
     def paths_of(self, infos: list[Any]) -> list[str]:
         return [str(info.absolute_path) for info in infos]
+
+    def exists(self, path: str, item: CacheItem) -> bool:
+        return self.cache.holds(item)
 
     def why_missing(self, path: str, item: CacheItem) -> str | None:
         return self.cache.why_missing(item)

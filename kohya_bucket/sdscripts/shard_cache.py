@@ -79,6 +79,10 @@ class ShardCache:
         same = space.architecture in ("", self.arch.name) and space.downsample_factor == self.arch.stride
         return same and latents is not None and latents.shape[1] == self.arch.channels
 
+    def holds(self, item: CacheItem) -> bool:
+        """Whether the store has the image at that size, made from whatever."""
+        return self._find(item.image, item.bucket_reso) is not None
+
     def why_missing(self, item: CacheItem) -> str | None:
         """Why the item must be encoded (again), or None if the store has it as it should be."""
         i = self._find(item.image, item.bucket_reso)

@@ -1,0 +1,119 @@
+"""A run that finds latents on disk, and what became of the images and files since."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
+from test_sdscripts_caching import ACCELERATOR, latents_of, strategies  # noqa: F401
+
+COUNT = 5
+KEYS = {"resolution": 128, "batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
+
+
+@pytest.fixture(params=["npz", "shards"])
+def table(request, tmp_path):
+    if request.param == "shards":
+        pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+    return {"latent_cache": request.param, "latent_cache_dir": str(tmp_path / "store")}
+
+
+def cache(sd, strategies, subset, table=None, skip_check=False, **keys):  # noqa: F811
+    """(images encoded, the group, ready to train)."""
+    config = {"datasets": [{**KEYS, **keys, "subsets": [subset]}], **({"kohya_bucket": table} if table else {})}
+    group, _ = build_groups(sd, config)
+    strategy = strategies.sd.SdSdxlLatentsCachingStrategy(True, True, 2, skip_check)
+    strategies.base.LatentsCachingStrategy._strategy = strategy
+    encoder = MeanVAE()
+    group.new_cache_latents(encoder, ACCELERATOR)
+    group.set_current_strategies()
+    return encoder.encoded, group
+
+
+def metadata_subset(folder, paths, with_sizes):
+    entries = {str(path): {"caption": path.stem} for path in paths}
+    if with_sizes:
+        for path in paths:
+            entries[str(path)]["image_size"] = list(Image.open(path).size)
+    file = folder / "meta.json"
+    file.write_text(json.dumps(entries), encoding="utf-8")
+    return {"metadata_file": str(file), "image_dir": str(folder / "a")}
+
+
+@pytest.mark.parametrize("with_sizes", [True, False])
+def test_fine_tuning_metadata(patched, strategies, tmp_path, table, with_sizes):  # noqa: F811
+    """Without sizes in its metadata, sd-scripts puts a cache in the place of its image."""
+    paths = write_images(tmp_path / "a", random_sizes(COUNT, 1, 100, 300))
+    subset = metadata_subset(tmp_path, paths, with_sizes)
+    assert cache(patched, strategies, subset, table)[0] == COUNT
+    encoded, group = cache(patched, strategies, subset, table)
+    assert encoded == 0
+    assert {info.absolute_path for info in group.image_data.values()} == set(map(str, paths))
+    assert len(latents_of(patched, group)) == COUNT
+    Image.new("RGB", Image.open(paths[2]).size, (9, 9, 9)).save(paths[2])
+    encoded, group = cache(patched, strategies, subset, table)
+    assert encoded == 1
+    np.testing.assert_allclose(latents_of(patched, group)[paths[2].name][0], 9 / 127.5 - 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("with_sizes", [True, False])
+def test_images_that_are_gone_train_from_their_caches(patched, strategies, tmp_path, table, with_sizes):  # noqa: F811
+    if table["latent_cache"] == "shards" and not with_sizes:
+        pytest.skip("nothing says how large the images are")
+    paths = write_images(tmp_path / "a", random_sizes(COUNT, 1, 100, 300))
+    subset = metadata_subset(tmp_path, paths, with_sizes)
+    _, group = cache(patched, strategies, subset, table)
+    before = latents_of(patched, group)
+    for path in paths:
+        path.unlink()
+    encoded, group = cache(patched, strategies, subset, table)
+    after = latents_of(patched, group)
+    assert encoded == 0
+    assert after.keys() == before.keys()
+    for name, (latent, _) in after.items():
+        np.testing.assert_array_equal(latent, before[name][0])
+
+
+def test_caches_of_sd_scripts_whose_images_are_gone(unpatched, request, strategies, tmp_path):  # noqa: F811
+    paths = write_images(tmp_path / "a", random_sizes(COUNT, 1, 100, 300))
+    subset = metadata_subset(tmp_path, paths, True)
+    cache(unpatched, strategies, subset)
+    for path in paths:
+        path.unlink()
+    patched = request.getfixturevalue("patched")
+    encoded, group = cache(patched, strategies, subset)
+    assert encoded == 0
+    assert len(latents_of(patched, group)) == COUNT
+
+
+def test_caches_that_are_not_checked_are_made_where_there_are_none(
+    patched, strategies, tmp_path, table  # noqa: F811
+):  # fmt: skip
+    paths = write_images(tmp_path / "a", random_sizes(COUNT, 1, 100, 300))
+    subset = {"image_dir": str(tmp_path / "a"), "class_tokens": "x"}
+    assert cache(patched, strategies, subset, table, skip_check=True)[0] == COUNT
+    Image.new("RGB", Image.open(paths[0]).size).save(paths[0])
+    encoded, group = cache(patched, strategies, subset, table, skip_check=True)
+    assert encoded == 0
+    assert len(latents_of(patched, group)) == COUNT
+
+
+def test_a_resolution_that_is_no_multiple_of_eight(patched, strategies, tmp_path, table):  # noqa: F811
+    write_images(tmp_path / "a", [(150, 150)] * COUNT)
+    subset = {"image_dir": str(tmp_path / "a"), "class_tokens": "x", "flip_aug": True, "alpha_mask": True}
+    for count in (2 * COUNT, 0):
+        encoded, group = cache(patched, strategies, subset, table, resolution=100, enable_bucket=False)
+        assert encoded == count
+    found = latents_of(patched, group)
+    assert [latent.shape for latent, _ in found.values()] == [(4, 12, 12)] * COUNT
+
+
+def test_arrays_of_others_in_an_old_cache_stay(patched, strategies, tmp_path):  # noqa: F811
+    """sd-scripts takes `IMAGE.npz` for its own, adds the latents to it, and keeps what else is there."""
+    write_images(tmp_path / "a", [(150, 150)])
+    np.savez(tmp_path / "a" / "img_000.npz", pose=np.arange(5))
+    assert cache(patched, strategies, {"image_dir": str(tmp_path / "a"), "class_tokens": "x"})[0] == 1
+    with np.load(tmp_path / "a" / "img_000.npz") as found:
+        np.testing.assert_array_equal(found["pose"], np.arange(5))
+        assert found["latents"].shape == (4, 16, 16)
