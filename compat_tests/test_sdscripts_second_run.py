@@ -117,3 +117,19 @@ def test_arrays_of_others_in_an_old_cache_stay(patched, strategies, tmp_path):  
     with np.load(tmp_path / "a" / "img_000.npz") as found:
         np.testing.assert_array_equal(found["pose"], np.arange(5))
         assert found["latents"].shape == (4, 16, 16)
+
+
+def test_an_image_that_was_edited_after_its_size_was_noted(patched, strategies, tmp_path, table):  # noqa: F811
+    """`cache_info` notes sizes once; an image of another shape would be squeezed into the old one."""
+    paths = write_images(tmp_path / "a", [(300, 100)] * COUNT)
+    subset = {"image_dir": str(tmp_path / "a"), "class_tokens": "x", "cache_info": True}
+    assert cache(patched, strategies, subset, table)[0] == COUNT
+    assert cache(patched, strategies, subset, table)[0] == 0
+    Image.new("RGB", (100, 300)).save(paths[0])
+    for count in (1, 0):
+        encoded, group = cache(patched, strategies, subset, table)
+        assert encoded == count
+        assert group.image_data[str(paths[0])].image_size == (100, 300)
+        assert {name: latent.shape[1:] for name, (latent, _) in latents_of(patched, group).items()} == {
+            path.name: (24, 8) if path == paths[0] else (8, 24) for path in paths
+        }

@@ -1,9 +1,10 @@
 """Which sizes sd-scripts already knows and may be trusted with, and which are read from the files.
 
 Sizes that sd-scripts took from the *names* of cached latents match by prefix there: `img_1.png` takes the
-size of `img_10_0300x0200_sd.npz`. Sizes of WebP files in its `metadata_cache.json` may be one pixel short.
-Both are read again from the image's header, which is faster than the doubt is worth. In fine-tuning sets such a cache
-also takes the image's place; it is put back, since latents are checked against the image that they were made from.
+size of `img_10_0300x0200_sd.npz`. Sizes of WebP files in its `metadata_cache.json` may be one pixel short, and
+images may have been edited since. All these are read again from the image's header, which is faster than the
+doubt is worth. In fine-tuning sets such a cache also takes the image's place; it is put back, since latents are
+checked against the image that they were made from.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import numpy as np
 from kohya_bucket.buckets.types import IntArray
 from kohya_bucket.images import read_sizes
 from kohya_bucket.sdscripts.size_cache import scan_sizes
+from kohya_bucket.sdscripts.stated_sizes import is_stated_truly, written_ns
 
 __all__ = ["true_size", "true_sizes"]
 
+_INFO_FILE = "metadata_cache.json"
 _CACHE_NAME = re.compile(r"(?P<stem>.*)_\d{4,}x\d{4,}(_[a-z0-9]+)?\.npz", re.IGNORECASE | re.DOTALL)
 
 
@@ -44,10 +47,13 @@ def true_sizes(dataset: Any, infos: Sequence[Any], metadata_cache: str = "auto")
     """
     sizes = np.zeros((len(infos), 2), dtype=np.int32)
     to_read = []
+    written: dict[int, int] = {}  # when the sizes were noted, by subset
     for i, info in enumerate(infos):
         subset = dataset.image_to_subset[info.image_key]
         _put_image_back(info, subset)
-        if info.image_size is not None and _is_trusted(info, subset):
+        if id(subset) not in written:
+            written[id(subset)] = written_ns(os.path.join(getattr(subset, "image_dir", None) or "", _INFO_FILE))  # noqa: PTH118
+        if info.image_size is not None and _is_trusted(info, subset, written[id(subset)]):
             sizes[i] = info.image_size
         else:
             to_read.append(i)
@@ -61,10 +67,10 @@ def true_sizes(dataset: Any, infos: Sequence[Any], metadata_cache: str = "auto")
     return sizes, reasons
 
 
-def _is_trusted(info: Any, subset: Any) -> bool:
+def _is_trusted(info: Any, subset: Any, written: int) -> bool:
     if hasattr(subset, "metadata_file"):
         return True
-    return bool(getattr(subset, "cache_info", False)) and not info.absolute_path.lower().endswith(".webp")
+    return bool(getattr(subset, "cache_info", False)) and is_stated_truly(info.absolute_path, written)
 
 
 def _put_image_back(info: Any, subset: Any) -> None:

@@ -14,6 +14,7 @@ from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
 from kohya_bucket.sdscripts.config.registry import Entry, Registry
 from kohya_bucket.sdscripts.config.regularization import balanced
 from kohya_bucket.sdscripts.config.splitting import split
+from kohya_bucket.sdscripts.stated_sizes import is_stated_truly, written_ns
 
 __all__ = ["CACHE_FILE", "list_dreambooth"]
 
@@ -114,12 +115,12 @@ def _cached(subset: SubsetConfig, folder: Folder, reading: Reading) -> list[Size
         return None
     findings, where = reading.findings, subset.place
     images: list[Sized] = []
+    written = written_ns(path)
     try:
         with open(path, encoding="utf-8") as file:
             for image, entry in json.load(file).items():
                 width, height = entry["resolution"]
-                # Sizes of WebP files may have been written one pixel short; they are read again.
-                stated = None if image.lower().endswith(".webp") else (int(width), int(height))
+                stated = (int(width), int(height)) if is_stated_truly(image, written) else None
                 images.append((image, stated))
                 entry["caption"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -109,7 +109,7 @@ class ImageList:
         keys: [N] the keys under which sd-scripts keeps them: the paths, or the keys of the metadata.
         paths: [N] the files.
         stated_sizes: [N, 2] int32 (width, height) from metadata that sd-scripts trusts; 0 where none is stated,
-            or for WebP files in a `metadata_cache.json`, whose sizes may be wrong there.
+            or for images in a `metadata_cache.json` whose sizes may be wrong there (WebP, edited since).
         repeats: [N] int64, how often an epoch trains each image.
         is_reg: [N] bool, regularization images.
         subset: [N] int32, number of the subset, from 1.
