@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -65,12 +67,9 @@ def _second_of_a_pair(batch: Items) -> int | None:
     return int(order[again[0] + 1]) if len(again) else None
 
 
-def _outward(s: int, first: int, last: int) -> list[int]:
-    reach = max(s - first, last - s)
-    near = [t for d in range(1, min(reach, 64) + 1) for t in (s + d, s - d) if first <= t <= last]
-    if reach <= 64:
-        return near
-    return near + [t for d in range(65, reach + 1) for t in (s + d, s - d) if first <= t <= last]
+def _outward(s: int, first: int, last: int) -> Iterator[int]:
+    # One after the other: a partner is nearly always near, and buckets of few images repeated often have many batches.
+    return (t for d in range(1, max(s - first, last - s) + 1) for t in (s + d, s - d) if first <= t <= last)
 
 
 def deal_apart(items: Items, lengths: npt.NDArray[np.int32], rng: np.random.RandomState) -> Items:

@@ -1,11 +1,15 @@
 """Golden plans, options, and what is refused."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from plan_cases import SIZES, trained
 
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import LedgerReason, idle_share, idle_share_independent, idle_share_of, plan_epoch
+from kohya_bucket.planning.apart import _outward
+from kohya_bucket.planning.planner import EpochPlanner
 
 IDS = np.array([0, 1, 0, 2, 0, 1, 0, 0, 2, 1, 0, -1, 0, 1])
 
@@ -184,3 +188,53 @@ def test_access_beyond_the_plan_is_refused() -> None:
         plan.indices(0, 2)
     assert plan_epoch([], 3).steps == 0
     assert plan_epoch([-1, -1], 3).ledger().missed == 2
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64, np.int8])
+def test_bucket_numbers_of_every_integer_type_give_one_plan(dtype) -> None:
+    ids = np.array([0, 1, 0, 2, 0, 1, 0, 0, 2])
+    plan, other = (EpochPlanner(i, 2, repeats=2).plan(7) for i in (ids, ids.astype(dtype)))
+    assert other.hash == plan.hash
+    assert other.fingerprint == plan.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crop_limit": float("nan")}, "crop_limit is nan, but is a share"),
+        ({"crop_limit": 25}, "crop_limit is 25, but is a share"),
+        ({"crop_limit": None}, "crop_limit is None, but is a share"),
+        ({"max_pixels": "1000000", "bucket_sizes": SIZES}, "max_pixels is '1000000', but must be a whole number"),
+        ({"max_pixels": 1e6, "bucket_sizes": SIZES}, "max_pixels is 1000000.0, but must be a whole number"),
+        ({"base_bucket": "512x512"}, "base_bucket is '512x512', but must be a whole number"),
+        ({"regularization": IDS > 0, "regularization_uses": -3}, "regularization_uses is -3, but must be a whole"),
+        ({"regularization": IDS > 0, "regularization_uses": 1.5}, "regularization_uses is 1.5, but must be a whole"),
+        ({"repeats": 2**40}, "repeats is 1099511627776, but must be 0 to 2,147,483,647"),
+        ({"repeats": 1e30}, "must be 0 to 2,147,483,647"),
+        ({"repeats": np.full(len(IDS), 2**40)}, "must be 0 to 2,147,483,647"),
+        ({"repeats": 2**30}, "epoch 0 is asked to train 15,032,385,536 images"),
+        ({"repeats": np.full(len(IDS), 2**30)}, "epoch 0 is asked to train 15,032,385,536 images"),
+        ({"seed": None}, "seed is None, but must be a whole number"),
+        ({"seed": 1.5}, "seed is 1.5, but must be a whole number"),
+    ],
+)
+def test_values_that_no_plan_follows_from(options: dict, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        plan_epoch(IDS, 3, **options)
+
+
+def test_numbers_that_are_no_bucket_numbers() -> None:
+    with pytest.raises(PlanError, match="bucket_ids holds 2147483647: number the buckets from 0 without gaps"):
+        plan_epoch([0, 2**31 - 1], 2)
+
+
+def test_partners_for_repeats_are_looked_for_one_at_a_time() -> None:
+    """Two images repeated 100,000 times are 100,000 batches: a list of all, for each of them, takes minutes."""
+    tracemalloc.start()
+    try:
+        nearest = next(iter(_outward(500_000, 0, 1_000_000)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert nearest == 500_001
+    assert peak < 100_000
