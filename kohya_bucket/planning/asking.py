@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.demand import Demand
 from kohya_bucket.planning.regularization import regularization_times
-from kohya_bucket.planning.repeats import parse_repeats
+from kohya_bucket.planning.repeats import MOST_TRAININGS, parse_repeats
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, choose_columns, cycle_places, weighted_cycle
 from kohya_bucket.planning.sequencing import smallest_ids
 
@@ -19,6 +19,7 @@ __all__ = ["Asked", "Asking", "as_bucket_ids"]
 
 Ids = npt.NDArray[np.integer]
 Times = npt.NDArray[np.int64]
+_HIGHEST_BUCKET = 2**24
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,15 @@ class Asking:
         image, bucket = self._rows(seed, epoch)
         times = self._times(seed, epoch)
         if isinstance(times, int):
+            total = (len(image) + len(self.homeless)) * times
+            _check_total(total, epoch)
             row_times = None if times == 1 else np.full(len(image), times, dtype=np.int64)
             homeless = np.repeat(self.homeless, times)
-            total = len(image) * times + len(homeless)
         else:
             row_times = times[image]
+            total = int(row_times.sum()) + int(times[self.homeless].sum())
+            _check_total(total, epoch)
             homeless = np.repeat(self.homeless, times[self.homeless])
-            total = int(row_times.sum()) + len(homeless)
         demand = Demand(image, smallest_ids(bucket, self.n_buckets), row_times, self.n_buckets)
         return Asked(demand, homeless.astype(np.int32), total)
 
@@ -161,7 +164,7 @@ def as_bucket_ids(bucket_ids: Any) -> tuple[Ids, int]:
     """Bucket numbers as a checked array, [N] or [N, R], and the highest of them (-1 if there is none).
 
     Raises:
-        PlanError: another shape, fractions, or numbers below -1.
+        PlanError: another shape, fractions, numbers below -1 or beyond any bucket set.
     """
     ids = np.asarray(bucket_ids)
     if ids.size == 0 and ids.ndim == 1:
@@ -172,7 +175,19 @@ def as_bucket_ids(bucket_ids: Any) -> tuple[Ids, int]:
         )
     if ids.size and ids.min() < -1:
         raise PlanError(f"bucket_ids holds {ids.min()}: buckets count from 0, and -1 means no bucket")
-    return ids, int(ids.max(initial=-1))
+    highest = int(ids.max()) if ids.size else -1
+    if highest > _HIGHEST_BUCKET:
+        raise PlanError(f"bucket_ids holds {highest}: number the buckets from 0 without gaps, as np.unique does")
+    # Unsigned numbers know no -1, and numpy counts no 64-bit ones; plans and fingerprints are the same for all widths.
+    return (ids.astype(np.int32) if ids.dtype.kind == "u" else ids), highest
+
+
+def _check_total(total: int, epoch: int) -> None:
+    if total > MOST_TRAININGS:
+        raise PlanError(
+            f"epoch {epoch} is asked to train {total:,} images, repeats counted, but a plan holds at most "
+            f"{MOST_TRAININGS:,}: lower repeats and train more epochs"
+        )
 
 
 def _as_mask(mask: Any, n: int) -> npt.NDArray[np.bool_] | None:

@@ -75,12 +75,15 @@ class EpochPlanner:
         self.sizes = None if bucket_sizes is None else as_sizes(bucket_sizes)
         ids, highest = as_bucket_ids(bucket_ids)
         self.n_buckets = count_buckets(highest, batch_size, self.sizes)
+        max_pixels = None if max_pixels is None else whole("max_pixels", max_pixels, 1)
         per_rank = per_rank_batches(batch_size, self.n_buckets, max_pixels=max_pixels, bucket_sizes=self.sizes)
         self.global_batch = per_rank * self.world_size
         self.groups = _groups(bucket_groups, self.n_buckets)
-        self.crop_limit = float(crop_limit)
+        self.crop_limit = _share("crop_limit", crop_limit)
         self.base_bucket = _base(base_bucket, self.n_buckets)
         self.enlarge = _enlarge(enlarge, self.n_buckets, self.sizes)
+        if regularization_uses is not None:
+            regularization_uses = whole("regularization_uses", regularization_uses, 0)
         self.asking = Asking(
             ids, self.n_buckets, repeats, regularization, regularization_uses, resolutions, resolution_weights
         )
@@ -114,6 +117,7 @@ class EpochPlanner:
 
     def plan(self, seed: int = 0, epoch: int = 0, done: Sequence[tuple[Any, int]] = ()) -> EpochPlan:
         """Plan an epoch, or what is left of it; see `plan_epoch`."""
+        seed = integer("seed", seed)
         asked = self.asking.for_epoch(seed, whole("epoch", epoch, 0))
         stages = [(as_global_batch(size, self.n_buckets), whole("done", steps, 0)) for size, steps in done]
         stages.append((self.global_batch, 0))
@@ -228,6 +232,18 @@ def _sent_home(keys: npt.NDArray[np.int64], rows: LedgerRows) -> npt.NDArray[np.
     return keys
 
 
+def integer(name: str, value: Any) -> int:
+    """`value` as a plain int, whatever integer type it has.
+
+    Raises:
+        PlanError: it is none: a fraction, a text, None.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise PlanError(f"{name} is {value!r}, but must be a whole number") from None
+
+
 def whole(name: str, value: Any, low: int) -> int:
     """`value` as an int, `low` or more.
 
@@ -241,6 +257,16 @@ def whole(name: str, value: Any, low: int) -> int:
     if number < low or isinstance(value, bool):
         raise PlanError(f"{name} is {value!r}, but must be a whole number, {low} or more")
     return number
+
+
+def _share(name: str, value: Any) -> float:
+    try:
+        share = float(value)
+    except (TypeError, ValueError):
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise PlanError(f"{name} is {value!r}, but is a share of the image: from 0 to 1, e.g. 0.25 for a quarter")
+    return share
 
 
 def _one_of(name: str, value: str, known: Iterable[str]) -> str:
@@ -270,9 +296,11 @@ def _enlarge(enlarge: Any, n_buckets: int, sizes: Any) -> npt.NDArray[np.bool_]:
 
 
 def _base(base_bucket: int | None, n_buckets: int) -> int | None:
-    if base_bucket is not None and not 0 <= base_bucket < n_buckets:
+    if base_bucket is None:
+        return None
+    if not 0 <= (number := integer("base_bucket", base_bucket)) < n_buckets:
         raise PlanError(f"base_bucket is {base_bucket}, but there are buckets 0 to {n_buckets - 1}")
-    return base_bucket
+    return number
 
 
 def _nowhere(image: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -11,10 +11,13 @@ import numpy.typing as npt
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.stream import Purpose, stream
 
-__all__ = ["Repeats", "parse_repeats"]
+__all__ = ["MOST_TRAININGS", "Repeats", "parse_repeats"]
 
 Counts = npt.NDArray[np.int64]
 _LARGEST_DENOMINATOR = 10_000
+MOST_TRAININGS = 2**31 - 1
+"""Of an epoch, and so of one image too."""
+_RANGE = f"0 to {MOST_TRAININGS:,}"
 
 
 class Repeats:
@@ -62,13 +65,13 @@ def parse_repeats(repeats: Any, n: int) -> int | Repeats:
             ratio with a denominator of at most 10,000: 0.1 is one tenth, not the binary number beside it.
 
     Raises:
-        PlanError: negative or non-finite values, another length, floats that no such ratio is near to.
+        PlanError: negative, non-finite or enormous values, another length, floats that no such ratio is near to.
     """
     if repeats is None:
         return 1
     if isinstance(repeats, (int, np.integer)) and not isinstance(repeats, bool):
-        if repeats < 0:
-            raise PlanError(f"repeats is {repeats}, but must be 0 or more")
+        if not 0 <= repeats <= MOST_TRAININGS:
+            raise PlanError(f"repeats is {repeats}, but must be {_RANGE}")
         return int(repeats)
     given = np.asarray(repeats)
     if given.ndim == 0:
@@ -79,8 +82,9 @@ def parse_repeats(repeats: Any, n: int) -> int | Repeats:
     if given.shape != (n,):
         raise PlanError(f"repeats has shape {list(given.shape)}, but there are {n} images: give one for each")
     if given.dtype.kind in "iu":
-        if n and given.min() < 0:
-            raise PlanError(f"repeats holds {given.min()}, but must be 0 or more")
+        for value in (given.min(initial=0), given.max(initial=0)):
+            if not 0 <= value <= MOST_TRAININGS:
+                raise PlanError(f"repeats holds {value}, but must be {_RANGE}")
         return Repeats(given.astype(np.int64), np.ones(n, dtype=np.int64))
     values, inverse = np.unique(given.astype(np.float64) if given.dtype.kind == "f" else given, return_inverse=True)
     ratios = [_ratio(v) for v in values.tolist()]
@@ -94,8 +98,8 @@ def _ratio(value: Any) -> Fraction:
         exact = Fraction(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise PlanError(f"repeats holds {value!r}, which is no number of times to train an image") from error
-    if exact < 0:
-        raise PlanError(f"repeats holds {value}, but must be 0 or more")
+    if not 0 <= exact <= MOST_TRAININGS:
+        raise PlanError(f"repeats holds {value}, but must be {_RANGE}")
     ratio = exact.limit_denominator(_LARGEST_DENOMINATOR)
     if abs(ratio - exact) > Fraction(1, 10**7):
         raise PlanError(
