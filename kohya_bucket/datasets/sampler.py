@@ -14,6 +14,7 @@ from kohya_bucket.datasets.agreement import agree_on
 from kohya_bucket.datasets.planned_index import PlannedIndex
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import EpochPlan, EpochPlanner, Position
+from kohya_bucket.planning.planner import integer, whole
 
 __all__ = ["BucketBatchSampler"]
 
@@ -59,21 +60,19 @@ class BucketBatchSampler(Sampler[list[int]]):
         if bucket_set is not None:
             options.setdefault("bucket_sizes", bucket_set.sizes)
         if drop_last is not None:
-            options.setdefault("remainder", "drop" if drop_last else "keep")
-        if not shuffle:
-            options.setdefault("order", "file")
-        if (num_replicas is None) != (rank is None):
-            raise PlanError("num_replicas and rank belong together: give both, or neither")
-        if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
-            raise PlanError(f"rank is {rank}, but with num_replicas={num_replicas} must be 0 to {num_replicas - 1}")
+            remainder = options.setdefault("remainder", "drop" if drop_last else "keep")
+            if bool(drop_last) != (remainder == "drop"):
+                raise PlanError(f"drop_last={drop_last} and remainder={remainder!r} contradict: leave one of them out")
+        if not shuffle and options.setdefault("order", "file") != "file":
+            raise PlanError(f"shuffle=False and order={options['order']!r} contradict: leave one of them out")
+        self._replicas = _replicas(num_replicas, rank)
         self._arguments = (np.asarray(ids), batch_size, options)
-        self._replicas = None if num_replicas is None or rank is None else (num_replicas, rank)
         self._planners: dict[int, EpochPlanner] = {}
         self._planned: tuple[tuple[Any, ...], EpochPlan] | None = None
-        self._start = Position(seed, 0)
+        self._start = Position(integer("seed", seed), 0)
         self._live = self._start
         self._live_steps = 0
-        planner = self._planner(num_replicas or 1)
+        planner = self._planner(1 if self._replicas is None else self._replicas[0])
         self.batch_size = int(planner.global_batch.max(initial=1)) // planner.world_size
         self.drop_last = planner.remainder == "drop"
         self.shuffle = planner.order != "file"
@@ -93,9 +92,13 @@ class BucketBatchSampler(Sampler[list[int]]):
         """Choose the epoch of the next iteration; a loaded position in that epoch is kept.
 
         Calls that accelerate's loader makes on its own account are not followed: after a resume it counts from 0.
+
+        Raises:
+            PlanError: no whole number, or a negative one.
         """
-        if not called_by_accelerate_loop() and int(epoch) != self._start.epoch:
-            self._start = self._live = Position(self.seed, int(epoch))
+        if not called_by_accelerate_loop() and whole("epoch", epoch, 0) != self._start.epoch:
+            self._start = self._live = Position(self.seed, whole("epoch", epoch, 0))
+            self._live_steps = 0
 
     def plan(self) -> EpochPlan:
         """The plan that the next iteration trains, or what is left of it."""
@@ -108,8 +111,7 @@ class BucketBatchSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         """Batches that this rank trains in the epoch, those before a loaded position included."""
         replicas, _, shard = self._view()
-        plan = self._plan_for(replicas)
-        return (plan.first_step + plan.steps) * (1 if shard is None else replicas)
+        return self._steps_of_epoch(replicas) * (1 if shard is None else replicas)
 
     def __iter__(self) -> Iterator[list[int]]:
         replicas, rank, shard = self._view()
@@ -145,11 +147,22 @@ class BucketBatchSampler(Sampler[list[int]]):
             step: steps of the epoch that are trained. By default those that were read from this sampler, which
                 is more than are trained where a loader reads ahead (any with workers, and accelerate's);
                 torchdata's StatefulDataLoader keeps account of that itself.
+
+        Raises:
+            PlanError: the epoch has fewer steps, as when steps were counted over all epochs.
         """
-        planner = self._planner(self._view()[0])
+        replicas = self._view()[0]
+        planner = self._planner(replicas)
         position, size = self._live, planner.fingerprint["global_batch"]
         read_to_its_end = self._start.epoch == position.epoch + 1
         if step is not None:
+            step = whole("step", step, 0)
+            steps = self._live_steps or self._steps_of_epoch(replicas)
+            if step > steps:
+                raise PlanError(
+                    f"step is {step}, but epoch {position.epoch} has {steps} steps: count from the start of the epoch, "
+                    "not of the run; images would be missed after a resume"
+                )
             read_to_its_end = 0 < self._live_steps <= step
             position = position.at_step(step, size)
         if read_to_its_end:
@@ -166,6 +179,11 @@ class BucketBatchSampler(Sampler[list[int]]):
             ResumeError: the data or the settings are others than those the position was saved for.
         """
         self._start = self._live = Position.from_state_dict(state, self._planner(self._view()[0]).fingerprint)
+        self._live_steps = 0
+
+    def _steps_of_epoch(self, replicas: int) -> int:
+        plan = self._plan_for(replicas)
+        return plan.first_step + plan.steps
 
     def _view(self) -> tuple[int, int, Any]:
         """(ranks, this rank, accelerate's wrapper if it is calling: it wants the batches of all ranks in turn)."""
@@ -193,6 +211,17 @@ class BucketBatchSampler(Sampler[list[int]]):
         if self._planned is None or self._planned[0] != wanted:
             self._planned = (wanted, self._planner(replicas).plan(start.seed, start.epoch, start.done))
         return self._planned[1]
+
+
+def _replicas(num_replicas: int | None, rank: int | None) -> tuple[int, int] | None:
+    if num_replicas is None and rank is None:
+        return None
+    if num_replicas is None or rank is None:
+        raise PlanError("num_replicas and rank belong together: give both, or neither")
+    replicas, number = whole("num_replicas", num_replicas, 1), integer("rank", rank)
+    if not 0 <= number < replicas:
+        raise PlanError(f"rank is {rank}, but with num_replicas={num_replicas} must be 0 to {replicas - 1}")
+    return replicas, number
 
 
 def _read(plan: EpochPlan, rank: int) -> Iterator[list[int]]:

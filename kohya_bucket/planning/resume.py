@@ -12,6 +12,7 @@ from kohya_bucket.planning.fingerprint import differences
 __all__ = ["STATE_VERSION", "Position"]
 
 STATE_VERSION = 1
+_DAMAGED = "the saved position is damaged"
 _KEYS = ("version", "seed", "epoch", "step", "done", "fingerprint")
 
 
@@ -68,6 +69,10 @@ class Position:
             ResumeError: the state is none, of another version, or for other data or settings; with the
                 differences.
         """
+        if not isinstance(state, Mapping):
+            raise ResumeError(
+                f"this is no saved position but a {type(state).__name__}: give what state_dict() returned"
+            )
         missing = [key for key in _KEYS if key not in state]
         if missing:
             raise ResumeError(f"this is no saved position: {', '.join(missing)} is missing")
@@ -76,11 +81,16 @@ class Position:
                 f"the saved position has version {state['version']}, this release reads {STATE_VERSION}: "
                 "resume with the release that saved it, or start the epoch anew"
             )
+        if not isinstance(state["fingerprint"], Mapping):
+            raise ResumeError(f"{_DAMAGED}: its fingerprint is {state['fingerprint']!r}")
         changed = differences(state["fingerprint"], fingerprint, ignore=("global_batch",))
         if changed:
             raise ResumeError(
                 f"cannot resume at epoch {state['epoch']}, step {state['step']}: {'; '.join(changed)}. Images would "
                 "be missed or repeated: restore the data and the settings, or start the epoch anew"
             )
-        done = tuple((size if isinstance(size, int) else list(size), int(steps)) for size, steps in state["done"])
-        return cls(int(state["seed"]), int(state["epoch"]), done)
+        try:
+            done = tuple((size if isinstance(size, int) else list(size), int(steps)) for size, steps in state["done"])
+            return cls(int(state["seed"]), int(state["epoch"]), done)
+        except (TypeError, ValueError) as error:
+            raise ResumeError(f"{_DAMAGED}: {error}") from error

@@ -188,3 +188,47 @@ def test_moved_images_say_where_they_go() -> None:
     assert (copy, copy.bucket, bucket_of(copy, 1), bucket_of(7, 1)) == (7, 3, 3, 1)
     loader = DataLoader(Numbers(), batch_sampler=sampler, num_workers=1, multiprocessing_context=QUICK)
     assert all(len(set(batch[:, 1].tolist())) == 1 for batch in loader)
+
+
+def test_steps_counted_over_all_epochs_are_no_position() -> None:
+    sampler = BucketBatchSampler(IDS, 4)
+    steps = len(list(sampler))
+    next(iter(sampler))
+    with pytest.raises(PlanError, match=f"step is {steps + 1}, but epoch 1 has {steps} steps: count from the start"):
+        sampler.state_dict(step=steps + 1)
+    with pytest.raises(PlanError, match=r"step is 2\.5, but must be a whole number"):
+        sampler.state_dict(step=2.5)
+    assert sampler.state_dict(step=steps)["epoch"] == 2
+    fresh = BucketBatchSampler(IDS, 4)
+    with pytest.raises(PlanError, match=f"epoch 0 has {steps} steps"):
+        fresh.state_dict(step=10**6)
+
+
+def test_arguments_that_contradict_each_other() -> None:
+    for options in ({"drop_last": True, "remainder": "keep"}, {"drop_last": False, "remainder": "drop"}):
+        with pytest.raises(PlanError, match=f"drop_last={options['drop_last']} and remainder=.* contradict"):
+            BucketBatchSampler(IDS, 4, **options)
+    with pytest.raises(PlanError, match="shuffle=False and order='shuffled' contradict"):
+        BucketBatchSampler(IDS, 4, shuffle=False, order="shuffled")
+    assert BucketBatchSampler(IDS, 4, drop_last=False, remainder="pad").plan().ledger().missed == 0
+
+
+def test_numbers_of_other_types() -> None:
+    sampler = BucketBatchSampler(IDS, 4, seed=np.int64(3), num_replicas=np.int32(2), rank=np.int8(1))
+    sampler.set_epoch(np.int64(2))
+    assert json.loads(json.dumps(sampler.state_dict()))["seed"] == 3
+    for options in ({"seed": None}, {"seed": 1.5}, {"num_replicas": "2", "rank": 0}, {"num_replicas": 2, "rank": "1"}):
+        with pytest.raises(PlanError, match="must be a whole number"):
+            BucketBatchSampler(IDS, 4, **options)
+    for epoch in (-1, 1.5, "2"):
+        with pytest.raises(PlanError, match=f"epoch is {epoch!r}, but must be a whole number"):
+            sampler.set_epoch(epoch)
+
+
+@pytest.mark.parametrize("change", [{"fingerprint": 3}, {"done": "x"}, {"done": [[4]]}, {"seed": None}])
+def test_damaged_positions_are_refused(change: dict) -> None:
+    sampler = BucketBatchSampler(IDS, 4)
+    with pytest.raises(ResumeError, match="the saved position is damaged"):
+        sampler.load_state_dict({**sampler.state_dict(), **change})
+    with pytest.raises(ResumeError, match="no saved position but a NoneType"):
+        sampler.load_state_dict(None)
