@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import InvalidBucketError
+from kohya_bucket.errors import InvalidBucketError, KohyaBucketError
 
 __all__ = [
     "Bucket",
@@ -24,6 +24,7 @@ __all__ = [
     "Reason",
     "as_pair",
     "as_sizes",
+    "check_rule",
 ]
 
 IntArray = npt.NDArray[np.int32]
@@ -271,21 +272,34 @@ class BucketRule(Protocol):
         """[N] bucket indices, -1 where an image has no bucket."""
 
 
+def check_rule(strategy: object) -> None:
+    """Before headers are read: is this a rule at all?
+
+    Raises:
+        KohyaBucketError: it is a class, a bucket set, a name, or anything else that places no images.
+    """
+    if isinstance(strategy, type) or not callable(getattr(strategy, "place", None)):
+        what = f"the class {strategy.__name__}" if isinstance(strategy, type) else repr(strategy)
+        raise KohyaBucketError(
+            f"strategy is {what}, but must be a rule, e.g. KohyaBuckets(1024), or FixedBuckets(bucket_set) for a set"
+        )
+
+
 def as_sizes(sizes: Any) -> IntArray:
     """Turn pairs, lists or arrays into a [N, 2] int32 array of (width, height).
 
     Raises:
-        ValueError: another shape, fractions, or sides beyond 2**31 - 1.
+        KohyaBucketError: another shape, fractions, or sides beyond 2**31 - 1.
     """
     array = np.asarray(sizes)
     if array.size == 0:
         return np.zeros((0, 2), dtype=np.int32)
     if array.ndim != 2 or array.shape[1] != 2:
-        raise ValueError(f"sizes must have shape [N, 2] (width, height), got {list(array.shape)}")
+        raise KohyaBucketError(f"sizes must have shape [N, 2] (width, height), got {list(array.shape)}")
     if array.dtype == np.int32:
         return array
     if array.dtype.kind not in "iuf" or (array.dtype.kind == "f" and not np.all(array == np.trunc(array))):
-        raise ValueError(f"sizes must be whole numbers of pixels, got dtype {array.dtype}")
+        raise KohyaBucketError(f"sizes must be whole numbers of pixels that fit into 32 bits, got dtype {array.dtype}")
     if array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min:
-        raise ValueError("sizes must fit into 32 bits: a side is longer than 2147483647 pixels")
+        raise KohyaBucketError("sizes must fit into 32 bits: a side is longer than 2147483647 pixels")
     return array.astype(np.int32)

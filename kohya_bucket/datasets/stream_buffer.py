@@ -26,12 +26,14 @@ class StreamCounts:
         repeated: images added a second time, to fill a batch or to give every rank one.
         dropped: images left out by `remainder="drop"`.
         short: batches smaller than asked.
+        unplaced: images without a bucket, unreadable ones included: not trained.
     """
 
     trained: int = 0
     repeated: int = 0
     dropped: int = 0
     short: int = 0
+    unplaced: int = 0
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
-from kohya_bucket.buckets.types import Bucket, BucketRule
+from kohya_bucket.buckets.types import Bucket, BucketRule, check_rule
 from kohya_bucket.datasets.collate import register_bucket_collation
 from kohya_bucket.datasets.items import Transform, build_item
 from kohya_bucket.datasets.sources.columns import cell_pixels, cell_size, explained
@@ -18,10 +18,12 @@ from kohya_bucket.datasets.stream_buffer import StreamBuffer, StreamCounts
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.pixels import choose_interpolation
 from kohya_bucket.images.unreadable import UnreadableImageError
+from kohya_bucket.planning.planner import integer
 
 __all__ = ["StreamingBuckets"]
 
 _log = logging.getLogger(__name__)
+_SEED_BITS = (1 << 64) - 1
 _Sample = tuple[Any, tuple[int, int], str, str]
 
 register_bucket_collation()
@@ -52,8 +54,9 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         transform, interpolation, obey_exif: as for `BucketedDataset.from_hf`.
 
     Raises:
-        KohyaBucketError: settings that cannot work; in a pass: a sample without the image column, or an image
-            whose header is sound and whose pixels are not.
+        KohyaBucketError: settings that cannot work; in a pass: a sample without the image column, an image whose
+            header is sound and whose pixels are not, or a second pass over an
+            iterator that has ended.
     """
 
     def __init__(
@@ -76,13 +79,17 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         obey_exif: bool = True,
     ) -> None:
         choose_interpolation((1, 1), (1, 1), interpolation)
+        check_rule(strategy)
+        batch_size, buffer_size = integer("batch_size", batch_size), integer("buffer_size", buffer_size)
+        num_replicas, rank = integer("num_replicas", num_replicas), integer("rank", rank)
         if not 0 <= rank < num_replicas:
             raise KohyaBucketError(f"rank {rank} of {num_replicas}: ranks count from 0 to num_replicas - 1")
         self._stream = stream
+        self._passed = False
         self.strategy = strategy
         self._columns = image_column, caption_column, name_column
         self._batching = batch_size, num_replicas, buffer_size, remainder
-        self._shuffle, self._seed, self._rank = shuffle, seed, rank
+        self._shuffle, self._seed, self._rank = shuffle, integer("seed", seed) & _SEED_BITS, rank
         self._transform, self._interpolation, self._obey_exif = transform, interpolation, obey_exif
         # In shared memory, so that persistent workers see a new epoch, too.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -107,7 +114,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         buffer = self._buffer()
         self.counts = buffer.counts
-        for bucket, batch in buffer.batches(self._placed()):
+        for bucket, batch in buffer.batches(self._placed(buffer.counts)):
             share = len(batch) // self._batching[1]
             mine = batch[self._rank * share : (self._rank + 1) * share]
             yield default_collate([self._item(bucket, sample) for sample in mine])
@@ -125,9 +132,8 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         rng = np.random.default_rng(key) if self._shuffle else None
         return StreamBuffer(batch_size, num_replicas, buffer_size, remainder, rng)
 
-    def _placed(self) -> Iterator[tuple[Bucket, _Sample]]:
+    def _placed(self, counts: StreamCounts) -> Iterator[tuple[Bucket, _Sample]]:
         image_column, caption_column, name_column = self._columns
-        unplaced = 0
         for number, sample in self._mine():
             if image_column not in sample:
                 raise KohyaBucketError(f"sample {number} has no {image_column!r}, only {', '.join(map(str, sample))}")
@@ -140,8 +146,8 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             except UnreadableImageError as error:
                 bucket, reason = None, str(error)
             if bucket is None:
-                unplaced += 1
-                if unplaced <= 3:
+                counts.unplaced += 1
+                if counts.unplaced <= 3:
                     _log.warning("%s has no bucket and is not trained: %s", name, reason)
                 continue
             width, height = placement.resized_sizes[0].tolist()
@@ -149,18 +155,24 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             if isinstance(caption, bytes):
                 caption = caption.decode("utf-8", "replace")
             yield bucket, (cell, (width, height), name, "" if caption is None else str(caption).strip())
-        if unplaced > 3:
-            _log.warning("stream: %d images had no bucket and were not trained", unplaced)
+        if counts.unplaced > 3:
+            _log.warning("stream: %d images had no bucket and were not trained", counts.unplaced)
 
     def _mine(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         stream = self._stream() if callable(self._stream) else self._stream
         worker = get_worker_info()
-        if worker is None or isinstance(stream, IterableDataset):
-            yield from enumerate(stream)
-            return
+        alone = worker is None or isinstance(stream, IterableDataset)
+        came = False
         for number, sample in enumerate(stream):
-            if number % worker.num_workers == worker.id:
+            came = True
+            if alone or number % worker.num_workers == worker.id:
                 yield number, sample
+        if self._passed and not came and isinstance(stream, Iterator):
+            raise KohyaBucketError(
+                "the stream is an iterator that an earlier pass has read to its end: give what can be iterated again, "
+                "or a function that returns a new iterator"
+            )
+        self._passed = True
 
     def _item(self, bucket: Bucket, sample: _Sample) -> dict[str, Any]:
         cell, resized, name, caption = sample

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohya_bucket import Bucket, BucketSet, BucketSettingsError, FixedBuckets, Reason, load_preset
+from kohya_bucket import Bucket, BucketSet, BucketSettingsError, FixedBuckets, KohyaBucketError, Reason, load_preset
 
 sides = st.integers(1, 8192)
 size_lists = st.lists(st.tuples(sides, sides), min_size=1, max_size=40)
@@ -84,3 +84,9 @@ def test_a_bound_that_is_no_share_is_refused(bound) -> None:
 def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(BucketSettingsError, match=r"switching is 'mean', .* midpoint, geometric, area"):
         FixedBuckets(load_preset("sdxl"), switching="mean")
+
+
+@pytest.mark.parametrize("sizes", [[(99999999999, 1)], [(10**22, 1)], [(1.5, 2)], [("a", "b")], [1, 2, 3]])
+def test_sizes_that_are_none_are_refused(sizes) -> None:
+    with pytest.raises(KohyaBucketError, match="sizes must"):
+        FixedBuckets(load_preset("sdxl")).place(sizes)

@@ -186,3 +186,28 @@ def test_a_hugging_face_stream(workers: int) -> None:
     batches = list(DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=context))
     assert sorted(i for batch in batches for i in numbers(batch)) == list(range(40))
     assert all(batch["caption"] == [f"caption {i}" for i in numbers(batch)] for batch in batches)
+
+
+def test_images_without_a_bucket_are_counted() -> None:
+    samples = [*Stream(5), {"image": b"no image", "text": "", "key": "k"}]
+    stream = StreamingBuckets(samples, RULE, 2)
+    trained = sum(len(batch["path"]) for batch in stream)
+    assert (trained, stream.counts.trained, stream.counts.unplaced) == (5, 5, 1)
+
+
+def test_an_iterator_that_has_ended_is_no_empty_epoch() -> None:
+    stream = StreamingBuckets(iter(Stream(5)), RULE, 2)
+    assert sum(len(batch["path"]) for batch in stream) == 5
+    with pytest.raises(KohyaBucketError, match="an iterator that an earlier pass has read to its end"):
+        list(stream)
+    again = StreamingBuckets(lambda: iter(Stream(5)), RULE, 2)
+    assert [sum(len(batch["path"]) for batch in again) for _ in range(2)] == [5, 5]
+
+
+def test_arguments_of_streams() -> None:
+    for options in ({"seed": None}, {"seed": 0.5}, {"rank": "0"}, {"num_replicas": 1.0}, {"buffer_size": 1e3}):
+        with pytest.raises(KohyaBucketError, match="must be a whole number"):
+            StreamingBuckets(Stream(5), RULE, 2, **options)
+    with pytest.raises(KohyaBucketError, match="strategy is 'kohya', but must be a rule"):
+        StreamingBuckets(Stream(5), "kohya", 2)
+    assert len(list(StreamingBuckets(Stream(5), RULE, 5, seed=-1))) > 0
