@@ -91,6 +91,8 @@ def generate_buckets(
     for key, value in (("num_buckets", num_buckets), ("target", min(width, height)), ("vae_factor", vae_factor)):
         if value < 1:
             raise BucketSettingsError(f"{key} is {value}, but must be 1 or more")
+    if seed < 0:
+        raise BucketSettingsError(f"seed is {seed}, but must be 0 or more")
     if method not in AUTO_METHODS:
         raise BucketSettingsError(f"method is {method!r}, which does not exist; take one of {', '.join(AUTO_METHODS)}")
     if area < vae_factor**2:

@@ -31,10 +31,10 @@ def load_from_toml(path: str | Path) -> BucketSet:
 
     Raises:
         FileNotFoundError: no such file.
-        ConfigError: no TOML, or a key that does not belong there or is missing.
+        ConfigError: no UTF-8 text, no TOML, or a key that does not belong there or is missing.
         InvalidBucketError: an empty set, a duplicate, a side that is not positive or no multiple.
     """
-    text = Path(path).read_text(encoding="utf-8-sig")
+    text = _text(path)
     try:
         data = toml.loads(text)
     except (toml.TomlDecodeError, IndexError) as error:
@@ -44,12 +44,19 @@ def load_from_toml(path: str | Path) -> BucketSet:
 
 def load_from_json(path: str | Path) -> BucketSet:
     """Read a bucket set from a JSON file; raises as `load_from_toml` does."""
-    text = Path(path).read_text(encoding="utf-8-sig")
+    text = _text(path)
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is no valid JSON: {error}") from error
     return parse_bucket_set(data, str(path))
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no bucket set: it is not UTF-8 text ({error})") from None
 
 
 def parse_bucket_set(data: Any, source: str) -> BucketSet:

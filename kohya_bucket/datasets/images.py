@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from kohya_bucket.buckets.types import BucketRule, BucketSet, Reason
+from kohya_bucket.buckets.types import BucketRule, BucketSet, Reason, check_rule
 from kohya_bucket.datasets.collate import register_bucket_collation
 from kohya_bucket.datasets.items import Transform, build_item
 from kohya_bucket.datasets.planned_index import bucket_of
@@ -77,6 +78,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         num_workers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
+        check_rule(strategy)  # before the headers of a million files are read
         source = FileSource(
             paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif, workers=num_workers,
             progress=progress,
@@ -158,6 +160,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
 
     def _place(self, source: ImageSource, strategy: BucketRule, transform: Any, interpolation: str) -> None:
         choose_interpolation((1, 1), (1, 1), interpolation)
+        check_rule(strategy)
         self.source = source
         self.strategy = strategy
         self.transform = transform
@@ -203,7 +206,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         Raises:
             KohyaBucketError: an image without a bucket, or one that is broken.
         """
-        number = int(index)
+        number = operator.index(index)
         if not -len(self) <= number < len(self):
             raise IndexError(f"image {number} of {len(self)}")
         number %= len(self)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kohya_bucket.images import parquet
 from kohya_bucket.images.formats import ImageFormat
-from kohya_bucket.images.paths import absolute_paths
+from kohya_bucket.images.paths import absolute_paths, refuse_one_path
 from kohya_bucket.images.pool import Engine, Progress
 from kohya_bucket.images.scan import SizeScan
 from kohya_bucket.images.text_column import TextColumn
@@ -107,6 +107,7 @@ class MetadataCache:
         """
         from kohya_bucket.images.refresh import refreshed
 
+        refuse_one_path(paths)
         if paths is None:
             paths = [path for path in self.paths if os.path.exists(path)]
         return refreshed(self, paths, hash, workers, engine, progress)

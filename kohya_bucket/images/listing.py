@@ -36,8 +36,13 @@ def list_images(
             taken whatever its ending.
 
     Raises:
-        KohyaBucketError: a source does not exist, or a folder cannot be listed.
+        KohyaBucketError: a source does not exist, a folder cannot be listed, or a list is not UTF-8.
     """
+    odd = [extensions] if isinstance(extensions, str) else [e for e in extensions if not e.startswith(".")]
+    if odd:
+        raise KohyaBucketError(
+            f"extensions holds {odd[0]!r}: give a list of endings with the dot, e.g. ['.jpg', '.png']"
+        )
     if not isinstance(source, (str, os.PathLike)):
         found = [path for part in source for path in list_images(part, recursive=recursive, extensions=extensions)]
         return list(dict.fromkeys(found))
@@ -92,6 +97,9 @@ def _is_new(folder: str, seen: set[tuple[int, int]]) -> bool:
 
 def _from_list(path: str) -> list[str]:
     folder = os.path.dirname(path)
-    with open(path, encoding="utf-8-sig") as file:
-        lines = [line.strip() for line in file]
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            lines = [line.strip() for line in file]
+    except UnicodeDecodeError as error:
+        raise KohyaBucketError(f"{path}: this list of paths is not UTF-8 text ({error}); save it as UTF-8") from None
     return list(dict.fromkeys(os.path.join(folder, line) for line in lines if line and not line.startswith("#")))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.remote import is_url
 
-__all__ = ["absolute_paths"]
+__all__ = ["absolute_paths", "refuse_one_path"]
 
 
 def absolute_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -33,3 +34,15 @@ def _all_absolute(texts: list[str]) -> bool:
     if any(sign in together for sign in ("/.", "//", "/\0")):
         return False
     return together.count("\0/") == len(texts) and together.count("\0") == len(texts) + 1
+
+
+def refuse_one_path(paths: object) -> None:
+    """A path in place of a list of them: a text would be read letter by letter.
+
+    Raises:
+        KohyaBucketError: `paths` is one path.
+    """
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        raise KohyaBucketError(
+            f"paths is the one path {os.fsdecode(paths)!r}: give a list, [path]; list_images(path) lists a folder"
+        )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from kohya_bucket.images.decoder import pixel_limit
 from kohya_bucket.images.formats import ImageFormat, format_of_extension
+from kohya_bucket.images.paths import refuse_one_path
 from kohya_bucket.images.pool import Engine, Job, Progress
 from kohya_bucket.images.text_column import TextColumn
 
@@ -109,7 +110,9 @@ def read_sizes(
 
     Raises:
         ScanInterrupted: Ctrl-C; its `scan` holds what was finished.
+        KohyaBucketError: one path in place of a list.
     """
+    refuse_one_path(paths)
     texts: Sequence[str] = paths if isinstance(paths, TextColumn) else [os.fspath(path) for path in paths]
     if cached is not None and not verify:
         scan = cached.refresh(texts, workers=workers, engine=engine, progress=progress).scan()

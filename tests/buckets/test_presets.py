@@ -103,3 +103,11 @@ def test_a_json_file_that_is_none(tmp_path) -> None:
     path.write_text("[1, 2]", encoding="utf-8")
     with pytest.raises(ConfigError, match="holds a list"):
         load_from_json(path)
+
+
+@pytest.mark.parametrize("load", [load_from_toml, load_from_json])
+def test_a_file_that_is_no_text_is_named(tmp_path, load) -> None:
+    path = tmp_path / "photo.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(ConfigError, match=r"photo\.png is no bucket set: it is not UTF-8 text"):
+        load(path)

@@ -199,3 +199,28 @@ def test_every_batch_of_the_sampler_has_one_shape_whatever_the_remainder(paths: 
         assert batch["image"].shape == (len(batch["path"]), 3, bucket.height, bucket.width)
         seen += batch["path"]
     assert set(seen) == {str(path) for path in paths}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"paths": "photo.png"}, r"paths is the one path 'photo\.png': give a list"),
+        ({"paths": Path("photo.png")}, "paths is the one path"),
+        ({"strategy": KohyaBuckets}, r"strategy is the class KohyaBuckets, but must be a rule, e\.g\. KohyaBuckets"),
+        ({"strategy": SET}, r"strategy is BucketSet.*FixedBuckets\(bucket_set\)"),
+        ({"strategy": "kohya"}, "strategy is 'kohya', but must be a rule"),
+        ({"captions": [None]}, "caption 0 is None, but must be a text"),
+        ({"metadata_cache": "x.parquet"}, r"metadata_cache is 'x\.parquet': give MetadataCache\.load"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(folder: Path, arguments: dict, message: str) -> None:
+    with pytest.raises(KohyaBucketError, match=message):
+        BucketedDataset(**{"paths": [folder / "0.png"], "strategy": KohyaBuckets(64, 32, 128, 32), **arguments})
+
+
+def test_an_index_is_a_whole_number(folder: Path) -> None:
+    dataset = BucketedDataset([folder / "0.png", folder / "1.png"], FixedBuckets(SET))
+    assert dataset[np.int64(1)]["path"] == dataset[-1]["path"] == str(folder / "1.png")
+    for index in (0.9, "0", slice(0, 1)):
+        with pytest.raises(TypeError):
+            dataset[index]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images import list_images
+from kohya_bucket.images import MetadataCache, list_images, read_sizes
 
 
 @pytest.fixture
@@ -56,3 +56,23 @@ def test_a_missing_source_is_named(tree: Path) -> None:
 def test_links_in_a_circle_end(tree: Path) -> None:
     (tree / "sub" / "up").symlink_to(tree, target_is_directory=True)
     assert len(list_images(tree)) == 5
+
+
+@pytest.mark.parametrize("extensions", ["png", ".png", ["png"]])
+def test_endings_without_their_dot_are_refused(tree: Path, extensions) -> None:
+    with pytest.raises(KohyaBucketError, match=r"extensions holds '\.?png': give a list of endings with the dot"):
+        list_images(tree, extensions=extensions)
+
+
+def test_a_list_that_is_no_text_is_named(tree: Path) -> None:
+    (tree / "list.txt").write_bytes("grün.png".encode("latin-1"))
+    with pytest.raises(KohyaBucketError, match=r"list\.txt: this list of paths is not UTF-8 text"):
+        list_images(tree / "list.txt")
+
+
+def test_one_path_is_not_read_letter_by_letter(tree: Path) -> None:
+    for read in (read_sizes, MetadataCache.build):
+        with pytest.raises(KohyaBucketError, match="paths is the one path"):
+            read(tree / "b.jpg")
+        with pytest.raises(KohyaBucketError, match="paths is the one path"):
+            read("b.jpg")

@@ -16,6 +16,7 @@ from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import ImageFormat, MetadataCache, TextColumn, read_sizes
 from kohya_bucket.images.decoder import load_plugin
+from kohya_bucket.images.paths import refuse_one_path
 from kohya_bucket.images.pixels import load_pixels, to_pixels
 from kohya_bucket.images.pool import Progress
 from kohya_bucket.images.remote import is_url, read_remote
@@ -51,11 +52,14 @@ class FileSource:
         workers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
+        refuse_one_path(paths)
+        if metadata_cache is not None and not isinstance(metadata_cache, MetadataCache):
+            raise KohyaBucketError(f"metadata_cache is {metadata_cache!r}: give MetadataCache.load(path)")
         self.paths = TextColumn.of(paths if isinstance(paths, TextColumn) else [os.fspath(path) for path in paths])
         if not len(self.paths):
             raise KohyaBucketError("a dataset needs at least one image, but the list of paths is empty")
         self._ending = captions if isinstance(captions, str) else None
-        self._captions = None if captions is None or isinstance(captions, str) else TextColumn.of(list(captions))
+        self._captions = None if captions is None or isinstance(captions, str) else _texts(captions)
         if self._captions is not None and len(self._captions) != len(self.paths):
             raise KohyaBucketError(
                 f"{len(self._captions)} captions for {len(self.paths)} images: give one per image, in the same order"
@@ -111,3 +115,11 @@ class FileSource:
     def __getstate__(self) -> dict[str, Any]:
         # Workers decode; sizes stay with the process that placed the images.
         return {**self.__dict__, "_sizes": None}
+
+
+def _texts(captions: Sequence[str]) -> TextColumn:
+    listed = list(captions)
+    for i, caption in enumerate(listed):
+        if not isinstance(caption, str):
+            raise KohyaBucketError(f'caption {i} is {caption!r}, but must be a text; "" stands for none')
+    return TextColumn.of(listed)
