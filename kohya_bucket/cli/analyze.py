@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
+from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.subjects import Reading, RuleOptions, from_config, from_folders, is_bucket_set
 from kohya_bucket.errors import ConfigError
@@ -73,6 +74,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Count, place and judge a data set before training: crops, buckets, outliers, broken files, advice."""
         quiet = quiet or as_json
+        check_output("--html", html, "a web page", [*(path or []), config, bucket_config, cache])
+        check_output("--cache", cache, "a Parquet file", [])
         reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine))
         if config is not None and is_bucket_set(config) and bucket_config is None:
             config, bucket_config = None, config

@@ -10,6 +10,7 @@ import typer
 
 from kohya_bucket.buckets import bucket_set_to_toml, generate_buckets, load_from_toml, load_preset
 from kohya_bucket.buckets.auto import AutoBucketResult, mean_crop_loss
+from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.sizes import sizes_of
 
 _LOW_FILL = 0.75
@@ -38,6 +39,7 @@ def register(app: typer.Typer) -> None:
         quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     ) -> None:
         """Make a bucket set from your images' aspects, and say what it crops."""
+        check_output("--output", output, "a bucket set", path)
         images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
         result = generate_buckets(
             images.sizes, num_buckets=num, target=target, vae_factor=vae_factor, seed=seed, name=name, method=method,

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
+from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, ScanInterrupted, list_images
@@ -32,6 +33,7 @@ def register(app: typer.Typer) -> None:
         quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     ) -> None:
         """Read the size of every image into a Parquet file, so that later runs open none of them."""
+        check_output("--output", output, "a Parquet file", path)
         runs_on = engine_of(engine)
         before = MetadataCache.load(output) if refresh and output.exists() else None
         try:

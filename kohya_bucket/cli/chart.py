@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from kohya_bucket.buckets import BucketSet, rule_from_name, switching_points
+from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.sizes import parse_resolution, sizes_of
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.images import list_images
 from kohya_bucket.reports.aspect_chart import aspect_chart
 
 
@@ -34,6 +36,8 @@ def register(app: typer.Typer) -> None:
         """Show which aspects go to which bucket: a table, or with --output a picture."""
         max_reso = parse_resolution(resolution)
         high = max_bucket_reso or -(-2 * max(max_reso) // max(bucket_reso_steps, 1)) * bucket_reso_steps
+        if path:
+            check_output("--output", output, "a picture", [*path, *list_images(path, recursive=recursive)])
         images = sizes_of(path, recursive=recursive) if path else None
         sizes = images.sizes if images else None
         bucket_set = rule_from_name(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketError
 
 if TYPE_CHECKING:
@@ -41,12 +42,13 @@ def register(app: typer.Typer) -> None:
         from kohya_bucket.reports.explain import explain
 
         file, size = _size_of(image)
+        check_output("--preview", preview, "a picture", [file, config])
         if config is not None:
             rules = _rules_of(config)
         else:
             area = _pair(resolution or "512")
             # sd-scripts' own default, unless the resolution leaves no room below it
-            longest = max_bucket_reso or max(1024, -(-max(area) // bucket_reso_steps) * bucket_reso_steps)
+            longest = max_bucket_reso or max(1024, -(-max(area) // max(bucket_reso_steps, 1)) * bucket_reso_steps)
             made = rule_from_name(
                 rule,
                 max_reso=area,
@@ -162,7 +164,7 @@ def _draw(file: Path | None, found: list[tuple[str, Explanation]], target: Path)
         picture.save(target)
     except (ValueError, OSError) as error:
         raise KohyaBucketError(f"the preview cannot be written to {target}: {error}; name a .png file") from error
-    typer.echo(f"preview of {explanation.bucket} in {target}")
+    typer.echo(f"preview of {explanation.bucket} in {target}", err=True)
 
 
 def _grid(size: tuple[int, int]) -> Any:

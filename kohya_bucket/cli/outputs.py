@@ -1,0 +1,32 @@
+"""What a command must not write over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import IMAGE_EXTENSIONS
+
+__all__ = ["check_output"]
+
+
+def check_output(option: str, output: Path | None, what: str, inputs: Iterable[str | Path | None]) -> None:
+    """Before anything is read: an output that would replace an image or one of the command's own inputs.
+
+    Args:
+        option: as the command line names it.
+        output: the file to write, or None.
+        what: what is written, e.g. "a Parquet file"; a name ending in "picture" may have an image's ending.
+        inputs: files and folders that the command reads.
+
+    Raises:
+        KohyaBucketError: `output` is one of them, or is named as an image and will hold none.
+    """
+    if output is None:
+        return
+    if output.suffix.lower() in IMAGE_EXTENSIONS and not what.endswith("picture"):
+        raise KohyaBucketError(f"{option} is {output}, named as an image, but {what} is written: give another name")
+    for given in inputs:
+        if given is not None and Path(given).is_file() and output.exists() and output.samefile(given):
+            raise KohyaBucketError(f"{option} is {output}, which is read as input and would be lost: give another name")

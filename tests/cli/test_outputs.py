@@ -1,0 +1,86 @@
+"""What commands must not write over, and outputs that cannot be written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from kohya_bucket.cli import app, register_commands
+from kohya_bucket.errors import KohyaBucketError
+
+register_commands()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    data = tmp_path / "data"
+    data.mkdir()
+    for i in range(3):
+        Image.new("RGB", (300 + 100 * i, 400)).save(data / f"{i}.png")
+    return data
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("build-cache", "{data}", "--output", "{image}"),
+        ("buckets-from-dataset", "{data}", "--output", "{image}"),
+        ("analyze", "{data}", "--html", "{image}"),
+        ("chart", "{data}", "--output", "{image}"),
+        ("simulate", "{image}", "--preview", "{image}"),
+    ],
+)
+def test_no_image_of_the_data_is_written_over(folder: Path, arguments: tuple[str, ...]) -> None:
+    image = folder / "0.png"
+    before = image.read_bytes()
+    result = CliRunner().invoke(app, [a.format(data=folder, image=image) for a in arguments])
+    assert isinstance(result.exception, KohyaBucketError)
+    assert "give another name" in str(result.exception)
+    assert image.read_bytes() == before
+
+
+def test_no_table_or_list_is_written_over(folder: Path) -> None:
+    paths, sizes = folder / "paths.txt", folder / "sizes.csv"
+    paths.write_text("0.png\n1.png\n", encoding="utf-8")
+    sizes.write_text("id,width,height\na,300,400\n", encoding="utf-8")
+    for command, file in (("build-cache", paths), ("buckets-from-dataset", sizes)):
+        before = file.read_bytes()
+        result = CliRunner().invoke(app, [command, str(file), "--output", str(file)])
+        assert "which is read as input and would be lost" in str(result.exception)
+        assert file.read_bytes() == before
+
+
+def test_json_stays_json_with_a_preview(folder: Path) -> None:
+    preview = folder.parent / "preview.png"
+    result = CliRunner().invoke(app, ["simulate", "576x768", "--json", "--preview", str(preview)])
+    assert json.loads(result.stdout)[0]["bucket"] == {"width": 448, "height": 576}
+    assert preview.is_file()
+
+
+def test_a_preview_of_which_less_than_a_pixel_is_kept(folder: Path) -> None:
+    preview = folder.parent / "preview.png"
+    result = CliRunner().invoke(app, ["simulate", "100000x10", "--preview", str(preview)])
+    assert result.exception is None
+    with Image.open(preview) as image:
+        assert image.size == (1024, 1)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_standard_output_on_a_full_disk() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kohya_bucket", "presets"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("kohya-bucket: the disk is full")
+    assert "Traceback" not in done.stderr
