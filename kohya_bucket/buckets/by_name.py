@@ -55,6 +55,8 @@ def rule_from_name(
         BucketSettingsError: settings that do not work, or do nothing for this rule.
         FileNotFoundError: no such file.
     """
+    if reso_steps < 1:
+        raise BucketSettingsError(f"bucket_reso_steps is {reso_steps}, but must be 1 or more; 64 is usual")
     kind, _, argument = name.partition(":")
     if name != "kohya" and no_upscale_fit != "kohya":
         raise BucketSettingsError(

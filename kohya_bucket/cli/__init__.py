@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, why_not_written
 
 __all__ = ["app", "main", "register_commands"]
 
@@ -50,7 +50,9 @@ def main() -> None:
         print("kohya-bucket: interrupted", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno is None:
             raise
-        print(f"kohya-bucket: {error.filename}: {error.strerror}", file=sys.stderr)
+        # Without a name it is most often standard output, redirected to a disk that is full.
+        text = why_not_written(error) if error.filename is None else f"{error.filename}: {error.strerror}"
+        print(f"kohya-bucket: {text}", file=sys.stderr)
         sys.exit(2)

@@ -206,15 +206,22 @@ def _by_config(
 
 def _captions(paths: list[str], file: Path | None) -> list[str | None]:
     if file is not None:
-        lines: list[str | None] = [*file.read_text(encoding="utf-8-sig").splitlines()]
+        lines: list[str | None] = [*_utf8(file).splitlines()]
         if len(lines) != len(paths):
             raise ConfigError(f"{file} has {len(lines)} lines for {len(paths)} images: give one per image, in order")
         return lines
     out: list[str | None] = []
     for path in paths:
         beside = Path(path).with_suffix(".txt")
-        out.append(beside.read_text(encoding="utf-8-sig").strip() if beside.is_file() else None)
+        out.append(_utf8(beside).strip() if beside.is_file() else None)
     return out
+
+
+def _utf8(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: the caption cannot be read ({error}); it must be UTF-8 text") from None
 
 
 def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:

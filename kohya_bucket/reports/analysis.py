@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets import Bucket, Placement, Reason
 from kohya_bucket.buckets.types import FloatArray
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.reports.images import ImageTable, Subject
 from kohya_bucket.reports.summary import Summary, enlargement, images_per_bucket, samples_per_bucket, summarize
 
@@ -173,7 +174,12 @@ def analyze(subject: Subject, *, min_count: int = 10, outlier_threshold: float =
         min_count: a used bucket with fewer images is listed as rarely used.
         outlier_threshold: images further than this in log aspect from their bucket are outliers; 0.25 means that
             22% of the image is cut off.
+
+    Raises:
+        KohyaBucketError: a threshold that is negative or no number.
     """
+    if not outlier_threshold >= 0:
+        raise KohyaBucketError(f"outlier_threshold is {outlier_threshold}, but must be 0 or more; 0.25 is usual")
     sizes = subject.images.sizes
     placement = subject.rule.place(sizes)
     placed = placement.placed

@@ -25,8 +25,9 @@ def draw_preview(image: Image.Image, explanation: Explanation) -> Image.Image:
     factor = min(1.0, _LONGEST / max(width, height))
     shown = image.convert("RGB").resize((max(round(width * factor), 1), max(round(height * factor), 1)))
     left, top, right, bottom = explanation.cut
-    kept = tuple(round(x * factor) for x in (left, top, width - right, height - bottom))
-    box = (kept[0], kept[1], kept[2], kept[3])
+    x0, y0 = min(round(left * factor), shown.width - 1), min(round(top * factor), shown.height - 1)
+    # Of an extreme aspect the kept part may be less than a pixel here: it is shown as one.
+    box = (x0, y0, max(round((width - right) * factor), x0 + 1), max(round((height - bottom) * factor), y0 + 1))
     result = shown.point([round(value * _DARK) for value in range(256)] * 3)
     result.paste(shown.crop(box), box)
     line = max(2, round(max(shown.size) / 300))

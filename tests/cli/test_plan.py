@@ -8,6 +8,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from kohya_bucket.cli import app, main, register_commands
+from kohya_bucket.cli.precompute import _captions as read_captions
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.config import read_config
 from kohya_bucket.sdscripts.overview import overview
 from kohya_bucket.sdscripts.settings import AdapterSettings
@@ -132,10 +134,15 @@ def exit_of(monkeypatch, capsys, *arguments):
         (["simulate", "nothing.png"], "neither a size such as 576x768 nor a readable image"),
         (["simulate", "512x512", "--resolution", "big"], "resolution is 'big'"),
         (["simulate", "512x512", "--rule", "none"], "there is no rule 'none'"),
+        (["simulate", "512x512", "--bucket-reso-steps", "0"], "bucket_reso_steps is 0, but must be 1 or more"),
+        (["simulate", "99999999999x1"], "sizes must fit into 32 bits"),
+        (["chart", "--rule", "novelai", "--bucket-reso-steps", "0"], "bucket_reso_steps is 0, but must be 1 or more"),
+        (["buckets-from-dataset", "FOLDER", "--seed", "-1"], "seed is -1, but must be 0 or more"),
+        (["analyze", "FOLDER", "--outlier-threshold", "nan"], "outlier_threshold is nan"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(folder, monkeypatch, capsys, arguments, message):
-    arguments = [write(folder) if a == "CONFIG" else a for a in arguments]
+    arguments = [{"CONFIG": write(folder), "FOLDER": folder}.get(a, a) for a in arguments]
     code, error = exit_of(monkeypatch, capsys, *arguments)
     assert code == 2
     assert message in error
@@ -243,3 +250,11 @@ def test_several_resolutions_and_merged_remainders(folder):
     assert "256x256, 320x320 (one per epoch in turn)" in run("plan", write(folder, rest=rotate)).output
     refused = run("plan", write(folder, "bucket_no_upscale = true", rest="[kohya_bucket]\nremainder = 'catch_all'"))
     assert "would enlarge images to the base size" in str(refused.exception)
+
+
+def test_captions_that_are_no_utf_8_are_named(tmp_path):
+    (tmp_path / "a.txt").write_bytes("grün".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"a\.txt: the caption cannot be read .* it must be UTF-8 text"):
+        read_captions([str(tmp_path / "a.png")], None)
+    with pytest.raises(ConfigError, match=r"a\.txt: the caption cannot be read"):
+        read_captions(["a.png"], tmp_path / "a.txt")
