@@ -211,6 +211,8 @@ class Job:
             helper.close()
         deadline = time.monotonic() + _GRACE_S
         for thread in self._threads:
+            if not thread.is_alive():  # Ctrl-C may have come before it was started, and then it cannot be joined
+                continue
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _report(self, force: bool = False) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from image_corpus import encode, picture
+from PIL import Image
 
 from kohya_bucket.images import ScanInterrupted, read_sizes
 from kohya_bucket.images import pool as pool_module
@@ -104,3 +106,15 @@ def test_no_files() -> None:
     assert scan.sizes.shape == (0, 2)
     assert scan.sizes.dtype == np.int32
     assert scan.failures == []
+
+
+def test_an_interrupt_while_threads_are_started_is_an_interrupt(tmp_path: Path, monkeypatch) -> None:
+    """A thread that was never started cannot be joined: the scan, and what it had read, was lost in that error."""
+    Image.new("RGB", (8, 9)).save(tmp_path / "a.png")
+
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(ScanInterrupted):
+        read_sizes([tmp_path / "a.png"] * 100, engine="threads")
