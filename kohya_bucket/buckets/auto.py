@@ -16,7 +16,7 @@ from kohya_bucket.buckets.kmeans import kmeans_1d
 from kohya_bucket.buckets.largest import aspect_loss
 from kohya_bucket.buckets.optimal_set import admissible_sizes, least_crop_set
 from kohya_bucket.buckets.switching import aspect_switch
-from kohya_bucket.buckets.types import BucketSet, FloatArray, as_sizes
+from kohya_bucket.buckets.types import BucketSet, FloatArray, as_resolution, as_sizes
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["AUTO_METHODS", "AutoBucketResult", "AutoBuckets", "generate_buckets", "mean_crop_loss"]
@@ -86,7 +86,7 @@ def generate_buckets(
     if sizes.min() < 1:
         bad = sizes[sizes.min(axis=1) < 1][0]
         raise BucketSettingsError(f"dims holds an image of {bad[0]}x{bad[1]}: leave out what could not be read")
-    width, height = (target, target) if isinstance(target, int) else target
+    width, height = as_resolution("target", target)
     area = width * height
     for key, value in (("num_buckets", num_buckets), ("target", min(width, height)), ("vae_factor", vae_factor)):
         if value < 1:

@@ -13,7 +13,7 @@ from kohya_bucket.buckets.kohya import KohyaBuckets
 from kohya_bucket.buckets.novelai import NovelAIBuckets
 from kohya_bucket.buckets.presets import load_preset
 from kohya_bucket.buckets.set_files import load_from_json, load_from_toml
-from kohya_bucket.buckets.types import BucketRule, as_sizes
+from kohya_bucket.buckets.types import BucketRule, as_resolution, as_sizes
 from kohya_bucket.errors import BucketSettingsError, ConfigError
 
 __all__ = ["RULE_NAMES", "rule_from_name"]
@@ -62,7 +62,7 @@ def rule_from_name(
         raise BucketSettingsError(
             f"no_upscale_fit is {no_upscale_fit!r}, which only the rule kohya has: leave it out with rule {name!r}"
         )
-    width, height = (max_reso, max_reso) if isinstance(max_reso, int) else map(int, max_reso)
+    width, height = as_resolution("resolution", max_reso)
     given = {} if switching is None else {"switching": switching}
     limits: dict[str, Any] = {"no_upscale": no_upscale, "max_crop": max_crop, **given}
     if name == "kohya":

@@ -18,7 +18,7 @@ from kohya_bucket.buckets.largest import Admissible, largest_sizes
 from kohya_bucket.buckets.optimal_size import optimal_sizes
 from kohya_bucket.buckets.placing import place_from_data, single
 from kohya_bucket.buckets.restrict import check_max_crop
-from kohya_bucket.buckets.types import Bucket, IntArray, Placement, Reason, as_sizes
+from kohya_bucket.buckets.types import Bucket, IntArray, Placement, Reason, as_resolution, as_sizes, as_whole
 from kohya_bucket.buckets.underfilled import UNDERFILLED_POLICIES, settle_underfilled
 from kohya_bucket.errors import BucketSettingsError
 
@@ -64,9 +64,9 @@ class ExactBuckets:
         batch_size: int = 1,
         underfilled: str = "keep",
     ) -> None:
-        width, height = (max_area, max_area) if isinstance(max_area, int) else map(int, max_area)
+        width, height = as_resolution("max_area", max_area)
         self.max_area = width * height
-        self.divisor = int(divisor)
+        self.divisor = as_whole("divisor", divisor)
         if min(width, height, self.divisor) < 1 or not self.divisor**2 <= self.max_area <= _LARGEST_AREA:
             raise BucketSettingsError(
                 f"an area of {width}x{height} with divisor {divisor} allows no size: the area must hold at least one "

@@ -11,6 +11,7 @@ from kohya_bucket.buckets.placing import place_into_set, single
 from kohya_bucket.buckets.restrict import Limits, nearest_within
 from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.buckets.types import Bucket, BucketSet, IntArray, Placement, as_sizes
+from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["FixedBuckets"]
 
@@ -29,7 +30,7 @@ class FixedBuckets:
             the bucket that crops it least, and has none (`Reason.CROP_LIMIT`) if that is above it, too.
 
     Raises:
-        BucketSettingsError: an unknown method or a `max_crop` that is no share.
+        BucketSettingsError: no bucket set, an unknown method or a `max_crop` that is no share.
     """
 
     def __init__(
@@ -40,6 +41,11 @@ class FixedBuckets:
         no_upscale: bool = False,
         max_crop: float | None = None,
     ) -> None:
+        if not isinstance(bucket_set, BucketSet):
+            raise BucketSettingsError(
+                f"bucket_set is {bucket_set!r}, but must be a BucketSet: load_preset('sdxl'), load_from_toml(path), or "
+                "BucketSet.from_dims([(width, height), ...])"
+            )
         self._bucket_set = bucket_set
         self.switching = switching
         self._switch = aspect_switch(bucket_set, switching)

@@ -14,7 +14,7 @@ from kohya_bucket.buckets.placing import place_into_set, single
 from kohya_bucket.buckets.refit import refit
 from kohya_bucket.buckets.restrict import Limits, check_max_crop, nearest_within
 from kohya_bucket.buckets.switching import aspect_switch
-from kohya_bucket.buckets.types import Bucket, BucketSet, IntArray, Placement, as_sizes
+from kohya_bucket.buckets.types import Bucket, BucketSet, IntArray, Placement, as_resolution, as_sizes, as_whole
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["NO_UPSCALE_FITS", "KohyaBuckets", "kohya_bucket_sizes"]
@@ -73,12 +73,12 @@ class KohyaBuckets:
         no_upscale_fit: str = "kohya",
         max_crop: float | None = None,
     ) -> None:
-        width, height = (max_reso, max_reso) if isinstance(max_reso, int) else map(int, max_reso)
+        width, height = as_resolution("resolution", max_reso)
         self.max_reso = (width, height)
         self.max_area = width * height
-        self.min_size = int(min_size)
-        self.max_size = int(max_size)
-        self.reso_steps = int(reso_steps)
+        self.min_size = as_whole("min_bucket_reso", min_size)
+        self.max_size = as_whole("max_bucket_reso", max_size)
+        self.reso_steps = as_whole("bucket_reso_steps", reso_steps)
         self.no_upscale = bool(no_upscale)
         self.switching = switching
         self.no_upscale_fit = no_upscale_fit

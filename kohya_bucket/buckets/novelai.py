@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets.chunks import for_chunks
 from kohya_bucket.buckets.fixed import FixedBuckets
 from kohya_bucket.buckets.nearest import AspectSwitch, first_per_aspect, midpoint_thresholds
-from kohya_bucket.buckets.types import BucketSet, FloatArray, IntArray, Reason
+from kohya_bucket.buckets.types import BucketSet, FloatArray, IntArray, Reason, as_resolution
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["NovelAIBuckets", "novelai_bucket_sizes"]
@@ -72,7 +72,7 @@ class NovelAIBuckets(FixedBuckets):
         no_upscale: bool = False,
         max_crop: float | None = None,
     ) -> None:
-        width, height = (max_size, max_size) if isinstance(max_size, int) else map(int, max_size)
+        width, height = as_resolution("max_size", max_size)
         if min(width, height, divisible, min_dim) < 1 or max_ar_error <= 0:
             raise BucketSettingsError(
                 f"max_size {width}x{height}, divisible {divisible}, min_dim {min_dim} and max_ar_error {max_ar_error} "

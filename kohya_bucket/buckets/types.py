@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import InvalidBucketError, KohyaBucketError
+from kohya_bucket.errors import BucketSettingsError, InvalidBucketError, KohyaBucketError
 
 __all__ = [
     "Bucket",
@@ -23,11 +23,14 @@ __all__ = [
     "Placement",
     "Reason",
     "as_pair",
+    "as_resolution",
     "as_sizes",
+    "as_whole",
     "check_rule",
 ]
 
 IntArray = npt.NDArray[np.int32]
+_MAX = 2**31 - 1
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -48,13 +51,15 @@ class Bucket:
     height: int
 
     def __post_init__(self) -> None:
-        if type(self.width) is int and type(self.height) is int and self.width > 0 and self.height > 0:
+        if type(self.width) is int and type(self.height) is int and 0 < self.width <= _MAX and 0 < self.height <= _MAX:
             return
         for side, value in (("width", self.width), ("height", self.height)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
                 raise InvalidBucketError(f"bucket {self.width!r}x{self.height!r}: {side} must be an integer")
             if value <= 0:
                 raise InvalidBucketError(f"bucket {self.width}x{self.height}: {side} is {value}, but must be 1 or more")
+            if value > _MAX:
+                raise InvalidBucketError(f"bucket {self.width}x{self.height}: {side} does not fit into 32 bits")
             object.__setattr__(self, side, int(value))
 
     def __iter__(self) -> Iterator[int]:
@@ -129,7 +134,13 @@ class BucketSet:
         vae_factor: int = 1,
     ) -> BucketSet:
         """Build a set from `(width, height)` pairs, e.g. a list of tuples or a [K, 2] array."""
-        return cls(tuple(Bucket(*map(int, d)) for d in dims), name, description, vae_factor)
+        buckets = []
+        for pair in dims:
+            sides = tuple(pair)
+            if len(sides) != 2:
+                raise InvalidBucketError(f"bucket {sides!r} must have two sides, width and height")
+            buckets.append(Bucket(*sides))
+        return cls(tuple(buckets), name, description, vae_factor)
 
     @cached_property
     def sizes(self) -> IntArray:
@@ -270,6 +281,35 @@ class BucketRule(Protocol):
 
     def assign_many_indices(self, sizes: Any) -> npt.NDArray[np.intp] | IntArray:
         """[N] bucket indices, -1 where an image has no bucket."""
+
+
+def as_whole(name: str, value: Any) -> int:
+    """A setting in pixels as a plain int, whatever number type it has.
+
+    Raises:
+        BucketSettingsError: a fraction, a text, None.
+    """
+    try:
+        if not isinstance(value, str) and int(value) == value:
+            return int(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise BucketSettingsError(f"{name} is {value!r}, but must be a whole number")
+
+
+def as_resolution(name: str, value: Any) -> tuple[int, int]:
+    """(width, height) from one side or two.
+
+    Raises:
+        BucketSettingsError: neither one whole number nor two.
+    """
+    try:
+        width, height = value if np.ndim(value) else (value, value)
+        return as_whole(name, width), as_whole(name, height)
+    except (TypeError, ValueError):
+        raise BucketSettingsError(
+            f"{name} is {value!r}, but must be a whole number of pixels or two of them, (width, height)"
+        ) from None
 
 
 def check_rule(strategy: object) -> None:

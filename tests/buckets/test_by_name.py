@@ -1,13 +1,16 @@
 """Rules by the names that config files use."""
 
+import numpy as np
 import pytest
 
 from kohya_bucket import (
     AutoBuckets,
+    BucketSet,
     BucketSettingsError,
     ConfigError,
     ExactBuckets,
     FixedBuckets,
+    InvalidBucketError,
     KohyaBuckets,
     NovelAIBuckets,
 )
@@ -66,3 +69,30 @@ def test_what_does_not_exist_is_named(name, options, error, message) -> None:
 def test_a_missing_file_is_named(tmp_path) -> None:
     with pytest.raises(FileNotFoundError, match=r"none\.toml"):
         rule_from_name(f"file:{tmp_path / 'none.toml'}", max_reso=512)
+
+
+@pytest.mark.parametrize("rule", [KohyaBuckets, NovelAIBuckets, ExactBuckets])
+@pytest.mark.parametrize("value", ["512", ("512", "512"), 512.5, (512.5, 512), None, (512,), (512, 512, 512)])
+def test_resolutions_that_are_none_are_refused(rule, value) -> None:
+    with pytest.raises(BucketSettingsError, match="must be a whole number"):
+        rule(value)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert KohyaBuckets(np.int64(512)).bucket_set == KohyaBuckets(512).bucket_set
+    assert rule_from_name("kohya", max_reso=np.int32(512)).bucket_set == KohyaBuckets(512).bucket_set
+    assert AutoBuckets.from_dims([(512, 512)], target=np.int64(512)).bucket_set.sizes.tolist() == [[512, 512]]
+    with pytest.raises(BucketSettingsError, match=r"bucket_reso_steps is 1\.5, but must be a whole number"):
+        KohyaBuckets(512, reso_steps=1.5)
+
+
+@pytest.mark.parametrize("given", ["sdxl", [(512, 512)], None])
+def test_what_is_no_bucket_set_is_refused(given) -> None:
+    with pytest.raises(BucketSettingsError, match=r"must be a BucketSet: load_preset\('sdxl'\)"):
+        FixedBuckets(given)
+
+
+@pytest.mark.parametrize("dims", [[(512,)], [(512, 512, 3)], [(512.7, 512)], [(2**31, 512)]])
+def test_what_is_no_bucket_is_refused(dims) -> None:
+    with pytest.raises(InvalidBucketError):
+        BucketSet.from_dims(dims)
