@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
@@ -13,7 +14,7 @@ from kohya_bucket.datasets.accelerate_view import called_by_accelerate_loop, rea
 from kohya_bucket.datasets.agreement import agree_on
 from kohya_bucket.datasets.planned_index import PlannedIndex
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning import EpochPlan, EpochPlanner, Position
+from kohya_bucket.planning import EpochPlan, EpochPlanner, Ledger, Position
 from kohya_bucket.planning.planner import integer, whole
 
 __all__ = ["BucketBatchSampler"]
@@ -47,7 +48,7 @@ class BucketBatchSampler(Sampler[list[int]]):
     def __init__(
         self,
         bucket_indices: Any,
-        batch_size: Any = None,
+        batch_size: npt.ArrayLike | None = None,
         shuffle: bool = True,
         drop_last: bool | None = None,
         num_replicas: int | None = None,
@@ -104,7 +105,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         """The plan that the next iteration trains, or what is left of it."""
         return self._plan_for(self._view()[0])
 
-    def ledger(self) -> Any:
+    def ledger(self) -> Ledger:
         """The ledger of that plan: see `Ledger`."""
         return self.plan().ledger()
 

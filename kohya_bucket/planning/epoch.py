@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
+
+import numpy.typing as npt
 
 from kohya_bucket.planning.plan import EpochPlan
 from kohya_bucket.planning.planner import EpochPlanner
@@ -12,27 +15,27 @@ __all__ = ["plan_epoch"]
 
 
 def plan_epoch(
-    bucket_ids: Any,
-    batch_size: Any = None,
+    bucket_ids: npt.ArrayLike,
+    batch_size: npt.ArrayLike | None = None,
     *,
     world_size: int = 1,
     seed: int = 0,
     epoch: int = 0,
     remainder: str = "keep",
     order: str = "shuffled",
-    repeats: Any = None,
+    repeats: npt.ArrayLike | Fraction | Sequence[Fraction] | None = None,
     accumulate: int = 1,
     max_pixels: int | None = None,
-    bucket_sizes: Any = None,
-    regularization: Any = None,
+    bucket_sizes: npt.ArrayLike | None = None,
+    regularization: npt.ArrayLike | None = None,
     regularization_uses: int | None = None,
     resolutions: str | None = None,
-    resolution_weights: Any = None,
+    resolution_weights: npt.ArrayLike | None = None,
     run_length: int = 8,
     crop_limit: float = 0.25,
     base_bucket: int | None = None,
-    bucket_groups: Any = None,
-    enlarge: Any = True,
+    bucket_groups: npt.ArrayLike | None = None,
+    enlarge: npt.ArrayLike = True,
     equal_epochs: bool = False,
     done: Sequence[tuple[Any, int]] = (),
 ) -> EpochPlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -46,25 +47,25 @@ class EpochPlanner:
 
     def __init__(
         self,
-        bucket_ids: Any,
-        batch_size: Any = None,
+        bucket_ids: npt.ArrayLike,
+        batch_size: npt.ArrayLike | None = None,
         *,
         world_size: int = 1,
         remainder: str = "keep",
         order: str = "shuffled",
-        repeats: Any = None,
+        repeats: npt.ArrayLike | Fraction | Sequence[Fraction] | None = None,
         accumulate: int = 1,
         max_pixels: int | None = None,
-        bucket_sizes: Any = None,
-        regularization: Any = None,
+        bucket_sizes: npt.ArrayLike | None = None,
+        regularization: npt.ArrayLike | None = None,
         regularization_uses: int | None = None,
         resolutions: str | None = None,
-        resolution_weights: Any = None,
+        resolution_weights: npt.ArrayLike | None = None,
         run_length: int = 8,
         crop_limit: float = 0.25,
         base_bucket: int | None = None,
-        bucket_groups: Any = None,
-        enlarge: Any = True,
+        bucket_groups: npt.ArrayLike | None = None,
+        enlarge: npt.ArrayLike = True,
         equal_epochs: bool = False,
     ) -> None:
         self.world_size = whole("world_size", world_size, 1)
