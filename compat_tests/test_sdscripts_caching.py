@@ -372,3 +372,14 @@ def test_the_weights_are_hashed_once_for_all_data_sets(patched, strategies, fold
     encoder.weight += 1
     cache(patched, strategies, folder, encoder)
     assert len(hashed) == 2
+
+
+def test_nothing_of_every_image_is_kept_once_loaders_are_made(patched, strategies, folder):
+    from kohya_bucket.sdscripts import caching
+
+    group = cache(patched, strategies, folder, MeanVAE())
+    strategy = strategies.base.LatentsCachingStrategy._strategy
+    assert strategy in caching._names
+    assert len(latents_of(patched, group)) == 7
+    assert strategy not in caching._names
+    assert strategy not in caching._wishes

@@ -31,7 +31,7 @@ from kohya_bucket.sdscripts.variants import VariantPath
 from kohya_bucket.sdscripts.while_caching import replaced, wait_for_ranks
 from kohya_bucket.sdscripts.wording import recached_lines
 
-__all__ = ["cache_latents"]
+__all__ = ["cache_latents", "forget_files"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -76,6 +76,12 @@ Wishes = dict[tuple[str, Size], tuple[bool, bool]]  # by file and bucket: (flipp
 # by strategy, of which sd-scripts has one in each run: what its datasets have taken so far, and what each wanted
 _names: WeakKeyDictionary[Any, NpzNames] = WeakKeyDictionary()
 _wishes: WeakKeyDictionary[Any, list[tuple[ref[Any], Wishes]]] = WeakKeyDictionary()
+
+
+def forget_files() -> None:
+    """Let go of what datasets share, of which there is a row for each image, once all have cached."""
+    _names.clear()
+    _wishes.clear()
 
 
 @dataclass

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
+from kohya_bucket.sdscripts.caching import forget_files
 from kohya_bucket.sdscripts.image_columns import compact
 from kohya_bucket.sdscripts.planner import GroupPlanner
 from kohya_bucket.sdscripts.processes import quiet_worker
 from kohya_bucket.sdscripts.resume import Run
 from kohya_bucket.sdscripts.sampler import PlanSampler
 from kohya_bucket.sdscripts.tables import BatchTable
+from kohya_bucket.sdscripts.text_caching import forget_texts
 
 __all__ = ["planned_arguments"]
 
@@ -61,6 +63,8 @@ def planned_arguments(
     if training:
         run.attach(sampler)
     compact(group)
+    forget_files()  # trainers make their loaders when all is cached
+    forget_texts()
     if arguments.get("generator") is None:
         # Every iterator draws a number. From the process's own generator, that would shift a resumed run's noise.
         arguments["generator"] = torch.Generator().manual_seed(sampler.seed % 2**63)

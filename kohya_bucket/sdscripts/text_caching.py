@@ -19,7 +19,7 @@ from kohya_bucket.sdscripts.processes import is_first_process
 from kohya_bucket.sdscripts.while_caching import replaced, wait_for_ranks
 from kohya_bucket.sdscripts.wording import recached_lines
 
-__all__ = ["cache_text_outputs"]
+__all__ = ["cache_text_outputs", "forget_texts"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -75,6 +75,11 @@ def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: 
     wait_for_ranks()
     if is_first_process() and reasons:
         logger.warning("\n".join(recached_lines(reasons)))
+
+
+def forget_texts() -> None:
+    """Let go of what datasets share, of which there is a row for each image, once all have cached."""
+    _texts.clear()
 
 
 def _file_of(usual: str, text: Text, taken: dict[str, list[Text]]) -> str:
