@@ -58,7 +58,11 @@ def planned_arguments(
         settings = replace(settings, remainder="keep")
     planner = GroupPlanner([table.images for table in tables], settings)
     sampler = PlanSampler(
-        planner, int(datasets[0].seed), counter if training else None, clock=None if training else counter
+        planner,
+        int(datasets[0].seed),
+        counter if training else None,
+        clock=None if training else counter,
+        current_step=getattr(collator, "current_step", None),
     )
     if training:
         run.attach(sampler)

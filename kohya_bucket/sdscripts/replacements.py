@@ -200,10 +200,12 @@ def set_current_epoch(dataset: Any, epoch: int) -> None:
 
 
 def planned_item(group: Any, index: PlannedBatch) -> Any:
-    """The batch that `index` describes, whatever epoch the dataset believes it is in."""
+    """The batch that `index` describes, whatever epoch and step the dataset believes it is in."""
     dataset = group.datasets[index.dataset]
     set_current_epoch(dataset, index.epoch)
     owner = getattr(dataset, "dreambooth_dataset_delegate", dataset)
+    if index.global_step is not None:
+        owner.current_step = index.global_step
     keys = owner.bucket_manager.buckets[index]
     with own_random(index.seed), at_planned_size(dataset, index):
         return drop_unwanted_masks(dataset[index], keys, owner.image_to_subset)

@@ -51,14 +51,23 @@ class PlanSampler(Sampler[PlannedBatch]):
         current_epoch: the counter that the trainer advances before it iterates; None keeps epoch 0's order.
         clock: a counter for what depends on the epoch within a batch (sd-scripts can leave out captions every few
             epochs) where the order stays that of epoch 0.
+        current_step: the trainer's counter of steps, for what depends on it within a batch (sd-scripts can begin with
+            few words of a caption).
     """
 
     def __init__(
-        self, planner: GroupPlanner, seed: int, current_epoch: Any | None, *, clock: Any | None = None
+        self,
+        planner: GroupPlanner,
+        seed: int,
+        current_epoch: Any | None,
+        *,
+        clock: Any | None = None,
+        current_step: Any | None = None,
     ) -> None:
         self.planner = planner
         self.current_epoch = current_epoch
         self._clock = clock
+        self._current_step = current_step
         self.world_size = world_size()
         self.planned_ranks = self.world_size if planner.settings.same_shape else 1
         self.seed = _agree(planner, seed) if self.world_size > 1 else seed
@@ -144,7 +153,8 @@ class PlanSampler(Sampler[PlannedBatch]):
             bucket -= int(planner.first_bucket[dataset])
             images = np.asarray(plan.indices(step, rank) - planner.first_image[dataset], dtype=np.int32)
             seed = (self.seed * 1_000_003 + epoch) * 1_000_003 + begin + i
-            yield PlannedBatch.make(begin + i, told, dataset, images, seed, bucket)
+            global_step = None if self._current_step is None else int(self._current_step.value)
+            yield PlannedBatch.make(begin + i, told, dataset, images, seed, bucket, global_step)
 
 
 def _ignore(_: int) -> None:

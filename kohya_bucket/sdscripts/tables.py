@@ -30,6 +30,7 @@ class PlannedBatch(int):
         images: [B] int32 image numbers within that dataset; an image that is trained twice stands twice.
         seed: for flips, crops and caption shuffles of this batch, the same whichever worker loads it.
         bucket: position in the dataset's buckets at whose size the images are trained.
+        global_step: the trainer's step when the batch was asked for; None where nobody counts.
     """
 
     epoch: int
@@ -37,17 +38,28 @@ class PlannedBatch(int):
     images: npt.NDArray[np.int32]
     seed: int
     bucket: int
+    global_step: int | None
 
     @classmethod
     def make(
-        cls, position: int, epoch: int, dataset: int, images: npt.NDArray[np.int32], seed: int, bucket: int
+        cls,
+        position: int,
+        epoch: int,
+        dataset: int,
+        images: npt.NDArray[np.int32],
+        seed: int,
+        bucket: int,
+        global_step: int | None = None,
     ) -> PlannedBatch:
         batch = cls(position)
         batch.epoch, batch.dataset, batch.images, batch.seed, batch.bucket = epoch, dataset, images, seed, bucket
+        batch.global_step = global_step
         return batch
 
     def __reduce__(self) -> tuple[Callable[..., PlannedBatch], tuple[Any, ...]]:
-        return PlannedBatch.make, (int(self), self.epoch, self.dataset, self.images, self.seed, self.bucket)
+        return PlannedBatch.make, (
+            int(self), self.epoch, self.dataset, self.images, self.seed, self.bucket, self.global_step
+        )  # fmt: skip
 
 
 class ImageKey(str):
