@@ -10,6 +10,8 @@ from PIL import Image
 from sdscripts_support import build_groups, random_sizes, write_images, write_metadata
 from test_sdscripts_caching import ACCELERATOR, strategies  # noqa: F401
 
+from kohya_bucket import sdscripts
+
 KEYS = {"resolution": 128, "batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
 
 
@@ -41,11 +43,11 @@ def strategy_type(strategies):  # noqa: F811
     strategies.base.TextEncoderOutputsCachingStrategy._strategy = None
 
 
-def run(sd, strategies, strategy_type, datasets):  # noqa: F811
+def run(sd, strategies, strategy_type, datasets, models=()):  # noqa: F811
     """(captions encoded, {(data set, image): (caption that is trained, its rate)})."""
     group, _ = build_groups(sd, {"datasets": [{**KEYS, "subsets": subsets} for subsets in datasets]})
     strategy = strategies.base.TextEncoderOutputsCachingStrategy._strategy = strategy_type(True, 1, False)
-    group.new_cache_text_encoder_outputs([], ACCELERATOR)
+    group.new_cache_text_encoder_outputs(list(models), ACCELERATOR)
     group.set_current_strategies()
     trained = {}
     for k, dataset in enumerate(group.datasets):
@@ -99,3 +101,32 @@ def test_another_share_of_captions_to_leave_out(patched, strategies, strategy_ty
         assert encoded == count
         assert [found for _, found in trained.values()] == [rate] * 3
     assert "the caption_dropout_rate changed (0.1 -> 0.3)" in caplog.text
+
+
+def test_outputs_of_other_text_encoders_are_made_again(patched, strategies, strategy_type, tmp_path, caplog):  # noqa: F811
+    write_images(tmp_path / "a", random_sizes(3, 1, 100, 300))
+    datasets = [[{"image_dir": str(tmp_path / "a"), "caption_extension": ".txt"}]]
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(200, 300), None, torch.nn.Embedding(7, 3)]
+    for count in (3, 0):
+        assert run(patched, strategies, strategy_type, datasets, models)[0] == count
+    with torch.no_grad():
+        models[2].weight += 1
+    with caplog.at_level("WARNING", logger="kohya_bucket"):
+        assert run(patched, strategies, strategy_type, datasets, models)[0] == 3
+    assert "the text encoders changed" in caplog.text
+    assert run(patched, strategies, strategy_type, datasets, models)[0] == 0
+    assert run(patched, strategies, strategy_type, datasets, [])[0] == 0
+
+
+def test_files_that_do_not_name_their_text_encoders_are_believed(
+    unpatched, strategies, strategy_type, tmp_path  # noqa: F811
+):  # fmt: skip
+    write_images(tmp_path / "a", random_sizes(3, 1, 100, 300))
+    datasets = [[{"image_dir": str(tmp_path / "a"), "caption_extension": ".txt"}]]
+    assert run(unpatched, strategies, strategy_type, datasets)[0] == 3
+    sdscripts.install()
+    try:
+        assert run(unpatched, strategies, strategy_type, datasets, [torch.nn.Linear(2, 3)])[0] == 0
+    finally:
+        sdscripts.uninstall()

@@ -10,7 +10,7 @@ from typing import Any
 
 from kohya_bucket.images.content_hash import hash_file
 
-__all__ = ["Fingerprint", "module_hash", "source_identity", "why_stale"]
+__all__ = ["Fingerprint", "module_hash", "sampled_hash", "source_identity", "why_stale"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,25 @@ def source_identity(path: str | os.PathLike[str], *, content: bool = False) -> t
     """Length in bytes, modification time in ns and, with `content`, the hash of the file (else "")."""
     stat = os.stat(path)
     return stat.st_size, stat.st_mtime_ns, hash_file(os.fspath(path)) if content else ""
+
+
+_SAMPLES = 1024
+
+
+def sampled_hash(module: Any) -> str:
+    """Hash of at most 1024 values of each of a torch module's weights, 16 bytes as hex; "" for what has no weights.
+
+    For modules of many gigabytes: training, merging and another precision change nearly all values of a tensor.
+    """
+    import torch
+
+    digests = []
+    for name, tensor in module.state_dict().items() if hasattr(module, "state_dict") else ():
+        if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
+            values = tensor.detach().reshape(-1)
+            values = values[:: max(1, len(values) // _SAMPLES)][:_SAMPLES].float().cpu().contiguous()
+            digests.append(f"{name} {list(tensor.shape)} {hashlib.blake2b(values.numpy().data).hexdigest()}")
+    return hashlib.blake2b("\n".join(digests).encode(), digest_size=16).hexdigest() if digests else ""
 
 
 def module_hash(module: Any) -> str:

@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 CAPTION_KEY = "kohya_bucket_caption"
+ENCODERS_KEY = "kohya_bucket_text_encoders"
 DROPOUT_KEY = "caption_dropout_rate"  # sd-scripts' own, for some model families
 
 
@@ -202,11 +203,13 @@ def check_text_npz(
     required: Iterable[str],
     caption: str | Iterable[str] | None = None,
     dropout: float | None = None,
+    encoders: str = "",
 ) -> str | None:
     """Why cached text-encoder outputs cannot be used, or None: every byte is read, so what is broken shows.
 
-    With `caption`, outputs of another caption are refused, and with `dropout` those that are saved with another
-    `caption_dropout_rate`, which is trained with; files that do not say theirs are believed.
+    With `caption`, outputs of another caption are refused, with `dropout` those that are saved with another
+    `caption_dropout_rate`, which is trained with, and with `encoders` (their hash) those of other text encoders; files
+    that do not say theirs are believed.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -221,6 +224,10 @@ def check_text_npz(
                 stored = np.load(io.BytesIO(archive.read(f"{CAPTION_KEY}.npy")))
                 if stored.tobytes() != caption_mark(caption).tobytes():
                     return "the caption changed"
+            if encoders and f"{ENCODERS_KEY}.npy" in members:
+                stored = np.load(io.BytesIO(archive.read(f"{ENCODERS_KEY}.npy")))
+                if stored.tobytes() != encoders.encode():
+                    return "the text encoders changed"
             if dropout is not None and f"{DROPOUT_KEY}.npy" in members:
                 rate = float(np.load(io.BytesIO(archive.read(f"{DROPOUT_KEY}.npy"))))
                 if rate != float(np.float32(dropout)):

@@ -6,6 +6,7 @@ captions, whoever comes first has the usual file and the others have further one
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from kohya_bucket.sdscripts.latent_cache import CAPTION_KEY, caption_mark, check_text_npz, savez
+from kohya_bucket.latents.fingerprint import sampled_hash
+from kohya_bucket.sdscripts.latent_cache import CAPTION_KEY, ENCODERS_KEY, caption_mark, check_text_npz, savez
 from kohya_bucket.sdscripts.processes import is_first_process
 from kohya_bucket.sdscripts.while_caching import replaced, wait_for_ranks
 from kohya_bucket.sdscripts.wording import recached_lines
@@ -43,6 +45,7 @@ def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: 
         path = _file_of(_npz(strategy.get_outputs_npz_path(info.absolute_path)), text, taken)
         paths[info.absolute_path] = path
         texts[path] = text
+    encoders = _hash_of(models)
     accepts = strategy.is_disk_cached_outputs_expected
     reasons: dict[str, str] = {}
 
@@ -51,7 +54,7 @@ def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: 
             return False
         if strategy.skip_disk_cache_validity_check:
             return True
-        reason = check_text_npz(path, (), *texts[path])
+        reason = check_text_npz(path, (), *texts[path], encoders)
         if reason is None:
             return bool(accepts(path))
         reasons[path] = reason
@@ -64,7 +67,10 @@ def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: 
             numpys_savez(file, *args, **arrays)
             return
         text = texts.get(_npz(file))
-        savez(file, **arrays, **({} if text is None else {CAPTION_KEY: caption_mark(text[0])}))
+        marks = {} if text is None else {CAPTION_KEY: caption_mark(text[0])}
+        if text is not None and encoders:
+            marks[ENCODERS_KEY] = np.frombuffer(encoders.encode(), dtype=np.uint8)
+        savez(file, **arrays, **marks)
 
     methods: dict[str, Callable[..., Any]] = {
         "get_outputs_npz_path": paths.__getitem__,
@@ -75,6 +81,12 @@ def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: 
     wait_for_ranks()
     if is_first_process() and reasons:
         logger.warning("\n".join(recached_lines(reasons)))
+
+
+def _hash_of(models: Any) -> str:
+    """Hash of the text encoders, "" where there is nothing to tell them by; trainers pass None for what is left out."""
+    hashes = [sampled_hash(model) for model in models] if isinstance(models, (list, tuple)) else []
+    return hashlib.blake2b(" ".join(hashes).encode(), digest_size=16).hexdigest() if any(hashes) else ""
 
 
 def forget_texts() -> None:

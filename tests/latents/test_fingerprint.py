@@ -112,3 +112,22 @@ def test_names_of_types(given, name):
 def test_a_type_that_cannot_be_stored():
     with pytest.raises(ValueError, match="stored as float32"):
         dtype_name("int8")
+
+
+def test_a_sampled_hash_knows_a_module_again():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from kohya_bucket.latents.fingerprint import sampled_hash
+
+    def module():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(200, 300), torch.nn.Embedding(5, 3))
+
+    first = sampled_hash(module())
+    assert len(first) == 32
+    assert sampled_hash(module()) == first
+    changed = module()
+    with torch.no_grad():
+        changed[1].weight *= 1.01
+    assert sampled_hash(changed) != first
+    assert sampled_hash(module().to(torch.float16)) != first
+    assert sampled_hash(module().to("meta")) == sampled_hash(object()) == ""
