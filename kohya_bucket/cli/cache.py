@@ -108,20 +108,24 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Free the space of replaced rows and of what dead writers left. Not while something writes."""
         from kohya_bucket.latents import state
+        from kohya_bucket.latents.compare import check_sources
         from kohya_bucket.latents.upkeep import prune as prune_store
 
         opened = LatentStore(store)
         drop: set[int] = set()
         if gone or stale:
-            found = state.status(opened, images_root=images)
-            if gone and found.no_images:
+            found = check_sources(opened, state.source_paths(opened, images))
+            if gone and len(opened) and found.absent.all():
                 raise ConfigError(
                     f"not one image of {store} is there: it was carried away from them; nothing is dropped. "
                     "Give their folder by --images"
                 )
-            unwanted = set(found.absent if gone else []) | set(found.changed if stale else [])
-            drop |= {i for i, path in enumerate(state.source_paths(opened, images)) if path in unwanted}
+            # by item, not by image: another collection may hold the same image as it is now
+            unwanted = (found.absent & gone) | (found.changed & stale)
+            drop |= set(unwanted.nonzero()[0].tolist())
         if collection is not None:
+            if collection not in opened.collections():
+                raise ConfigError(f"{store} has no collection {collection!r}, but {opened.collections()}")
             drop |= {i for i, name in enumerate(opened.strings("collection")) if name == collection}
         done = prune_store(opened, drop, quarantine=quarantine, dry_run=dry_run)
         would = "would be " if dry_run else ""
