@@ -229,7 +229,7 @@ def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:
     from kohya_bucket.latents.precompute import common_root
 
     if len(sources) == 1 and Path(sources[0]).is_dir() and (output is None or not Layout(output).settings.is_file()):
-        return Path(sources[0]).resolve()
+        return Path(sources[0]).absolute()  # with its links, as the images' paths have them
     return common_root(paths, output)
 
 
