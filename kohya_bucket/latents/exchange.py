@@ -14,7 +14,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.entries import Entry
 from kohya_bucket.latents.fingerprint import Fingerprint, source_identity
-from kohya_bucket.latents.layout import LatentSpace, relative_source
+from kohya_bucket.latents.layout import LatentSpace, is_text, relative_source
 from kohya_bucket.latents.npz import (
     Architecture,
     NpzLatents,
@@ -117,6 +117,9 @@ def _import_one(
         result.skipped.append((str(path), str(error).removeprefix(f"{path} ")))
         return
     source = relative_source([image], images_root)[0]
+    if not is_text(source):
+        result.skipped.append((str(path), "the image's name is no UTF-8, which a store cannot hold: rename it"))
+        return
     for rank, (bucket, item, known) in enumerate(items):
         if known is not None and known[1] not in ("", os.path.basename(image)) and not shared:
             result.skipped.append((str(path), f"it was made from {known[1]}, not from {os.path.basename(image)}"))
@@ -169,14 +172,25 @@ def export_npz(
     """Write the items of a collection as sd-scripts' npz: beside the images, or in the same folders of `output`.
 
     Raises:
-        LatentStoreError: an item does not fit `arch`, or is a posterior.
+        LatentStoreError: no such collection; an item does not fit `arch`, is a posterior, or has its image outside
+            the folder that sources are named from, so that it has no place in `output`.
     """
     result = Exchange()
-    items = [i for i, name in enumerate(store.strings("collection")) if name == collection]
+    items = store.in_collection(collection).tolist()
+    if not items:
+        raise LatentStoreError(
+            f"{store.layout.root} has no collection {collection!r} to export: it holds {store.collections()}"
+        )
     paths = source_paths(store, images_root)
     sources = store.strings("source")
     entries = {i: store.entry(i) for i in items}
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
+    for source in () if output is None else (sources[i] for i in items):
+        if os.path.isabs(source) or source.startswith("../"):
+            raise LatentStoreError(
+                f"{source}: this image lies outside the store's folder of images, so its npz would land outside "
+                f"{output}: leave out the output, and npz go beside the images"
+            )
     for n, i in enumerate(items):
         entry, info = entries[i], store.info(i)
         if info.is_posterior:

@@ -17,7 +17,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.atomic import write_file
 from kohya_bucket.latents.shard_file import TensorSpec
 
-__all__ = ["LatentSpace", "Layout", "ShardInfo", "relative_source"]
+__all__ = ["LatentSpace", "Layout", "ShardInfo", "is_text", "relative_source"]
 
 _VERSION = 1
 
@@ -145,6 +145,15 @@ def relative_source(paths: Sequence[str | os.PathLike[str]], images_root: Path) 
         inside = text.startswith(prefix)
         out.append(text[len(prefix) :].replace(os.sep, "/") if inside else _relative(Path(text), images_root))
     return out
+
+
+def is_text(source: str) -> bool:
+    """Whether a name is Unicode: rows hold nothing else, but names on Linux may be any bytes."""
+    try:
+        source.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _relative(path: Path, start: Path) -> str:

@@ -188,3 +188,17 @@ def test_why_bad_names_the_part(tmp_path):
     assert "latents" in why_npz_bad(path, BUCKET, arch, content=True)
     path.write_bytes(b"no zip")
     assert "broken" in why_npz_bad(path, BUCKET, arch)
+
+
+def test_nothing_is_exported_outside_the_folder_that_was_named(tmp_path):
+    inside = make_images(tmp_path / "a", SIZES)
+    outside = make_images(tmp_path / "b", SIZES[:1])
+    for images in (inside, outside):
+        precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "store")
+    store = LatentStore(tmp_path / "store")
+    assert "../b/img_000.png" in store.strings("source")
+    with pytest.raises(LatentStoreError, match="outside"):
+        export_npz(store, ARCHITECTURES["sd"], tmp_path / "npz")
+    assert not list(tmp_path.rglob("*.npz"))
+    assert export_npz(store, ARCHITECTURES["sd"]).done == 4
+    assert len(list((tmp_path / "b").glob("*.npz"))) == 1

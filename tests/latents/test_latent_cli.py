@@ -230,3 +230,36 @@ def test_failures_are_counted_and_the_rest_is_done(tmp_path, images, run):
     assert code == 2
     assert "4 encoded" in text
     assert "img_000.png" in err
+
+
+def test_prune_of_stale_items_keeps_the_same_image_in_another_collection(tmp_path, images, run):
+    options = ["--vae", "mean", "-o", tmp_path / "out", "-c", bucket_file(tmp_path)]
+    for name in ("a", "b"):
+        run("precompute", tmp_path / "images", *options, "--collection", name)
+    os.utime(images[0], ns=(1, 1))
+    run("precompute", tmp_path / "images", *options, "--collection", "b")
+    assert "1 items dropped" in run("cache", "prune", tmp_path / "out", "--stale")[1]
+    store = LatentStore(tmp_path / "out")
+    assert [len(store.in_collection(name)) for name in ("a", "b")] == [4, 5]
+    assert run("cache", "status", tmp_path / "out")[0] == 0
+
+
+@pytest.mark.parametrize("command", [["prune"], ["export", "--arch", "sd"]])
+def test_a_collection_that_is_not_there_is_said(tmp_path, images, run, command):
+    run("precompute", tmp_path / "images", "--vae", "mean", "-o", tmp_path / "out", "-c", bucket_file(tmp_path),
+        "--collection", "a")  # fmt: skip
+    code, _, err = run("cache", command[0], tmp_path / "out", *command[1:], "--collection", "b")
+    assert (code, "no collection 'b'" in err) == (2, True)
+
+
+def test_a_linked_folder_keeps_its_names_and_its_npz(tmp_path, images, run):
+    try:
+        (tmp_path / "link").symlink_to(tmp_path / "images", target_is_directory=True)
+    except OSError:
+        pytest.skip("no links here")
+    options = ["--vae", "posterior", "-c", bucket_file(tmp_path)]
+    run("precompute", tmp_path / "link", *options, "-o", tmp_path / "out")
+    assert LatentStore(tmp_path / "out").strings("source") == [path.name for path in images]
+    run("precompute", tmp_path / "link", *options, "-o", tmp_path / "npz", "--format", "npz", "--arch", "sd")
+    assert len(list((tmp_path / "npz").glob("*.npz"))) == 5
+    assert not list((tmp_path / "images").glob("*.npz"))
