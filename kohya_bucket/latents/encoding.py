@@ -33,7 +33,7 @@ def normalize(pixels: torch.Tensor) -> torch.Tensor:
 
 def noise_seed(seed: int, source: str, collection: str = "") -> int:
     """Seed of one item's noise: the same whatever batch, rank or run encodes it."""
-    text = f"{seed}/{collection}/{source}".encode()
+    text = f"{seed}/{collection}/{source}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 

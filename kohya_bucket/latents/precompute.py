@@ -22,7 +22,7 @@ from kohya_bucket.latents.decode_ahead import Batch, decode_ahead, give_way
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.encoder import PosteriorEncoder, VAEEncoder, encoder_hash, encoder_space
 from kohya_bucket.latents.encoding import BatchEncoder, noise_seed
-from kohya_bucket.latents.layout import Layout
+from kohya_bucket.latents.layout import Layout, is_text
 from kohya_bucket.latents.npz import ARCHITECTURES
 from kohya_bucket.latents.report import PrecomputeReport
 from kohya_bucket.latents.sinks import Background, Finished, NpzSink, ShardSink
@@ -129,9 +129,13 @@ def encode_wanted(
     _check(wanted.recipe, encoder, output_dir, format, architecture or str(getattr(encoder, "architecture", "")))
     if format == "npz":  # whatever the VAE computes in, these files hold float32
         wanted = replace(wanted, recipe=replace(wanted.recipe, dtype="float32"))
+    nameless: list[str] = []
+    if format == "shards":
+        wanted, nameless = _distinct(wanted)
     report = PrecomputeReport(
-        None if output_dir is None else Path(output_dir), len(wanted), without_bucket=wanted.without_bucket
-    )
+        None if output_dir is None else Path(output_dir), len(wanted) + len(nameless),
+        without_bucket=wanted.without_bucket,
+    )  # fmt: skip
 
     def tell(text: str) -> None:
         report.notes.append(text)
@@ -160,6 +164,9 @@ def encode_wanted(
         with WorkBoard(work, stale_after=stale_after) as board:
             run.through(sink, board)
     report.seconds = time.monotonic() - started
+    for path in nameless:
+        report.failed.append((path, "its name is no UTF-8, which a store cannot hold: rename it, or use --format npz"))
+        tell(f"{path!a}: {report.failed[-1][1]}")
     if isinstance(sink, ShardSink):
         _finish_store(sink, wanted)
     sizes, counts = np.unique(wanted.bucket_sizes, axis=0, return_counts=True)
@@ -302,6 +309,16 @@ class _Run:
             self._sizes[chunk] for chunk in self._board.finished_pieces() if chunk in self._sizes.keys() - self._open
         )
         self._progress(min(mine + others, self._to_do), self._to_do)
+
+
+def _distinct(wanted: Wanted) -> tuple[Wanted, list[str]]:
+    """One item per row of a store, the last where an image comes again; and the images whose names no row can hold."""
+    last = {source: i for i, source in enumerate(wanted.sources)}
+    keep = [i for i in last.values() if is_text(wanted.sources[i])]
+    nameless = [wanted.paths[i] for i in last.values() if not is_text(wanted.sources[i])]
+    if len(keep) < len(wanted):
+        wanted = replace(wanted.subset(keep), without_bucket=wanted.without_bucket)
+    return wanted, nameless
 
 
 def _chunks(wanted: Wanted, batch_size: int) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:

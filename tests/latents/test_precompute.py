@@ -16,6 +16,8 @@ from kohya_bucket.images.pixels import load_pixels, resize_and_crop  # noqa: E40
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.dtypes import to_float32  # noqa: E402
 from kohya_bucket.latents.encoding import noise_seed, normalize  # noqa: E402
+from kohya_bucket.latents.exchange import import_npz  # noqa: E402
+from kohya_bucket.latents.npz import ARCHITECTURES  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 
 SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200), (61, 103), (64, 64), (90, 80)]
@@ -328,3 +330,30 @@ def test_settings_that_do_not_fit(tmp_path, images):
             run(images, tmp_path / "out", **settings)
     with pytest.raises(KohyaBucketError, match="--output"):
         run(images, None)
+
+
+def test_an_image_that_comes_twice_is_encoded_once(tmp_path, images):
+    twice = dataset_of([*images, images[0], images[4]])
+    report = precompute_latents(twice, MeanEncoder(), tmp_path / "out", batch_size=2)
+    assert (report.total, report.encoded, report.failed) == (len(images), len(images), [])
+    assert len(LatentStore(tmp_path / "out")) == len(images)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are Unicode there")
+def test_a_name_that_is_no_text_does_not_stop_the_others(tmp_path, images):
+    odd = images[0].with_name(os.fsdecode(b"caf\xe9 'a\".png"))
+    try:
+        images[0].rename(odd)
+    except OSError:
+        pytest.skip("this file system takes Unicode names only")
+    paths = [odd, *images[1:]]
+    report = precompute_latents(dataset_of(paths), MeanEncoder(), tmp_path / "out")
+    assert report.encoded == len(images) - 1
+    assert report.elsewhere == 0
+    assert [path for path, _ in report.failed] == [str(odd)]
+    assert "UTF-8" in report.failed[0][1]
+    again = precompute_latents(dataset_of(paths), MeanEncoder(), None, format="npz", architecture="sd")
+    assert (again.encoded, again.failed) == (len(images), [])
+    found = import_npz([str(p) for p in paths], tmp_path / "in", ARCHITECTURES["sd"], images_root=tmp_path / "images")
+    assert (found.done, len(found.skipped)) == (len(images) - 1, 1)
+    assert precompute_latents(dataset_of(paths), MeanEncoder(), None, format="npz", architecture="sd").encoded == 0
