@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from kohya_bucket.buckets.types import Bucket, BucketSet
 from kohya_bucket.datasets.planned_index import bucket_of
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.fingerprint import UNKNOWN_VAE
 from kohya_bucket.latents.layout import LatentSpace
 from kohya_bucket.latents.store import LatentStore
 
@@ -36,13 +38,14 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         flip: probability of the mirrored image's latent (and mask), drawn at every read; needs stored flips.
         collection: which part of the store; needed only if it holds several.
         verify: checksums, see `LatentStore`.
-        generator: source of randomness for `flip` and for sampling stored posteriors; None: torch's own.
+        generator: source of randomness for `flip` and for sampling stored posteriors; None: torch's own. In workers
+            of a `DataLoader` its seed is mixed with the worker's, which follows from the loader's `generator`.
 
     Attributes:
         bucket_indices: [N] int32, position in `bucket_set`.
 
     Raises:
-        LatentStoreError: no store there, nothing in it, or `flip` without stored flips.
+        LatentStoreError: no store there, nothing in it, `flip` where an item has no flip stored, or items of two VAEs.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         self.scaled = scaled
         self.flip = float(flip)
         self.generator = generator
+        self._own: tuple[int, torch.Generator] | None = None  # of this worker process
         self._rows = self._choose(collection)
         sizes = self.store.bucket_sizes[self._rows]
         distinct, inverse = np.unique(sizes, axis=0, return_inverse=True)
@@ -70,8 +74,13 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         names = ("original_width", "original_height"), ("ltrb_left", "ltrb_top", "ltrb_right", "ltrb_bottom")
         self._originals, self._crops = (np.stack([self.store.column(n) for n in group], axis=1) for group in names)
         self._masked = np.asarray(self.store.column("mask_row") >= -1)
-        if self.flip and not all(self._has_flip(int(i)) for i in self._rows[np.unique(inverse, return_index=True)[1]]):
-            raise LatentStoreError(f"{path} holds no flipped latents: run `kohya-bucket precompute` again with --flip")
+        flips = table["flip"].to_numpy(zero_copy_only=False)[self._rows]
+        if self.flip and not flips.all():
+            raise LatentStoreError(
+                f"{path} has no flipped latents of {int((~flips).sum())} of its {len(flips)} items: run "
+                "`kohya-bucket precompute` again with --flip, for all of its images"
+            )
+        self._one_vae()
 
     def _choose(self, collection: str | None) -> npt.NDArray[np.int64]:
         found = self.store.collections()
@@ -85,6 +94,41 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         if chosen not in found:
             raise LatentStoreError(f"{self.store.layout.root} has no collection {chosen!r}, but {found}")
         return self.store.in_collection(chosen)
+
+    def _one_vae(self) -> None:
+        """Latents of two VAEs do not belong into one training; what an import could not tell may be of any."""
+        found = Counter(np.asarray(self.store.table["vae"].to_pylist(), dtype=object)[self._rows].tolist())
+        found.pop(UNKNOWN_VAE, None)
+        if len(found) > 1:
+            counts = ", ".join(f"{n} of {vae[:8]}" for vae, n in found.most_common())
+            raise LatentStoreError(
+                f"{self.store.layout.root} holds latents of several VAEs ({counts}): let `kohya-bucket precompute` "
+                "finish for all images with one of them, and drop those without images by `kohya-bucket cache prune "
+                "--gone`; to keep both, give each a --collection"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a spawned worker, to which torch cannot hand the generator itself."""
+        state = self.__dict__ | {"_own": None}
+        if self.generator is not None:
+            state["generator"] = self.generator.get_state().numpy().copy()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self.generator, np.ndarray):
+            self.generator = torch.Generator()
+            self.generator.set_state(torch.from_numpy(state["generator"].copy()))
+
+    def _random(self) -> torch.Generator | None:
+        """The generator; in a worker one of its own, since each has a copy of the same one, in every epoch again."""
+        worker = get_worker_info()
+        if self.generator is None or worker is None:
+            return self.generator
+        if self._own is None or self._own[0] != worker.seed:
+            seed = hash((self.generator.initial_seed(), worker.seed)) & (2**63 - 1)
+            self._own = worker.seed, torch.Generator().manual_seed(seed)
+        return self._own[1]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -106,7 +150,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
                     "'catch_all' and resolutions"
                 )
         rows = [int(self._rows[index]) for index in indices]
-        flips = [bool(torch.rand((), generator=self.generator) < self.flip) if self.flip else False for _ in rows]
+        random = self._random()
+        flips = [bool(torch.rand((), generator=random) < self.flip) if self.flip else False for _ in rows]
         if len({int(self.bucket_indices[index]) for index in indices}) > 1:
             return [self.__getitems__([index])[0] for index in indices]
         latents = self._latents(rows, flips)
@@ -119,6 +164,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
     def _latents(self, rows: list[int], flips: list[bool]) -> torch.Tensor:
         store = self.store
         bits = store.gather(rows, flips)
+        if len({store.info(row).space for row in rows}) > 1:  # imported and encoded ones may be scaled otherwise
+            return torch.cat([self._latents([row], [flip]) for row, flip in zip(rows, flips, strict=True)])
         stored = store.storage(rows[0])
         space = store.info(rows[0]).space
         if stored == "bfloat16":
@@ -127,7 +174,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             out = torch.from_numpy(bits)
         if store.info(rows[0]).is_posterior:
             mean, spread = out[:, 0].float(), out[:, 1].float()
-            noise = torch.randn(mean.shape, generator=self.generator)
+            noise = torch.randn(mean.shape, generator=self._random())
             return _scale(mean + spread * noise, space, self.scaled).to(out.dtype)
         if _is_as_wanted(space, self.scaled):
             return out
@@ -154,9 +201,6 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             return torch.ones((bucket.height, bucket.width))
         out = torch.from_numpy(mask.astype(np.float32) / np.float32(255))
         return out.flip(1) if flip else out
-
-    def _has_flip(self, row: int) -> bool:
-        return any(name.endswith("_flipped") for name in self.store.info(row).tensors)
 
 
 class _Item(dict[str, Any]):

@@ -13,9 +13,10 @@ from kohya_bucket.buckets.geometry import cover_resize
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.entries import Entry
-from kohya_bucket.latents.fingerprint import Fingerprint, source_identity
+from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, source_identity
 from kohya_bucket.latents.layout import LatentSpace, is_text, relative_source
 from kohya_bucket.latents.npz import (
+    ARCHITECTURES,
     Architecture,
     NpzLatents,
     buckets_in,
@@ -32,8 +33,6 @@ from kohya_bucket.latents.store import LatentStore
 from kohya_bucket.latents.writer import StoreWriter, write_manifest
 
 __all__ = ["Exchange", "export_npz", "import_npz"]
-
-_UNKNOWN_VAE = "unknown"
 
 
 @dataclass
@@ -155,7 +154,7 @@ def _fingerprint(
     resized_width, resized_height = (int(side[0]) for side in cover_resize(*sides))
     crop = ((resized_width - bucket_width) // 2, (resized_height - bucket_height) // 2)
     return Fingerprint(
-        nbytes, mtime, "", vae or _UNKNOWN_VAE, bucket, (resized_width, resized_height), crop, "unknown", dtype,
+        nbytes, mtime, "", vae or UNKNOWN_VAE, bucket, (resized_width, resized_height), crop, "unknown", dtype,
         "latents", flip, mask,
     )  # fmt: skip
 
@@ -195,6 +194,10 @@ def export_npz(
         entry, info = entries[i], store.info(i)
         if info.is_posterior:
             raise LatentStoreError(f"{sources[i]} is stored as a posterior, and npz hold latents: encode it without")
+        made_for = ARCHITECTURES.get(info.space.architecture, arch)
+        if (made_for.scale_factor, made_for.shift_factor) != (arch.scale_factor, arch.shift_factor):
+            raise LatentStoreError(f"{sources[i]} was encoded by a VAE of {made_for.name}, which {arch.name} is not "
+                                   "trained with: choose that --arch, or encode with its VAE")  # fmt: skip
         beside = paths[i] if output is None else os.path.normpath(os.path.join(output, sources[i]))
         target = npz_path(beside, entry.original_size, arch, shared=n in shared)
         dtype, bucket = store.storage(i), entry.fingerprint.bucket_size

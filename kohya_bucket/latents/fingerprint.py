@@ -10,7 +10,10 @@ from typing import Any
 
 from kohya_bucket.images.content_hash import hash_file
 
-__all__ = ["Fingerprint", "module_hash", "sampled_hash", "source_identity", "why_stale"]
+__all__ = ["UNKNOWN_VAE", "Fingerprint", "module_hash", "sampled_hash", "source_identity", "why_stale"]
+
+
+UNKNOWN_VAE = "unknown"  # in the place of a hash, where nobody knows
 
 
 @dataclass(frozen=True)

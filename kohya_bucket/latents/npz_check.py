@@ -81,7 +81,10 @@ def why_npz_stale(path: Path, wanted: Entry, arch: Architecture, image: Path) ->
         return ["not encoded yet" if bad == "it does not exist" else bad]
     known = stored_fingerprint(path, print_.bucket_size, arch)
     if known is None:
-        older = path.stat().st_mtime_ns < source_identity(image)[1]
+        try:
+            older = path.stat().st_mtime_ns < source_identity(image)[1]
+        except OSError:
+            return ["the image is gone"]
         return ["the image is newer than its cache, which does not say what it was made from"] if older else []
     fingerprint, source_name = known
     reasons = why_stale(fingerprint, print_, image)

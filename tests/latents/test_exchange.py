@@ -202,3 +202,31 @@ def test_nothing_is_exported_outside_the_folder_that_was_named(tmp_path):
     assert not list(tmp_path.rglob("*.npz"))
     assert export_npz(store, ARCHITECTURES["sd"]).done == 4
     assert len(list((tmp_path / "b").glob("*.npz"))) == 1
+
+
+def test_latents_of_another_family_are_not_exported(tmp_path):
+    class Sdxl(PosteriorStub):
+        architecture = "sdxl"
+
+    images = make_images(tmp_path / "images", SIZES)
+    precompute_latents(dataset_of(images), Sdxl(), tmp_path / "store")
+    with pytest.raises(LatentStoreError, match="VAE of sdxl"):
+        export_npz(LatentStore(tmp_path / "store"), ARCHITECTURES["sd"])
+    assert not list(tmp_path.rglob("*.npz"))
+    assert export_npz(LatentStore(tmp_path / "store"), ARCHITECTURES["sdxl"]).done == 3
+
+
+@pytest.mark.parametrize("format", ["npz", "shards"])
+@pytest.mark.parametrize("content_hash", [True, False])
+def test_an_image_that_vanishes_stops_nobody_else(tmp_path, format, content_hash):
+    images = make_images(tmp_path / "images", SIZES)
+    dataset = dataset_of(images)
+    if format == "npz":
+        arch = ARCHITECTURES["sd"]
+        bucket = tuple(map(int, dataset.placement.bucket_sizes[0]))
+        write_npz(npz_path(images[0], SIZES[0], arch), replace(item(arch, bucket=bucket), original_size=SIZES[0]),
+                  bucket, arch)  # fmt: skip
+    images[0].unlink()
+    report = precompute_latents(dataset, PosteriorStub(), tmp_path / "out" if format == "shards" else None,
+                                format=format, architecture="sd", content_hash=content_hash)  # fmt: skip
+    assert (report.encoded, [path for path, _ in report.failed]) == (2, [str(images[0])])

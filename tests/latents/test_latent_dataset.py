@@ -142,3 +142,50 @@ def test_what_cannot_be_read_is_said(tmp_path, images):
         BucketedLatentDataset(tmp_path / "empty")
     with pytest.raises(KohyaBucketError, match="not a latent store"):
         BucketedLatentDataset(tmp_path / "nothing")
+
+
+def test_flips_that_only_some_have_are_said_at_once(tmp_path, images):
+    stored(images[:7], tmp_path / "out", flip=True)
+    stored(images, tmp_path / "out")
+    with pytest.raises(KohyaBucketError, match="1 of its 8 items"):
+        BucketedLatentDataset(tmp_path / "out", flip=0.5)
+
+
+def test_workers_and_epochs_draw_differently(tmp_path, images):
+    out = stored(images, tmp_path / "out", PosteriorStub(), posterior=True)
+    dataset = BucketedLatentDataset(out, generator=torch.Generator().manual_seed(0))
+
+    def draws():
+        torch.manual_seed(7)
+        loader = DataLoader(dataset, batch_size=1, sampler=[0] * 4, num_workers=2, multiprocessing_context="spawn")
+        return [batch["latents"] for _ in range(2) for batch in loader]
+
+    first = draws()
+    assert all(not torch.equal(first[i], first[k]) for i in range(8) for k in range(i))
+    assert all(torch.equal(a, b) for a, b in zip(first, draws(), strict=True))
+
+
+def test_each_latent_is_scaled_by_what_it_is(tmp_path):
+    a, b = make_images(tmp_path / "images", [(64, 64), (64, 64)])
+
+    class Raw(PosteriorStub):
+        fingerprint = "mean"
+
+    precompute_latents(dataset_of([a]), MeanEncoder(), tmp_path / "out", images_root=tmp_path / "images")
+    precompute_latents(dataset_of([b]), Raw(), tmp_path / "out", images_root=tmp_path / "images")
+    dataset = BucketedLatentDataset(tmp_path / "out")
+    together = dataset.__getitems__([0, 1])
+    assert all(torch.equal(item["latents"], dataset[k]["latents"]) for k, item in enumerate(together))
+    assert not torch.equal(dataset[1]["latents"], torch.from_numpy(dataset.store.read(1).copy()))
+
+
+def test_latents_of_two_vaes_are_not_trained_together(tmp_path, images):
+    class Other(MeanEncoder):
+        fingerprint = "other"
+
+    stored(images, tmp_path / "out")
+    precompute_latents(dataset_of(images[:3]), Other(), tmp_path / "out")
+    with pytest.raises(KohyaBucketError, match=r"several VAEs \(5 of mean, 3 of other\)"):
+        BucketedLatentDataset(tmp_path / "out")
+    stored(images, tmp_path / "out")
+    assert len(BucketedLatentDataset(tmp_path / "out")) == len(images)
