@@ -63,7 +63,7 @@ def register(app: typer.Typer) -> None:
         _list([*opened.damage, *((sources[i], problem) for i, problem in bad)], limit=None)
         lost = len(opened.lost_entries())
         typer.echo(f"{len(opened)} items read, {len(bad) + lost} damaged, {len(opened.damage)} files unusable")
-        if bad or opened.damage:
+        if bad or lost or opened.damage:
             typer.echo(f"kohya-bucket cache repair {store} puts that right", err=True)
             raise typer.Exit(1)
 

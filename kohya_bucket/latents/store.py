@@ -86,15 +86,23 @@ class LatentStore:
 
     def lost_entries(self) -> list[Entry]:
         """Items that the manifest knows in shards that are truncated or gone, and that no other shard holds."""
+        return [entry_at(row) for row in self.lost_rows().to_pylist()]
+
+    def lost_rows(self) -> Any:
+        """The same as rows of the manifest."""
         table = self._indexed_rows
         if table is None:
-            return []
+            return schema().empty_table()
         pa, pc, _ = arrow()
         lost = table.filter(
             pc.invert(pc.is_in(table["shard"].cast(pa.string()), pa.array(list(self.shards), pa.string())))
         )
-        entries = [entry_at(row) for row in lost.to_pylist()]
-        return [e for e in entries if self.find([e.source], e.collection)[0] < 0]
+        sources, collections = np.array(lost["source"].to_pylist(), object), np.array(lost["collection"].to_pylist())
+        absent = np.ones(len(lost), dtype=bool)
+        for name in np.unique(collections):
+            here = np.flatnonzero(collections == name)
+            absent[here] = self.find(sources[here].tolist(), str(name)) < 0
+        return lost.filter(pa.array(absent))
 
     def rows_on_disk(self) -> int:
         """Rows of all usable shards, those included that newer ones have replaced."""

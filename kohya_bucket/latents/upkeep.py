@@ -22,7 +22,7 @@ from kohya_bucket.latents.entries import Entry
 from kohya_bucket.latents.precompute import PrecomputeReport, encode_wanted
 from kohya_bucket.latents.state import temporary_files, verify
 from kohya_bucket.latents.store import LatentStore
-from kohya_bucket.latents.wanted import Recipe, Wanted, stat_files
+from kohya_bucket.latents.wanted import Recipe, Wanted, hash_files, stat_files
 from kohya_bucket.latents.writer import StoreWriter, write_manifest
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def repair(
         settings: see `encode_wanted`.
     """
     done = Upkeep(damaged=list(store.damage))
+    if images_root is not None:
+        store.layout.create(images_root)  # where `store.json` is lost
     bad = verify(store)
     sources = store.strings("source")
     done.damaged += [(sources[i], problem) for i, problem in bad]
@@ -78,7 +80,11 @@ def repair(
         with StoreWriter(store.layout.root) as writer:
             _copy(store, keep, writer)
         done.copied = len(keep)
-    for name in [*sick, *(name for name, _ in store.damage)]:
+    for name, _ in store.damage:
+        _quarantine(store, name, done)
+    if sick and not store.indexed:
+        write_manifest(store)  # so that the lost rows stay known
+    for name in sick:
         _quarantine(store, name, done)
     store.refresh()
     if done.damaged:
@@ -94,6 +100,7 @@ def repair(
 def prune(store: LatentStore, drop: Iterable[int] = (), *, quarantine: bool = False, dry_run: bool = False) -> Upkeep:
     """Take out `drop` (positions), rows that newer ones replaced, and files of writers that died.
 
+    Items that `repair` could not bring back are forgotten, unless a damaged shard still waits for it.
     Run it while nothing writes into the store.
     """
     done = Upkeep()
@@ -115,7 +122,7 @@ def prune(store: LatentStore, drop: Iterable[int] = (), *, quarantine: bool = Fa
         return done
     with StoreWriter(store.layout.root) as writer:
         _copy(store, [i for name in loose for i in live[name]], writer)
-    _remove_shards(store, loose, done)
+    _remove_shards(store, loose, done, forget_lost=not store.damage)
     for path in old:
         _remove(Path(path), done)
     return done
@@ -127,12 +134,17 @@ def pack(store: LatentStore, target: str | os.PathLike[str] | None = None, *, sh
     A store in `target` is complete in itself: it can be carried elsewhere and trained from without the images.
 
     Raises:
-        LatentStoreError: `target` holds a store already, or an item is damaged.
+        LatentStoreError: `target` holds a store already, or an item is damaged or lost.
     """
     done = Upkeep()
     if target is not None:
         if any(Path(target).glob("shards/*.safetensors")):
             raise LatentStoreError(f"{target} holds a latent store already: choose an empty folder")
+        if lost := len(store.lost_entries()) + sum(not name.endswith(".parquet") for name, _ in store.damage):
+            raise LatentStoreError(
+                f"{store.layout.root} has {lost} lost items or damaged shards, which the copy would lack: run "
+                "`kohya-bucket cache repair` first; `cache prune` forgets what cannot be brought back"
+            )
         with StoreWriter(target, images_root=store.images_root(), shard_bytes=shard_bytes, flush_seconds=None) as out:
             _copy(store, range(len(store)), out)
         write_manifest(LatentStore(target))
@@ -179,13 +191,13 @@ def _copy(store: LatentStore, items: Iterable[int], writer: StoreWriter) -> None
         )  # fmt: skip
 
 
-def _remove_shards(store: LatentStore, names: Sequence[str], done: Upkeep) -> None:
+def _remove_shards(store: LatentStore, names: Sequence[str], done: Upkeep, *, forget_lost: bool = False) -> None:
     """Index what is there without `names`, then delete those."""
     store._mapped.clear()
     for name in names:
         _remove(store.layout.shards / name, done)
     store.refresh()
-    write_manifest(store)
+    write_manifest(store, forget_lost=forget_lost)
     store.refresh()
 
 
@@ -232,7 +244,10 @@ def _encode_again(
         groups.setdefault(recipe, []).append(entry)
     for recipe, entries in groups.items():
         wanted = _wanted(recipe, entries, images_root)
-        done.encoded.append(encode_wanted(wanted, encoder, store.layout.root, images_root, **settings))
+        report = encode_wanted(wanted, encoder, store.layout.root, images_root, **settings)
+        done.encoded.append(report)
+        failed = {path for path, _ in report.failed}
+        done.missing += [entry.source for entry, path in zip(entries, wanted.paths, strict=True) if path in failed]
 
 
 def _wanted(recipe: Recipe, entries: list[Entry], images_root: Path) -> Wanted:
@@ -247,4 +262,5 @@ def _wanted(recipe: Recipe, entries: list[Entry], images_root: Path) -> Wanted:
         sizes([e.fingerprint.bucket_size for e in entries]), sizes([e.fingerprint.resized_size for e in entries]),
         sizes([e.fingerprint.crop for e in entries]), np.array([e.crop_ltrb for e in entries]).reshape(-1, 4),
         [e.caption for e in entries], nbytes, mtimes,
+        hash_files(paths) if any(e.fingerprint.source_hash for e in entries) else None,
     )  # fmt: skip

@@ -107,7 +107,7 @@ class Wanted:
             recipe, kept, relative_source(kept, images_root), np.asarray(sizes)[keep].astype(np.int32), buckets,
             resized, ((resized - buckets) // 2).astype(np.int32), placement.crop_ltrb[keep],
             [None] * len(keep) if captions is None else [captions[i] for i in keep],
-            nbytes, mtimes, [hash_file(path) for path in kept] if content_hash else None, without,
+            nbytes, mtimes, hash_files(kept) if content_hash else None, without,
             further, dataset,
         )  # fmt: skip
 
@@ -157,6 +157,17 @@ class Wanted:
         return Entry(
             self.sources[i], fingerprint, original, (left, top, right, bottom), self.captions[i], recipe.collection
         )
+
+
+def hash_files(paths: Sequence[str]) -> list[str]:
+    """Hash of each file's content; "" where it cannot be read."""
+    out = []
+    for path in paths:
+        try:
+            out.append(hash_file(path))
+        except OSError:
+            out.append("")
+    return out
 
 
 def stat_files(paths: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.atomic import write_file
-from kohya_bucket.latents.entries import Entry, encode, to_table
+from kohya_bucket.latents.entries import Entry, arrow, encode, to_table
 from kohya_bucket.latents.layout import LatentSpace, Layout
 from kohya_bucket.latents.shard_file import write_shard
 from kohya_bucket.latents.store import LatentStore
@@ -158,19 +158,28 @@ def _checksums(bits: Bits, n: int) -> list[int]:
     return [zlib.crc32(bits[i].data) for i in range(n)]
 
 
-def write_manifest(store: LatentStore, table: Any = None) -> Path | None:
+def write_manifest(store: LatentStore, table: Any = None, *, forget_lost: bool = False) -> Path | None:
     """Index all shards of an open store in one new manifest, and remove those it replaces.
 
     Args:
         table: the rows to index instead of the store's own, e.g. with other captions.
+        forget_lost: leave out the rows of lost items, which are kept otherwise, so that they can be encoded again.
 
     Returns the manifest, or None if the newest one says the same already. Raises as `write_file` does.
     """
-    if table is None and store.indexed and not store.damage and len(store.layout.manifests()) == 1:
+    lost = store.lost_rows()
+    forgets = forget_lost and len(lost) > 0
+    if table is None and not forgets and store.indexed and not store.damage and len(store.layout.manifests()) == 1:
         return None
     older = store.layout.manifests()
-    description = {"shards": [info.to_json() for info in store.shards.values()], "in_order": True}
-    data = encode(store.table if table is None else table, description)
+    description = {
+        "shards": [info.to_json() for info in store.shards.values()],
+        "in_order": not len(lost) or forget_lost,
+    }
+    table = store.table if table is None else table
+    if len(lost) and not forget_lost:
+        table = arrow()[0].concat_tables([table, lost]).unify_dictionaries()
+    data = encode(table, description)
     path = store.layout.new_manifest(data)
     write_file(path, [data])
     for old in older:

@@ -223,3 +223,70 @@ def test_captions_survive_upkeep(tmp_path, root, images):
     pack(LatentStore(root))
     assert LatentStore(root).strings("caption") == ["new"] * len(images)
     assert np.array_equal(LatentStore(root).find([path.name for path in images]), range(len(images)))
+
+
+@pytest.mark.parametrize("how", ["byte", "unindexed", "truncated", "gone"])
+def test_what_was_lost_can_still_be_encoded_after_a_repair_without_an_encoder(root, images, how):
+    want = everything(root)
+    shard = flip_byte(root, images[3].name)
+    if how == "unindexed":
+        for manifest in Layout(root).manifests():
+            manifest.unlink()
+    elif how == "truncated":
+        shard.write_bytes(shard.read_bytes()[:-50])
+    elif how == "gone":
+        shard.unlink()
+    missing = repair(LatentStore(root)).missing
+    assert images[3].name in missing
+    state = status(LatentStore(root))
+    assert (state.healthy, sorted(state.lost)) == (False, sorted(missing))
+    with pytest.raises(LatentStoreError, match="lost"):
+        pack(LatentStore(root), root / "packed")
+    done = repair(LatentStore(root), MeanEncoder())
+    assert sum(report.encoded for report in done.encoded) == len(missing)
+    assert everything(root) == want
+    assert status(LatentStore(root)).healthy
+
+
+def test_a_run_for_other_images_does_not_forget_what_is_lost(tmp_path, root, images):
+    flip_byte(root, images[3].name).unlink()
+    lost = status(LatentStore(root)).lost
+    run(tmp_path, make_images(tmp_path / "images" / "more", SIZES[:2]))
+    assert status(LatentStore(root)).lost == lost
+    prune(LatentStore(root))
+    assert status(LatentStore(root)).healthy
+
+
+def test_repair_says_what_it_could_not_encode(root, images):
+    flip_byte(root, images[3].name)
+    images[3].unlink()
+    assert repair(LatentStore(root), MeanEncoder()).missing == [images[3].name]
+
+
+def test_repair_keeps_content_hashes(tmp_path, root, images):
+    run(tmp_path, images, dtype="bfloat16", content_hash=True)
+    want = everything(root)
+    assert want[images[3].name][0].fingerprint.source_hash
+    flip_byte(root, images[3].name)
+    repair(LatentStore(root), MeanEncoder())
+    assert everything(root) == want
+
+
+def test_repair_writes_where_the_images_are_if_that_was_lost(root, images):
+    Layout(root).settings.unlink()
+    flip_byte(root, images[3].name)
+    assert repair(LatentStore(root), MeanEncoder(), images_root=images[0].parent).missing == []
+    assert Layout(root).images_root() == images[0].parent
+    assert status(LatentStore(root)).healthy
+
+
+def test_verify_fails_where_a_shard_is_gone(root, images, monkeypatch):
+    import sys
+
+    import kohya_bucket.cli
+
+    flip_byte(root, images[3].name).unlink()
+    monkeypatch.setattr(sys, "argv", ["kohya-bucket", "cache", "verify", str(root)])
+    with pytest.raises(SystemExit) as ended:
+        kohya_bucket.cli.main()
+    assert ended.value.code == 1
