@@ -28,7 +28,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
 
     Item i is a dict: `latents` [C, H/8, W/8] in the stored type; `bucket` (`Bucket`); `bucket_idx`; `path` (the
     image as the store names it); `original_size` [2] int64 (width, height); `crop_ltrb` [4] float32; `caption`
-    where any was stored, "" for images without; `alpha_mask` [H, W] float32 in 0..1 where masks were stored.
+    where any was stored, "" for images without; `alpha_mask` [H, W] float32 in 0..1 where any
+    was stored, 1 for images without.
     Batched by torch's `default_collate`, `batch["latents"]` is [B, C, H/8, W/8], gathered from the files in one
     copy.
 
@@ -74,6 +75,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         names = ("original_width", "original_height"), ("ltrb_left", "ltrb_top", "ltrb_right", "ltrb_bottom")
         self._originals, self._crops = (np.stack([self.store.column(n) for n in group], axis=1) for group in names)
         self._masked = np.asarray(self.store.column("mask_row") >= -1)
+        self._with_masks = bool(self._masked[self._rows].any())
         flips = table["flip"].to_numpy(zero_copy_only=False)[self._rows]
         if self.flip and not flips.all():
             raise LatentStoreError(
@@ -191,12 +193,12 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         )
         if self._captioned:
             item["caption"] = self._texts["caption"][row].as_py() or ""
-        if self._masked[row]:
+        if self._with_masks:
             item["alpha_mask"] = self._mask(row, self.bucket_set[at], flip)
         return item
 
     def _mask(self, row: int, bucket: Bucket, flip: bool) -> torch.Tensor:
-        mask = self.store.read_mask(row)
+        mask = self.store.read_mask(row) if self._masked[row] else None
         if mask is None:
             return torch.ones((bucket.height, bucket.width))
         out = torch.from_numpy(mask.astype(np.float32) / np.float32(255))

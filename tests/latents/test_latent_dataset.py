@@ -189,3 +189,14 @@ def test_latents_of_two_vaes_are_not_trained_together(tmp_path, images):
         BucketedLatentDataset(tmp_path / "out")
     stored(images, tmp_path / "out")
     assert len(BucketedLatentDataset(tmp_path / "out")) == len(images)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_masks_that_only_some_have_are_batched_with_ones(tmp_path, first):
+    paths = make_images(tmp_path / "images", [(64, 64), (64, 64)], alpha=True)
+    root = tmp_path / "images"
+    precompute_latents(dataset_of([paths[first]]), MeanEncoder(), tmp_path / "out", mask=True, images_root=root)
+    precompute_latents(dataset_of([paths[1 - first]]), MeanEncoder(), tmp_path / "out", images_root=root)
+    (batch,) = DataLoader(BucketedLatentDataset(tmp_path / "out"), batch_size=2)
+    assert (batch["alpha_mask"][first] < 1).any()
+    assert (batch["alpha_mask"][1 - first] == 1).all()
