@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.npz import Architecture, collisions, further_path, npz_path
 from kohya_bucket.latents.wanted import Wanted
 
@@ -94,8 +95,21 @@ def paths_of_run(parts: Sequence[Wanted], arch: Architecture, root: Path | None,
 
 
 def paths_beside(images: Sequence[str], root: Path | None, images_root: Path) -> list[str]:
-    """Where the images would be if their folders were under `root`."""
-    return list(images) if root is None else [str(root / os.path.relpath(image, images_root)) for image in images]
+    """Where the images would be if their folders were under `root`.
+
+    Raises:
+        LatentStoreError: an image is not under `images_root`, so that it would be outside `root`.
+    """
+    if root is None:
+        return list(images)
+    inside = [os.path.relpath(image, images_root) for image in images]
+    for image, name in zip(images, inside, strict=True):
+        if name.startswith(os.pardir + os.sep):
+            raise LatentStoreError(
+                f"{image} is not in {images_root}, so its npz would land outside {root}: name a folder that holds "
+                "all images, or leave out the output, and npz go beside the images"
+            )
+    return [str(root / name) for name in inside]
 
 
 def has_whole_name(path: Path, image: str) -> bool:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.npz import ARCHITECTURES
-from kohya_bucket.latents.npz_names import NpzNames, has_whole_name
+from kohya_bucket.latents.npz_names import NpzNames, has_whole_name, paths_beside
 
 SIZE, SMALL, LARGE = (640, 480), (512, 384), (1024, 768)
 SD, FLUX = ARCHITECTURES["sd"], ARCHITECTURES["flux"]
@@ -65,3 +66,11 @@ def test_one_folder_named_in_two_ways(tmp_path, monkeypatch):
     assert add(names, tmp_path, ["a.png"], SMALL) == ["a_0640x0480_sd.npz"]
     (path,) = names.add(["./a.png"], [SIZE], [LARGE], [LARGE], [False])
     assert path == tmp_path / "a_0640x0480_sd_at_1024x0768.npz"
+
+
+def test_no_file_lies_outside_the_folder_for_them(tmp_path):
+    a, b = (str(tmp_path / name / "x.png") for name in "ab")
+    assert paths_beside([a], tmp_path / "out", tmp_path / "a") == [str(tmp_path / "out" / "x.png")]
+    assert paths_beside([a, b], None, tmp_path / "a") == [a, b]
+    with pytest.raises(KohyaBucketError, match="outside"):
+        paths_beside([a, b], tmp_path / "out", tmp_path / "a")
