@@ -99,7 +99,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
 
     def _one_vae(self) -> None:
         """Latents of two VAEs do not belong into one training; what an import could not tell may be of any."""
-        found = Counter(np.asarray(self.store.table["vae"].to_pylist(), dtype=object)[self._rows].tolist())
+        vaes = self.store.table["vae"].take(self._rows).value_counts().to_pylist()
+        found = Counter({row["values"]: row["counts"] for row in vaes})
         found.pop(UNKNOWN_VAE, None)
         if len(found) > 1:
             counts = ", ".join(f"{n} of {vae[:8]}" for vae, n in found.most_common())
