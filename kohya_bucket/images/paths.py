@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.remote import is_url
 
-__all__ = ["absolute_paths", "refuse_one_path"]
+__all__ = ["absolute_paths", "file_key", "refuse_one_path"]
 
 
 def absolute_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -26,6 +26,11 @@ def absolute_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
         else:
             out.append(text if text[0] == "/" else here + text)
     return out
+
+
+def file_key(path: str | os.PathLike[str]) -> str:
+    """The same for every spelling of a file's path, relative or not, and in any case where case does not count."""
+    return os.path.normcase(os.path.abspath(path))
 
 
 def _all_absolute(texts: list[str]) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kohya_bucket.buckets.types import IntArray
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.images.paths import file_key
 from kohya_bucket.latents.npz import Architecture, collisions, further_path, npz_path
 from kohya_bucket.latents.wanted import Wanted
 
@@ -62,10 +63,10 @@ class NpzNames:
         return out
 
     def _file(self, image: str, size: Size, shared: bool, usual: Callable[[str, Size], str | Path]) -> Path:
-        who = _key(image), size
+        who = file_key(image), size
         if who not in self._files:
             path = Path(usual(image, size))
-            if shared or self._owners.setdefault(_key(path), who) != who:
+            if shared or self._owners.setdefault(file_key(path), who) != who:
                 path = npz_path(image, size, self._arch, shared=True)
             self._files[who] = path
         return self._files[who]
@@ -116,10 +117,6 @@ def has_whole_name(path: Path, image: str) -> bool:
     """Whether a file is named by the image's whole name, extension included, since another has the usual name."""
     stem, extension = os.path.splitext(os.path.basename(image))
     return bool(extension) and path.name.startswith(f"{stem}{extension}_")
-
-
-def _key(path: str | os.PathLike[str]) -> str:
-    return os.path.normcase(os.path.abspath(path))
 
 
 def _pairs(sizes: IntArray) -> list[Size]:

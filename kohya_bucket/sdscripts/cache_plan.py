@@ -11,6 +11,7 @@ import numpy as np
 
 from kohya_bucket.buckets.types import IntArray
 from kohya_bucket.images import read_sizes
+from kohya_bucket.images.paths import file_key
 from kohya_bucket.images.pool import Progress
 from kohya_bucket.latents.wanted import Recipe, Wanted
 from kohya_bucket.sdscripts.cached_sizes import CachedSizes, cached_sizes
@@ -92,8 +93,7 @@ def _with_shared_wishes(parts: list[Wanted]) -> list[Wanted]:
 
 
 def _items(part: Wanted) -> Iterator[tuple[str, int, int]]:
-    files = (os.path.normcase(os.path.abspath(path)) for path in part.paths)  # noqa: PTH100
-    return zip(files, *part.bucket_sizes.T.tolist(), strict=True)
+    return zip(map(file_key, part.paths), *part.bucket_sizes.T.tolist(), strict=True)
 
 
 def _of_dataset(

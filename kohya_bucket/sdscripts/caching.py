@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from kohya_bucket.buckets.types import as_pair
+from kohya_bucket.images.paths import file_key
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.npz import Architecture, read_npz
 from kohya_bucket.latents.npz_names import NpzNames
@@ -128,7 +129,7 @@ class _Session:
                 interpolation=info.resize_interpolation,
                 further=isinstance(info.absolute_path, VariantPath),
             )
-            file = os.path.normcase(os.path.abspath(item.image)), bucket  # noqa: PTH100
+            file = file_key(item.image), bucket
             mine[file] = item.flip, item.alpha_mask
             known = [wishes[file] for wishes in earlier if file in wishes]
             if known:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
+from kohya_bucket.buckets.types import as_pair
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.paths import file_key
 
 __all__ = ["check_one_size_each"]
 
@@ -27,9 +28,9 @@ def check_one_size_each(datasets: Sequence[Any]) -> None:
         for info in owner.image_data.values():
             if info.latents_npz is not None:
                 continue
-            size = int(info.bucket_reso[0]), int(info.bucket_reso[1])
+            size = as_pair(info.bucket_reso)
             mask = bool(owner.image_to_subset[info.image_key].alpha_mask)
-            key = os.path.normcase(os.path.abspath(info.absolute_path))  # noqa: PTH100
+            key = file_key(info.absolute_path)
             earlier, size_before, mask_before = first.setdefault(key, (number, size, mask))
             if earlier == number or (size, mask) == (size_before, mask_before):
                 continue

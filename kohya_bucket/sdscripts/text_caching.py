@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from kohya_bucket.images.paths import file_key
 from kohya_bucket.latents.fingerprint import sampled_hash
 from kohya_bucket.sdscripts.latent_cache import CAPTION_KEY, ENCODERS_KEY, caption_mark, check_text_npz, savez
 from kohya_bucket.sdscripts.processes import is_first_process
@@ -95,7 +96,7 @@ def forget_texts() -> None:
 
 
 def _file_of(usual: str, text: Text, taken: dict[str, list[Text]]) -> str:
-    known = taken.setdefault(os.path.normcase(os.path.abspath(usual)), [])  # noqa: PTH100
+    known = taken.setdefault(file_key(usual), [])
     if text not in known:
         known.append(text)
     number = known.index(text) + 1
