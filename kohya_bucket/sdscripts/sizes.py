@@ -20,11 +20,10 @@ import numpy as np
 from kohya_bucket.buckets.types import IntArray
 from kohya_bucket.images import read_sizes
 from kohya_bucket.sdscripts.size_cache import scan_sizes
-from kohya_bucket.sdscripts.stated_sizes import is_stated_truly, written_ns
+from kohya_bucket.sdscripts.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
 
 __all__ = ["true_size", "true_sizes"]
 
-_INFO_FILE = "metadata_cache.json"
 _CACHE_NAME = re.compile(r"(?P<stem>.*)_\d{4,}x\d{4,}(_[a-z0-9]+)?\.npz", re.IGNORECASE | re.DOTALL)
 
 
@@ -46,17 +45,24 @@ def true_sizes(dataset: Any, infos: Sequence[Any], metadata_cache: str = "auto")
         [N, 2] int32 (width, height), (0, 0) where a file could not be read, and the reason for each of those.
     """
     sizes = np.zeros((len(infos), 2), dtype=np.int32)
-    to_read = []
-    written: dict[int, int] = {}  # when the sizes were noted, by subset
-    for i, info in enumerate(infos):
-        subset = dataset.image_to_subset[info.image_key]
+    unknown, noted = [], []
+    subsets = [dataset.image_to_subset[info.image_key] for info in infos]
+    for i, (info, subset) in enumerate(zip(infos, subsets, strict=True)):
         _put_image_back(info, subset)
-        if id(subset) not in written:
-            written[id(subset)] = written_ns(os.path.join(getattr(subset, "image_dir", None) or "", _INFO_FILE))  # noqa: PTH118
-        if info.image_size is not None and _is_trusted(info, subset, written[id(subset)]):
+        if info.image_size is not None and hasattr(subset, "metadata_file"):
             sizes[i] = info.image_size
+        elif info.image_size is not None and getattr(subset, "cache_info", False):
+            noted.append(i)
         else:
-            to_read.append(i)
+            unknown.append(i)
+    written = {folder: written_ns(os.path.join(folder, CACHE_FILE)) for folder in {_folder(subsets[i]) for i in noted}}  # noqa: PTH118
+    truly = are_stated_truly([infos[i].absolute_path for i in noted], [written[_folder(subsets[i])] for i in noted])
+    for i, true in zip(noted, truly, strict=True):
+        if true:
+            sizes[i] = infos[i].image_size
+        else:
+            unknown.append(i)
+    to_read = sorted(unknown)
     reasons: dict[int, str] = {}
     if to_read:
         scan = scan_sizes([infos[i].absolute_path for i in to_read], metadata_cache)
@@ -67,10 +73,8 @@ def true_sizes(dataset: Any, infos: Sequence[Any], metadata_cache: str = "auto")
     return sizes, reasons
 
 
-def _is_trusted(info: Any, subset: Any, written: int) -> bool:
-    if hasattr(subset, "metadata_file"):
-        return True
-    return bool(getattr(subset, "cache_info", False)) and is_stated_truly(info.absolute_path, written)
+def _folder(subset: Any) -> str:
+    return getattr(subset, "image_dir", None) or ""
 
 
 def _put_image_back(info: Any, subset: Any) -> None:
@@ -85,6 +89,6 @@ def _put_image_back(info: Any, subset: Any) -> None:
     match = _CACHE_NAME.fullmatch(PurePath(path).name)
     if match is None:
         return
-    info.absolute_path = os.path.join(getattr(subset, "image_dir", None) or "", info.image_key)  # noqa: PTH118
+    info.absolute_path = os.path.join(_folder(subset), info.image_key)  # noqa: PTH118
     if match["stem"] != PurePath(info.image_key).stem or os.path.exists(info.absolute_path):  # noqa: PTH110
         info.image_size = None

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
-__all__ = ["is_stated_truly", "written_ns"]
+from kohya_bucket.images.pool import Job
+
+__all__ = ["CACHE_FILE", "are_stated_truly", "written_ns"]
+
+CACHE_FILE = "metadata_cache.json"
 
 
 def written_ns(cache_file: str) -> int:
@@ -15,15 +20,16 @@ def written_ns(cache_file: str) -> int:
         return 0
 
 
-def is_stated_truly(image: str, written: int) -> bool:
-    """Whether the size of an image that was noted at a time is to be believed.
+def are_stated_truly(images: Sequence[str], written: Sequence[int]) -> list[bool]:
+    """[N] whether the size of each image, noted at a time (ns), is to be believed.
 
     Not for WebP files, which imagesize 1.x reads one pixel short, nor for images that were edited since: they would be
     squeezed into the old shape. Of an image that is gone there is nothing better.
     """
-    if image.lower().endswith(".webp"):
-        return False
-    try:
-        return os.stat(image).st_mtime_ns <= written  # noqa: PTH116
-    except OSError:
-        return True
+    job = Job("stat", images)
+    job.run()
+    times = job.rows["mtime_ns"].tolist()  # 0 of an image that is gone
+    return [
+        time <= noted and not image.lower().endswith(".webp")
+        for image, time, noted in zip(images, times, written, strict=True)
+    ]

@@ -14,11 +14,9 @@ from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
 from kohya_bucket.sdscripts.config.registry import Entry, Registry
 from kohya_bucket.sdscripts.config.regularization import balanced
 from kohya_bucket.sdscripts.config.splitting import split
-from kohya_bucket.sdscripts.stated_sizes import is_stated_truly, written_ns
+from kohya_bucket.sdscripts.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
 
-__all__ = ["CACHE_FILE", "list_dreambooth"]
-
-CACHE_FILE = "metadata_cache.json"
+__all__ = ["list_dreambooth"]
 
 Sized = tuple[str, "tuple[int, int] | None"]
 
@@ -114,20 +112,20 @@ def _cached(subset: SubsetConfig, folder: Folder, reading: Reading) -> list[Size
     if not os.path.isfile(path):
         return None
     findings, where = reading.findings, subset.place
-    images: list[Sized] = []
-    written = written_ns(path)
+    noted: dict[str, tuple[int, int]] = {}
     try:
         with open(path, encoding="utf-8") as file:
             for image, entry in json.load(file).items():
                 width, height = entry["resolution"]
-                stated = (int(width), int(height)) if is_stated_truly(image, written) else None
-                images.append((image, stated))
+                noted[image] = int(width), int(height)
                 entry["caption"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{path} is not usable ({type(error).__name__}: {error}), and sd-scripts stops at it"
         findings.error("broken-cache", where, message, "delete it; it is written again", (path,))
         return [(image, None) for image in folder.images]
-    listed = {os.path.abspath(image) for image, _ in images}
+    truly = are_stated_truly(list(noted), [written_ns(path)] * len(noted))
+    images: list[Sized] = [(image, noted[image] if true else None) for image, true in zip(noted, truly, strict=True)]
+    listed = {os.path.abspath(image) for image in noted}
     new = [image for image in folder.images if os.path.abspath(image) not in listed]
     if new:
         message = f"{len(new)} images are not in {path}, so sd-scripts does not train them ({some(new)})"
