@@ -159,16 +159,14 @@ def write_npz(
             f"{bucket_size[0]}x{bucket_size[1]}, which has {list(arch.shape(bucket_size))}"
         )
     suffix = arch.key_suffix(bucket_size)
+    parts = ("latents", "latents_flipped", "alpha_mask", "original_size", "crop_ltrb", FINGERPRINT_KEY)
+    replaced = {key + suffix for key in parts}
     arrays: dict[str, npt.NDArray[Any]] = {}
     try:
         with np.load(path) as old:
-            arrays = {key: old[key] for key in old.files}
-    except FileNotFoundError:
+            arrays = {key: old[key] for key in old.files if key not in replaced}
+    except (FileNotFoundError, *_BROKEN):
         pass
-    except _BROKEN:
-        arrays = {}
-    for key in ("latents", "latents_flipped", "alpha_mask", "original_size", "crop_ltrb", FINGERPRINT_KEY):
-        arrays.pop(key + suffix, None)
     arrays[f"latents{suffix}"] = np.asarray(item.latents, dtype=np.float32)
     arrays[f"original_size{suffix}"] = np.array(item.original_size)
     arrays[f"crop_ltrb{suffix}"] = np.array(item.crop_ltrb)

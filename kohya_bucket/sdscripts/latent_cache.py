@@ -90,10 +90,12 @@ class CacheItem:
             shrinks = all(after <= before for after, before in zip(resized, self.original_size, strict=True))
             name = f"{name}/{resampler(name, shrinks=shrinks)}"
         crop = (resized[0] - self.bucket_reso[0]) // 2, (resized[1] - self.bucket_reso[1]) // 2
-        if of_gone is not None and not os.path.exists(self.image):  # noqa: PTH110
-            nbytes, mtime = of_gone.source_bytes, of_gone.source_mtime_ns
-        else:
+        try:
             nbytes, mtime, _ = source_identity(self.image)
+        except OSError:
+            if of_gone is None:
+                raise
+            nbytes, mtime = of_gone.source_bytes, of_gone.source_mtime_ns
         return Fingerprint(
             nbytes, mtime, "", self.vae, as_pair(self.bucket_reso), as_pair(resized), crop, name, dtype, "latents",
             self.flip, self.alpha_mask,
@@ -135,10 +137,13 @@ def check_npz(
     )  # fmt: skip
     if bad is not None or item is None:
         return bad
-    known = stored_fingerprint(Path(path), as_pair(bucket_reso), family)
-    if known is None and not os.path.exists(item.image):  # noqa: PTH110
-        return None
-    print_ = item.fingerprint(of_gone=None if known is None else known[0])
+    try:
+        print_ = item.fingerprint()
+    except OSError:
+        known = stored_fingerprint(Path(path), as_pair(bucket_reso), family)
+        if known is None:
+            return None
+        print_ = item.fingerprint(of_gone=known[0])
     entry = Entry(Path(item.image).name, print_, as_pair(original_size), (0.0, 0.0, 0.0, 0.0))
     reasons = why_npz_stale(Path(path), entry, family, Path(item.image))
     if not item.vae:
@@ -220,18 +225,20 @@ def check_text_npz(
             bad = archive.testzip()
             if bad is not None:
                 return f"the checksum of {bad.removesuffix('.npy')} is wrong"
-            if caption is not None and f"{CAPTION_KEY}.npy" in members:
-                stored = np.load(io.BytesIO(archive.read(f"{CAPTION_KEY}.npy")))
-                if stored.tobytes() != caption_mark(caption).tobytes():
-                    return "the caption changed"
-            if encoders and f"{ENCODERS_KEY}.npy" in members:
-                stored = np.load(io.BytesIO(archive.read(f"{ENCODERS_KEY}.npy")))
-                if stored.tobytes() != encoders.encode():
-                    return "the text encoders changed"
-            if dropout is not None and f"{DROPOUT_KEY}.npy" in members:
-                rate = float(np.load(io.BytesIO(archive.read(f"{DROPOUT_KEY}.npy"))))
-                if rate != float(np.float32(dropout)):
-                    return f"the caption_dropout_rate changed ({rate:g} -> {dropout:g})"
+            notes = {
+                name: np.load(io.BytesIO(archive.read(f"{name}.npy")))
+                for name in (CAPTION_KEY, ENCODERS_KEY, DROPOUT_KEY)
+                if f"{name}.npy" in members
+            }
+        marked = None if caption is None else caption_mark(caption).tobytes()
+        if marked is not None and CAPTION_KEY in notes and notes[CAPTION_KEY].tobytes() != marked:
+            return "the caption changed"
+        if encoders and ENCODERS_KEY in notes and notes[ENCODERS_KEY].tobytes() != encoders.encode():
+            return "the text encoders changed"
+        if dropout is not None and DROPOUT_KEY in notes:
+            rate = float(notes[DROPOUT_KEY])
+            if rate != float(np.float32(dropout)):
+                return f"the caption_dropout_rate changed ({rate:g} -> {dropout:g})"
     except FileNotFoundError:
         return "it does not exist"
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
