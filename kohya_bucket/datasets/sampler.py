@@ -97,8 +97,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         Raises:
             PlanError: no whole number, or a negative one.
         """
-        if not called_by_accelerate_loop() and whole("epoch", epoch, 0) != self._start.epoch:
-            self._start = self._live = Position(self.seed, whole("epoch", epoch, 0))
+        if not called_by_accelerate_loop() and (number := whole("epoch", epoch, 0)) != self._start.epoch:
+            self._start = self._live = Position(self.seed, number)
             self._live_steps = 0
 
     def plan(self) -> EpochPlan:

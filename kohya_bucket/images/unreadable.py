@@ -9,8 +9,10 @@ class UnreadableImageError(Exception):
     """A file whose size cannot be told; the text says why."""
 
 
-def explain_os_error(error: OSError) -> str:
-    """One phrase for what the operating system said."""
+def explain_os_error(error: OSError | ValueError) -> str:
+    """One phrase for what the operating system said, or Python of a path that it does not take."""
+    if not isinstance(error, OSError):
+        return str(error)
     if isinstance(error, FileNotFoundError):
         return "no such file"
     if isinstance(error, IsADirectoryError):

@@ -40,7 +40,7 @@ def _stats(paths: list[str]) -> tuple[bytes, Failures]:
             if is_url(path):
                 numbers.extend(_remote_stat(path, i, failures))
                 continue
-            failures.append((i, explain_os_error(error) if isinstance(error, OSError) else str(error)))
+            failures.append((i, explain_os_error(error)))
             numbers.extend((0, 0))
     return numbers.tobytes(), failures
 
@@ -63,7 +63,7 @@ def _hashes(paths: list[str]) -> tuple[bytes, Failures]:
             rows += hash_file(path).encode("ascii")
         except (OSError, ValueError) as error:
             rows += bytes(HASH_LENGTH)
-            failures.append((i, explain_os_error(error) if isinstance(error, OSError) else str(error)))
+            failures.append((i, explain_os_error(error)))
     return bytes(rows), failures
 
 
