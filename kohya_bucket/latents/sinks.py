@@ -59,6 +59,9 @@ class Sink(Protocol):
 
     def flush(self) -> None: ...
 
+    def close(self) -> None:
+        """Wait for what is being written, and begin nothing more: after this no thread touches the folder."""
+
 
 class ShardSink:
     """Writes into a `LatentStore`."""
@@ -105,6 +108,9 @@ class ShardSink:
 
     def flush(self) -> None:
         self.writer.flush()
+
+    def close(self) -> None:
+        pass  # it writes on its caller's thread
 
     def _committed(self, entries: list[Entry]) -> None:
         self._on_done([self._position[entry.source] for entry in entries])
@@ -156,6 +162,9 @@ class NpzSink:
     def flush(self) -> None:
         while self._pending:
             self._pending.pop(0).result()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _write_one(
         self, i: int, plain: npt.NDArray[np.float32], flipped: npt.NDArray[np.float32] | None,
@@ -221,11 +230,17 @@ class Background:
         self._sink.flush()
 
     def close(self) -> None:
-        """Finish what was given, and end the thread; errors that nobody saw yet are raised."""
-        self._queue.put(None)
-        self._thread.join()
-        if self._problem is None:
-            self._sink.flush()
+        """Finish what was given, or after an error what is being written, and end all threads.
+
+        Errors that nobody saw yet are raised.
+        """
+        try:
+            self._queue.put(None)
+            self._thread.join()
+            if self._problem is None:
+                self._sink.flush()
+        finally:
+            self._sink.close()
         self._raise()
 
     def _run(self) -> None:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.encoder import encoder_hash  # noqa: E402
 from kohya_bucket.latents.npz import ARCHITECTURES, NpzLatents, npz_path, read_npz, write_npz  # noqa: E402
@@ -272,6 +273,30 @@ def test_a_full_disk_leaves_no_half_npz(tmp_path, small_disk):
     for path in found:
         read_npz(path, (512, 512), arch)
     assert {p.name for p in small_disk.iterdir()} == {p.name for p in found}
+
+
+def test_an_error_is_raised_when_nobody_writes_any_more(tmp_path, monkeypatch):
+    images = make_images(tmp_path / "images", [(64, 64)] * 12)
+    begun, ended = [], []
+    first = threading.Lock()
+
+    def first_fails(path, *args, **settings):
+        begun.append(path)
+        if first.acquire(blocking=False):
+            raise LatentStoreError("the disk is full")
+        time.sleep(0.5)
+        write_npz(path, *args, **settings)
+        ended.append(path)
+
+    monkeypatch.setattr("kohya_bucket.latents.sinks.write_npz", first_fails)
+    with pytest.raises(LatentStoreError, match="the disk is full"):
+        precompute_latents(
+            dataset_of(images), PosteriorStub(), tmp_path / "out", format="npz", architecture="sd", batch_size=4
+        )
+    assert len(begun) < len(images)  # what had not begun is left
+    assert len(ended) == len(begun) - 1
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in ended)
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("kohya-bucket")]
 
 
 def test_a_read_only_folder_is_said(tmp_path, small_disk):
