@@ -204,6 +204,34 @@ def test_the_option_is_checked(patched, strategies, folder):
         cache(patched, strategies, folder, MeanVAE(), {"latent_cache": "zip"})
 
 
+def test_npz_of_unmodified_sd_scripts_are_trained_from_a_store(unpatched, strategies, folder, tmp_path):
+    pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+    from kohya_bucket.latents.fingerprint import module_hash
+    from kohya_bucket.latents.npz import ARCHITECTURES
+    from kohya_bucket.latents.npz_import import import_npz
+
+    encoder = MeanVAE()
+    cache(unpatched, strategies, folder, encoder)
+    images = sorted(folder.glob("*.png"))
+    theirs = {image.name: dict(np.load(next(folder.glob(f"{image.stem}_*.npz")))) for image in images}
+    done = import_npz(
+        list(map(str, images)), tmp_path / "store", ARCHITECTURES["sd"], images_root=folder, vae=module_hash(encoder)
+    )
+    assert (done.done, done.skipped, encoder.encoded) == (len(images), [], 2 * len(images))
+    for path in folder.glob("*.npz"):
+        path.unlink()
+    sdscripts.install()
+    try:
+        table = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
+        found = latents_of(unpatched, cache(unpatched, strategies, folder, encoder, table))
+    finally:
+        sdscripts.uninstall()
+    assert encoder.encoded == 2 * len(images)
+    assert found.keys() == theirs.keys()
+    for name, (latent, flipped) in found.items():
+        np.testing.assert_array_equal(latent, theirs[name]["latents_flipped" if flipped else "latents"])
+
+
 @pytest.fixture
 def diffusers():
     return pytest.importorskip("diffusers", reason="diffusers is not installed")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kohya_bucket.cli.encoders import load_vae
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import list_images
@@ -16,7 +17,7 @@ from kohya_bucket.latents.npz import ARCHITECTURES, Architecture
 from kohya_bucket.latents.store import LatentStore
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.exchange import Exchange
+    from kohya_bucket.latents.npz_import import Exchange
     from kohya_bucket.latents.upkeep import Upkeep
 
 _SHOWN = 10
@@ -78,11 +79,7 @@ def register(app: typer.Typer) -> None:
         """Put damaged files into quarantine, keep their healthy items, and encode the others again."""
         from kohya_bucket.latents.upkeep import repair as repair_store
 
-        encoder = None
-        if vae:
-            from kohya_bucket.latents.diffusers_vae import load_encoder
-
-            encoder = load_encoder(vae, dtype=dtype, architecture=arch)
+        encoder = load_vae(vae, dtype=dtype, architecture=arch) if vae else None
         opened = LatentStore(store)
         done = repair_store(opened, encoder, images_root=images, say=lambda text: typer.echo(text, err=True))
         _list(done.damaged)
@@ -156,19 +153,33 @@ def register(app: typer.Typer) -> None:
         output: Annotated[Path, typer.Option("--output", "-o", help="The store's folder.")],
         arch: Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTURES)}.")],
         dtype: Annotated[str, typer.Option(help="float32 keeps every bit.")] = "float32",
-        vae_hash: Annotated[str, typer.Option("--vae-hash", help="Of the VAE, where the files do not say.")] = "",
+        vae: Annotated[
+            str, typer.Option("--vae", help="That made the files which do not say: hub name, folder or .safetensors.")
+        ] = "",
+        vae_hash: Annotated[str, typer.Option("--vae-hash", help="Its hash instead, as a store knows it.")] = "",
+        interpolation: Annotated[
+            str, typer.Option(help="How sd-scripts resized for them; auto-0.9 for 0.9 and before.")
+        ] = "auto",
         collection: Annotated[str, typer.Option(help="Part of the store.")] = "",
         quiet: _Quiet = False,
     ) -> None:
-        """Take sd-scripts' npz into a store."""
-        from kohya_bucket.latents.exchange import import_npz
+        """Take sd-scripts' npz into a store.
+
+        Files that sd-scripts made itself do not say which VAE made them. Name it, and training takes them as they
+        are; without it they would be encoded again.
+        """
+        from kohya_bucket.latents.npz_import import import_npz
         from kohya_bucket.latents.precompute import common_root
 
+        family = _arch(arch)
+        if vae and vae_hash:
+            raise ConfigError("--vae and --vae-hash say the same: leave one out")
         images = list_images(path)
         with scan_progress("importing", quiet=quiet) as progress:
             done = import_npz(
-                images, output, _arch(arch), images_root=common_root(images, output), dtype=dtype_name(dtype),
-                vae=vae_hash, collection=collection, progress=progress,
+                images, output, family, images_root=common_root(images, output), dtype=dtype_name(dtype),
+                vae=_hash_of(vae, family) if vae else vae_hash, interpolation=interpolation, collection=collection,
+                progress=progress,
             )  # fmt: skip
         _exchanged(done, "imported")
 
@@ -184,7 +195,7 @@ def register(app: typer.Typer) -> None:
         quiet: _Quiet = False,
     ) -> None:
         """Write a store's latents as npz that unmodified sd-scripts trains from."""
-        from kohya_bucket.latents.exchange import export_npz
+        from kohya_bucket.latents.npz_export import export_npz
 
         family = _arch(arch)
         with scan_progress("exporting", quiet=quiet) as progress:
@@ -198,6 +209,15 @@ def _arch(name: str) -> Architecture:
     if name not in ARCHITECTURES:
         raise ConfigError(f"--arch {name!r}: use one of {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
+
+
+def _hash_of(vae: str, family: Architecture) -> str:
+    from kohya_bucket.latents.encoder import encoder_hash
+    from kohya_bucket.latents.precompute import check_family
+
+    encoder = load_vae(vae, device="cpu", architecture=family.name)
+    check_family(encoder, family)
+    return encoder_hash(encoder)
 
 
 def _print_status(found: object, store: Path) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kohya_bucket.buckets import BucketRule, FixedBuckets, KohyaBuckets, load_from_json, load_from_toml, load_preset
+from kohya_bucket.cli.encoders import load_vae
 from kohya_bucket.cli.gpus import gpu_counts
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.errors import ConfigError, KohyaBucketError
@@ -78,8 +79,8 @@ def register(app: typer.Typer) -> None:
         if not vae:
             raise ConfigError("nothing to encode with: add --vae, e.g. --vae stabilityai/sdxl-vae")
         arch = arch or _ARCH_OF_PRESET.get(preset or "", "")
-        encoder = _load(vae, device, dtype, arch, {"tiling": tiling, "slicing": slicing, "xformers": xformers,
-                                                   "compile": compile})  # fmt: skip
+        encoder = load_vae(vae, device=device, dtype=dtype, architecture=arch, tiling=tiling, slicing=slicing,
+                           xformers=xformers, compile=compile)  # fmt: skip
         from kohya_bucket.latents.encoder import encoder_hash
         from kohya_bucket.latents.precompute import encode_wanted
         from kohya_bucket.latents.report import joined
@@ -127,17 +128,6 @@ def register(app: typer.Typer) -> None:
 class _Part:
     wanted: Wanted
     root: Path
-
-
-def _load(vae: str, device: str | None, dtype: str, arch: str, settings: dict[str, Any]) -> Any:
-    try:
-        from kohya_bucket.latents.diffusers_vae import load_encoder
-
-        return load_encoder(vae, device=device, dtype=dtype, architecture=arch, **settings)
-    except ModuleNotFoundError as missing:
-        raise KohyaBucketError(
-            f"encoding needs {missing.name}, which is not installed: pip install 'kohya-bucket[train]'"
-        ) from missing
 
 
 def _rule(preset: str | None, bucket_config: Path | None, resolution: int | None) -> BucketRule:

@@ -23,7 +23,7 @@ from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.encoder import PosteriorEncoder, VAEEncoder, encoder_hash, encoder_space
 from kohya_bucket.latents.encoding import BatchEncoder, noise_seed
 from kohya_bucket.latents.layout import Layout, is_text
-from kohya_bucket.latents.npz import ARCHITECTURES
+from kohya_bucket.latents.npz import ARCHITECTURES, Architecture
 from kohya_bucket.latents.report import PrecomputeReport
 from kohya_bucket.latents.sinks import Background, Finished, NpzSink, ShardSink
 from kohya_bucket.latents.wanted import Recipe, Wanted
@@ -405,9 +405,13 @@ def _check(
                 f"npz are named by model family, and {architecture or 'none'!r} is none: "
                 f"add --arch, one of {', '.join(ARCHITECTURES)}"
             )
-        arch = ARCHITECTURES[architecture]
-        if (encoder.latent_channels, encoder.downsample_factor) != (arch.channels, arch.stride):
-            raise KohyaBucketError(
-                f"the VAE has {encoder.latent_channels} channels and divides by {encoder.downsample_factor}; "
-                f"{arch.name} has {arch.channels} and divides by {arch.stride}"
-            )
+        check_family(encoder, ARCHITECTURES[architecture])
+
+
+def check_family(encoder: VAEEncoder, arch: Architecture) -> None:
+    """Refuse a VAE whose latents have another shape than the model family's."""
+    if (encoder.latent_channels, encoder.downsample_factor) != (arch.channels, arch.stride):
+        raise KohyaBucketError(
+            f"the VAE has {encoder.latent_channels} channels and divides by {encoder.downsample_factor}; "
+            f"{arch.name} has {arch.channels} and divides by {arch.stride}"
+        )

@@ -11,11 +11,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from kohya_bucket.errors import LatentStoreError  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.exchange import export_npz, import_npz  # noqa: E402
-from kohya_bucket.latents.npz import ARCHITECTURES, npz_path, read_npz, write_npz  # noqa: E402
+from kohya_bucket.latents.encoder import encoder_hash  # noqa: E402
+from kohya_bucket.latents.npz import ARCHITECTURES, further_path, npz_path, read_npz, write_npz  # noqa: E402
 from kohya_bucket.latents.npz_check import why_npz_bad  # noqa: E402
+from kohya_bucket.latents.npz_export import export_npz  # noqa: E402
+from kohya_bucket.latents.npz_import import import_npz  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.latents.test_npz import equal, item  # noqa: E402
 
@@ -162,15 +164,58 @@ def test_files_of_unmodified_sd_scripts_count_until_the_image_is_newer(tmp_path)
     arch = ARCHITECTURES["sd"]
     images = make_images(tmp_path / "images", SIZES)
     npz_run(images)
-    dataset = dataset_of(images)
-    for i, (image, size) in enumerate(zip(images, SIZES, strict=True)):
-        bucket = tuple(map(int, dataset.placement.bucket_sizes[i]))
-        path = npz_path(image, size, arch)
-        write_npz(path, read_npz(path, bucket, arch), bucket, arch)
+    forget_what_they_were_made_from(images, dataset_of(images), arch)
     assert npz_run(images).encoded == 0
     later = npz_path(images[0], SIZES[0], arch).stat().st_mtime_ns + 10**9
     os.utime(images[0], ns=(later, later))
     assert npz_run(images).encoded == 1
+
+
+def forget_what_they_were_made_from(images, dataset, arch):
+    """As files that sd-scripts made itself."""
+    for i, (image, size) in enumerate(zip(images, SIZES, strict=True)):
+        bucket = tuple(map(int, dataset.placement.bucket_sizes[i]))
+        path = npz_path(image, size, arch)
+        write_npz(path, read_npz(path, bucket, arch), bucket, arch)
+
+
+def test_imported_files_need_not_be_encoded_again_where_their_vae_is_known(tmp_path):
+    arch = ARCHITECTURES["sd"]
+    images = make_images(tmp_path / "images", SIZES)
+    npz_run(images)
+    dataset = dataset_of(images)
+    forget_what_they_were_made_from(images, dataset, arch)
+    names = [str(path) for path in images]
+
+    def encoded(store, **settings):
+        import_npz(names, tmp_path / store, arch, images_root=tmp_path / "images", **settings)
+        return precompute_latents(dataset, PosteriorStub(), tmp_path / store).encoded
+
+    vae = encoder_hash(PosteriorStub())
+    assert encoded("known", vae=vae) == 0
+    assert encoded("unknown") == len(images)
+    assert encoded("another", vae="0" * 32) == len(images)
+    assert encoded("resized otherwise", vae=vae, interpolation="nearest") == 2  # the third is not resized
+    with pytest.raises(KohyaBucketError, match="interpolation 'smooth' does not exist"):
+        encoded("wrong", vae=vae, interpolation="smooth")
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_files_of_further_sizes_are_imported_too(tmp_path):
+    arch = ARCHITECTURES["sd"]
+    images = make_images(tmp_path / "images", [(300, 150), (100, 60)])
+    for image, size in zip(images, [(300, 150), (100, 60)], strict=True):
+        path = npz_path(image, size, arch)
+        write_npz(path, item(arch), BUCKET, arch)
+        write_npz(further_path(path, (64, 64)), item(arch, 1, bucket=(64, 64)), (64, 64), arch)
+    (tmp_path / "images" / "img_009_0300x0150_sd_at_0064x0064.npz").write_bytes(b"of no image")
+    found = import_npz([str(p) for p in images], tmp_path / "store", arch, images_root=tmp_path / "images",
+                       collection="sd")  # fmt: skip
+    assert (found.done, found.skipped) == (4, [])
+    store = LatentStore(tmp_path / "store")
+    assert sorted(store.strings("collection")) == ["sd", "sd", "sd to 64x64", "sd to 64x64"]
+    (i,) = store.find([images[1].name], "sd to 64x64")
+    assert np.array_equal(store.read(i), item(arch, 1, bucket=(64, 64)).latents)
 
 
 def test_why_bad_names_the_part(tmp_path):

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -113,6 +114,24 @@ def test_npz_import_and_export(tmp_path, images, run):
     assert "5 latents imported" in run("cache", "import", folder, "-o", tmp_path / "out", "--arch", "sd")[1]
     assert "5 latents exported" in run("cache", "export", tmp_path / "out", "--arch", "sd", "-o", tmp_path / "npz")[1]
     assert (tmp_path / "npz" / before.name).read_bytes() == before.read_bytes()
+
+
+def test_the_vae_of_imported_npz_is_named_or_hashed(tmp_path, images, run):
+    folder, out = tmp_path / "images", tmp_path / "out"
+    buckets = ["-c", bucket_file(tmp_path)]
+    run("precompute", folder, "--vae", "posterior", *buckets, "--format", "npz", "--arch", "sd")
+    for path in folder.glob("*.npz"):
+        arrays = {name: array for name, array in np.load(path).items() if "fingerprint" not in name}
+        np.savez(path, **arrays)
+    options = ["cache", "import", folder, "-o", out, "--arch", "sd"]
+    code, _, err = run(*options, "--vae", "posterior", "--vae-hash", "0")
+    assert (code, "leave one out" in err) == (2, True)
+    code, _, err = run(*options[:-1], "flux", "--vae", "posterior")
+    assert (code, "flux has 16" in err) == (2, True)
+    assert not out.exists()
+    assert "5 latents imported" in run(*options, "--vae", "posterior")[1]
+    report = run("precompute", folder, "--vae", "posterior", *buckets, "-o", out, "--dtype", "float32")[1]
+    assert "0 encoded" in report
 
 
 def test_a_config_says_what_to_encode(tmp_path, images, run):
