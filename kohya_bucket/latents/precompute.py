@@ -26,6 +26,7 @@ from kohya_bucket.latents.layout import Layout, is_text
 from kohya_bucket.latents.npz import ARCHITECTURES, Architecture
 from kohya_bucket.latents.report import PrecomputeReport
 from kohya_bucket.latents.sinks import Background, Finished, NpzSink, ShardSink
+from kohya_bucket.latents.store import LatentStore
 from kohya_bucket.latents.wanted import Recipe, Wanted
 from kohya_bucket.latents.writer import write_manifest
 
@@ -336,13 +337,27 @@ def _chunks(wanted: Wanted, batch_size: int) -> Iterator[tuple[str, npt.NDArray[
 
 
 def _finish_store(sink: ShardSink, wanted: Wanted) -> None:
-    """Index the store; captions that changed since are taken over without encoding anything again."""
-    sink.store.refresh()
-    at = sink.store.find(wanted.sources, wanted.recipe.collection)
+    """Index the store; captions that changed since, and hashes that were not asked for before, need no encoding."""
+    store = sink.store
+    store.refresh()
+    at = store.find(wanted.sources, wanted.recipe.collection)
     here = np.flatnonzero(at >= 0)
-    stored = sink.store.table["caption"].take(at[here]).to_pylist() if len(here) else []
-    changed = {int(at[i]): wanted.captions[i] for i, old in zip(here, stored, strict=True) if wanted.captions[i] != old}
-    write_manifest(sink.store, sink.store.with_captions(changed) if changed else None)
+    rows = at[here]
+    captions = _changed_texts(store, "caption", rows, [wanted.captions[i] for i in here])
+    hashes: dict[int, str | None] = {}
+    if wanted.source_hashes is not None:
+        same = store.column("source_bytes")[rows] == wanted.source_bytes[here]
+        same &= store.column("source_mtime_ns")[rows] == wanted.source_mtime_ns[here]
+        hashes = _changed_texts(store, "source_hash", rows[same], [wanted.source_hashes[i] for i in here[same]])
+    table = store.with_texts(caption=captions, source_hash=hashes) if captions or hashes else None
+    write_manifest(store, table)
+
+
+def _changed_texts(
+    store: LatentStore, name: str, rows: npt.NDArray[np.int64], texts: Sequence[str | None]
+) -> dict[int, str | None]:
+    stored = store.table[name].take(rows).to_pylist() if len(rows) else []
+    return {int(row): new for row, new, old in zip(rows, texts, stored, strict=True) if new != old}
 
 
 def _of(dataset: Any) -> tuple[list[str], Placement, list[str | None] | None]:

@@ -305,14 +305,16 @@ class LatentStore:
                 self._mapped.popitem(last=False)
         return mapped.tensors
 
-    def with_captions(self, captions: dict[int, str | None]) -> Any:
-        """The store's rows with other captions, by position."""
+    def with_texts(self, **changes: dict[int, str | None]) -> Any:
+        """The store's rows with other captions or content hashes, by column and position."""
         pa, _, _ = arrow()
-        texts = self.strings("caption")
-        for i, text in captions.items():
-            texts[i] = text
-        at = self.table.schema.get_field_index("caption")
-        return self.table.set_column(at, "caption", pa.array(texts, pa.string()))
+        table = self.table
+        for name, changed in changes.items():
+            texts = self.strings(name)
+            for i, text in changed.items():
+                texts[i] = text
+            table = table.set_column(table.schema.get_field_index(name), name, pa.array(texts, pa.string()))
+        return table
 
     def storage(self, i: int) -> str:
         """Storage type of item `i`: "float32", "float16" or "bfloat16"."""

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.images.content_hash import hash_file  # noqa: E402
 from kohya_bucket.images.pixels import load_pixels, resize_and_crop  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.dtypes import to_float32  # noqa: E402
@@ -177,6 +178,19 @@ def test_a_copied_image_is_current_where_its_hash_is_known(tmp_path, images):
     run(images, tmp_path / "out", content_hash=True)
     for path in images:
         os.utime(path, ns=(5, 5))
+    assert run(images, tmp_path / "out").encoded == 0
+
+
+def test_hashes_asked_for_later_are_added_without_encoding(tmp_path, images):
+    run(images, tmp_path / "out")
+    before = LatentStore(tmp_path / "out")
+    assert set(before.strings("source_hash")) == {""}
+    assert run(images, tmp_path / "out", content_hash=True).encoded == 0
+    after = LatentStore(tmp_path / "out")
+    assert after.strings("source_hash") == [hash_file(str(tmp_path / "images" / s)) for s in after.strings("source")]
+    assert after.strings("caption") == before.strings("caption")
+    for path in images:
+        os.utime(path, ns=(1, 1))
     assert run(images, tmp_path / "out").encoded == 0
 
 
