@@ -226,8 +226,15 @@ class Background:
     def drain(self) -> None:
         """Wait until everything given so far is safe on disk."""
         self._queue.join()
+        self._flush()
+
+    def _flush(self) -> None:
         self._raise()
-        self._sink.flush()
+        try:
+            self._sink.flush()
+        except BaseException as error:
+            self._problem = error  # so that nothing more is begun
+            raise
 
     def close(self) -> None:
         """Finish what was given, or after an error what is being written, and end all threads.
@@ -237,11 +244,9 @@ class Background:
         try:
             self._queue.put(None)
             self._thread.join()
-            if self._problem is None:
-                self._sink.flush()
+            self._flush()
         finally:
             self._sink.close()
-        self._raise()
 
     def _run(self) -> None:
         while True:

@@ -25,6 +25,7 @@ from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.encoder import encoder_hash  # noqa: E402
 from kohya_bucket.latents.npz import ARCHITECTURES, NpzLatents, npz_path, read_npz, write_npz  # noqa: E402
 from kohya_bucket.latents.npz_check import why_npz_bad, why_npz_stale  # noqa: E402
+from kohya_bucket.latents.sinks import NpzSink  # noqa: E402
 from kohya_bucket.latents.state import verify  # noqa: E402
 from kohya_bucket.latents.upkeep import prune  # noqa: E402
 from kohya_bucket.latents.wanted import Recipe, Wanted  # noqa: E402
@@ -276,18 +277,31 @@ def test_a_full_disk_leaves_no_half_npz(tmp_path, small_disk):
 
 
 def test_an_error_is_raised_when_nobody_writes_any_more(tmp_path, monkeypatch):
+    """Those that are writing end first, and nothing more is begun; here all were given before the error was seen."""
     images = make_images(tmp_path / "images", [(64, 64)] * 12)
+    given, closing = threading.Event(), threading.Event()
     begun, ended = [], []
-    first = threading.Lock()
 
     def first_fails(path, *args, **settings):
         begun.append(path)
-        if first.acquire(blocking=False):
+        assert given.wait(20)
+        if path.name.startswith("img_000"):
             raise LatentStoreError("the disk is full")
-        time.sleep(0.5)
+        assert closing.wait(20)
         write_npz(path, *args, **settings)
         ended.append(path)
 
+    def flush(sink):
+        given.set()
+        real_flush(sink)
+
+    def close(sink):
+        closing.set()
+        real_close(sink)
+
+    real_flush, real_close = NpzSink.flush, NpzSink.close
+    monkeypatch.setattr(NpzSink, "flush", flush)
+    monkeypatch.setattr(NpzSink, "close", close)
     monkeypatch.setattr("kohya_bucket.latents.sinks.write_npz", first_fails)
     with pytest.raises(LatentStoreError, match="the disk is full"):
         precompute_latents(
