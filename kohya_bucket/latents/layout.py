@@ -112,9 +112,13 @@ class Layout:
 
     def shard_sizes(self) -> dict[str, int]:
         """Name -> length in bytes of every shard on disk."""
+        sizes = {}
         with suppress(FileNotFoundError), os.scandir(self.shards) as found:
-            return {e.name: e.stat().st_size for e in found if e.name.endswith(".safetensors") and e.name[0] != "."}
-        return {}
+            for entry in found:
+                if entry.name.endswith(".safetensors") and entry.name[0] != ".":
+                    with suppress(FileNotFoundError):  # removed by another process since it was listed
+                        sizes[entry.name] = entry.stat().st_size
+        return sizes
 
     def manifests(self) -> list[Path]:
         """Manifests, newest first."""

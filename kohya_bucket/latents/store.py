@@ -25,6 +25,7 @@ from kohya_bucket.latents.shard_file import ENTRIES, MappedShard, read_header
 __all__ = ["LatentStore"]
 
 _MAX_MAPPED = 512  # each mapping holds a file handle
+_LOOKS = 5
 _PLAIN, _FLIPPED, _MASK = 0, 1, 2
 
 
@@ -57,11 +58,18 @@ class LatentStore:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look again at what is on disk."""
+        """Look again at what is on disk, while other processes may add to it, pack or prune it."""
         known = dict(self.shards)
+        for _ in range(_LOOKS):
+            if self._look(known):
+                break
+
+    def _look(self, known: dict[str, ShardInfo]) -> bool:
+        """False where a shard went while this looked, so that those with its items may not have been listed yet."""
         self.damage, self.shards = [], {}
-        sizes = self.layout.shard_sizes()
         table, from_manifest, in_order = self._newest_manifest(known)
+        sizes = self.layout.shard_sizes()  # after the manifest: a newer one could name shards that are not listed
+        whole = True
         self.indexed = table is not None and from_manifest.keys() == sizes.keys()
         parts = [] if table is None else [table]
         self._indexed_rows = table
@@ -76,13 +84,15 @@ class LatentStore:
                 continue
             try:
                 part, self.shards[name] = self._self_described(name, nbytes)
-            except FileNotFoundError:  # removed by another process since it was listed
+            except FileNotFoundError:
+                whole = False
                 continue
             except LatentStoreError as error:
                 self.damage.append((name, str(error)))
                 continue
             parts.append(part)
         self._set_table(parts, in_order and len(parts) == 1 and from_manifest.keys() <= self.shards.keys())
+        return whole
 
     def lost_entries(self) -> list[Entry]:
         """Items that the manifest knows in shards that are truncated or gone, and that no other shard holds."""
@@ -125,10 +135,13 @@ class LatentStore:
         return part
 
     def _newest_manifest(self, known: dict[str, ShardInfo]) -> tuple[Any, dict[str, ShardInfo], bool]:
-        for path in self.layout.manifests():
+        tried: set[Path] = set()
+        while left := [path for path in self.layout.manifests() if path not in tried]:
+            path = left[0]
+            tried.add(path)
             try:
                 table, description = decode(self.layout.read_manifest(path))
-            except FileNotFoundError:
+            except FileNotFoundError:  # replaced since it was listed, by one that is listed now
                 continue
             except (LatentStoreError, OSError) as error:
                 self.damage.append((path.name, str(error)))

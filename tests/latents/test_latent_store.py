@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.layout import Layout
 from kohya_bucket.latents.store import LatentStore
+from kohya_bucket.latents.upkeep import pack
 from kohya_bucket.latents.writer import StoreWriter, write_manifest
 from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
 
@@ -261,3 +262,54 @@ def test_no_store_is_said(tmp_path):
         LatentStore(tmp_path / "nothing")
     with pytest.raises(LatentStoreError, match="verify"):
         LatentStore(tmp_path, verify="sometimes")
+
+
+def between(monkeypatch, name, *, before=None, after=None):
+    """Let another process come in around the first call of a method of `Layout`."""
+    real = getattr(Layout, name)
+
+    def once(*args):
+        monkeypatch.setattr(Layout, name, real)
+        if before is not None:
+            before()
+        out = real(*args)
+        if after is not None:
+            after()
+        return out
+
+    monkeypatch.setattr(Layout, name, once)
+
+
+@pytest.mark.parametrize(("name", "indexed"), [("shard_sizes", False), ("manifests", False), ("manifests", True)])
+def test_a_store_that_is_packed_while_it_is_opened_has_all_items(tmp_path, monkeypatch, name, indexed):
+    want = {}
+    for k in range(4):
+        want |= fill(tmp_path, [f"{k}a", f"{k}b"])
+    if indexed:
+        write_manifest(LatentStore(tmp_path))
+    between(monkeypatch, name, after=lambda: pack(LatentStore(tmp_path)))
+    store = LatentStore(tmp_path)
+    assert store.strings("source") == sorted(want)
+    assert all(same(store.read(i), want[name]) for i, name in enumerate(sorted(want)))
+    assert (store.lost_entries(), store.damage) == ([], [])
+
+
+def test_captions_are_those_of_a_manifest_that_came_meanwhile(tmp_path, monkeypatch):
+    fill(tmp_path, ["a", "b"])
+
+    def other_captions(text):
+        store = LatentStore(tmp_path)
+        write_manifest(store, store.with_texts(caption={0: text}))
+
+    other_captions("old")
+    between(monkeypatch, "read_manifest", before=lambda: other_captions("new"))
+    assert LatentStore(tmp_path).strings("caption") == ["new", "caption of b"]
+
+
+def test_a_shard_that_goes_while_others_are_listed_takes_none_with_it(tmp_path):
+    fill(tmp_path, ["a", "b"])
+    try:
+        (Layout(tmp_path).shards / "gone.safetensors").symlink_to(tmp_path / "nowhere")
+    except OSError:
+        pytest.skip("no links here, which stand in for a file that was listed and is gone")
+    assert LatentStore(tmp_path).strings("source") == ["a", "b"]
