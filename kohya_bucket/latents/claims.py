@@ -22,6 +22,8 @@ from kohya_bucket.errors import LatentStoreError
 
 __all__ = ["WorkBoard"]
 
+_TRIES = 20
+
 
 class WorkBoard:
     """One process' view of the shared work. Use as a context manager.
@@ -44,12 +46,9 @@ class WorkBoard:
         self._finished: set[str] = set()
         self._stop = threading.Event()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            unborn = folder / f"{self.owner}.unborn"
-            unborn.write_text(f"{_node()} {os.getpid()}", encoding="utf-8")
-            os.replace(unborn, self._alive)
-            self._name.write_text(self.owner, encoding="utf-8")
+            self._appear()
         except OSError as error:
+            self._vanish()
             raise LatentStoreError(f"cannot share work in {folder}: {error.strerror or error}") from error
         self._void = set(self._listing()[1])
         self._pulse = threading.Thread(target=self._beat, name="kohya-bucket-alive", daemon=True)
@@ -61,6 +60,30 @@ class WorkBoard:
     @property
     def _name(self) -> Path:
         return self.folder / f"{self.owner}.name"
+
+    def _appear(self) -> None:
+        """Make the folder and this process' files; again where the last of an earlier run just clears it away."""
+        for left in reversed(range(_TRIES)):
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                unborn = self.folder / f"{self.owner}.unborn"
+                unborn.write_text(f"{_node()} {os.getpid()}", encoding="utf-8")
+                os.replace(unborn, self._alive)
+                self._name.write_text(self.owner, encoding="utf-8")
+                return
+            except (FileNotFoundError, PermissionError) as error:
+                # Windows refuses what is being removed, as it refuses what is forbidden
+                if not left or (isinstance(error, PermissionError) and os.name != "nt"):
+                    raise
+                time.sleep(0.02)
+
+    def _vanish(self) -> None:
+        """Remove this process' files, and the folder if nothing else is in it."""
+        for kind in ("unborn", "alive", "name", "clock"):
+            with suppress(OSError):
+                (self.folder / f"{self.owner}.{kind}").unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
 
     def __enter__(self) -> WorkBoard:
         self._pulse.start()
@@ -74,31 +97,29 @@ class WorkBoard:
         for name in [*unfinished, self._alive.name, self._name.name]:
             with suppress(OSError):
                 (self.folder / name).unlink()
-        living = self._living()
-        with suppress(OSError):
-            (self.folder / f"{self.owner}.clock").unlink()
-        if not living:
-            paths: list[Path] = []
-            with suppress(OSError):  # another one that leaves at this instant may be at it too
-                paths = list(self.folder.iterdir())
+        paths: list[Path] = []
+        with suppress(OSError):  # another one that leaves at this instant may have cleared it away
+            paths = list(self.folder.iterdir())
+        if not self._living():  # asked after the listing, so that nothing of one that comes now is in it
             for path in paths:
                 with suppress(OSError):
                     path.unlink()
-            with suppress(OSError):
-                self.folder.rmdir()
+        self._vanish()
 
     def claim_each(self, ids: Sequence[str]) -> Iterator[str]:
         """Yield those of `ids` that nobody has claimed, claiming each just before it is yielded."""
         living = self._living()
         claims, done = self._listing()
         void, finished = self._void.intersection(done), set(done) - self._void
+        latest = _latest(claims)
         left = {  # by runs that ended or died before this one began
             piece: generation
-            for piece, (generation, owner) in _latest(claims).items()
+            for piece, (generation, owner) in latest.items()
             if (claim := f"{piece}.{generation}") in void or (owner and owner not in living and claim not in finished)
         }
         for piece in ids:
-            if self._claim(piece, left.get(piece, -1)):
+            # an earlier claim than one that holds may have been cleared away, and could be made again
+            if (piece in left or piece not in latest) and self._claim(piece, left.get(piece, -1)):
                 yield piece
 
     def finish(self, piece: str) -> None:
@@ -136,9 +157,8 @@ class WorkBoard:
             self._sign(path)
         except FileExistsError:
             return False
-        except FileNotFoundError:  # the last of the others has cleared the folder away
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._name.write_text(self.owner, encoding="utf-8")
+        except FileNotFoundError:  # this process slept so long that the last of the others cleared its files away
+            self._appear()
             return self._claim(piece, after)
         except OSError as error:
             raise LatentStoreError(f"cannot share work in {self.folder}: {error.strerror or error}") from error
@@ -200,7 +220,10 @@ class WorkBoard:
     def _beat(self) -> None:
         while not self._stop.wait(min(2.0, self._stale_after / 5)):
             with suppress(OSError):
-                self._alive.touch()
+                try:
+                    os.utime(self._alive)
+                except FileNotFoundError:  # see `_claim`
+                    self._appear()
 
 
 def _latest(claims: dict[str, str]) -> dict[str, tuple[int, str]]:

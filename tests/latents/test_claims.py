@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -60,7 +62,7 @@ def test_pieces_of_the_dead_are_taken_over(tmp_path):
     claimed = dead.claim_each(IDS)
     mine = [next(claimed) for _ in range(5)]
     dead.finish(mine[0])
-    with WorkBoard(tmp_path / "w", stale_after=5, poll=0.01) as board:
+    with WorkBoard(tmp_path / "w", poll=0.01) as board:
         rest = list(board.claim_each(IDS))
         # the first was finished before this run began: whether that still counts is for the store to say
         assert sorted([*rest, *mine[1:]]) == sorted(IDS)
@@ -91,7 +93,7 @@ def test_claims_left_by_an_earlier_run_do_not_stop_the_next(tmp_path):
     for piece in list(earlier.claim_each(IDS)):
         earlier.finish(piece)
     bury(earlier, tmp_path / "w")
-    with WorkBoard(tmp_path / "w", stale_after=5) as board:
+    with WorkBoard(tmp_path / "w") as board:
         assert list(board.claim_each(IDS)) == IDS
 
 
@@ -133,3 +135,64 @@ def test_a_claim_whose_answer_got_lost_is_still_ones_own(tmp_path):
     with WorkBoard(tmp_path / "w") as board:
         (tmp_path / "w" / f"{IDS[0]}.0.claim").write_text(board.owner, encoding="utf-8")
         assert list(board.claim_each(IDS)) == IDS
+
+
+def test_the_last_to_leave_clears_nothing_of_one_that_comes_at_that_instant(tmp_path, monkeypatch):
+    last = WorkBoard(tmp_path / "w").__enter__()
+    for piece in last.claim_each(IDS[:5]):
+        last.finish(piece)
+    newcomers = []
+
+    def alone():
+        newcomers.append(WorkBoard(tmp_path / "w").__enter__())
+        assert list(newcomers[0].claim_each(IDS)) == IDS
+        return set()
+
+    monkeypatch.setattr(last, "_living", alone)
+    last.__exit__(None, None, None)
+    newcomer = newcomers[0]
+    assert newcomer._alive.exists()
+    with WorkBoard(tmp_path / "w") as third:
+        assert list(third.claim_each(IDS)) == []
+    newcomer.__exit__(None, None, None)
+    assert not (tmp_path / "w").exists()
+
+
+def test_one_that_comes_while_the_folder_is_cleared_away_makes_it_again(tmp_path, monkeypatch):
+    real = os.replace
+
+    def cleared(*paths):
+        monkeypatch.setattr(os, "replace", real)
+        shutil.rmtree(tmp_path / "w")
+        return real(*paths)
+
+    monkeypatch.setattr(os, "replace", cleared)
+    with WorkBoard(tmp_path / "w") as board:
+        assert list(board.claim_each(IDS)) == IDS
+    assert not (tmp_path / "w").exists()
+
+
+def test_one_that_slept_until_it_was_taken_for_dead_goes_on(tmp_path):
+    with WorkBoard(tmp_path / "w") as board:
+        claimed = board.claim_each(IDS)
+        first = next(claimed)
+        shutil.rmtree(tmp_path / "w")
+        assert [first, *claimed] == IDS
+        with WorkBoard(tmp_path / "w") as other:
+            assert list(other.claim_each(IDS[1:])) == []
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_board_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch):
+    real = Path.write_text
+
+    def full(path, *args, **settings):
+        if path.suffix == ".name":
+            real(path, "")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, *args, **settings)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(LatentStoreError, match=r"cannot share work .*No space left"):
+        WorkBoard(tmp_path / "w")
+    assert not (tmp_path / "w").exists()
