@@ -79,6 +79,7 @@ class Job:
         self._changed = threading.Condition()
         self._problems: list[BaseException] = []
         self._stop = False
+        self._over = False
         self._threads: list[threading.Thread] = []
         self._helpers: list[WorkerProcess] = []
 
@@ -151,7 +152,12 @@ class Job:
             shares = 4 * self._processes()
             try:
                 helper = WorkerProcess()
-                self._helpers.append(helper)
+                with self._changed:
+                    self._helpers.append(helper)
+                    late = self._stop
+                if late:  # the scan ended while it started, and has closed those that it knew
+                    helper.close()
+                    return
                 helper.wait_until_ready()
                 # Smaller runs towards the end, so that all finish together.
                 while (rows := self._take(end, max(64, min(_HELPER_CHUNK, (end - self._taken) // shares)))) is not None:
@@ -175,6 +181,8 @@ class Job:
     def _keep(self, start: int, data: bytes, failures: Failures) -> None:
         rows = np.frombuffer(data, dtype=self.rows.dtype)
         with self._changed:
+            if self._over:
+                return
             self.rows[start : start + len(rows)] = rows
             self.failures.extend((start + i, reason) for i, reason in failures)
             self.done[start : start + len(rows)] = True
@@ -206,14 +214,21 @@ class Job:
             self._report()
 
     def _end(self) -> None:
-        self._stop = True
-        for helper in self._helpers:
-            helper.close()
-        deadline = time.monotonic() + _GRACE_S
-        for thread in self._threads:
-            if not thread.is_alive():  # Ctrl-C may have come before it was started, and then it cannot be joined
-                continue
-            thread.join(max(0.0, deadline - time.monotonic()))
+        """Start nothing more, and let what runs end; what takes longer than the grace is not kept."""
+        try:
+            with self._changed:
+                self._stop = True
+                helpers = list(self._helpers)
+            for helper in helpers:
+                helper.close()
+            deadline = time.monotonic() + _GRACE_S
+            for thread in self._threads:
+                if not thread.is_alive():  # Ctrl-C may have come before it was started, and then it cannot be joined
+                    continue
+                thread.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            with self._changed:
+                self._over = True  # the caller reads the rows now
 
     def _report(self, force: bool = False) -> None:
         if self._progress is None or threading.current_thread() is not threading.main_thread():

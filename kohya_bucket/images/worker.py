@@ -22,6 +22,7 @@ __all__ = ["WorkerProcess", "serve"]
 
 _LENGTH = struct.Struct("<q")
 _READY = "ready"
+_GRACE_S = 5.0
 
 
 class WorkerProcess:
@@ -55,7 +56,8 @@ class WorkerProcess:
     def close(self) -> None:
         """End the process. The pipes stay with the thread that may still be reading them."""
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk that does not answer
+            self._process.wait(_GRACE_S)
 
     def _receive(self) -> Any:
         assert self._process.stdout is not None

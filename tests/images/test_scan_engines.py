@@ -16,6 +16,8 @@ from PIL import Image
 
 from kohya_bucket.images import ScanInterrupted, read_sizes
 from kohya_bucket.images import pool as pool_module
+from kohya_bucket.images import worker as worker_module
+from kohya_bucket.images.worker import WorkerProcess
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +120,79 @@ def test_an_interrupt_while_threads_are_started_is_an_interrupt(tmp_path: Path, 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(ScanInterrupted):
         read_sizes([tmp_path / "a.png"] * 100, engine="threads")
+
+
+def wait_for_threads(before: set[threading.Thread]) -> None:
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+
+
+def test_what_comes_after_an_interrupt_is_not_taken_for_read(many: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that hangs in a slow disk outlives the scan; its rows came into columns that were copied before."""
+    real, answered, first = pool_module.WORK["size"], threading.Event(), threading.Lock()
+
+    def slow(paths: list[str]) -> object:
+        if not first.acquire(blocking=False):
+            assert answered.wait(30)
+        return real(paths)
+
+    monkeypatch.setitem(pool_module.WORK, "size", slow)
+    monkeypatch.setattr(pool_module, "_GRACE_S", 0.1)
+    monkeypatch.setattr(pool_module, "_REPORT_EVERY_S", 0.0)
+    before = set(threading.enumerate())
+
+    def interrupt(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(ScanInterrupted) as caught:
+        read_sizes(many[1:9], engine="threads", workers=2, progress=interrupt)
+    scan = caught.value.scan
+    answered.set()
+    wait_for_threads(before)
+    assert scan.read.sum() == 1
+    assert scan.read.tolist() == (scan.sizes[:, 0] > 0).tolist()
+
+
+def test_a_helper_that_starts_as_the_scan_ends_is_ended_too(many: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    starting, over = threading.Event(), threading.Event()
+    closed = []
+
+    class Helper:
+        def __init__(self) -> None:
+            starting.set()
+            assert over.wait(30)
+
+        def wait_until_ready(self) -> None:
+            pass
+
+        def close(self) -> None:
+            closed.append(self)
+
+    def interrupt(done: int, total: int) -> None:
+        assert starting.wait(30)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool_module, "WorkerProcess", Helper)
+    monkeypatch.setattr(pool_module, "_GRACE_S", 0.1)
+    monkeypatch.setattr(pool_module.os, "cpu_count", lambda: 2)
+    before = set(threading.enumerate())
+    with pytest.raises(ScanInterrupted):
+        read_sizes(many, engine="processes", workers=2, progress=interrupt)
+    assert closed == []
+    over.set()
+    wait_for_threads(before)
+    assert len(closed) == 1
+
+
+def test_a_helper_that_waits_for_a_dead_disk_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = WorkerProcess()
+    helper.wait_until_ready()
+    process = helper._process
+    monkeypatch.setattr(worker_module, "_GRACE_S", 0.1)
+    monkeypatch.setattr(process, "kill", lambda: None)  # as it is for one that is in such a call
+    helper.close()
+    assert process.poll() is None
+    monkeypatch.undo()
+    helper.close()
+    assert process.poll() is not None
