@@ -6,9 +6,10 @@ orientation (uint8), hash (text or null), reason (text, null where readable).
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
 import time
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,21 +98,18 @@ def replace_file(path: str, write: Any) -> None:
         KohyaBucketError: the folder cannot be written, or another program holds `path` open (Windows).
     """
     folder = os.path.dirname(os.path.abspath(path))
+    temporary = os.path.join(folder, f".{os.path.basename(path)}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         os.makedirs(folder, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(path)}.", suffix=".tmp")
-        os.close(handle)
+        # As public as any other file of its user: what `tempfile` makes is private, and to ask for the user's mask
+        # is to change it for all threads.
+        open(temporary, "xb").close()
     except OSError as error:
         raise KohyaBucketError(f"{path}: cannot be written: {why_not_written(error)}") from None
     try:
         write(temporary)
         with open(temporary, "rb+") as written:
             os.fsync(written.fileno())  # or a power failure could leave the new name without the new content
-        if os.name != "nt":
-            # mkstemp makes private files; a cache is as public as any other file of its user.
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)
         for attempt in range(_RETRIES):
             try:
                 os.replace(temporary, path)
@@ -123,7 +121,7 @@ def replace_file(path: str, write: Any) -> None:
     except OSError as error:
         raise KohyaBucketError(f"{path}: cannot be written: {why_not_written(error)}") from None
     finally:
-        if os.path.exists(temporary):
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
 
 

@@ -212,6 +212,26 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert not list(tmp_path.glob(".*.tmp"))
 
 
+@pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
+def test_a_cache_is_as_public_as_other_files_and_no_thread_makes_more_public_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To ask for the user's mask is to change it for an instant, for all threads."""
+
+    def refuse(mask: int) -> None:
+        raise AssertionError("changes the mask")
+
+    before = os.umask(0o027)
+    try:
+        monkeypatch.setattr(os, "umask", refuse)
+        MetadataCache.build([]).save(tmp_path / "c.parquet")
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+    assert (tmp_path / "c.parquet").stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in tmp_path.iterdir()] == ["c.parquet"]
+
+
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"no parquet at all" * 10])
 def test_damaged_files_are_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "c.parquet").write_bytes(content)
