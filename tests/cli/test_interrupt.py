@@ -48,7 +48,7 @@ def test_build_cache_keeps_what_it_has_read(tmp_path: Path) -> None:
         assert child.stdout.readline().strip() == "opened"
     time.sleep(0.1)
     child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=60)
+    _, errors = child.communicate(timeout=300)
     assert child.returncode == 130, errors
     assert "go on with --refresh" in errors
     assert "Traceback" not in errors

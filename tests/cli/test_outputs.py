@@ -79,7 +79,7 @@ def test_standard_output_on_a_full_disk() -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=300,
         )
     assert done.returncode == 2
     assert done.stderr.startswith("kohya-bucket: the disk is full")

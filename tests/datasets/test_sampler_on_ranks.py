@@ -30,7 +30,7 @@ def launch(ranks: int, *arguments: object, accelerate: str = "") -> subprocess.C
         env={**os.environ, **quiet},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
 
@@ -79,12 +79,12 @@ def test_plain_ranks_train_the_plan_and_notice_a_difference(tmp_path: Path, rank
         assert "seed was 3, now 4" in words[1]
         assert "order was sorted, now runs" in words[2]
         assert all(f"rank {ranks - 1} is about to train another plan" in w for w in words)
-        assert max(r["seconds"] for r in refusals) < 10
+        assert max(r["seconds"] for r in refusals) < 60  # and not the time-out, which is 120
     waits = entries(tmp_path, "alone")
     assert [len(w) for w in waits] == [1] * (ranks - 1) + [0]
     for (wait,) in waits[:-1]:
         assert "not all ranks came to compare their plans within 4 s" in wait["alone"]
-        assert wait["seconds"] < 30
+        assert wait["seconds"] < 60
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,10 @@ CORPUS = [*corpus(), ("broken.png", b"no")]
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    place = "http://127.0.0.1:5137"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = f"http://127.0.0.1:{port}"
     log = tmp_path_factory.mktemp("s3") / "log.txt"
     account = {
         "AWS_ACCESS_KEY_ID": "any",
@@ -34,14 +38,18 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     before = dict(os.environ)
     os.environ.update(account)
     with log.open("w", encoding="utf-8") as file:
-        server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", "5137"], stdout=file, stderr=file)
+        server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stdout=file, stderr=file)
         try:
-            for _ in range(100):
+            until = time.monotonic() + 300  # it imports for long where the machine is busy
+            while True:
                 try:
-                    urllib.request.urlopen(place, timeout=1).close()
+                    urllib.request.urlopen(place, timeout=60).close()
                     break
                 except OSError:
+                    assert server.poll() is None, log.read_text(encoding="utf-8")
+                    assert time.monotonic() < until
                     time.sleep(0.2)
+            s3fs.S3FileSystem.clear_instance_cache()  # those of another place
             storage = s3fs.S3FileSystem()
             storage.mkdir("photos")
             for name, data in CORPUS:

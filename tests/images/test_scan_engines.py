@@ -97,7 +97,7 @@ def test_a_script_without_a_main_guard_may_scan_on_processes(many: list[str], tm
     )
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, str(script), *many[:40]], capture_output=True, text=True, timeout=120, cwd=root,
+        [sys.executable, str(script), *many[:40]], capture_output=True, text=True, timeout=600, cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
     )  # fmt: skip
     assert (done.stdout, done.returncode) == ("once 4000\n", 0), done.stderr

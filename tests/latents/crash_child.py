@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,13 @@ def encode(ready: Any, images: Path, output: Path, format: str, seconds: float) 
     ready.send(report.encoded)
 
 
+def meet(place: str, rank: int, world: int) -> None:
+    """Wait for all others without the process group, whose time-out a busy machine may exceed in doing nothing."""
+    Path(f"{place}{rank}").touch()
+    while not all(Path(f"{place}{other}").exists() for other in range(world)):
+        time.sleep(0.01)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("images", type=Path)
@@ -41,6 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.gloo:
         place, rank, world = options.gloo.rsplit(":", 2)
+        meet(f"{place}.begin", int(rank), int(world))
         torch.distributed.init_process_group(
             "gloo", init_method=Path(place).as_uri(), rank=int(rank), world_size=int(world),
             timeout=timedelta(seconds=5),
@@ -54,6 +63,7 @@ def main() -> None:
         flush_seconds=options.flush, stale_after=options.stale_after, workers=2,
     )  # fmt: skip
     if options.gloo:
+        meet(f"{place}.end", int(rank), int(world))
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
     done = {

@@ -46,7 +46,7 @@ def child(images, output, *options):
 
 
 def result(process):
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 0
     return json.loads(out.strip().splitlines()[-1])
 

@@ -55,6 +55,13 @@ def browser(tmp_path_factory):
         yield session
 
 
+def wait_for(browser, script: str) -> object:
+    """What `script` returns as soon as that is anything."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    return WebDriverWait(browser, 120, poll_frequency=0.05).until(lambda b: b.execute_script(script))
+
+
 def sizes_to_ask(n: int = 1000) -> np.ndarray:
     """Random sizes, sizes of buckets, and sizes next to a switching point."""
     rng = np.random.default_rng(7)
@@ -192,10 +199,8 @@ def test_a_page_asks_nothing_from_the_network(browser, tmp_path) -> None:
         """
     )
     assert blocked
-    assert browser.execute_async_script("setTimeout(() => arguments[0](window.refused.sort()), 100)") == [
-        "img-src",
-        "script-src-elem",
-    ]
+    wait_for(browser, "return window.refused.length >= 2")
+    assert browser.execute_script("return window.refused.sort()") == ["img-src", "script-src-elem"]
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
@@ -207,8 +212,7 @@ def test_a_chosen_image_counts_as_it_is_stored(browser, tmp_path, ending) -> Non
     _, uri = page_of({"set": RULES["upscaling"]}, [(800, 600)], tmp_path, thumbnails=0)
     browser.get(uri)
     browser.find_element("id", "file").send_keys(str(path))
-    wait = "const done = arguments[0]; setTimeout(() => done(document.getElementById('answer').dataset.result), 400)"
-    answer = json.loads(browser.execute_async_script(wait))
+    answer = json.loads(wait_for(browser, "return document.getElementById('answer').dataset.result"))
     assert_equal_to_python([answer], RULES["upscaling"], np.array([(900, 600)], dtype=np.int32))
     assert browser.find_element("id", "size").get_attribute("value") == "900×600"
     assert browser.execute_script("return document.querySelectorAll('.frame canvas').length") == 1
