@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from kohya_bucket.buckets.types import as_pair
+from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.paths import file_key
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.npz import Architecture, read_npz
@@ -51,7 +53,11 @@ def cache_latents(
     kind = _Shards if settings.latent_cache == "shards" else _Files
     session = kind(dataset, strategy, arch, settings, _hash_of(model))
     with replaced(strategy, session.methods()):
-        original(dataset, model, accelerator)
+        try:
+            original(dataset, model, accelerator)
+        except BaseException:
+            session.keep()
+            raise
     session.finish()
     if is_first_process() and session.reasons:
         logger.warning("\n".join(recached_lines(session.reasons)))
@@ -148,6 +154,9 @@ class _Session:
 
     def finish(self) -> None:
         """After sd-scripts' loop."""
+
+    def keep(self) -> None:
+        """Where that loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""
 
     def _path(self, absolute_path: str, image_size: Any) -> str:
         return self.paths[str(absolute_path), _variant_size(absolute_path)]
@@ -256,6 +265,10 @@ class _Shards(_Session):
 
     def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
         return self.cache.load(item.image, item.bucket_reso)[3:]
+
+    def keep(self) -> None:
+        with suppress(LatentStoreError):  # the first error is the one to report
+            self.cache.commit()
 
     def finish(self) -> None:
         self.cache.flush()

@@ -126,10 +126,14 @@ class ShardCache:
             mask=None if mask is None or (mask == 255).all() else mask, space=space,
         )  # fmt: skip
 
-    def flush(self, *, index: bool = False) -> None:
-        """Commit what was added; with `index` (one process, at the end), bring the manifest up to date."""
+    def commit(self) -> None:
+        """Put on disk what was added."""
         if self._writer is not None:
             self._writer.flush()
+
+    def flush(self, *, index: bool = False) -> None:
+        """Commit, and see it; with `index` (one process, at the end), bring the manifest up to date."""
+        self.commit()
         self.refresh()
         if index:
             write_manifest(self._opened())
