@@ -32,6 +32,10 @@ import torch  # noqa: E402
 from library import config_util, strategy_base, strategy_sd, train_util  # noqa: E402
 from sdscripts_support import MeanVAE, build_groups  # noqa: E402
 
+# all have imported by then: on a busy machine one may be later than the group would wait
+(options.out.parent / f"{options.out.name}.here{os.environ['RANK']}").touch()
+while len(list(options.out.parent.glob(f"{options.out.name}.here*"))) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.01)
 torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=5))
 arguments = argparse.ArgumentParser()
 train_util.add_training_arguments(arguments, True)

@@ -32,7 +32,7 @@ def run_ranks(script, config, sd_scripts_dir, tmp_path, *options):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(HERE / script),
                "config.json", "found", *options]  # fmt: skip
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=200
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((tmp_path / f"found.{rank}").read_text(encoding="utf-8")) for rank in range(2)]

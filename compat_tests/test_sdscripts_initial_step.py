@@ -60,7 +60,7 @@ def train(sd_scripts_dir, folder, name, *options, accumulate=2, ranks=1, batch_s
         text=True,
         encoding="utf-8",
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return recorded(record), " ".join(done.stderr.split()), out

@@ -48,7 +48,7 @@ def train(sd_scripts_dir, config, name, ranks=1, **options):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     per_rank = [json.loads((config.parent / f"{name}.{rank}").read_text(encoding="utf-8")) for rank in range(ranks)]
