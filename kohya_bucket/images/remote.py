@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import os
 from collections.abc import Collection
 from typing import Any
 
@@ -78,7 +79,8 @@ def list_remote(url: str, recursive: bool, extensions: Collection[str]) -> list[
 
 
 @functools.lru_cache(maxsize=64)
-def _system(protocol: str) -> Any:
+def _system(protocol: str, _process: int) -> Any:
+    """The storage of a protocol; one for each process, since those with threads do not survive a fork."""
     try:
         import fsspec
     except ImportError:
@@ -92,7 +94,7 @@ def _system(protocol: str) -> Any:
 
 
 def _open(url: str) -> tuple[Any, str]:
-    system = _system(url.split("://", 1)[0])
+    system = _system(url.split("://", 1)[0], os.getpid())
     return system, system._strip_protocol(url)
 
 

@@ -79,9 +79,24 @@ def test_a_refresh_reads_only_what_changed(bucket: str) -> None:
     urls = list_images(bucket)
     first = MetadataCache.build(urls)
     name = next(path for path in urls if path.endswith(".bmp"))
+    data = next(data for known, data in CORPUS if name.endswith(f"/{known}"))
     s3fs.S3FileSystem().pipe(name, b"no image at all")
     s3fs.S3FileSystem.clear_instance_cache()
     again = first.refresh(urls)
+    s3fs.S3FileSystem().pipe(name, data)  # for the other tests
     assert again.changes is not None
     assert again.changes.reread == 1 + len(first.reasons)
     assert name in [path for _, path, _ in again.scan().failures]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_forked_loader_workers_read_it_too(bucket: str) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import DataLoader
+
+    from kohya_bucket import BucketedDataset, BucketSet, FixedBuckets
+
+    urls = [f"{bucket}/RGB.png"] * 2
+    dataset = BucketedDataset(urls, FixedBuckets(BucketSet.from_dims([(64, 40)])))
+    loader = DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context="fork")
+    assert torch.equal(next(iter(loader))["image"][1], dataset[0]["image"])

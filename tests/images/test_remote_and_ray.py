@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -87,6 +88,41 @@ def test_a_dataset_of_urls(folder: Path) -> None:
     far = BucketedDataset([f"file://{folder}/RGB.png"], rule)
     near = BucketedDataset([folder / "RGB.png"], rule)
     assert torch.equal(far[0]["image"], near[0]["image"])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_has_a_storage_of_its_own(folder: Path) -> None:
+    """Loader workers are forked, and s3fs, gcsfs and http refuse to be used in another process than their own."""
+    fsspec = pytest.importorskip("fsspec")
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class NotForkSafe(MemoryFileSystem):
+        protocol = "notforksafe"
+
+        def __init__(self, *args: object, **settings: object) -> None:
+            super().__init__(*args, **settings)
+            self._owner = os.getpid()
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return MemoryFileSystem._strip_protocol(path.replace("notforksafe://", "memory://"))
+
+        def cat_file(self, *args: object, **settings: object) -> bytes:
+            if os.getpid() != self._owner:
+                raise RuntimeError("This class is not fork-safe")
+            return super().cat_file(*args, **settings)
+
+    fsspec.register_implementation("notforksafe", NotForkSafe, clobber=True)
+    fsspec.filesystem("notforksafe").pipe("/corpus/a.png", (folder / "RGB.png").read_bytes())
+    urls = ["notforksafe://corpus/a.png"]
+    here = read_sizes(urls, engine="alone").sizes.tolist()
+    assert here[0][0] > 0
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(sizes_of, (urls,)) == here
+
+
+def sizes_of(urls: list[str]) -> list[list[int]]:
+    return read_sizes(urls, engine="alone").sizes.tolist()
 
 
 @pytest.mark.slow
