@@ -28,7 +28,7 @@ from kohya_bucket.sdscripts.latent_cache import (
     save_latents,
 )
 from kohya_bucket.sdscripts.processes import is_first_process
-from kohya_bucket.sdscripts.settings import AdapterSettings
+from kohya_bucket.sdscripts.settings import DEFAULT_STORE, AdapterSettings
 from kohya_bucket.sdscripts.shard_cache import ShardCache
 from kohya_bucket.sdscripts.variants import VariantPath
 from kohya_bucket.sdscripts.while_caching import replaced, wait_for_ranks
@@ -245,7 +245,7 @@ class _Shards(_Session):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        root = Path(self.settings.latent_cache_dir or "kohya_bucket_latents")
+        root = Path(self.settings.latent_cache_dir or DEFAULT_STORE)
         folders = [os.path.dirname(os.path.abspath(item.image)) for item in self.items.values()]  # noqa: PTH100, PTH120
         collection = f"{self.arch.name} {self.dataset.width}x{self.dataset.height}"
         self.cache = ShardCache(root, self.arch, Path(_common(folders)), collection=collection)

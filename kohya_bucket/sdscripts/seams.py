@@ -15,7 +15,7 @@ from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
 
-__all__ = ["SeamError", "check_seams", "describe_checkout", "is_sd_scripts"]
+__all__ = ["SeamError", "check_seams", "describe_checkout", "describe_folder", "is_sd_scripts"]
 
 
 class SeamError(KohyaBucketError):
@@ -51,7 +51,11 @@ def check_seams(train_util: ModuleType, config_util: ModuleType, data_loader: ty
 
 def describe_checkout(train_util: ModuleType) -> str:
     """The checkout's version as git tells it, and its folder."""
-    root = Path(train_util.__file__ or ".").resolve().parent.parent
+    return describe_folder(Path(train_util.__file__ or ".").resolve().parent.parent)
+
+
+def describe_folder(root: Path) -> str:
+    """The same of the checkout in a folder."""
     try:
         git = ["git", "-C", str(root), "describe", "--tags", "--always"]
         answer = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)

@@ -16,10 +16,11 @@ from typing import Any
 from kohya_bucket.errors import ConfigError, PlanError
 from kohya_bucket.planning.resolutions import weighted_cycle
 
-__all__ = ["ENVIRONMENT_VARIABLE", "TABLE", "AdapterSettings", "environment_table"]
+__all__ = ["DEFAULT_STORE", "ENVIRONMENT_VARIABLE", "TABLE", "AdapterSettings", "environment_table"]
 
 TABLE = "kohya_bucket"
 ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
+DEFAULT_STORE = "kohya_bucket_latents"  # folder of the store, where training is started
 
 _CHOICES = {
     "remainder": ("keep", "pad", "drop", "merge", "catch_all"),

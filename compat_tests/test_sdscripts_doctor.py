@@ -1,0 +1,64 @@
+"""`kohya-bucket doctor` on the real checkout, in the environment that trains."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def doctor(cwd, *arguments):
+    """(exit code, {code: finding}, {name: text of a fact})."""
+    command = [sys.executable, "-m", "kohya_bucket", "doctor", "--json", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.stdout, done.stderr
+    sections = json.loads(done.stdout)["sections"]
+    facts = {fact["name"]: fact["text"] for section in sections for fact in section["facts"]}
+    return done.returncode, {f["code"]: f for section in sections for f in section["findings"]}, facts
+
+
+@pytest.fixture
+def copy(unpatched, tmp_path):
+    """A copy of the checkout's code that a test may change."""
+    shutil.copytree(unpatched.root / "library", tmp_path / "copy" / "library", ignore=shutil.ignore_patterns("*.pyc"))
+    return tmp_path / "copy"
+
+
+def files_of(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_a_known_version(unpatched, copy, tmp_path):
+    before = files_of(copy)
+    code, found, facts = doctor(tmp_path, "--sd-scripts", copy)
+    assert (code, set(found) - {"other-pins"}) == (0, set())
+    assert facts["adapter"] == "every place that it takes hold of looks as it should"
+    assert facts["patch"].startswith("none; start with ")
+    assert files_of(copy) == before
+
+
+def test_a_patched_checkout_is_found_from_within(copy):
+    from kohya_bucket.sdscripts.patch import patch_install
+
+    patch_install(copy)
+    code, found, facts = doctor(copy)
+    assert (code, set(found) - {"other-pins"}) == (0, set())
+    assert facts["patch"].startswith("installed")
+    assert "adapter" in facts
+
+
+def test_a_version_that_nobody_knows(copy, tmp_path):
+    file = copy / "library" / "train_util.py"
+    text = file.read_text(encoding="utf-8")
+    changed = text.replace("def shuffle_buckets(self)", "def shuffle_buckets(self, once_more=None)")
+    assert changed != text
+    file.write_text(changed, encoding="utf-8")
+    code, found, facts = doctor(tmp_path, "--sd-scripts", copy)
+    assert (code, "adapter" in facts) == (1, False)
+    assert "BaseDataset.shuffle_buckets takes (once_more), expected ()" in found["adapter-refuses"]["message"]

@@ -1,0 +1,110 @@
+"""`kohya-bucket doctor [CONFIG]`: what keeps a training from starting or would end it, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from kohya_bucket.cli.progress import scan_progress
+
+if TYPE_CHECKING:
+    from kohya_bucket.sdscripts.doctor import Section
+
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_SHOWN = 10
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def doctor(
+        config: Annotated[Path | None, typer.Argument(help="dataset config of sd-scripts (TOML or JSON)")] = None,
+        sd_scripts: Annotated[
+            Path | None, typer.Option("--sd-scripts", help="its checkout; by default the folder one is in")
+        ] = None,
+        resolution: Annotated[str | None, typer.Option(help="512 or 512,768, where the config is silent")] = None,
+        train_batch_size: Annotated[
+            int | None, typer.Option("--train-batch-size", min=1, help="where the config is silent")
+        ] = None,
+        quick: Annotated[bool, typer.Option("--quick", help="decode no image and import no sd-scripts")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
+    ) -> None:
+        """Look at this environment, a checkout of sd-scripts, and a config with its images and caches.
+
+        Nothing on disk is changed. Exit code 0: nothing was found that stops a training; 1: something was; 2: unusable
+        input.
+        """
+        given = {"resolution": resolution, "train_batch_size": train_batch_size}
+        given = {key: value for key, value in given.items() if value is not None}
+        sections = []
+        for section in _sections(config, sd_scripts, given, quick):
+            sections.append(section)
+            if not as_json:
+                _print(Console(highlight=False), section)
+        if as_json:
+            typer.echo(json.dumps({"sections": [section.as_dict() for section in sections]}, indent=2))
+        else:
+            _conclude(sections)
+        raise typer.Exit(1 if any(section.stops for section in sections) else 0)
+
+
+def _sections(
+    config: Path | None, sd_scripts: Path | None, given: Mapping[str, object], quick: bool
+) -> Iterator[Section]:
+    """One after the other, so that each is shown while the next is looked at."""
+    from kohya_bucket.sdscripts.config import Release
+    from kohya_bucket.sdscripts.doctor.caches import cache_section
+    from kohya_bucket.sdscripts.doctor.checkout import checkout_section, has_strategies, nearby_checkout
+    from kohya_bucket.sdscripts.doctor.config import config_section
+    from kohya_bucket.sdscripts.doctor.packages import packages_section
+
+    checkout = sd_scripts or nearby_checkout()
+    release = Release.V0_10 if checkout is None or has_strategies(checkout) else Release.V0_9
+    yield packages_section()
+    if checkout is not None:
+        if not quick:
+            typer.echo("importing sd-scripts in a process of its own …", err=True)
+        yield checkout_section(checkout, imported=not quick)
+    if config is None:
+        return
+    section, examined = config_section(config, given, release, scan_progress, decode=not quick)
+    yield section
+    if examined is not None:
+        yield cache_section(examined.read, examined.settings)
+
+
+def _print(console: Console, section: Section) -> None:
+    console.print()
+    console.print(section.title, style="bold", markup=False, soft_wrap=True)
+    width = max((len(name) for name, _ in section.facts), default=0)
+    for name, text in section.facts:
+        console.print(f"  {name:<{width}}  {text}", markup=False, soft_wrap=True)
+    for finding in section.findings:
+        console.print(f"  {finding.severity.value}: ", style=_STYLES[finding.severity.value], end="")
+        where = f"{finding.where}: " if finding.where else ""
+        console.print(where + finding.message, markup=False, soft_wrap=True)
+        if finding.remedy:
+            console.print(f"    what to do: {finding.remedy}", markup=False, soft_wrap=True)
+        untold = any(name not in finding.message for name in finding.names)
+        for name in finding.names[:_SHOWN] if untold else ():
+            console.print(f"    {name}", markup=False, soft_wrap=True)
+        if untold and len(finding.names) > _SHOWN:
+            console.print(f"    … and {len(finding.names) - _SHOWN} more (--json names all)")
+
+
+def _conclude(sections: list[Section]) -> None:
+    from kohya_bucket.sdscripts.config import Severity
+
+    found = [finding for section in sections for finding in section.findings]
+    counts = {severity: sum(f.severity is severity for f in found) for severity in Severity}
+    errors, warnings = counts[Severity.ERROR], counts[Severity.WARNING]
+    if errors:
+        typer.echo(f"\n{errors} found that would stop the training, {warnings} that would spoil it")
+    elif warnings:
+        typer.echo(f"\nnothing found that would stop the training, {warnings} that would spoil it")
+    else:
+        typer.echo("\nnothing found that would stop the training or spoil it")

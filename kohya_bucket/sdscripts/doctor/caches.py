@@ -1,0 +1,138 @@
+"""Latent caches that are there, and those that --cache_latents_to_disk would still write."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.compare import compare
+from kohya_bucket.latents.layout import Layout
+from kohya_bucket.latents.npz import ARCHITECTURES, Architecture
+from kohya_bucket.latents.npz_check import why_npz_stale
+from kohya_bucket.latents.npz_names import paths_of_run
+from kohya_bucket.latents.precompute import common_root
+from kohya_bucket.latents.store import LatentStore
+from kohya_bucket.latents.wanted import Recipe, Wanted
+from kohya_bucket.sdscripts.cache_plan import wanted_by_config
+from kohya_bucket.sdscripts.config import Config
+from kohya_bucket.sdscripts.doctor.packages import version_of
+from kohya_bucket.sdscripts.doctor.room import Lacking, check_room
+from kohya_bucket.sdscripts.doctor.section import Section
+from kohya_bucket.sdscripts.settings import DEFAULT_STORE, AdapterSettings
+
+__all__ = ["cache_section"]
+
+_RECIPE = Recipe("", "float32", "latents", False, False, "auto", "")
+_UNKNOWN_HERE = "the VAE's weights"  # no VAE is loaded to compare with
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Latents of one size: the model families that have it, and its float32 values per pixel."""
+
+    families: str
+    values_per_pixel: float
+
+
+_KINDS = (
+    _Kind("SD 1.5, SDXL, HunyuanImage", 1 / 16),
+    _Kind("SD3, Flux, Lumina, Anima", 1 / 4),
+)
+
+
+def cache_section(read: Config, settings: AdapterSettings) -> Section:
+    """What is cached and current, what is not, and whether the disk has room for it.
+
+    The model is not in a dataset config: the families are those whose caches are found, or else all.
+    """
+    section = Section("latent caches")
+    paths = [path for dataset in read.datasets for path in dataset.images.paths]
+    root = common_root(paths, None)
+    parts = [part for part in wanted_by_config(read, _RECIPE, root, settings=settings) if len(part)]
+    if not parts:
+        section.facts.append(("images", "none whose latents can be cached"))
+    elif settings.latent_cache == "shards" and not version_of("pyarrow"):
+        section.findings.error(
+            "no-pyarrow", "", 'latent_cache = "shards" needs pyarrow, which is not installed here',
+            "pip install 'kohya-bucket[parquet]'",
+        )  # fmt: skip
+    elif settings.latent_cache == "shards":
+        try:
+            _shards(section, parts, Path(settings.latent_cache_dir or DEFAULT_STORE))
+        except LatentStoreError as error:
+            section.findings.error("store", "", str(error))
+    else:
+        _npz(section, parts, root)
+    return section
+
+
+def _npz(section: Section, parts: Sequence[Wanted], root: Path) -> None:
+    lacking = []
+    for arch in ARCHITECTURES.values():
+        found = _files_of(section, parts, arch, root)
+        if found is not None:
+            lacking.append(Lacking(arch.name, arch.channels / arch.stride**2, found))
+    lacking = lacking or [Lacking(kind.families, kind.values_per_pixel, list(parts)) for kind in _KINDS]
+    check_room(section, lacking, None)
+
+
+def _files_of(section: Section, parts: Sequence[Wanted], arch: Architecture, root: Path) -> list[Wanted] | None:
+    """The items of each part whose npz is lacking or stale; None if there is not one file of this family."""
+    files = paths_of_run(parts, arch, None, root)
+    there = [[path.exists() for path in paths] for paths in files]
+    if not any(map(any, there)):
+        return None
+    reasons: Counter[str] = Counter()
+    unusable: list[str] = []
+    lacking = []
+    for part, paths, exist in zip(parts, files, there, strict=True):
+        texts = part.interpolations()
+        wrong = []
+        for i, path in enumerate(paths):
+            why = ["not encoded yet"] if not exist[i] else _why(part, i, str(texts[i]), path, arch)
+            if why:
+                wrong.append(i)
+                reasons.update({why[0].split(" (")[0]})
+                if exist[i]:
+                    unusable.append(str(path))
+        lacking.append(part.subset(wrong))
+    _say(section, arch.name, sum(map(len, parts)), reasons)
+    if unusable:
+        section.findings.note(
+            "stale-caches", "",
+            f"{len(unusable)} {arch.name} caches cannot be used as they are ({unusable[0]}); sd-scripts alone would "
+            "train from some of them or stop",
+            "nothing: with kohya_bucket they are made again and named", unusable,
+        )  # fmt: skip
+    return lacking
+
+
+def _why(part: Wanted, i: int, interpolation: str, path: Path, arch: Architecture) -> list[str]:
+    reasons = why_npz_stale(path, part.entry(i, interpolation), arch, Path(part.paths[i]))
+    return [reason for reason in reasons if not reason.startswith(_UNKNOWN_HERE)]
+
+
+def _shards(section: Section, parts: Sequence[Wanted], folder: Path) -> None:
+    lacking = list(parts)
+    if Layout(folder).settings.is_file():
+        store = LatentStore(folder)
+        reasons: Counter[str] = Counter()
+        lacking = []
+        for part in parts:
+            comparison = compare(store, part, vae_known=False)
+            reasons.update(comparison.counts())
+            lacking.append(part.subset(np.flatnonzero(comparison.to_do).tolist()))
+        _say(section, str(folder), sum(map(len, parts)), reasons)
+    check_room(section, [Lacking(kind.families, kind.values_per_pixel, lacking) for kind in _KINDS], folder)
+
+
+def _say(section: Section, name: str, total: int, reasons: Counter[str]) -> None:
+    missing = sum(reasons.values())
+    text = f"{total - missing:,} of {total:,} latents are there"
+    why = ", ".join(f"{reason}: {n:,}" for reason, n in reasons.most_common())
+    section.facts.append((name, text + (f"; to encode {why}" if why else "")))

@@ -1,0 +1,149 @@
+"""A checkout of sd-scripts: its version, whether the adapter knows it, whether it is patched, what it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from kohya_bucket.sdscripts.config.findings import some
+from kohya_bucket.sdscripts.doctor import probe
+from kohya_bucket.sdscripts.doctor.packages import version_of
+from kohya_bucket.sdscripts.doctor.section import Section
+from kohya_bucket.sdscripts.patch import CheckoutError, find_checkout, patch_status
+from kohya_bucket.sdscripts.seams import describe_folder
+
+__all__ = ["checkout_section", "has_strategies", "nearby_checkout", "pins_of"]
+
+_PACKAGES = Path(__file__).parents[3]
+_TIMEOUT = 300.0
+_PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;#]+)")
+
+
+def nearby_checkout() -> Path | None:
+    """The checkout that this command is run in or beside, if there is one."""
+    try:
+        return find_checkout(Path.cwd())
+    except CheckoutError:
+        return None
+
+
+def checkout_section(folder: Path, *, imported: bool = True) -> Section:
+    """Look at the checkout in `folder`.
+
+    Args:
+        imported: import it in a process of its own, which takes as long as importing torch does.
+
+    Raises:
+        CheckoutError: the folder is no checkout.
+    """
+    root = find_checkout(folder)
+    section = Section("sd-scripts")
+    section.facts.append(("checkout", describe_folder(root)))
+    _patch(section, root)
+    if imported:
+        _probe(section, root)
+    _pins(section, root)
+    return section
+
+
+def has_strategies(folder: Path) -> bool:
+    """Whether it is of 0.10 or later, which configs are read for."""
+    text = (find_checkout(folder) / "library" / "train_util.py").read_text(encoding="utf-8", errors="replace")
+    return "def new_cache_latents" in text
+
+
+def pins_of(requirements: Path) -> dict[str, str]:
+    """{distribution: version} that a requirements file pins; empty if it cannot be read."""
+    try:
+        lines = requirements.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return {match[1]: match[2] for line in lines if (match := _PIN.match(line.strip()))}
+
+
+def _patch(section: Section, root: Path) -> None:
+    try:
+        status = patch_status(root)
+    except CheckoutError as error:
+        section.findings.error("patch", "", str(error))
+        return
+    if status.current:
+        section.facts.append(("patch", "installed: every trainer that is started from here uses kohya_bucket"))
+    elif status.installed:
+        section.findings.warning(
+            "patch-version", "", f"{status.file} holds the block of another kohya_bucket version",
+            f"kohya-bucket patch install {root}",
+        )  # fmt: skip
+    else:
+        start = "accelerate launch -m kohya_bucket.launch TRAINER.py …"
+        section.facts.append(("patch", f"none; start with {start}, or: kohya-bucket patch install {root}"))
+
+
+def _probe(section: Section, root: Path) -> None:
+    answer = _run_probe(root)
+    if answer["active"]:
+        section.facts.append(("adapter", "every place that it takes hold of looks as it should"))
+    elif answer["refused"]:
+        section.findings.error("adapter-refuses", "", answer["refused"])
+    elif answer["missing"]:
+        section.findings.error(
+            "cannot-import", "", f"in this environment sd-scripts cannot be imported: {answer['error']}",
+            _remedy(root),
+        )  # fmt: skip
+    else:
+        section.findings.error(
+            "cannot-import", "", f"importing sd-scripts failed: {answer['error'] or 'no answer'}", _remedy(root)
+        )
+
+
+def _run_probe(root: Path) -> dict[str, Any]:
+    # where this package is run from a folder, the new process would not find it
+    code = f"import sys; sys.path.append({str(_PACKAGES)!r}); from {probe.__name__} import main; main()"
+    command = [sys.executable, "-c", code, str(root)]
+    environment = os.environ | {"PYTHONUTF8": "1", "HF_HUB_OFFLINE": "1"}
+    answer: dict[str, Any] = {"active": False, "refused": "", "missing": "", "error": ""}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT,
+            check=False, env=environment,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return answer | {"error": f"it was not done after {_TIMEOUT:.0f} s"}
+    for line in done.stdout.splitlines():
+        if line.startswith(probe.MARK):
+            return dict(json.loads(line.removeprefix(probe.MARK)))
+    last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+    return answer | {"error": last[0] if last else f"exit code {done.returncode}"}
+
+
+def _remedy(root: Path) -> str:
+    for name in ("venv", ".venv"):
+        for python in (root / name / "bin" / "python", root / name / "Scripts" / "python.exe"):
+            if python.is_file() and Path(sys.prefix).resolve() != (root / name).resolve():
+                return (
+                    f"ask the environment that trains: {python} -m pip install kohya-bucket, then {python} -m "
+                    "kohya_bucket doctor"
+                )
+    return (
+        f"run doctor in the environment that trains, or install here what it needs (pip install -r requirements.txt "
+        f"in {root})"
+    )
+
+
+def _pins(section: Section, root: Path) -> None:
+    others = []
+    for name, wanted in pins_of(root / "requirements.txt").items():
+        installed = version_of(name)
+        if installed and installed.split("+")[0] != wanted:
+            others.append(f"{name} {installed} ({wanted})")
+    if others:
+        section.findings.note(
+            "other-pins", "",
+            f"other versions than this sd-scripts pins are installed here: {some(others)}",
+            "nothing, if it trains", others,
+        )  # fmt: skip

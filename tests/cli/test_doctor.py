@@ -1,0 +1,305 @@
+"""`kohya-bucket doctor`: each thing that it is to find, and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toml
+from PIL import Image
+from typer.testing import CliRunner
+
+from kohya_bucket.buckets import KohyaBuckets
+from kohya_bucket.cli import app, register_commands
+from kohya_bucket.latents.wanted import Recipe, Wanted
+from kohya_bucket.sdscripts.doctor import packages
+from kohya_bucket.sdscripts.doctor.checkout import has_strategies, pins_of
+from kohya_bucket.sdscripts.doctor.room import human, nbytes_of
+
+ROOT = Path(__file__).parents[2]
+SIZES = [(300, 200), (200, 300), (256, 256), (400, 100), (90, 300), (300, 200), (310, 205)]
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    images = tmp_path / "images"
+    images.mkdir()
+    for i, size in enumerate(SIZES):
+        noise = np.random.default_rng(i).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        Image.fromarray(noise).save(images / f"{i}.png")
+        (images / f"{i}.txt").write_text("caption", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return images
+
+
+def write(folder, subset="", rest=""):
+    file = folder.parent / "dataset.toml"
+    file.write_text(
+        f"{rest}\n[[datasets]]\nresolution = 256\nbatch_size = 2\nenable_bucket = true\nmin_bucket_reso = 128\n"
+        f"[[datasets.subsets]]\nimage_dir = '{folder}'\ncaption_extension = '.txt'\n{subset}\n",
+        encoding="utf-8",
+    )
+    return file
+
+
+def run(*arguments):
+    register_commands()
+    return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
+
+
+def findings(*arguments, code=0):
+    """({code: finding}, {title: {name: text}})."""
+    result = run(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    sections = json.loads(result.stdout)["sections"]
+    facts = {s["title"].split()[0]: {f["name"]: f["text"] for f in s["facts"]} for s in sections}
+    return {f["code"]: f for s in sections for f in s["findings"]}, facts
+
+
+def everything_in(folder):
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
+
+
+def test_a_healthy_data_set(folder):
+    found, facts = findings(write(folder))
+    assert found == {}
+    assert facts["config"]["dataset 1"] == "7 images in 5 buckets, 6 batches an epoch"
+    assert facts["config"]["decoded"] == "7 images, 0 of them cannot be"
+    assert facts["this"]["numpy"] == np.__version__
+    assert "nothing found that would stop the training or spoil it" in run(folder.parent / "dataset.toml").output
+
+
+def test_nothing_on_disk_is_changed(folder):
+    checkout = folder.parent / "checkout"
+    (checkout / "library").mkdir(parents=True)
+    for name in ("__init__", "train_util", "config_util"):
+        (checkout / "library" / f"{name}.py").write_text("x = 1\n", encoding="utf-8")
+    config = write(folder, rest="[kohya_bucket]\nlatent_cache = 'shards'")
+    before = everything_in(folder.parent)
+    findings(config, "--sd-scripts", checkout, code=1)
+    assert everything_in(folder.parent) == before
+
+
+def test_a_mistake_in_the_config_stops_it_and_says_what_to_do(folder):
+    found, facts = findings(write(folder, subset="num_repeat = 3"), code=1)
+    assert "num_repeats" in found["unknown-key"]["remedy"]
+    assert "latent" not in facts
+    found, _ = findings(write(folder, rest="[kohya_bucket]\nremainer = 'pad'"), code=1)
+    assert "'remainder'" in found["settings"]["message"]
+
+
+def test_pixels_that_are_cut_off_are_found_by_decoding(folder):
+    cut = folder / "3.png"
+    cut.write_bytes(cut.read_bytes()[:2000])
+    found, _ = findings(write(folder), code=1)
+    assert found["undecodable"]["severity"] == "error"
+    (name,) = found["undecodable"]["names"]
+    assert name.startswith(f"{cut}: cannot be read as an image (")
+    assert "truncated" in name
+    assert findings(write(folder), "--quick")[0] == {}
+
+
+def test_an_unreadable_header_is_named_with_its_reason(folder):
+    (folder / "3.png").write_bytes(b"")
+    found, _ = findings(write(folder))
+    (name,) = found["left-out"]["names"]
+    assert name.startswith(f"{folder / '3.png'}: ")
+    assert "empty" in name
+
+
+def test_names_are_printed_as_they_are(folder):
+    odd = folder / "[bold]x[red].png"
+    (folder / "3.png").rename(odd)
+    odd.write_bytes(odd.read_bytes()[:2000])
+    assert "[bold]x[red].png" in run(write(folder)).output
+
+
+def test_a_full_disk(folder, monkeypatch):
+    config = write(folder)
+    whole = run(config).output
+    assert "SD 1.5, SDXL, HunyuanImage" in whole
+
+    def free(nbytes):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(nbytes, 0, nbytes))
+
+    free(10_000)
+    found, _ = findings(config, code=1)
+    assert "has room for 10.0 kB" in found["disk-full"]["message"]
+    assert "latent_cache_dir" in found["disk-full"]["remedy"]
+    free(200_000)  # 7 images of 256x256 / 16 x 4 B fit, four times as many bytes do not
+    found, _ = findings(config)
+    assert found["disk-full"]["severity"] == "warning"
+    assert "Flux" in found["disk-full"]["message"]
+
+
+def test_a_folder_that_cannot_be_written_to(folder, monkeypatch):
+    monkeypatch.setattr("kohya_bucket.sdscripts.doctor.room._may_write", lambda path: path != folder)
+    found, _ = findings(write(folder))
+    assert found["not-writable"]["names"] == [str(folder)]
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("format", ["npz", "shards"])
+def test_the_room_that_is_foretold_is_what_files_take(folder, flip, mask, format):
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from kohya_bucket.latents import precompute_latents
+    from tests.latents.stub_encoders import MeanEncoder, dataset_of
+
+    images = sorted(folder.glob("*.png"))
+    for path in images if mask else ():
+        Image.open(path).convert("RGBA").resize((640, 480)).save(path)
+        with Image.open(path) as image:
+            image.putalpha(7)
+            image.save(path)
+    dataset = dataset_of(images, area=(512, 512), min_size=256, max_size=1024, reso_steps=64)
+    out = folder.parent / "out"
+    precompute_latents(dataset, MeanEncoder(), out, format=format, architecture="sd", flip=flip, mask=mask)
+    taken = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    recipe = Recipe("", "float32", "latents", flip, mask, "auto", "")
+    wanted = Wanted.from_placement(images, dataset.sizes, dataset.placement, recipe, folder)
+    foretold = nbytes_of(wanted, 4 / 64, npz=format == "npz")
+    assert taken * 0.9 < foretold < taken * 1.1
+
+
+def test_caches_that_are_there_and_those_that_are_not(folder):
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from kohya_bucket.latents import precompute_latents
+    from tests.latents.stub_encoders import Images, MeanEncoder
+
+    config, images = write(folder), sorted(folder.glob("*.png"))
+    sizes = np.array(SIZES, dtype=np.int32)
+    dataset = Images(images, sizes, KohyaBuckets((256, 256), 128, 1024, 64).place(sizes))
+    precompute_latents(dataset, MeanEncoder(), None, format="npz", architecture="sdxl")
+    found, facts = findings(config)
+    assert found == {}
+    assert facts["latent"] == {"sdxl": "7 of 7 latents are there"}
+    broken, gone = sorted(folder.glob("*_sdxl.npz"))[:2]
+    broken.write_bytes(broken.read_bytes()[:500])
+    gone.unlink()
+    found, facts = findings(config)
+    assert facts["latent"]["sdxl"].startswith("5 of 7 latents are there; to encode ")
+    assert found["stale-caches"]["names"] == [str(broken)]
+    found, facts = findings(write(folder, subset="flip_aug = true"))
+    assert facts["latent"]["sdxl"].startswith("0 of 7")
+
+    store = folder.parent / "kohya_bucket_latents"
+    precompute_latents(dataset, MeanEncoder(), store, images_root=folder)
+    found, facts = findings(write(folder, rest="[kohya_bucket]\nlatent_cache = 'shards'"))
+    assert facts["latent"]["kohya_bucket_latents"] == "7 of 7 latents are there"
+
+
+def test_no_pyarrow_for_shards(folder, monkeypatch):
+    monkeypatch.setattr("kohya_bucket.sdscripts.doctor.caches.version_of", lambda _: "")
+    found, _ = findings(write(folder, rest="[kohya_bucket]\nlatent_cache = 'shards'"), code=1)
+    assert "kohya-bucket[parquet]" in found["no-pyarrow"]["remedy"]
+
+
+def checkout(folder, train_util, config_util=""):
+    library = folder / "library"
+    library.mkdir(parents=True, exist_ok=True)
+    (library / "__init__.py").touch()
+    (library / "train_util.py").write_text(train_util, encoding="utf-8")
+    (library / "config_util.py").write_text(config_util, encoding="utf-8")
+    return folder
+
+
+def test_a_checkout_that_cannot_be_imported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    there = checkout(tmp_path / "sd", "import no_such_package_anywhere")
+    found, facts = findings("--sd-scripts", there, code=1)
+    assert "No module named 'no_such_package_anywhere'" in found["cannot-import"]["message"]
+    assert "requirements.txt" in found["cannot-import"]["remedy"]
+    assert facts["sd-scripts"]["patch"].startswith("none; start with accelerate launch -m kohya_bucket.launch")
+    python = there / "venv" / ("Scripts/python.exe" if packages.sys.platform == "win32" else "bin/python")
+    python.parent.mkdir(parents=True)
+    python.touch()
+    found, _ = findings("--sd-scripts", there, code=1)
+    assert f"{python} -m kohya_bucket doctor" in found["cannot-import"]["remedy"]
+    checkout(there, "raise RuntimeError('out of order')")
+    found, _ = findings("--sd-scripts", there, code=1)
+    assert "RuntimeError: out of order" in found["cannot-import"]["message"]
+    checkout(there, "import os; os._exit(3)")
+    found, _ = findings("--sd-scripts", there, code=1)
+    assert "exit code 3" in found["cannot-import"]["message"]
+
+
+def test_a_checkout_that_the_adapter_does_not_know(tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed")
+    there = checkout(tmp_path / "sd", "class BaseDataset: ...\nclass DreamBoothDataset: ...\n")
+    found, _ = findings("--sd-scripts", there, code=1)
+    assert "is not a version this adapter knows" in found["adapter-refuses"]["message"]
+
+
+def test_a_checkout_is_found_where_one_is(tmp_path, monkeypatch):
+    checkout(tmp_path / "sd-scripts", "x = 1")
+    monkeypatch.chdir(tmp_path)
+    assert "sd-scripts" in findings("--quick")[1]
+    monkeypatch.chdir(tmp_path / "sd-scripts" / "library")
+    assert "sd-scripts" not in findings("--quick")[1]
+    result = run("--sd-scripts", tmp_path / "elsewhere")
+    assert "no sd-scripts checkout" in str(result.exception)
+
+
+def test_the_patch_of_another_version(tmp_path):
+    from kohya_bucket.sdscripts.patch import patch_install
+
+    there = checkout(tmp_path / "sd", "x = 1")
+    status = patch_install(there)
+    assert findings("--sd-scripts", there, "--quick")[1]["sd-scripts"]["patch"].startswith("installed")
+    status.file.write_text(status.file.read_text(encoding="utf-8").replace("WARNING", "Warning"), encoding="utf-8")
+    found, _ = findings("--sd-scripts", there, "--quick")
+    assert found["patch-version"]["remedy"] == f"kohya-bucket patch install {there}"
+
+
+def test_generations_and_pins(tmp_path):
+    assert not has_strategies(checkout(tmp_path / "a", "x = 1"))
+    assert has_strategies(checkout(tmp_path / "b", "def new_cache_latents(): ..."))
+    file = tmp_path / "requirements.txt"
+    file.write_text(
+        "numpy==0.0.1\n# a==1\ndiffusers[torch]==0.25.0 ; python_version > '3'\n-e .\nrich\n", encoding="utf-8"
+    )
+    assert pins_of(file) == {"numpy": "0.0.1", "diffusers": "0.25.0"}
+    assert pins_of(tmp_path / "none.txt") == {}
+    file.rename(tmp_path / "a" / "requirements.txt")
+    found, _ = findings("--sd-scripts", tmp_path / "a", "--quick")
+    assert f"numpy {np.__version__} (0.0.1)" in found["other-pins"]["names"]
+
+
+def test_a_torch_without_cuda_beside_a_driver(tmp_path, monkeypatch):
+    fake = tmp_path / "torch"
+    fake.mkdir()
+    (fake / "__init__.py").touch()
+    monkeypatch.setattr(packages, "version_of", lambda _: "2.9.0")
+    monkeypatch.setattr(packages.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    spec = namedtuple("Spec", "origin")(str(fake / "__init__.py"))
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda _: spec)
+    for line, cuda, count in (
+        ("cuda: Optional[str] = None\n", "", 1),
+        ("cuda: Optional[str] = '12.8'\n", "12.8", 0),
+        ("", None, 0),
+    ):
+        (fake / "version.py").write_text(f"__version__ = '2.9.0'\n{line}hip = None\n", encoding="utf-8")
+        assert packages.cuda_of_torch() == cuda
+        assert len(packages.packages_section().findings) == count
+
+
+def test_extras_are_those_of_the_package():
+    declared = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for extra, (_, names) in packages._EXTRAS.items():
+        theirs = [line for line in declared[extra] if not line.startswith("kohya-bucket")]
+        assert sorted(names) == sorted(line.split(">")[0].split("[")[0] for line in theirs)
+    assert set(declared) - set(packages._EXTRAS) == {"test", "dev", "all"}
+
+
+def test_bytes_in_words():
+    assert [human(n) for n in (0, 1500, 2_500_000, 3 * 10**9, 4 * 10**12)] == [
+        "0.0 kB", "1.5 kB", "2.5 MB", "3.0 GB", "4.0 TB",
+    ]  # fmt: skip
