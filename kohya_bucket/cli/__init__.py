@@ -7,14 +7,32 @@ import importlib
 import io
 import pkgutil
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from kohya_bucket.errors import KohyaBucketError, why_not_written
 
 __all__ = ["app", "main", "register_commands"]
 
+_INTERRUPTED = 130
+
+
+class _Commands(TyperGroup):
+    """The commands. Ctrl-C ends each of them with one line that says which was interrupted, and how far it was."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:  # typer itself would end without a word
+            # that of a scan says how far it was
+            print(f"kohya-bucket {ctx.invoked_subcommand}: {str(interrupt) or 'interrupted'}", file=sys.stderr)
+            raise typer.Exit(_INTERRUPTED) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     name="kohya-bucket",
     help="Aspect ratio bucketing for sd-scripts and any PyTorch loop: plan it, explain it, train on it.",
     no_args_is_help=True,
@@ -48,7 +66,7 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         print("kohya-bucket: interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
     except OSError as error:
         if error.filename is None and error.errno is None:
             raise

@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
             bool, typer.Option("--hash", help="Hash every file's content too, to find duplicates.")
         ] = False,
         recursive: Annotated[bool, typer.Option(help="Look into subfolders.")] = True,
-        workers: Annotated[int | None, typer.Option(help="At most this many threads or processes.")] = None,
+        workers: Annotated[int | None, typer.Option(min=1, help="At most this many threads or processes.")] = None,
         engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "local",
         quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     ) -> None:
@@ -42,7 +42,8 @@ def register(app: typer.Typer) -> None:
         except ScanInterrupted as interrupt:
             if interrupt.cache is not None and len(interrupt.cache):
                 interrupt.cache.save(output)
-                typer.echo(f"{interrupt}; {len(interrupt.cache)} rows kept in {output}: go on with --refresh", err=True)
+                kept = f"{len(interrupt.cache)} rows kept in {output}: go on with --refresh"
+                raise KeyboardInterrupt(f"{interrupt}; {kept}") from None
             raise
         cache.save(output)
         if not quiet:

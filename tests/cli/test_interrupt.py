@@ -55,3 +55,34 @@ def test_build_cache_keeps_what_it_has_read(tmp_path: Path) -> None:
     kept = MetadataCache.load(target)
     assert 50 <= len(kept) < 400
     assert (kept.sizes[:, 1] == 9).all()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+@pytest.mark.parametrize("arguments", [("plan", "c.toml", "--json"), ("compare", "data"), ("analyze", "data")])
+def test_a_command_says_in_one_line_that_it_was_interrupted(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    (tmp_path / "data").mkdir()
+    for i in range(210):
+        Image.new("RGB", (300 + i, 300)).save(tmp_path / "data" / f"{i:04d}.png")
+    config = (
+        "[general]\nenable_bucket = true\n[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = 'data'\n"
+    )
+    (tmp_path / "c.toml").write_text(config, encoding="utf-8")
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    for _ in range(20):
+        assert child.stdout.readline().strip() == "opened"
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    lines = errors.splitlines()
+    assert len(lines) == 1, errors
+    assert lines[0].startswith(f"kohya-bucket {arguments[0]}: interrupted after")
+    assert lines[0].endswith("of 210 files")
