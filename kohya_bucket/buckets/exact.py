@@ -20,7 +20,7 @@ from kohya_bucket.buckets.placing import place_from_data, single
 from kohya_bucket.buckets.restrict import check_max_crop
 from kohya_bucket.buckets.types import Bucket, IntArray, Placement, Reason, as_resolution, as_sizes, as_whole
 from kohya_bucket.buckets.underfilled import UNDERFILLED_POLICIES, settle_underfilled
-from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.errors import BucketSettingsError, as_flag
 
 __all__ = ["ExactBuckets"]
 
@@ -75,7 +75,8 @@ class ExactBuckets:
         self.min_side = self.divisor if min_side is None else int(min_side)
         longest = self.max_area // max(self.min_side, 1) // self.divisor * self.divisor
         self.max_side = longest if max_side is None else int(max_side)
-        self.resize, self.no_upscale = bool(resize), bool(no_upscale)
+        self.resize = as_flag("resize", resize, BucketSettingsError)
+        self.no_upscale = as_flag("no_upscale", no_upscale, BucketSettingsError)
         self.max_crop = check_max_crop(max_crop)
         self.batch_size, self.underfilled = int(batch_size), underfilled
         self._check(min_side is not None or max_side is not None)

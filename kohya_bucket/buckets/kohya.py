@@ -15,7 +15,7 @@ from kohya_bucket.buckets.refit import refit
 from kohya_bucket.buckets.restrict import Limits, check_max_crop, nearest_within
 from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.buckets.types import Bucket, BucketSet, IntArray, Placement, as_resolution, as_sizes, as_whole
-from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.errors import BucketSettingsError, as_flag
 
 __all__ = ["NO_UPSCALE_FITS", "KohyaBuckets", "kohya_bucket_sizes"]
 
@@ -79,7 +79,7 @@ class KohyaBuckets:
         self.min_size = as_whole("min_bucket_reso", min_size)
         self.max_size = as_whole("max_bucket_reso", max_size)
         self.reso_steps = as_whole("bucket_reso_steps", reso_steps)
-        self.no_upscale = bool(no_upscale)
+        self.no_upscale = as_flag("no_upscale", no_upscale, BucketSettingsError)
         self.switching = switching
         self.no_upscale_fit = no_upscale_fit
         self.max_crop = check_max_crop(max_crop)

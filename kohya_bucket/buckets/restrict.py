@@ -15,7 +15,7 @@ from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.chunks import for_chunks
 from kohya_bucket.buckets.nearest import AspectSwitch, nearest_indices
 from kohya_bucket.buckets.types import BucketSet, FloatArray, IntArray, Reason
-from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.errors import BucketSettingsError, as_flag
 
 __all__ = ["Limits", "check_max_crop", "nearest_within"]
 
@@ -41,7 +41,7 @@ class Limits:
 
     def __init__(self, bucket_set: BucketSet, *, max_crop: float | None, no_upscale: bool) -> None:
         self.max_crop = check_max_crop(max_crop)
-        self.no_upscale = bool(no_upscale)
+        self.no_upscale = as_flag("no_upscale", no_upscale, BucketSettingsError)
         self._set = bucket_set
         # Larger buckets first, so that the first of the smallest losses is the one wanted.
         self._candidates = sorted(range(len(bucket_set)), key=lambda k: -bucket_set[k].pixel_count)

@@ -60,7 +60,7 @@ def register(app: typer.Typer) -> None:
         cache: Annotated[
             Path | None, typer.Option(help="A file of build-cache: spares opening unchanged images, and is updated.")
         ] = None,
-        workers: Annotated[int | None, typer.Option(help="At most this many threads or processes.")] = None,
+        workers: Annotated[int | None, typer.Option(min=1, help="At most this many threads or processes.")] = None,
         engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "local",
         min_count: Annotated[int, typer.Option(help="Buckets with fewer images are counted as rare.")] = 10,
         outlier_threshold: Annotated[

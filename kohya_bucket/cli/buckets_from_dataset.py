@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the set to this TOML file.")] = None,
         recursive: Annotated[bool, typer.Option(help="Look into subfolders.")] = True,
-        workers: Annotated[int | None, typer.Option(help="At most this many threads or processes.")] = None,
+        workers: Annotated[int | None, typer.Option(min=1, help="At most this many threads or processes.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
         quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     ) -> None:

@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
         num: Annotated[int, typer.Option("--num", "-n", help="Buckets of the rule auto.")] = 8,
         batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per step.")] = 4,
         recursive: Annotated[bool, typer.Option(help="Look into subfolders.")] = True,
-        workers: Annotated[int | None, typer.Option(help="At most this many threads or processes.")] = None,
+        workers: Annotated[int | None, typer.Option(min=1, help="At most this many threads or processes.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
         quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     ) -> None:

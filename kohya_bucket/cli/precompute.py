@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
         xformers: Annotated[bool, typer.Option("--xformers", help="xformers' attention.")] = False,
         compile: Annotated[bool, typer.Option("--compile", help="Let torch.compile translate the VAE.")] = False,
         hash: Annotated[bool, typer.Option("--hash", help="Store a hash of each image's content.")] = False,
-        workers: Annotated[int | None, typer.Option(help="Threads that decode images.")] = None,
+        workers: Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")] = None,
         recursive: Annotated[bool, typer.Option(help="Look into subfolders.")] = True,
         quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but problems.")] = False,
     ) -> None:

@@ -15,7 +15,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from kohya_bucket.buckets.types import Bucket, BucketSet
 from kohya_bucket.datasets.planned_index import bucket_of
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import LatentStoreError, as_flag
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE
 from kohya_bucket.latents.layout import LatentSpace
 from kohya_bucket.latents.store import LatentStore
@@ -60,7 +60,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         generator: torch.Generator | None = None,
     ) -> None:
         self.store = LatentStore(path, verify=verify)
-        self.scaled = scaled
+        self.scaled = as_flag("scaled", scaled)
         self.flip = float(flip)
         self.generator = generator
         self._own: tuple[int, torch.Generator] | None = None  # of this worker process

@@ -13,7 +13,7 @@ from torch.utils.data import Sampler
 from kohya_bucket.datasets.accelerate_view import called_by_accelerate_loop, reading_shard
 from kohya_bucket.datasets.agreement import agree_on
 from kohya_bucket.datasets.planned_index import PlannedIndex
-from kohya_bucket.errors import PlanError
+from kohya_bucket.errors import PlanError, as_flag
 from kohya_bucket.planning import EpochPlan, EpochPlanner, Ledger, Position
 from kohya_bucket.planning.planner import integer, whole
 
@@ -60,9 +60,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         bucket_set = getattr(bucket_indices, "bucket_set", None)
         if bucket_set is not None:
             options.setdefault("bucket_sizes", bucket_set.sizes)
+        shuffle = as_flag("shuffle", shuffle, PlanError)
         if drop_last is not None:
+            drop_last = as_flag("drop_last", drop_last, PlanError)
             remainder = options.setdefault("remainder", "drop" if drop_last else "keep")
-            if bool(drop_last) != (remainder == "drop"):
+            if drop_last != (remainder == "drop"):
                 raise PlanError(f"drop_last={drop_last} and remainder={remainder!r} contradict: leave one of them out")
         if not shuffle and options.setdefault("order", "file") != "file":
             raise PlanError(f"shuffle=False and order={options['order']!r} contradict: leave one of them out")

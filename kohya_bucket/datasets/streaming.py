@@ -15,7 +15,7 @@ from kohya_bucket.datasets.collate import register_bucket_collation
 from kohya_bucket.datasets.items import Transform, build_item
 from kohya_bucket.datasets.sources.columns import cell_pixels, cell_size, explained
 from kohya_bucket.datasets.stream_buffer import StreamBuffer, StreamCounts
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, as_flag
 from kohya_bucket.images.pixels import choose_interpolation
 from kohya_bucket.images.unreadable import UnreadableImageError
 from kohya_bucket.planning.planner import integer
@@ -89,8 +89,9 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         self.strategy = strategy
         self._columns = image_column, caption_column, name_column
         self._batching = batch_size, num_replicas, buffer_size, remainder
-        self._shuffle, self._seed, self._rank = shuffle, integer("seed", seed) & _SEED_BITS, rank
-        self._transform, self._interpolation, self._obey_exif = transform, interpolation, obey_exif
+        self._shuffle, self._seed, self._rank = as_flag("shuffle", shuffle), integer("seed", seed) & _SEED_BITS, rank
+        self._transform, self._interpolation = transform, interpolation
+        self._obey_exif = as_flag("obey_exif", obey_exif)
         # In shared memory, so that persistent workers see a new epoch, too.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self.counts = StreamCounts()

@@ -10,7 +10,7 @@ import glob
 import os
 from collections.abc import Collection, Iterable
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, as_flag
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS
 from kohya_bucket.images.remote import is_url, list_remote
 
@@ -38,6 +38,7 @@ def list_images(
     Raises:
         KohyaBucketError: a source does not exist, a folder cannot be listed, or a list is not UTF-8.
     """
+    recursive = as_flag("recursive", recursive)
     odd = [extensions] if isinstance(extensions, str) else [e for e in extensions if not e.startswith(".")]
     if odd:
         raise KohyaBucketError(

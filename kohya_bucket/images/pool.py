@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.arrow_stat import can_stat_together
 from kohya_bucket.images.ray_pool import run_on_ray
 from kohya_bucket.images.rows import Rows, row_dtype
@@ -64,13 +65,15 @@ class Job:
         engine: Engine = "auto",
         progress: Progress | None = None,
     ) -> None:
+        if workers is not None and workers < 1:
+            raise KohyaBucketError(f"workers is {workers}, but must be 1 or more; leave it out for as many as help")
         self.work = work
         self.paths = paths
         self.rows: Rows = np.zeros(len(paths), dtype=row_dtype(work))
         self.done: npt.NDArray[np.bool_] = np.zeros(len(paths), dtype=bool)
         self.failures: Failures = []
         self.engines: list[str] = []
-        self._engine = "alone" if workers is not None and workers <= 1 and engine == "auto" else engine
+        self._engine = "alone" if workers is not None and workers == 1 and engine == "auto" else engine
         self._workers = workers
         self._progress = progress
         self._reported = 0.0

@@ -10,6 +10,7 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.errors import as_flag
 from kohya_bucket.images.cache import Changes, MetadataCache
 from kohya_bucket.images.content_hash import HASH_LENGTH
 from kohya_bucket.images.paths import absolute_paths
@@ -38,6 +39,7 @@ def refreshed(
     progress: Progress | None,
 ) -> MetadataCache:
     """A cache with row i for the i-th path. See `MetadataCache.refresh`."""
+    hash = as_flag("hash", hash)
     how: _How = {"workers": workers, "engine": engine, "progress": progress}
     listed = absolute_paths(paths)
     texts = TextColumn.of(listed)

@@ -110,7 +110,7 @@ def read_sizes(
 
     Raises:
         ScanInterrupted: Ctrl-C; its `scan` holds what was finished.
-        KohyaBucketError: one path in place of a list.
+        KohyaBucketError: one path in place of a list, or workers below 1.
     """
     refuse_one_path(paths)
     texts: Sequence[str] = paths if isinstance(paths, TextColumn) else [os.fspath(path) for path in paths]

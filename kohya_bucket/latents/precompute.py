@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.types import Placement
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, as_flag
 from kohya_bucket.latents.claims import WorkBoard
 from kohya_bucket.latents.decode_ahead import Batch, decode_ahead, give_way
 from kohya_bucket.latents.dtypes import dtype_name
@@ -85,11 +85,12 @@ def precompute_latents(
     paths, placement, captions = _of(dataset)
     root = _images_root(paths, output_dir, images_root)
     recipe = Recipe(
-        encoder_hash(encoder), dtype_name(dtype), "posterior" if posterior else "latents", flip, mask,
-        interpolation, collection,
+        encoder_hash(encoder), dtype_name(dtype), "posterior" if as_flag("posterior", posterior) else "latents",
+        as_flag("flip", flip), as_flag("mask", mask), interpolation, collection,
     )  # fmt: skip
     wanted = Wanted.from_placement(
-        paths, dataset.sizes, placement, recipe, root, captions=captions, content_hash=content_hash,
+        paths, dataset.sizes, placement, recipe, root, captions=captions,
+        content_hash=as_flag("content_hash", content_hash),
     )  # fmt: skip
     return encode_wanted(
         wanted, encoder, output_dir, root, batch_size=batch_size, format=format, architecture=architecture,
@@ -127,6 +128,8 @@ def encode_wanted(
         sync: for npz, wait until each file is safe on disk.
         npz_paths: the file of each item, where these are part of a run, see `paths_of_run`.
     """
+    if workers is not None and workers < 1:
+        raise KohyaBucketError(f"workers is {workers}, but must be 1 or more; leave it out for one per processor")
     _check(wanted.recipe, encoder, output_dir, format, architecture or str(getattr(encoder, "architecture", "")))
     if format == "npz":  # whatever the VAE computes in, these files hold float32
         wanted = replace(wanted, recipe=replace(wanted.recipe, dtype="float32"))

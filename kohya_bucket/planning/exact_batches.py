@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import PlanError
+from kohya_bucket.errors import PlanError, as_flag
 
 __all__ = ["exact_batches"]
 
@@ -32,10 +32,13 @@ def exact_batches(
         drop_last: leave out what does not fill a batch, otherwise a bucket's last batch may be shorter.
 
     Raises:
-        PlanError: a batch size below 1.
+        PlanError: a batch size below 1, or an option that is neither on nor off.
     """
     if batch_size < 1:
         raise PlanError(f"batch_size is {batch_size}, but must be 1 or more")
+    shuffle_samples = as_flag("shuffle_samples", shuffle_samples, PlanError)
+    shuffle_batches = as_flag("shuffle_batches", shuffle_batches, PlanError)
+    drop_last = as_flag("drop_last", drop_last, PlanError)
     buckets = np.asarray(bucket_index)
     random = np.random.Generator(np.random.PCG64([seed, epoch]))
     batches: list[npt.NDArray[np.int64]] = []

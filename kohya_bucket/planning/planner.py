@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.types import as_sizes
-from kohya_bucket.errors import PlanError
+from kohya_bucket.errors import PlanError, as_flag
 from kohya_bucket.planning.apart import keep_apart
 from kohya_bucket.planning.asking import Asking, as_bucket_ids
 from kohya_bucket.planning.batch_sizes import as_global_batch, count_buckets, one_or_all, per_rank_batches
@@ -88,8 +88,8 @@ class EpochPlanner:
         self.asking = Asking(
             ids, self.n_buckets, repeats, regularization, regularization_uses, resolutions, resolution_weights
         )
-        self.equal_epochs = equal_epochs
-        self.period = self.asking.period() if equal_epochs else 1
+        self.equal_epochs = as_flag("equal_epochs", equal_epochs, PlanError)
+        self.period = self.asking.period() if self.equal_epochs else 1
         if self.period is None:
             raise PlanError(
                 "equal_epochs is set with fractional repeats or regularization: what an epoch trains then never comes "
@@ -112,7 +112,7 @@ class EpochPlanner:
             crop_limit=self.crop_limit if remainder == "merge" else None,
             base_bucket=base_bucket,
             enlarge=None if self.enlarge.all() else self.enlarge,
-            equal_epochs=True if equal_epochs else None,
+            equal_epochs=True if self.equal_epochs else None,
             global_batch=one_or_all(self.global_batch),
         )
 

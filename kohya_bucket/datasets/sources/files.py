@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from kohya_bucket.datasets.sources.columns import cell_pixels, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, as_flag
 from kohya_bucket.images import ImageFormat, MetadataCache, TextColumn, read_sizes
 from kohya_bucket.images.decoder import load_plugin
 from kohya_bucket.images.paths import refuse_one_path
@@ -68,10 +68,10 @@ class FileSource:
             raise KohyaBucketError(
                 f"captions={self._ending!r} is one text: give a list, or a file name ending such as '.txt'"
             )
-        self._obey_exif = obey_exif
+        self._obey_exif = as_flag("obey_exif", obey_exif)
         scan = read_sizes(self.paths, cached=metadata_cache, workers=workers, progress=progress)
         self._plugins = [kind for kind in _NEED_PLUGINS if (scan.formats == kind).any()]
-        self._sizes = SourceSizes(scan.upright_sizes() if obey_exif else scan.sizes, scan.failures)
+        self._sizes = SourceSizes(scan.upright_sizes() if self._obey_exif else scan.sizes, scan.failures)
 
     def __len__(self) -> int:
         return len(self.paths)

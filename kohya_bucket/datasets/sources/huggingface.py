@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kohya_bucket.datasets.sources.columns import cell_pixels, cell_size, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, as_flag
 from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["HuggingFaceSource", "undecoded"]
@@ -41,7 +41,7 @@ class HuggingFaceSource:
                 raise KohyaBucketError(f"column {column!r} does not exist: this dataset has {', '.join(names)}")
         self._dataset = undecoded(dataset, image_column)
         self._image, self._caption = image_column, caption_column
-        self._obey_exif = obey_exif
+        self._obey_exif = as_flag("obey_exif", obey_exif)
 
     def __len__(self) -> int:
         return len(self._dataset)

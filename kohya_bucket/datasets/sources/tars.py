@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kohya_bucket.datasets.sources.columns import cell_pixels, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.datasets.tar_index import TarIndex
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, as_flag
 from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["TarSource"]
@@ -28,7 +28,7 @@ class TarSource:
         if not index.is_current():
             raise KohyaBucketError("a shard has changed or gone since it was indexed: build the index again")
         self.index = index
-        self._obey_exif = obey_exif
+        self._obey_exif = as_flag("obey_exif", obey_exif)
 
     def __len__(self) -> int:
         return len(self.index)
