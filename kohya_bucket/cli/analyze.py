@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
         resolution: Annotated[str, typer.Option(help="As in sd-scripts: 1024 or 832,1216.")] = "1024",
         min_bucket_reso: Annotated[int, typer.Option(help="As in sd-scripts.")] = 256,
         max_bucket_reso: Annotated[
-            int | None, typer.Option(help="As in sd-scripts; twice the resolution's longer side if not given.")
+            int | None, typer.Option(min=1, help="As in sd-scripts; twice the resolution's longer side if not given.")
         ] = None,
         bucket_reso_steps: Annotated[int, typer.Option(help="As in sd-scripts.")] = 64,
         bucket_no_upscale: Annotated[

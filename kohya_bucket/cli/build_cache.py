@@ -13,6 +13,7 @@ from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, ScanInterrupted, list_images
+from kohya_bucket.images.parquet import is_metadata_cache
 from kohya_bucket.images.pool import Engine, Progress
 
 _SHOWN = 10
@@ -35,6 +36,11 @@ def register(app: typer.Typer) -> None:
         """Read the size of every image into a Parquet file, so that later runs open none of them."""
         check_output("--output", output, "a Parquet file", path)
         runs_on = engine_of(engine)
+        if output.is_file() and output.stat().st_size and not is_metadata_cache(str(output)):
+            raise KohyaBucketError(
+                f"--output is {output}, a file that no build-cache wrote, and would be lost: give another name, or "
+                "delete it first"
+            )
         before = MetadataCache.load(output) if refresh and output.exists() else None
         try:
             with scan_progress("reading headers", quiet=quiet) as progress:

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
         method: Annotated[str, typer.Option(help="midpoint, geometric or area.")] = "midpoint",
         min_bucket_reso: Annotated[int, typer.Option(help="As in sd-scripts.")] = 256,
         max_bucket_reso: Annotated[
-            int | None, typer.Option(help="As in sd-scripts; twice the side if not given.")
+            int | None, typer.Option(min=1, help="As in sd-scripts; twice the side if not given.")
         ] = None,
         bucket_reso_steps: Annotated[int, typer.Option(help="As in sd-scripts.")] = 64,
         output: Annotated[Path | None, typer.Option("--output", "-o", help="Draw to this .svg or .png file.")] = None,

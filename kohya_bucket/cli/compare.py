@@ -10,6 +10,7 @@ from rich.table import Table
 
 from kohya_bucket.cli.progress import wide_console
 from kohya_bucket.cli.sizes import SizedImages, parse_resolution, sizes_of
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.reports.compare import COMPARABLE, GROUPS, Compared, comparable_rule, compare_rules
 
 
@@ -23,7 +24,7 @@ def register(app: typer.Typer) -> None:
         resolution: Annotated[str, typer.Option(help="sd-scripts' resolution: 1024 or 832,1216.")] = "1024",
         min_bucket_reso: Annotated[int, typer.Option(help="As in sd-scripts.")] = 256,
         max_bucket_reso: Annotated[
-            int | None, typer.Option(help="As in sd-scripts; twice the side if not given.")
+            int | None, typer.Option(min=1, help="As in sd-scripts; twice the side if not given.")
         ] = None,
         bucket_reso_steps: Annotated[int, typer.Option(help="As in sd-scripts.")] = 64,
         bucket_no_upscale: Annotated[bool, typer.Option("--bucket-no-upscale", help="As in sd-scripts.")] = False,
@@ -44,7 +45,9 @@ def register(app: typer.Typer) -> None:
         images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
         max_reso = parse_resolution(resolution)
         high = max_bucket_reso or -(-2 * max(max_reso) // max(bucket_reso_steps, 1)) * bucket_reso_steps
-        parts = (part.strip() for part in rules.split(","))
+        parts = [part.strip() for part in rules.split(",") if part.strip()]
+        if not parts:
+            raise ConfigError(f"--rules is {rules!r}, but must be names separated by commas: {', '.join(COMPARABLE)}")
         names = dict.fromkeys(name for part in parts for name in GROUPS.get(part, (part,)))
         options: dict[str, Any] = {
             "max_reso": max_reso, "min_size": min_bucket_reso, "max_size": high, "reso_steps": bucket_reso_steps,

@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
         resolution: Annotated[str | None, typer.Option(help="512 or 512x768")] = None,
         min_bucket_reso: Annotated[int, typer.Option("--min-bucket-reso")] = 256,
         max_bucket_reso: Annotated[
-            int | None, typer.Option("--max-bucket-reso", help="1024 by default, as in sd-scripts")
+            int | None, typer.Option("--max-bucket-reso", min=1, help="1024 by default, as in sd-scripts")
         ] = None,
         bucket_reso_steps: Annotated[int, typer.Option("--bucket-reso-steps")] = 64,
         bucket_no_upscale: Annotated[bool, typer.Option("--bucket-no-upscale", "--no-upscale")] = False,

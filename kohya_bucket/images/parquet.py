@@ -23,7 +23,7 @@ from kohya_bucket.images.text_column import TextColumn
 if TYPE_CHECKING:
     from kohya_bucket.images.cache import MetadataCache
 
-__all__ = ["load", "pyarrow_modules", "read_table", "replace_file", "save"]
+__all__ = ["is_metadata_cache", "load", "pyarrow_modules", "read_table", "replace_file", "save"]
 
 _VERSION_KEY = b"kohya_bucket_metadata_version"
 _VERSION = 1
@@ -55,6 +55,16 @@ def save(path: str, cache: MetadataCache) -> None:
         names=_COLUMNS,
     ).replace_schema_metadata({_VERSION_KEY: str(_VERSION).encode()})
     replace_file(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+
+def is_metadata_cache(path: str) -> bool:
+    """Whether a file was written by `save`, of this or another version, and is whole enough to tell."""
+    pa, pq = pyarrow_modules()
+    try:
+        with pq.ParquetFile(path) as file:
+            return _VERSION_KEY in (file.schema_arrow.metadata or {})
+    except (pa.ArrowException, OSError):
+        return False
 
 
 def load(path: str) -> tuple[dict[str, Any], TextColumn]:

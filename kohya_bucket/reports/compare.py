@@ -11,6 +11,7 @@ import numpy as np
 from kohya_bucket.buckets import BucketRule, rule_from_name
 from kohya_bucket.buckets.trainers import TRAINERS, trainer_rule
 from kohya_bucket.buckets.types import IntArray, Reason
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.reports.summary import Summary, summarize
 
 __all__ = ["COMPARABLE", "GROUPS", "Compared", "comparable_rule", "compare_rules"]
@@ -54,6 +55,9 @@ def comparable_rule(
     """
     if name in TRAINERS:
         return trainer_rule(name, round((max_reso[0] * max_reso[1]) ** 0.5))
+    if name not in COMPARABLE and not name.startswith(("preset:", "file:")):
+        groups = ", ".join(GROUPS)
+        raise ConfigError(f"there is no rule {name!r} to compare; there are {', '.join(COMPARABLE)}, and {groups}")
     extra: dict[str, Any] = {}
     if name in ("kohya-no-upscale", "kohya-largest"):
         extra = {"no_upscale": True, "no_upscale_fit": "largest" if name == "kohya-largest" else "kohya"}

@@ -84,3 +84,37 @@ def test_standard_output_on_a_full_disk() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("kohya-bucket: the disk is full")
     assert "Traceback" not in done.stderr
+
+
+def test_build_cache_replaces_no_file_of_another_kind(folder: Path) -> None:
+    pytest.importorskip("pyarrow")
+    output = folder.parent / "notes.txt"
+    build = ["build-cache", str(folder), "--output", str(output)]
+    output.write_text("to be kept", encoding="utf-8")
+    result = CliRunner().invoke(app, build)
+    assert "a file that no build-cache wrote, and would be lost" in str(result.exception)
+    assert output.read_text(encoding="utf-8") == "to be kept"
+    output.unlink()
+    for _ in range(2):  # one of ours is replaced
+        assert CliRunner().invoke(app, build).exit_code == 0
+    output.write_bytes(b"")  # nothing is lost with an empty one
+    assert CliRunner().invoke(app, build).exit_code == 0
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"width": [1], "height": [2]}), output)
+    assert "a file that no build-cache wrote" in str(CliRunner().invoke(app, build).exception)
+
+
+def test_compare_names_what_can_be_compared(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["compare", str(folder), "--rules", "kohya,onetrainr"])
+    assert "there is no rule 'onetrainr' to compare" in str(result.exception)
+    assert "onetrainer" in str(result.exception)
+    assert "--rules is ','" in str(CliRunner().invoke(app, ["compare", str(folder), "--rules", ","]).exception)
+    assert CliRunner().invoke(app, ["compare", str(folder), "--rules", "kohya, "]).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["compare", "analyze", "chart"])
+def test_a_largest_side_of_nothing_is_no_default(folder: Path, command: str) -> None:
+    result = CliRunner().invoke(app, [command, str(folder), "--max-bucket-reso", "0"])
+    assert result.exit_code == 2
