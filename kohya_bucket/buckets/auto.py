@@ -22,6 +22,7 @@ from kohya_bucket.errors import BucketSettingsError
 __all__ = ["AUTO_METHODS", "AutoBucketResult", "AutoBuckets", "generate_buckets", "mean_crop_loss"]
 
 AUTO_METHODS = ("kmeans", "optimal")
+_MOST_BUCKETS = 65_536
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ def generate_buckets(
     for key, value in (("num_buckets", num_buckets), ("target", min(width, height)), ("vae_factor", vae_factor)):
         if value < 1:
             raise BucketSettingsError(f"{key} is {value}, but must be 1 or more")
+    if num_buckets > _MOST_BUCKETS:
+        raise BucketSettingsError(f"num_buckets is {num_buckets}, but must be {_MOST_BUCKETS:,} or less; 8 is usual")
     if seed < 0:
         raise BucketSettingsError(f"seed is {seed}, but must be 0 or more")
     if method not in AUTO_METHODS:

@@ -33,7 +33,9 @@ def kohya_bucket_sizes(
     max_area = max_reso[0] * max_reso[1]
     side = int(math.sqrt(max_area) // reso_steps) * reso_steps
     sizes = {(side, side)}
-    for width in range(min_size, max_size + 1, reso_steps):
+    # beyond the area over the shortest side no height is left, however large `max_size` is
+    widest = min(max_size, max_area // max(min_size, 1))
+    for width in range(min_size, widest + 1, reso_steps):
         height = min(max_size, max_area // width // reso_steps * reso_steps)
         if height >= min_size:
             sizes |= {(width, height), (height, width)}

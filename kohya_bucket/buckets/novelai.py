@@ -29,9 +29,9 @@ def novelai_bucket_sizes(
     """
     area = max_size[0] * max_size[1]
     tallest = {}
-    for side in range(min_dim, dim_limit + 1, divisible):
-        if side * min_dim <= area:
-            tallest[side] = min_dim + max(0, (min(area // side, dim_limit) - min_dim) // divisible) * divisible
+    # a wider one would have no height within the area, however large `dim_limit` is
+    for side in range(min_dim, min(dim_limit, area // min_dim) + 1, divisible):
+        tallest[side] = min_dim + max(0, (min(area // side, dim_limit) - min_dim) // divisible) * divisible
     sizes = set(tallest.items()) | {(h, w) for w, h in tallest.items()}
     passed = range(min_dim, tallest.get(base_res[0], min_dim), divisible)
     by_hand = base_res[1] in passed and base_res not in sizes

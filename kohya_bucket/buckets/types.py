@@ -31,6 +31,8 @@ __all__ = [
 
 IntArray = npt.NDArray[np.int32]
 _MAX = 2**31 - 1
+# Generated sets grow with the sides; this is far above what any model trains.
+_MAX_RESOLUTION = 1_000_000
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -301,15 +303,20 @@ def as_resolution(name: str, value: Any) -> tuple[int, int]:
     """(width, height) from one side or two.
 
     Raises:
-        BucketSettingsError: neither one whole number nor two.
+        BucketSettingsError: neither one whole number nor two, or a side beyond all reason.
     """
     try:
         width, height = value if np.ndim(value) else (value, value)
-        return as_whole(name, width), as_whole(name, height)
+        sides = as_whole(name, width), as_whole(name, height)
     except (TypeError, ValueError):
         raise BucketSettingsError(
             f"{name} is {value!r}, but must be a whole number of pixels or two of them, (width, height)"
         ) from None
+    if max(sides) > _MAX_RESOLUTION:
+        raise BucketSettingsError(
+            f"{name} is {sides[0]}x{sides[1]}, but no side can be above {_MAX_RESOLUTION:,} pixels; 1024 is usual"
+        )
+    return sides
 
 
 def check_rule(strategy: object) -> None:

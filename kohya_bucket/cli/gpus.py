@@ -6,6 +6,8 @@ from kohya_bucket.errors import KohyaBucketError
 
 __all__ = ["gpu_counts"]
 
+_MOST_GPUS = 65_536
+
 
 def gpu_counts(text: str) -> list[int]:
     """Numbers of GPUs from `1,2,4`. Raises `KohyaBucketError` for anything else."""
@@ -13,6 +15,6 @@ def gpu_counts(text: str) -> list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 1:
-        raise KohyaBucketError(f"--gpus is {text!r}, but must be whole numbers above 0, e.g. 1,2,4")
+    if not numbers or min(numbers) < 1 or max(numbers) > _MOST_GPUS:
+        raise KohyaBucketError(f"--gpus is {text!r}, but must be whole numbers from 1 to {_MOST_GPUS:,}, e.g. 1,2,4")
     return numbers

@@ -12,6 +12,8 @@ from kohya_bucket.errors import PlanError
 
 __all__ = ["as_global_batch", "count_buckets", "one_or_all", "per_rank_batches"]
 
+_TOO_MANY = 2**31
+
 
 def count_buckets(highest: int, batch_size: Any, bucket_sizes: IntArray | None) -> int:
     """Number of buckets K: as many as `bucket_sizes` or a per-bucket `batch_size` name, else highest id + 1.
@@ -53,8 +55,12 @@ def per_rank_batches(
     bound = np.full(n_buckets, np.iinfo(np.int32).max, dtype=np.int64)
     if batch_size is not None:
         given = np.asarray(batch_size)
+        if given.dtype == object and all(type(n) is int and n > 0 for n in given.flat):
+            raise PlanError(f"batch_size is {max(given.flat)}, but must be less than {_TOO_MANY:,}")
         if given.ndim > 1 or given.dtype.kind not in "iu" or (given.size and given.min() < 1):
             raise PlanError(f"batch_size is {batch_size!r}, but must be a whole number of images, 1 or more")
+        if given.size and given.max() >= _TOO_MANY:
+            raise PlanError(f"batch_size is {given.max()}, but must be less than {_TOO_MANY:,}")
         bound = np.broadcast_to(given.astype(np.int64), (n_buckets,)).copy()
     if max_pixels is not None:
         if bucket_sizes is None:

@@ -68,9 +68,9 @@ class EpochPlanner:
         enlarge: npt.ArrayLike = True,
         equal_epochs: bool = False,
     ) -> None:
-        self.world_size = whole("world_size", world_size, 1)
-        self.accumulate = whole("accumulate", accumulate, 1)
-        self.run_length = whole("run_length", run_length, 1)
+        self.world_size = whole("world_size", world_size, 1, bits=31)
+        self.accumulate = whole("accumulate", accumulate, 1, bits=31)
+        self.run_length = whole("run_length", run_length, 1, bits=31)
         self.remainder = _one_of("remainder", remainder, REMAINDERS)
         self.order = _one_of("order", order, ORDERS)
         self.sizes = None if bucket_sizes is None else as_sizes(bucket_sizes)
@@ -245,8 +245,8 @@ def integer(name: str, value: Any) -> int:
         raise PlanError(f"{name} is {value!r}, but must be a whole number") from None
 
 
-def whole(name: str, value: Any, low: int) -> int:
-    """`value` as an int, `low` or more.
+def whole(name: str, value: Any, low: int, bits: int = 63) -> int:
+    """`value` as an int, `low` or more, that fits into so many bits.
 
     Raises:
         PlanError: it is something else.
@@ -257,6 +257,8 @@ def whole(name: str, value: Any, low: int) -> int:
         number = low - 1
     if number < low or isinstance(value, bool):
         raise PlanError(f"{name} is {value!r}, but must be a whole number, {low} or more")
+    if number >= 1 << bits:
+        raise PlanError(f"{name} is {number}, but must be less than {1 << bits:,}")
     return number
 
 

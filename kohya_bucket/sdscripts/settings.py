@@ -7,6 +7,7 @@ variable `KOHYA_BUCKET_CONFIG` names (for runs without a dataset config). A key 
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -163,7 +164,7 @@ def _as_resolution(value: Any) -> tuple[int, int] | None:
 
 
 def _is_weight(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def _parsed(key: str, value: Any) -> Any:
