@@ -65,15 +65,22 @@ def patch_status(folder: Path) -> PatchStatus:
     file = find_checkout(folder) / "library" / "__init__.py"
     text = _read(file)
     block = _find_block(file, text)
-    return PatchStatus(file, block is not None, block is not None and text[slice(*block)] == BLOCK)
+    if block is None:
+        return PatchStatus(file, False, False)
+    # git may have changed the ends of lines, which makes no other version of it
+    lines = text[slice(*block)].replace("\r\n", "\n").strip("\n")
+    doubled = _find_block(file, _without_block(text, block)) is not None
+    return PatchStatus(file, True, lines == BLOCK.strip("\n") and not doubled)
 
 
 def patch_install(folder: Path) -> PatchStatus:
     """Write the block, or renew an older one. What else the file holds stays as it is."""
     status = patch_status(folder)
     if not status.current:
-        text = _without_block(status.file)
-        _write(status.file, text + ("" if not text or text.endswith("\n") else "\n") + BLOCK)
+        text = _without_blocks(status.file)
+        # A file without an end of its last line gets the block without one, too, and so comes out as it was.
+        whole = not text or text.endswith("\n")
+        _write(status.file, text + (BLOCK if whole else "\n" + BLOCK.rstrip("\n")))
     return patch_status(folder)
 
 
@@ -81,7 +88,7 @@ def patch_remove(folder: Path) -> PatchStatus:
     """Take the block out; the file is then byte for byte what it was."""
     status = patch_status(folder)
     if status.installed:
-        _write(status.file, _without_block(status.file))
+        _write(status.file, _without_blocks(status.file))
     return patch_status(folder)
 
 
@@ -95,26 +102,35 @@ def _find_block(file: Path, text: str) -> tuple[int, int] | None:
     for line_end in ("\r\n", "\n"):
         if text.startswith(line_end, stop):
             return begin, stop + len(line_end)
+    if text[:begin].endswith("\n"):
+        begin -= 2 if text[:begin].endswith("\r\n") else 1
     return begin, stop
 
 
-def _without_block(file: Path) -> str:
+def _without_block(text: str, block: tuple[int, int]) -> str:
+    return text[: block[0]] + text[block[1] :]
+
+
+def _without_blocks(file: Path) -> str:
+    """The file's text without any block; a merge may have doubled it."""
     text = _read(file)
-    block = _find_block(file, text)
-    return text if block is None else text[: block[0]] + text[block[1] :]
+    while (block := _find_block(file, text)) is not None:
+        text = _without_block(text, block)
+    return text
 
 
 def _read(file: Path) -> str:
     if not file.exists():
         raise CheckoutError(f"{file} does not exist, but every sd-scripts release has it: restore it with git checkout")
-    with open(file, encoding="utf-8", newline="") as handle:
+    with open(file, encoding="utf-8", errors="surrogateescape", newline="") as handle:
         return handle.read()
 
 
 def _write(file: Path, text: str) -> None:
+    file = file.resolve()  # a link stays one
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".kohya_bucket-")
     try:
-        with open(descriptor, "w", encoding="utf-8", newline="") as handle:
+        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape", newline="") as handle:
             handle.write(text)
         os.chmod(name, file.stat().st_mode)  # noqa: PTH101
         os.replace(name, file)  # noqa: PTH105

@@ -24,19 +24,20 @@ def init_of(checkout):
     return checkout / "library" / "__init__.py"
 
 
-@pytest.mark.parametrize("before", [b"", b"x = 1\n", b"x = 1", b"x = 1\r\ny = 2\r\n", "# ö\n".encode()])
+@pytest.mark.parametrize(
+    "before", [b"", b"x = 1\n", b"x = 1", b"x = 1\r\ny = 2\r\n", b"x = 1\r\ny = 2", "# ö\n".encode(), b"# \xe4\n"]
+)
 def test_install_and_remove_restore_the_file(checkout, before):
     init_of(checkout).write_bytes(before)
     assert not patch_status(checkout).installed
     assert patch_install(checkout).current
     assert init_of(checkout).read_bytes().startswith(before)
-    assert BLOCK.encode() in init_of(checkout).read_bytes()
+    assert BLOCK.rstrip().encode() in init_of(checkout).read_bytes()
     once = init_of(checkout).read_bytes()
     assert patch_install(checkout).current
     assert init_of(checkout).read_bytes() == once
     assert not patch_remove(checkout).installed
-    after = init_of(checkout).read_bytes()
-    assert after in (before, before + b"\n")
+    assert init_of(checkout).read_bytes() == before
     assert list((checkout / "library").glob(".kohya*")) == []
 
 
@@ -49,9 +50,27 @@ def test_an_older_block_is_renewed(checkout):
 
 def test_a_block_with_windows_line_ends_is_found(checkout):
     init_of(checkout).write_bytes(BLOCK.replace("\n", "\r\n").encode())
-    assert patch_status(checkout).installed
+    assert patch_status(checkout).current
     assert not patch_remove(checkout).installed
     assert init_of(checkout).read_bytes() == b""
+
+
+def test_a_doubled_block_is_taken_out_whole(checkout):
+    init_of(checkout).write_text("x = 1\n" + BLOCK + "y = 2\n" + BLOCK, encoding="utf-8")
+    assert (patch_status(checkout).installed, patch_status(checkout).current) == (True, False)
+    assert not patch_remove(checkout).installed
+    assert init_of(checkout).read_text(encoding="utf-8") == "x = 1\ny = 2\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+def test_a_link_stays_one(checkout):
+    real = checkout / "real.py"
+    real.write_bytes(b"x = 1\n")
+    init_of(checkout).unlink()
+    init_of(checkout).symlink_to(real)
+    assert patch_install(checkout).current
+    assert init_of(checkout).is_symlink()
+    assert real.read_text(encoding="utf-8") == "x = 1\n" + BLOCK
 
 
 def test_half_a_block_is_left_to_the_user(checkout):
