@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
+from kohya_bucket.cli.console import plain_console
 from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
+from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.subjects import Reading, RuleOptions, from_config, from_folders, is_bucket_set
@@ -22,10 +23,16 @@ from kohya_bucket.reports.page import render_page
 from kohya_bucket.reports.terminal import print_analysis
 from kohya_bucket.sdscripts.config import Finding
 
+_OF_THE_CONFIG = (
+    "preset", "bucket_config", "rule", "resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps",
+    "bucket_no_upscale", "switching", "no_upscale_fit", "max_crop", "num", "recursive",
+)  # fmt: skip
+
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def analyze(
+        context: typer.Context,
         path: Annotated[
             list[str] | None, typer.Argument(help="Folders, files, patterns, or .txt lists of paths.")
         ] = None,
@@ -81,7 +88,7 @@ def register(app: typer.Typer) -> None:
             config, bucket_config = None, config
         findings: list[Finding] = []
         if config is not None:
-            _refuse_both(config, path, preset, bucket_config, rule)
+            _refuse_both(context, config, path)
             subjects, findings = from_config(config, batch_size, reading)
         else:
             options = RuleOptions(
@@ -100,7 +107,7 @@ def register(app: typer.Typer) -> None:
             report = report_as_dict(analyses, limit or 100, [f.as_dict() for f in findings])
             sys.stdout.write(json.dumps(report, indent=1, allow_nan=False) + "\n")
             return
-        console = Console(highlight=False, stderr=html is not None)
+        console = plain_console(stderr=html is not None)
         for finding in findings:
             console.print(f"[yellow]{finding.severity.value}[/yellow]: {escape(finding.text)}", soft_wrap=True)
         if html is None:
@@ -108,9 +115,11 @@ def register(app: typer.Typer) -> None:
                 print_analysis(analysis, console, limit or 5)
 
 
-def _refuse_both(config: Path, path: list[str] | None, *others: object) -> None:
-    if path or any(other is not None for other in others):
-        raise ConfigError(f"--config {config} brings its own images and rules: leave out the folders and other rules")
+def _refuse_both(context: typer.Context, config: Path, path: list[str] | None) -> None:
+    what = f"--config {config} brings its own images and rules"
+    if path:
+        raise ConfigError(f"{what}: leave out {' '.join(path)}")
+    refuse_beside(context, what, _OF_THE_CONFIG)
 
 
 def _rule_name(rule: str | None, preset: str | None, bucket_config: Path | None) -> str:

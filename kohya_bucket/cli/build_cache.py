@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from kohya_bucket.cli.console import plain_console
 from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.progress import scan_progress
@@ -75,7 +75,7 @@ def _report(cache: MetadataCache, output: Path) -> None:
         f"{len(cache)} files in {output}: {changes.reused} unchanged, {changes.reread} read again, "
         f"{changes.added} new, {changes.dropped} gone, {changes.unreadable} unreadable"
     )
-    console = Console(stderr=True, highlight=False)
+    console = plain_console(stderr=True)
     for i in sorted(cache.reasons)[:_SHOWN]:
         console.print(f"  {cache.paths[i]}: {cache.reasons[i]}", markup=False, soft_wrap=True)
     if len(cache.reasons) > _SHOWN:

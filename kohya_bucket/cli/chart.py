@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from kohya_bucket.buckets import BucketSet, rule_from_name, switching_points
+from kohya_bucket.cli.console import plain_console, print_table
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.sizes import parse_resolution, sizes_of
 from kohya_bucket.errors import ConfigError
@@ -66,6 +66,6 @@ def _print(bucket_set: BucketSet, method: str) -> None:
     table = Table("from", "to", "at width / height", "at height / width", box=None, pad_edge=False)
     for point in points:
         table.add_row(str(point.narrower), str(point.wider), f"{point.aspect:.4f}", f"{1 / point.aspect:.4f}")
-    console = Console(highlight=False)
+    console = plain_console()
     console.print(f"{bucket_set.name}: {len(bucket_set)} buckets, switching by {method}")
-    console.print(table)
+    print_table(console, table)

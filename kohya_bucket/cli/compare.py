@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from kohya_bucket.cli.progress import wide_console
+from kohya_bucket.cli.console import print_table, wide_console
 from kohya_bucket.cli.sizes import SizedImages, parse_resolution, sizes_of
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.reports.compare import COMPARABLE, GROUPS, Compared, comparable_rule, compare_rules
@@ -84,7 +84,7 @@ def _print(images: SizedImages, results: list[Compared], batch_size: int) -> Non
             result.name, str(s.buckets), f"{s.mean_crop:.2%}", f"{s.p95_crop:.2%}", f"{s.worst_crop:.2%}",
             f"{s.enlarged:.1%}", str(s.unplaced), str(s.batches), str(s.short_batches),
         )  # fmt: skip
-    console.print(table)
+    print_table(console, table)
     for result in results:
         for reason, count in result.reasons.items():
             console.print(f"{result.name}: {count:,} without a bucket: {reason}", soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from kohya_bucket.cli.console import print_table, wide_console
+from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.gpus import gpu_counts
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.errors import KohyaBucketError
@@ -22,12 +25,14 @@ if TYPE_CHECKING:
     from kohya_bucket.sdscripts.settings import AdapterSettings
 
 _LIMIT = 20
+_VERSION = re.compile(r"v?\d+(\.\w+)*|main")
 _SILENT = "where the config is silent"
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def plan(
+        context: typer.Context,
         config: Annotated[Path | None, typer.Argument(help="dataset config of sd-scripts (TOML or JSON)")] = None,
         gpus: Annotated[str, typer.Option(help="numbers of GPUs to plan for, e.g. 1,2,4,8")] = "1",
         accumulate: Annotated[int, typer.Option(min=1, help="batches for one update of the weights")] = 1,
@@ -76,7 +81,10 @@ def register(app: typer.Typer) -> None:
         given = {key: value for key, value in given.items() if value is not None}
         if (config is None) == (train_data_dir is None):
             raise KohyaBucketError("name a dataset config, or --train-data-dir, one of the two")
+        if not _VERSION.fullmatch(sd_scripts):
+            raise KohyaBucketError(f"--sd-scripts is {sd_scripts!r}, but must be a version such as 0.9.1 or 0.10.1")
         if config is not None:
+            refuse_beside(context, f"{config} brings its own images", ("reg_data_dir", "in_json"))
             read = read_config(config, given, release=Release.of(sd_scripts))
         else:
             read = read_folders(
@@ -99,17 +107,11 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(1 if stops or (strict and warned) else 0)
 
 
-def _console() -> Console:
-    console = Console(highlight=False, soft_wrap=False)
-    # A pipe has no width of its own: wide enough then for any table here.
-    return console if console.is_terminal else Console(highlight=False, width=max(console.width, 120))
-
-
 def _print_findings(read: Config, as_json: bool, images: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"findings": [f.as_dict() for f in read.findings]}, indent=2))
         return
-    _findings_table(_console(), read.findings, images)
+    _findings_table(wide_console(), read.findings, images)
 
 
 def _findings_table(console: Console, findings: Findings, names: bool) -> None:
@@ -123,7 +125,7 @@ def _findings_table(console: Console, findings: Findings, names: bool) -> None:
 
 
 def _print(read: Config, seen: Overview, images: bool, accumulate: int) -> None:
-    console = _console()
+    console = wide_console()
     for number, dataset in enumerate(seen.datasets, 1):
         _print_dataset(console, number, dataset, seen.settings, images)
     if seen.gpus:
@@ -176,7 +178,7 @@ def _print_dataset(
             f"{int(placed.samples_per_bucket.sum()):,}",
             f"{placed.batches:,}", str(short or ""), f"{loss.mean():.1%}", f"{loss.max():.1%}",
         )  # fmt: skip
-        console.print(table)
+        print_table(console, table)
     else:
         console.print("no image is trained")
     if dataset.read.validation is not None:
@@ -228,7 +230,7 @@ def _gpu_table(console: Console, rows: tuple[GpuRow, ...], accumulate: int) -> N
         cells = [f"{row.gpus}", f"{row.steps:,}", *([f"{row.updates:,}"] if accumulate > 1 else [])]
         cells += [f"{row.samples:,}", f"{row.missed:,}", f"{row.repeated:,}", f"{row.idle:.1%}"]
         table.add_row(*cells, f"{row.idle_independent:.1%}")
-    console.print(table)
+    print_table(console, table)
     for row in rows:
         if row.missed or row.repeated or row.moved:
             console.print(f"{row.gpus} GPUs: {row.ledger}", soft_wrap=True)

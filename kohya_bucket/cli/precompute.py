@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kohya_bucket.buckets import BucketRule, FixedBuckets, KohyaBuckets, load_from_json, load_from_toml, load_preset
+from kohya_bucket.cli.console import plain_console
 from kohya_bucket.cli.encoders import load_vae
 from kohya_bucket.cli.gpus import gpu_counts
 from kohya_bucket.cli.progress import scan_progress
@@ -100,7 +101,7 @@ def register(app: typer.Typer) -> None:
             todo = [_by_path(path or [], rule, recipe, output, hash, recursive, captions_file, quiet)]
         further: list[PrecomputeReport] = []
         problems = 0
-        console = Console(stderr=True, highlight=False)
+        console = plain_console(stderr=True)
         family = ARCHITECTURES.get(arch or str(getattr(encoder, "architecture", "")))
         paths: list[list[Path]] | list[None] = [None] * len(todo)
         if format == "npz" and family is not None and todo:  # without one, `encode_wanted` says what is missing

@@ -8,15 +8,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["scan_progress", "wide_console"]
-
-_FILE_WIDTH = 140
-
-
-def wide_console() -> Console:
-    """Standard output as wide as the terminal; wide enough for any table where it goes to a file or a pipe."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
+__all__ = ["scan_progress"]
 
 
 @contextlib.contextmanager

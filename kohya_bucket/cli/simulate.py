@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from kohya_bucket.cli.console import plain_console
+from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketError
 
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.reports.explain import Explanation
 
+_RULE_OPTIONS = (
+    "resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "bucket_no_upscale", "rule"
+)  # fmt: skip
 _SIZE = re.compile(r"(\d+)\s*[xX×*,]\s*(\d+)")
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def simulate(
+        context: typer.Context,
         image: Annotated[str, typer.Argument(help="a size such as 576x768, or an image file")],
         resolution: Annotated[str | None, typer.Option(help="512 or 512x768")] = None,
         min_bucket_reso: Annotated[int, typer.Option("--min-bucket-reso")] = 256,
@@ -41,6 +46,8 @@ def register(app: typer.Typer) -> None:
         from kohya_bucket.buckets.by_name import rule_from_name
         from kohya_bucket.reports.explain import explain
 
+        if config is not None:
+            refuse_beside(context, f"--config {config} brings its own rules", _RULE_OPTIONS)
         file, size = _size_of(image)
         check_output("--preview", preview, "a picture", [file, config])
         if config is not None:
@@ -118,7 +125,7 @@ def _rules_of(path: Path) -> list[tuple[str, BucketRule]]:
 
 
 def _print(name: str, e: Explanation) -> None:
-    console = Console(highlight=False)
+    console = plain_console()
 
     def line(label: str, text: str) -> None:
         console.print(f"  {label:<10}{text}", soft_wrap=True)

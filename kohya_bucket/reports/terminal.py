@@ -21,7 +21,8 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 def print_analysis(analysis: Analysis, console: Console, limit: int = 5) -> None:
     """Print one data set; lists of images show the first `limit`."""
-    console.print(render_analysis(analysis, limit))
+    # in a file no path is broken over two lines
+    console.print(render_analysis(analysis, limit), soft_wrap=not console.is_terminal)
 
 
 def render_analysis(analysis: Analysis, limit: int = 5) -> RenderableType:

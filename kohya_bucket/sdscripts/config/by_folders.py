@@ -28,6 +28,11 @@ def source_from_folders(
         ConfigError: train_data_dir is no folder.
     """
     if in_json is not None:
+        if reg_data_dir is not None:
+            message = (
+                f"--reg_data_dir {reg_data_dir!r} does not count beside --in_json: fine-tuning has no regularization"
+            )
+            findings.warning("no-regularization", "", message, "leave one of the two out", (reg_data_dir,))
         subset: dict[str, Any] = {"image_dir": train_data_dir, "metadata_file": in_json}
         return Source(None, {"datasets": [{"subsets": [subset]}]})
     if not os.path.isdir(train_data_dir):
@@ -37,7 +42,7 @@ def source_from_folders(
         if os.path.isdir(reg_data_dir):
             subsets += _subsets(reg_data_dir, True, findings)
         else:
-            message = f"--reg_data_dir {reg_data_dir!r} is no folder, so no regularization image is trained"
+            message = f"--reg_data_dir {reg_data_dir!r} does not count beside --in_json, which is fine-tuning"
             findings.error("missing-folder", "", message, "correct the path", (reg_data_dir,))
     return Source(None, {"datasets": [{"subsets": subsets}]})
 

@@ -1,0 +1,29 @@
+"""The terminal: texts of users as they are, and numbers whole however narrow it is."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["plain_console", "print_table", "wide_console"]
+
+_FILE_WIDTH = 140
+_ANY_WIDTH = 10_000
+
+
+def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """A console that shows names and paths as they are: `:x:` in one is no picture."""
+    return Console(stderr=stderr, width=width, highlight=False, emoji=False)
+
+
+def wide_console() -> Console:
+    """Standard output as wide as the terminal; wide enough for any table where it goes to a file or a pipe."""
+    console = plain_console()
+    return console if console.is_terminal else plain_console(width=max(console.width, _FILE_WIDTH))
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print all of a table: where the terminal is too narrow its lines go on in the next, and no digit is lost."""
+    needed = console.measure(table, options=console.options.update(max_width=_ANY_WIDTH)).maximum
+    wide = console if needed <= console.width else plain_console(stderr=console.stderr, width=needed)
+    wide.print(table)

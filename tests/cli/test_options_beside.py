@@ -1,0 +1,67 @@
+"""Options that do not count beside another one are refused, not passed over in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from kohya_bucket.cli import app, register_commands
+from kohya_bucket.errors import KohyaBucketError
+
+register_commands()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    (tmp_path / "data").mkdir()
+    Image.new("RGB", (300, 400)).save(tmp_path / "data" / "0.png")
+    table = "[[datasets]]\nresolution = 512\nenable_bucket = true\n[[datasets.subsets]]\n"
+    text = f"{table}image_dir = '{tmp_path / 'data'}'\n"
+    (tmp_path / "c.toml").write_text(text, encoding="utf-8")
+    return str(tmp_path / "c.toml")
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("simulate 576x768 --config", "--resolution 1024"),
+        ("simulate 576x768 --config", "--bucket-no-upscale"),
+        ("simulate 576x768 --config", "--rule exact"),
+        ("simulate 576x768 --config", "--min-bucket-reso 256"),  # its default, but asked for
+        ("analyze --config", "--resolution 1024"),
+        ("analyze --config", "--bucket-reso-steps 32"),
+        ("analyze --config", "--preset sdxl"),
+        ("plan", "--in-json meta.json"),
+        ("plan", "--reg-data-dir reg"),
+    ],
+)
+def test_what_a_config_overrules(config: str, command: str, options: str) -> None:
+    result = CliRunner().invoke(app, [*command.split(), config, *options.split()])
+    assert isinstance(result.exception, KohyaBucketError)
+    assert f"leave out {options.split()[0]}" in str(result.exception)
+    assert CliRunner().invoke(app, [*command.split(), config]).exit_code == 0
+
+
+def test_a_release_that_is_none(config: str) -> None:
+    result = CliRunner().invoke(app, ["plan", config, "--sd-scripts", "o.9"])
+    assert "--sd-scripts is 'o.9', but must be a version" in str(result.exception)
+    for version in ("0.9.1", "v0.10.1", "0.9", "main"):
+        assert CliRunner().invoke(app, ["plan", config, "--sd-scripts", version]).exit_code == 0
+
+
+def test_regularization_beside_metadata_is_named(config: str) -> None:
+    folder = str(Path(config).parent / "data")
+    options = ["--in-json", "meta.json", "--reg-data-dir", folder]
+    result = CliRunner().invoke(app, ["plan", "--train-data-dir", folder, *options])
+    assert "does not count beside --in_json" in result.output
+
+
+def test_a_config_of_which_nothing_can_be_trained_is_an_error(config: str) -> None:
+    assert CliRunner().invoke(app, ["plan", config]).exit_code == 0
+    (Path(config).parent / "data" / "0.png").write_bytes(b"no image")
+    result = CliRunner().invoke(app, ["plan", config])
+    assert result.exit_code == 1
+    assert "error: not one image can be trained" in result.output
