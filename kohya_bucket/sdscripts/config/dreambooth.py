@@ -87,7 +87,7 @@ def _images_of(subset: SubsetConfig, dataset: DatasetConfig, reading: Reading, t
         _report_empty(subset, folder, dataset, findings)
         return []
     check_stems([path for path, _ in images], where, findings)
-    if dataset.validation_split > 0:
+    if 0 < dataset.validation_split <= 1:  # any other share is reported with the other values
         if subset.is_reg:
             images = images if training else []
         else:

@@ -330,3 +330,9 @@ def test_command_line_values_that_the_config_overrules() -> None:
     assert config.datasets[0].config.batch_size == 3
     assert config.datasets[0].config.resolution == (512, 512)
     assert "--resolution 1024,1024 does not count where the config says resolution" in found(config, "overruled").text
+
+
+@pytest.mark.parametrize("share", ["inf", "nan", "-1.0", "1e400"])
+def test_a_share_that_is_none_is_named(share):
+    config = read(GOOD.replace("resolution = 512", f"resolution = 512\nvalidation_split = {share}"))
+    assert "but must be from 0 to 1" in found(config, "validation-split").text
