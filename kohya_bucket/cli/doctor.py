@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from kohya_bucket.cli.console import plain_console
 from kohya_bucket.cli.progress import scan_progress
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def register(app: typer.Typer) -> None:
         for section in _sections(config, sd_scripts, given, quick):
             sections.append(section)
             if not as_json:
-                _print(Console(highlight=False), section)
+                _print(plain_console(), section)
         if as_json:
             typer.echo(json.dumps({"sections": [section.as_dict() for section in sections]}, indent=2))
         else:
