@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from kohya_bucket.buckets.types import BucketRule, BucketSet, Reason, check_rule
 from kohya_bucket.datasets.collate import register_bucket_collation
-from kohya_bucket.datasets.items import Transform, build_item
+from kohya_bucket.datasets.items import Transform, build_item, check_transform
 from kohya_bucket.datasets.planned_index import bucket_of
 from kohya_bucket.datasets.sources import ImageSource
 from kohya_bucket.datasets.sources.files import FileSource
@@ -79,6 +79,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         progress: Progress | None = None,
     ) -> None:
         check_rule(strategy)  # before the headers of a million files are read
+        check_transform(transform)
         source = FileSource(
             paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif, workers=num_workers,
             progress=progress,
@@ -161,6 +162,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     def _place(self, source: ImageSource, strategy: BucketRule, transform: Any, interpolation: str) -> None:
         choose_interpolation((1, 1), (1, 1), interpolation)
         check_rule(strategy)
+        check_transform(transform)
         self.source = source
         self.strategy = strategy
         self.transform = transform

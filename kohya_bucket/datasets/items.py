@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +10,12 @@ import torch
 
 from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.types import Bucket
+from kohya_bucket.datasets.collate import Item
 from kohya_bucket.datasets.tensors import to_unit_tensor
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.pixels import resize_and_crop
 
-__all__ = ["Transform", "build_item", "cover_size"]
+__all__ = ["Transform", "build_item", "check_transform", "cover_size"]
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
 
@@ -28,26 +29,42 @@ def build_item(
     caption: str,
     interpolation: str = "auto",
     transform: Transform | None = None,
-) -> dict[str, Any]:
+) -> Item:
     """The dict that `BucketedDataset` describes.
 
     Args:
         pixels: [H, W, 3] uint8.
         resized_size: (width, height) to scale to before the centre crop; None: just large enough to cover.
+
+    Raises:
+        KohyaBucketError: `transform` returned nothing.
     """
     size = (pixels.shape[1], pixels.shape[0])
     fitted = resize_and_crop(pixels, resized_size or cover_size(size, bucket), bucket.as_tuple(), interpolation)
     tensor = to_unit_tensor(fitted)
     sides = np.array([bucket.width]), np.array([bucket.height])
     crop = geometry.crop_ltrb(*sides, np.array([bucket.aspect_ratio]), np.array([size[0] / size[1]]))
-    return {
-        "image": tensor if transform is None else transform(tensor),
-        "bucket": bucket,
-        "path": path,
-        "caption": caption,
-        "original_size": torch.tensor(size, dtype=torch.int64),
-        "crop_ltrb": torch.from_numpy(crop[0].astype(np.float32)),
-    }
+    image = tensor if transform is None else transform(tensor)
+    if image is None:
+        raise KohyaBucketError(f"transform returned None for {path}, but must return the image: does it end in return?")
+    return Item(
+        image=image,
+        bucket=bucket,
+        path=path,
+        caption=caption,
+        original_size=torch.tensor(size, dtype=torch.int64),
+        crop_ltrb=torch.from_numpy(crop[0].astype(np.float32)),
+    )
+
+
+def check_transform(transform: object) -> None:
+    """Refuse what cannot be called, before the sizes of a million images are read.
+
+    Raises:
+        KohyaBucketError: it is neither None nor a function.
+    """
+    if transform is not None and not callable(transform):
+        raise KohyaBucketError(f"transform is {transform!r}, but must be a function of a [3, H, W] tensor")
 
 
 def cover_size(size: tuple[int, int], bucket: Bucket) -> tuple[int, int]:

@@ -11,8 +11,9 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from kohya_bucket.buckets.types import Bucket, BucketRule, check_rule
-from kohya_bucket.datasets.collate import register_bucket_collation
-from kohya_bucket.datasets.items import Transform, build_item
+from kohya_bucket.datasets.captions import caption_of_cell
+from kohya_bucket.datasets.collate import Batch, Item, register_bucket_collation
+from kohya_bucket.datasets.items import Transform, build_item, check_transform
 from kohya_bucket.datasets.sources.columns import cell_pixels, cell_size, explained
 from kohya_bucket.datasets.stream_buffer import StreamBuffer, StreamCounts
 from kohya_bucket.errors import KohyaBucketError, as_flag
@@ -54,9 +55,9 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         transform, interpolation, obey_exif: as for `BucketedDataset.from_hf`.
 
     Raises:
-        KohyaBucketError: settings that cannot work; in a pass: a sample without the image column, an image whose
-            header is sound and whose pixels are not, or a second pass over an
-            iterator that has ended.
+        KohyaBucketError: settings that cannot work; in a pass: a sample that is no mapping or lacks a column, a
+            caption that is no text, an image whose header is sound and whose pixels are not, or a second pass over
+            an iterator that has ended.
     """
 
     def __init__(
@@ -80,10 +81,16 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
     ) -> None:
         choose_interpolation((1, 1), (1, 1), interpolation)
         check_rule(strategy)
+        check_transform(transform)
         batch_size, buffer_size = integer("batch_size", batch_size), integer("buffer_size", buffer_size)
         num_replicas, rank = integer("num_replicas", num_replicas), integer("rank", rank)
         if not 0 <= rank < num_replicas:
             raise KohyaBucketError(f"rank {rank} of {num_replicas}: ranks count from 0 to num_replicas - 1")
+        if isinstance(stream, Mapping) or not (callable(stream) or isinstance(stream, Iterable)):
+            raise KohyaBucketError(
+                f"stream is a {type(stream).__name__}, but must be an iterable of mappings with {image_column!r} in "
+                "each, or a function that returns one"
+            )
         self._stream = stream
         self._passed = False
         self.strategy = strategy
@@ -102,8 +109,9 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         cls, stream: Any, strategy: BucketRule, batch_size: int, *, image_column: str = "image", **options: Any
     ) -> StreamingBuckets:
         """From `datasets.load_dataset(..., streaming=True)`; encoded images stay encoded while they wait."""
-        from kohya_bucket.datasets.sources.huggingface import undecoded
+        from kohya_bucket.datasets.sources.huggingface import refuse_splits, undecoded
 
+        refuse_splits(stream)
         return cls(undecoded(stream, image_column), strategy, batch_size, image_column=image_column, **options)
 
     def set_epoch(self, epoch: int) -> None:
@@ -118,7 +126,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         for bucket, batch in buffer.batches(self._placed(buffer.counts)):
             share = len(batch) // self._batching[1]
             mine = batch[self._rank * share : (self._rank + 1) * share]
-            yield default_collate([self._item(bucket, sample) for sample in mine])
+            yield Batch(default_collate([self._item(bucket, sample) for sample in mine]))
         counts = buffer.counts
         if counts.dropped or counts.repeated:
             _log.warning(
@@ -136,10 +144,15 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
     def _placed(self, counts: StreamCounts) -> Iterator[tuple[Bucket, _Sample]]:
         image_column, caption_column, name_column = self._columns
         for number, sample in self._mine():
-            if image_column not in sample:
-                raise KohyaBucketError(f"sample {number} has no {image_column!r}, only {', '.join(map(str, sample))}")
+            if not isinstance(sample, Mapping):
+                raise KohyaBucketError(
+                    f"sample {number} is a {type(sample).__name__}, but must be a mapping of columns"
+                )
+            for column in (image_column, caption_column, name_column):
+                if column is not None and column not in sample:
+                    raise KohyaBucketError(f"sample {number} has no {column!r}, only {', '.join(map(str, sample))}")
             cell = sample[image_column]
-            name = str(sample[name_column]) if name_column else f"stream:{number}"
+            name = str(sample[name_column]) if name_column is not None else f"stream:{number}"
             try:
                 size = cell_size(cell, self._obey_exif)
                 placement = self.strategy.place(np.array([size], dtype=np.int32))
@@ -152,10 +165,8 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
                     _log.warning("%s has no bucket and is not trained: %s", name, reason)
                 continue
             width, height = placement.resized_sizes[0].tolist()
-            caption = sample.get(caption_column) if caption_column else None
-            if isinstance(caption, bytes):
-                caption = caption.decode("utf-8", "replace")
-            yield bucket, (cell, (width, height), name, "" if caption is None else str(caption).strip())
+            caption = "" if caption_column is None else caption_of_cell(sample[caption_column], name)
+            yield bucket, (cell, (width, height), name, caption)
         if counts.unplaced > 3:
             _log.warning("stream: %d images had no bucket and were not trained", counts.unplaced)
 
@@ -175,7 +186,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             )
         self._passed = True
 
-    def _item(self, bucket: Bucket, sample: _Sample) -> dict[str, Any]:
+    def _item(self, bucket: Bucket, sample: _Sample) -> Item:
         cell, resized, name, caption = sample
         try:
             pixels = cell_pixels(cell, self._obey_exif)

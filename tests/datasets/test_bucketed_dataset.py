@@ -224,3 +224,52 @@ def test_an_index_is_a_whole_number(folder: Path) -> None:
     for index in (0.9, "0", slice(0, 1)):
         with pytest.raises(TypeError):
             dataset[index]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"captions": {"0.png": "a"}}, r"captions is a mapping.*give a list in the order of the paths"),
+        ({"transform": "flip"}, "transform is 'flip', but must be a function"),
+        ({"paths": ["0.png", None]}, "path 1 is None, but must be a text or a Path"),
+        ({"paths": [float("nan")]}, "path 0 is nan"),
+    ],
+)
+def test_tables_with_holes_and_mappings_are_refused(folder: Path, arguments: dict, message: str) -> None:
+    with pytest.raises(KohyaBucketError, match=message):
+        BucketedDataset(**{"paths": [folder / "0.png"], "strategy": FixedBuckets(SET), **arguments})
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_loader_without_the_sampler_says_what_is_missing(paths: list[Path], workers: int) -> None:
+    loader = DataLoader(BucketedDataset(paths, FixedBuckets(SET)), batch_size=4, num_workers=workers)
+    with pytest.raises(
+        KohyaBucketError, match=r"0\.png of bucket 96x64 and .*1\.png of bucket 64x96.*BucketBatchSampler"
+    ):
+        list(loader)
+
+
+def test_what_a_transform_returns_must_fit_its_batch(paths: list[Path]) -> None:
+    same = [paths[0]] * 3
+    loader = DataLoader(BucketedDataset(same, FixedBuckets(SET), transform=lambda _: None), batch_size=3)
+    with pytest.raises(KohyaBucketError, match=r"transform returned None for .*0\.png"):
+        list(loader)
+    widths = iter((96, 96, 95))
+    uneven = BucketedDataset(same, FixedBuckets(SET), transform=lambda image: image[:, :, : next(widths)])
+    with pytest.raises(KohyaBucketError, match=r"shape \[3, 64, 96\] for .* and \[3, 64, 95\] for .*bucket 96x64"):
+        list(DataLoader(uneven, batch_size=3))
+    # Images of different buckets that a transform makes equal do fit.
+    dataset = BucketedDataset(paths, FixedBuckets(SET), transform=lambda image: image[:, :32, :32])
+    (batch,) = DataLoader(dataset, batch_size=6)
+    assert batch["image"].shape == (6, 3, 32, 32)
+
+
+def test_captions_in_json_files(tmp_path: Path) -> None:
+    for i, content in enumerate(['{"caption": " a cat ", "seed": 1}', '"a dog"', '{"prompt": "x"}', "{", "[1]"]):
+        Image.new("RGB", (64, 64)).save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.json").write_text(content, encoding="utf-8")
+    dataset = BucketedDataset.from_folder(tmp_path, FixedBuckets(SET), captions=".json")
+    assert [dataset[i]["caption"] for i in (0, 1)] == ["a cat", "a dog"]
+    for i, message in ((2, 'under the key "caption".*holds the keys prompt'), (3, "must be JSON"), (4, "holds list")):
+        with pytest.raises(KohyaBucketError, match=rf"{i}\.json: .*{message}"):
+            dataset[i]

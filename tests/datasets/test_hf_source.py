@@ -160,3 +160,39 @@ def test_arrays_of_many_kinds_become_rgb(cell: Any, expected: int) -> None:
     assert pixels.shape == (4, 5, 3)
     assert pixels.dtype == np.uint8
     assert (pixels == expected).all()
+
+
+def test_a_transform_of_the_datasets_own_may_need_every_column() -> None:
+    """As the training scripts of diffusers set one: it reads columns that are not asked for."""
+
+    def both(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return {"image": [i.convert("L") for i in rows["image"]], "text": [f"{t}!" for t in rows["text"]]}
+
+    dataset = BucketedDataset.from_hf(encoded().with_transform(both), RULE, caption_column="text")
+    assert dataset.sizes.tolist() == [list(size) for size in SIZES]
+    assert dataset[1]["caption"] == "b!"
+    assert (dataset.source.pixels(1)[..., 0] == np.asarray(Image.fromarray(ARRAYS[1]).convert("L"))).all()
+    with pytest.raises(KohyaBucketError, match="has no 'image', only pixel_values"):
+        BucketedDataset.from_hf(encoded().with_transform(lambda rows: {"pixel_values": rows["image"]}), RULE)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (lambda: datasets.DatasetDict(train=encoded(), test=encoded()), "a DatasetDict of 'train', 'test'.*choose one"),
+        (lambda: encoded().select([]), "has no rows"),
+        (lambda: [{"image": png(ARRAYS[0])}, {"img": png(ARRAYS[0])}], "hf:1 has no 'image', only img"),
+        (lambda: [(png(ARRAYS[0]), "a")], "hf:0 is a tuple, but must be a mapping"),
+    ],
+)
+def test_what_is_no_table_of_images_is_named(source: Any, message: str) -> None:
+    with pytest.raises(KohyaBucketError, match=message):
+        BucketedDataset.from_hf(source(), RULE)
+
+
+@pytest.mark.parametrize("captions", [[["a", "b"]] * 4, [1, 2, 3, 4]])
+def test_captions_that_are_no_text_are_refused(captions: list[Any]) -> None:
+    hf = datasets.Dataset.from_dict({"image": [png(a) for a in ARRAYS], "text": captions})
+    dataset = BucketedDataset.from_hf(hf, RULE, caption_column="text")
+    with pytest.raises(KohyaBucketError, match=r"hf:1: its caption is .* but must be one text"):
+        dataset[1]

@@ -211,3 +211,36 @@ def test_arguments_of_streams() -> None:
     with pytest.raises(KohyaBucketError, match="strategy is 'kohya', but must be a rule"):
         StreamingBuckets(Stream(5), "kohya", 2)
     assert len(list(StreamingBuckets(Stream(5), RULE, 5, seed=-1))) > 0
+
+
+@pytest.mark.parametrize("stream", [5, None, {"image": []}])
+def test_what_is_no_stream_is_refused(stream: Any) -> None:
+    with pytest.raises(KohyaBucketError, match=f"stream is a {type(stream).__name__}, but must be an iterable"):
+        StreamingBuckets(stream, RULE, 2)
+
+
+@pytest.mark.parametrize(
+    ("samples", "options", "message"),
+    [
+        (Stream(3), {"caption_column": "txt"}, "sample 0 has no 'txt', only image, text, key"),
+        (Stream(3), {"name_column": "name"}, "sample 0 has no 'name'"),
+        ([(b"", "a")], {}, "sample 0 is a tuple, but must be a mapping"),
+        ([{"image": encoded((20, 20), 0), "text": ["a", "b"]}], {"caption_column": "text"}, r"caption is \['a', 'b'\]"),
+        (Stream(3), {"transform": lambda _: None}, "transform returned None for stream:"),
+    ],
+)
+def test_samples_that_do_not_fit_are_named(samples: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(KohyaBucketError, match=message):
+        list(StreamingBuckets(samples, RULE, 2, **options))
+
+
+def test_splits_are_no_stream() -> None:
+    with pytest.raises(KohyaBucketError, match="a dict of 'train', 'test', not one dataset"):
+        StreamingBuckets.from_hf({"train": Stream(3), "test": Stream(3)}, RULE, 2)
+
+
+def test_whole_batches_are_not_batched_again() -> None:
+    with pytest.raises(KohyaBucketError, match=r"use DataLoader\(stream, batch_size=None\)"):
+        list(DataLoader(StreamingBuckets(Stream(6), RULE, 2), batch_size=2))
+    with pytest.raises(KohyaBucketError, match="transform is 3, but must be a function"):
+        StreamingBuckets(Stream(6), RULE, 2, transform=3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
+from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.sources.columns import cell_pixels, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.errors import KohyaBucketError, as_flag
@@ -33,7 +34,7 @@ class FileSource:
     Args:
         paths: N image files.
         captions: N texts; or a file name ending such as ".txt", and then each caption is read from the file
-            beside the image when the image is; None for no captions.
+            beside the image when the image is (".json": a text, or that under "caption"); None for no captions.
         metadata_cache: sizes of files that have not changed are taken from it.
         obey_exif: turn images upright as their EXIF asks; sd-scripts does not.
         workers, progress: see `kohya_bucket.read_sizes`.
@@ -55,7 +56,7 @@ class FileSource:
         refuse_one_path(paths)
         if metadata_cache is not None and not isinstance(metadata_cache, MetadataCache):
             raise KohyaBucketError(f"metadata_cache is {metadata_cache!r}: give MetadataCache.load(path)")
-        self.paths = TextColumn.of(paths if isinstance(paths, TextColumn) else [os.fspath(path) for path in paths])
+        self.paths = paths if isinstance(paths, TextColumn) else TextColumn.of(_path_texts(paths))
         if not len(self.paths):
             raise KohyaBucketError("a dataset needs at least one image, but the list of paths is empty")
         self._ending = captions if isinstance(captions, str) else None
@@ -103,11 +104,12 @@ class FileSource:
             return ""
         beside = Path(self.paths[index]).with_suffix(self._ending)
         try:
-            return beside.read_text(encoding="utf-8-sig").strip()
+            content = beside.read_bytes()
         except FileNotFoundError:
             return ""
-        except (OSError, UnicodeDecodeError) as error:
-            raise KohyaBucketError(f"{beside}: the caption cannot be read ({error}); it must be UTF-8 text") from error
+        except OSError as error:
+            raise KohyaBucketError(f"{beside}: the caption cannot be read ({error.strerror})") from error
+        return caption_of_file(content, str(beside))
 
     def name(self, index: int) -> str:
         return self.paths[index]
@@ -117,7 +119,20 @@ class FileSource:
         return {**self.__dict__, "_sizes": None}
 
 
+def _path_texts(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    listed = list(paths)
+    for i, path in enumerate(listed):
+        if not isinstance(path, (str, os.PathLike)):
+            raise KohyaBucketError(f"path {i} is {path!r}, but must be a text or a Path: leave out rows without a file")
+    return [os.fspath(path) for path in listed]
+
+
 def _texts(captions: Sequence[str]) -> TextColumn:
+    if isinstance(captions, Mapping):
+        raise KohyaBucketError(
+            "captions is a mapping, whose keys would be taken for texts: give a list in the order of the paths, e.g. "
+            "[captions[path] for path in paths]"
+        )
     listed = list(captions)
     for i, caption in enumerate(listed):
         if not isinstance(caption, str):

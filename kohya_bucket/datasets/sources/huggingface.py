@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.datasets.captions import caption_of_cell
 from kohya_bucket.datasets.sources.columns import cell_pixels, cell_size, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.errors import KohyaBucketError, as_flag
 from kohya_bucket.images.unreadable import UnreadableImageError
 
-__all__ = ["HuggingFaceSource", "undecoded"]
+__all__ = ["HuggingFaceSource", "refuse_splits", "undecoded"]
 
 _ROWS = 256
 
@@ -24,12 +26,13 @@ class HuggingFaceSource:
     switched off, and sizes come from headers. Images are turned upright by their EXIF, as `datasets` does itself.
 
     Raises:
-        KohyaBucketError: a stream, or a column that does not exist.
+        KohyaBucketError: a stream, several splits at once, no rows, or a column that does not exist.
     """
 
     def __init__(
         self, dataset: Any, *, image_column: str = "image", caption_column: str | None = None, obey_exif: bool = True
     ) -> None:
+        refuse_splits(dataset)
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise KohyaBucketError(
                 f"{type(dataset).__name__} is a stream, whose length and order are unknown: "
@@ -39,7 +42,11 @@ class HuggingFaceSource:
         for column in (image_column, caption_column):
             if names is not None and column is not None and column not in names:
                 raise KohyaBucketError(f"column {column!r} does not exist: this dataset has {', '.join(names)}")
+        if not len(dataset):
+            raise KohyaBucketError("the dataset has no rows: check its split and filters")
         self._dataset = undecoded(dataset, image_column)
+        # A transform of the dataset's own may need any column.
+        self._whole_rows = _has_own_transform(dataset) or not hasattr(dataset, "select_columns")
         self._image, self._caption = image_column, caption_column
         self._obey_exif = as_flag("obey_exif", obey_exif)
 
@@ -47,16 +54,17 @@ class HuggingFaceSource:
         return len(self._dataset)
 
     def read_sizes(self) -> SourceSizes:
-        only = self._dataset
-        if hasattr(only, "select_columns"):
-            only = only.select_columns([self._image])
+        only = self._only(self._image)
         sizes = np.zeros((len(only), 2), dtype=np.int32)
         failures = []
         for start in range(0, len(only), _ROWS):
             stop = min(start + _ROWS, len(only))
             # A slice of a dataset is a dict of columns; row by row only where that is not so.
             part = only[start:stop]
-            cells = part[self._image] if isinstance(part, dict) else [only[i][self._image] for i in range(start, stop)]
+            if isinstance(part, Mapping):
+                cells = self._cell(part, self._image, f"{self.name(start)} to {stop - 1}")
+            else:
+                cells = [self._cell(only[i], self._image, self.name(i)) for i in range(start, stop)]
             for i, cell in enumerate(cells, start):
                 try:
                     sizes[i] = cell_size(cell, self._obey_exif)
@@ -66,31 +74,58 @@ class HuggingFaceSource:
 
     def pixels(self, index: int) -> npt.NDArray[np.uint8]:
         try:
-            return cell_pixels(self._dataset[index][self._image], self._obey_exif)
+            cell = self._cell(self._dataset[index], self._image, self.name(index))
+            return cell_pixels(cell, self._obey_exif)
         except UnreadableImageError as error:
             raise explained(self.name(index), error) from error
 
     def caption(self, index: int) -> str:
         if self._caption is None:
             return ""
-        only = self._dataset
-        if hasattr(only, "select_columns"):
-            only = only.select_columns([self._caption])
-        value = only[index][self._caption]
-        return "" if value is None else str(value)
+        name = self.name(index)
+        return caption_of_cell(self._cell(self._only(self._caption)[index], self._caption, name), name)
 
     def name(self, index: int) -> str:
         return f"hf:{index}"
+
+    def _only(self, column: str) -> Any:
+        return self._dataset if self._whole_rows else self._dataset.select_columns([column])
+
+    @staticmethod
+    def _cell(row: Any, column: str, name: str) -> Any:
+        if not isinstance(row, Mapping):
+            raise KohyaBucketError(f"{name} is a {type(row).__name__}, but must be a mapping of columns")
+        try:
+            return row[column]
+        except KeyError:
+            there = ", ".join(map(str, row))
+            raise KohyaBucketError(f"{name} has no {column!r}, only {there}: name the column that holds it") from None
+
+
+def refuse_splits(dataset: Any) -> None:
+    """What `load_dataset` returns without `split=`: a mapping of data sets.
+
+    Raises:
+        KohyaBucketError: `dataset` is a mapping.
+    """
+    if isinstance(dataset, Mapping):
+        names = ", ".join(repr(name) for name in dataset)
+        raise KohyaBucketError(
+            f"this is a {type(dataset).__name__} of {names}, not one dataset: choose one by its name"
+        )
 
 
 def undecoded(dataset: Any, column: str) -> Any:
     """The dataset with `datasets.Image` columns left encoded; anything else as it is."""
     feature = (getattr(dataset, "features", None) or {}).get(column)
-    own_transform = (getattr(dataset, "format", None) or {}).get("type") == "custom"
-    if type(feature).__name__ != "Image" or own_transform or not hasattr(dataset, "cast_column"):
+    if type(feature).__name__ != "Image" or _has_own_transform(dataset) or not hasattr(dataset, "cast_column"):
         return dataset
     import datasets
 
     # Formats such as "torch" would turn the encoded bytes into something else.
     plain = dataset.with_format(None) if hasattr(dataset, "with_format") else dataset
     return plain.cast_column(column, datasets.Image(decode=False))
+
+
+def _has_own_transform(dataset: Any) -> bool:
+    return (getattr(dataset, "format", None) or {}).get("type") == "custom"

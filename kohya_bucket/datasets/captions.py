@@ -1,0 +1,52 @@
+"""Captions as text: what a file, a member of a tar or a cell of a table holds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kohya_bucket.errors import KohyaBucketError
+
+__all__ = ["caption_of_cell", "caption_of_file"]
+
+_KEY = "caption"
+
+
+def caption_of_file(content: bytes, name: str) -> str:
+    """The caption in a file of UTF-8 text, or in one of JSON if its `name` says so: a text, or "caption" of an object.
+
+    Raises:
+        KohyaBucketError: no UTF-8, no JSON, or no caption in it.
+    """
+    try:
+        text = content.decode("utf-8-sig").strip()
+        if not name.lower().endswith(".json"):
+            return text
+        found = json.loads(text)
+    except ValueError as error:
+        kind = "UTF-8 text" if isinstance(error, UnicodeDecodeError) else "JSON"
+        raise KohyaBucketError(f"{name}: the caption cannot be read ({error}); it must be {kind}") from error
+    caption = found.get(_KEY) if isinstance(found, dict) else found
+    if isinstance(caption, str):
+        return caption.strip()
+    held = f"the keys {', '.join(found) or '(none)'}" if isinstance(found, dict) else type(found).__name__
+    raise KohyaBucketError(
+        f'{name}: the caption must be a JSON text, or a text under the key "{_KEY}" of an object, but it holds {held}'
+    )
+
+
+def caption_of_cell(cell: Any, name: str) -> str:
+    """The caption in a cell of a table or a sample; "" for None.
+
+    Raises:
+        KohyaBucketError: the cell holds something else than one text.
+    """
+    if cell is None:
+        return ""
+    if isinstance(cell, bytes):
+        return caption_of_file(cell, name)
+    if isinstance(cell, str):
+        return cell.strip()
+    raise KohyaBucketError(
+        f"{name}: its caption is {cell!r} ({type(cell).__name__}), but must be one text: make a column of texts first"
+    )
