@@ -1,11 +1,14 @@
 """Where each sample of tar shards lies, and how large its image is: one pass over the shards, then none.
 
 A sample is what the `webdataset` package takes for one: consecutive members whose names are equal up to the
-first dot of the last part. Only headers of images are read, wherever they lie in a shard.
+first dot of the last part. Only headers of images are read, wherever they lie in a shard. What leads to an image
+less or to another one than meant is said in the log: samples without an image or with several, a caption ending
+that occurs nowhere, a shard that seems to be cut off.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -16,18 +19,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.datasets.tar_members import Oddities, plain_ending, split_key
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images import IMAGE_EXTENSIONS, TextColumn
+from kohya_bucket.images import TextColumn
 from kohya_bucket.images.header import header_of
 from kohya_bucket.images.parquet import pyarrow_modules, read_table, replace_file
 from kohya_bucket.images.reading import Region
 from kohya_bucket.images.unreadable import UnreadableImageError
 
-__all__ = ["TarIndex", "split_key"]
+__all__ = ["TarIndex"]
+
+_log = logging.getLogger(__name__)
 
 _VERSION_KEY = b"kohya_bucket_tar_index_version"
 _VERSION = b"1"
 _CAPTION_KEY = b"caption"
+_IMAGE_KEY = b"image"
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_BLOCK = 512
 _NUMBERS = {
     "shard": np.int32, "offset": np.int64, "length": np.int64, "width": np.int32, "height": np.int32,
     "orientation": np.int32, "caption_offset": np.int64, "caption_length": np.int64,
@@ -46,6 +55,7 @@ class TarIndex:
             stored; 0 where unreadable), orientation, caption_offset, caption_length (0 where there is none).
         reasons: why an image is unreadable, by row.
         caption: ending of the members that were taken for captions.
+        image: ending of the members that were taken for images; None: whatever the first image of a sample is.
     """
 
     shards: list[str]
@@ -54,19 +64,32 @@ class TarIndex:
     rows: npt.NDArray[Any]
     reasons: dict[int, str]
     caption: str | None = "txt"
+    image: str | None = None
 
     @classmethod
-    def build(cls, shards: Sequence[str], *, caption: str | None = "txt", before: TarIndex | None = None) -> TarIndex:
+    def build(
+        cls,
+        shards: Sequence[str],
+        *,
+        caption: str | None = "txt",
+        image: str | None = None,
+        before: TarIndex | None = None,
+    ) -> TarIndex:
         """Index shards; those that are in `before` and have not changed are not opened.
 
         Args:
-            caption: ending of the member that holds a sample's caption, without the first dot.
+            caption: ending of the member that holds a sample's caption, such as "txt" or "json".
+            image: ending of the member that is a sample's image, such as "jpg"; None: its first image.
 
         Raises:
-            KohyaBucketError: a shard is missing or no tar.
+            KohyaBucketError: no shards, or one that is missing, no tar, compressed, cut off, or that holds a name twice
+                in one sample.
         """
+        caption, image = plain_ending(caption), plain_ending(image)
+        if not shards:
+            raise KohyaBucketError("no shards: the list of tar files is empty")
         texts = [str(Path(shard).absolute()) for shard in shards]
-        if before is not None and before.caption != caption:
+        if before is not None and (before.caption, before.image) != (caption, image):
             before = None
         known = {} if before is None else {s: i for i, s in enumerate(before.shards)}
         stamps: list[tuple[int, int]] = []
@@ -85,13 +108,13 @@ class TarIndex:
                 part, names = before.rows[at], [before.keys[i] for i in at.tolist()]
                 why = {new: before.reasons[i] for new, i in enumerate(at.tolist()) if i in before.reasons}
             else:
-                part, names, why = _index_shard(shard, caption)
+                part, names, why = _index_shard(shard, caption, image)
             part["shard"] = number
             reasons.update({len(keys) + i: reason for i, reason in why.items()})
             keys += names
             parts.append(part)
         rows = np.concatenate(parts) if parts else np.zeros(0, dtype=_dtype())
-        return cls(texts, stamps, TextColumn.of(keys), rows, reasons, caption)
+        return cls(texts, stamps, TextColumn.of(keys), rows, reasons, caption, image)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -110,7 +133,11 @@ class TarIndex:
         names = list(_NUMBERS)
         columns = [pa.array(np.ascontiguousarray(self.rows[name])) for name in names]
         reasons = [self.reasons.get(i) for i in range(len(self))]
-        meta = {_VERSION_KEY: _VERSION, _CAPTION_KEY: (self.caption or "").encode()}
+        meta = {
+            _VERSION_KEY: _VERSION,
+            _CAPTION_KEY: (self.caption or "").encode(),
+            _IMAGE_KEY: (self.image or "").encode(),
+        }
         for i, (shard, (size, mtime)) in enumerate(zip(self.shards, self.stamps, strict=True)):
             meta[f"shard{i}".encode()] = f"{size} {mtime} {shard}".encode()
         table = pa.table(
@@ -146,42 +173,55 @@ class TarIndex:
             stamps.append((int(size), int(mtime)))
         reasons = {i: reason for i, reason in enumerate(table.column("reason").to_pylist()) if reason is not None}
         keys = TextColumn.of(table.column("key").to_pylist())
-        return cls(shards, stamps, keys, rows, reasons, meta.get(_CAPTION_KEY, b"").decode() or None)
-
-
-def split_key(name: str) -> tuple[str, str]:
-    """("dir/a", "seg.png") of "dir/a.seg.png", as webdataset splits; ("", "") for names without a dot or stem."""
-    folder, slash, base = name.rpartition("/")
-    stem, dot, ending = base.partition(".")
-    return (folder + slash + stem, ending.lower()) if stem and dot else ("", "")
+        caption, image = (meta.get(key, b"").decode() or None for key in (_CAPTION_KEY, _IMAGE_KEY))
+        return cls(shards, stamps, keys, rows, reasons, caption, image)
 
 
 def _dtype() -> np.dtype[Any]:
     return np.dtype(list(_NUMBERS.items()))
 
 
-def _index_shard(shard: str, caption: str | None) -> tuple[npt.NDArray[Any], list[str], dict[int, str]]:
+def _index_shard(
+    shard: str, caption: str | None, image: str | None
+) -> tuple[npt.NDArray[Any], list[str], dict[int, str]]:
     rows: list[tuple[int, ...]] = []
     keys: list[str] = []
     reasons: dict[int, str] = {}
+    odd = Oddities(image, caption)
     try:
         with open(shard, "rb", buffering=0) as file:
-            for key, image, text in _samples(shard, caption):
+            _refuse_compressed(shard, file.read(8))
+            for key, members in _samples(shard):
+                ending = odd.image_of(key, members)
+                if ending is None:
+                    continue
+                place, text = members[ending], members.get(caption or "", (0, 0))
                 try:
-                    width, height, orientation, _ = header_of(Region(file.fileno(), *image))
+                    width, height, orientation, _ = header_of(Region(file.fileno(), *place))
                 except UnreadableImageError as error:
                     width, height, orientation = 0, 0, 1
                     reasons[len(rows)] = str(error)
-                rows.append((0, *image, width, height, orientation, *text))
+                rows.append((0, *place, width, height, orientation, *text))
                 keys.append(key)
     except (tarfile.TarError, OSError) as error:
-        raise KohyaBucketError(f"{shard}: cannot be read as a tar file ({error})") from None
+        raise KohyaBucketError(f"{shard}: cannot be read as a tar file ({error}); copy or build it again") from None
+    odd.warn(shard)
     return np.array(rows, dtype=_dtype()), keys, reasons
 
 
-def _samples(shard: str, caption: str | None) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """(key, (offset, length) of the image, the same of the caption) of each sample that has an image."""
-    current, image, text = "", None, (0, 0)
+def _refuse_compressed(shard: str, start: bytes) -> None:
+    for magic, name in _COMPRESSED.items():
+        if start.startswith(magic):
+            raise KohyaBucketError(
+                f"{shard}: compressed with {name}, so that samples cannot be read at random: unpack it to a plain "
+                ".tar, or read it in order with stream_from_shards"
+            )
+
+
+def _samples(shard: str) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """(key, {ending: (offset, length)}) of each sample, its members in their order."""
+    current: str = ""
+    members: dict[str, tuple[int, int]] = {}
     with tarfile.open(shard, "r:") as tar:
         for member in tar:
             # Otherwise tarfile remembers every member of the shard.
@@ -190,13 +230,16 @@ def _samples(shard: str, caption: str | None) -> Iterator[tuple[str, tuple[int, 
             if not member.isfile() or not key:
                 continue
             if key != current:
-                if image is not None:
-                    yield current, image, text
-                current, image, text = key, None, (0, 0)
-            place = (member.offset_data, member.size)
-            if ending == caption:
-                text = place
-            elif image is None and "." + ending.rpartition(".")[2] in IMAGE_EXTENSIONS:
-                image = place
-    if image is not None:
-        yield current, image, text
+                if members:
+                    yield current, members
+                current, members = key, {}
+            if ending in members:
+                raise KohyaBucketError(
+                    f"{shard}: {member.name} is there twice in one sample, so that nobody knows which is meant: build "
+                    "the shard again without one of them"
+                )
+            members[ending] = (member.offset_data, member.size)
+        if Path(shard).stat().st_size < tar.offset + _BLOCK:
+            _log.warning("%s: ends without the mark of a tar's end: it may be cut off", shard)
+    if members:
+        yield current, members

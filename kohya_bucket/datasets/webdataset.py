@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
 import os
+import tarfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +13,14 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from kohya_bucket.buckets.types import BucketRule
+from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.images import BucketedDataset
 from kohya_bucket.datasets.sources.tars import TarSource
 from kohya_bucket.datasets.streaming import StreamingBuckets
 from kohya_bucket.datasets.tar_index import TarIndex
+from kohya_bucket.datasets.tar_members import Oddities, plain_ending
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images import IMAGE_EXTENSIONS
+from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["dataset_from_shards", "expand_shards", "stream_from_shards"]
 
@@ -37,6 +42,7 @@ def dataset_from_shards(
     strategy: BucketRule,
     *,
     index: str | os.PathLike[str] | None = None,
+    image: str | None = None,
     caption: str | None = "txt",
     obey_exif: bool = False,
     **options: Any,
@@ -47,19 +53,21 @@ def dataset_from_shards(
         shards: webdataset's notation or a list.
         index: a Parquet file to keep the index in. It is written on the first use; later only shards that are
             new or have changed are read again.
-        caption: ending of the member with the caption, such as "txt"; None for no captions.
+        image: ending of the member that is the image, such as "jpg"; None: the first image of a sample.
+        caption: ending of the member with the caption, such as "txt", or "json" for a text under the key "caption";
+            None for no captions.
         obey_exif: turn images upright as their EXIF asks.
         options: `transform`, `interpolation` of `BucketedDataset.from_source`.
 
     Raises:
-        KohyaBucketError: a shard is missing, no tar, or lies behind a URL.
+        KohyaBucketError: a shard is missing, no tar, compressed, changed while it is used, or behind a URL.
     """
     names = expand_shards(shards)
     for name in names:
         if "://" in name or name.startswith("pipe:"):
             raise KohyaBucketError(f"{name}: random access needs files on this machine; use stream_from_shards")
     before = TarIndex.load(index) if index is not None and Path(index).exists() else None
-    built = TarIndex.build(names, caption=caption, before=before)
+    built = TarIndex.build(names, caption=caption, image=image, before=before)
     if index is not None and (before is None or _identity(before) != _identity(built)):
         built.save(index)
     return BucketedDataset.from_source(TarSource(built, obey_exif=obey_exif), strategy, **options)
@@ -70,39 +78,64 @@ def stream_from_shards(
     strategy: BucketRule,
     batch_size: int,
     *,
+    image: str | None = None,
     caption: str | None = "txt",
     **options: Any,
 ) -> StreamingBuckets:
-    """`StreamingBuckets` over shards anywhere webdataset can read them (files, http, `pipe:` commands).
+    """`StreamingBuckets` over shards anywhere webdataset can read them (files, http, `pipe:` commands; gzip, too).
 
-    Workers share the shards; all ranks read all of them, see `StreamingBuckets`.
+    Workers share the shards; all ranks read all of them, see `StreamingBuckets`. `image` and `caption` are as for
+    `dataset_from_shards`.
 
     Raises:
-        KohyaBucketError: the `webdataset` package is missing.
+        KohyaBucketError: no shards, or the `webdataset` package is missing; in a pass: a shard that cannot be read.
     """
-    _webdataset()
+    names = expand_shards(shards)
+    if not names:
+        raise KohyaBucketError("no shards: the list of tar files is empty")
     return StreamingBuckets(
-        _Shards(expand_shards(shards), caption), strategy, batch_size, caption_column="caption", name_column="name",
-        **options,
+        _Shards(names, plain_ending(image), plain_ending(caption)), strategy, batch_size, caption_column="caption",
+        name_column="name", **options,
     )  # fmt: skip
 
 
 class _Shards(IterableDataset[dict[str, Any]]):
     """The samples of shards in their order, as mappings of image, caption and name; split among workers."""
 
-    def __init__(self, shards: list[str], caption: str | None) -> None:
-        self._shards, self._caption = shards, caption
+    def __init__(self, shards: list[str], image: str | None, caption: str | None) -> None:
+        self._shards, self._image, self._caption = shards, image, caption
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        try:
+            yield from self._samples()
+        except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+            if isinstance(error, KohyaBucketError):
+                raise
+            # webdataset adds the stream and its name to what the error holds, where it knows them.
+            why = error.strerror if isinstance(error, FileNotFoundError) else error.args[0] if error.args else error
+            named = [part for part in (*error.args, getattr(error, "filename", None)) if part in self._shards]
+            where = named[-1] if named else self._described()
+            raise KohyaBucketError(f"{where}: cannot be read as a tar file ({why}); copy or build it again") from error
+
+    def _samples(self) -> Iterator[dict[str, Any]]:
         wds = _webdataset()
+        odd = Oddities(self._image, self._caption)
         # Not split by rank: `StreamingBuckets` gives each rank its slice of every batch.
         samples = wds.WebDataset(self._shards, shardshuffle=False, nodesplitter=_whole, empty_check=False)
         for sample in samples:
-            for ending, value in sample.items():
-                if "." + ending.rpartition(".")[2].lower() in IMAGE_EXTENSIONS:
-                    caption = sample.get(self._caption, b"") if self._caption else b""
-                    yield {"image": value, "caption": caption, "name": f"{sample['__url__']}#{sample['__key__']}"}
-                    break
+            name = f"{sample['__url__']}#{sample['__key__']}"
+            endings = [ending for ending in sample if not ending.startswith("__")]
+            ending = odd.image_of(sample["__key__"], endings)
+            missing = UnreadableImageError(f"no image in this sample, only {', '.join(endings)}")
+            caption = sample.get(self._caption) if self._caption else None
+            if caption is not None:
+                caption = caption_of_file(caption, f"{name}.{self._caption}")
+            yield {"image": missing if ending is None else sample[ending], "caption": caption, "name": name}
+        odd.warn(self._described())
+
+    def _described(self) -> str:
+        first, last = self._shards[0], self._shards[-1]
+        return first if len(self._shards) == 1 else f"{len(self._shards)} shards, {first} to {last}"
 
 
 def _whole(shards: Any) -> Any:
@@ -110,7 +143,7 @@ def _whole(shards: Any) -> Any:
 
 
 def _identity(index: TarIndex) -> tuple[Any, ...]:
-    return index.shards, index.stamps, index.caption
+    return index.shards, index.stamps, index.caption, index.image
 
 
 def _webdataset() -> Any:

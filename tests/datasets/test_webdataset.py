@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import tarfile
@@ -21,7 +22,8 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from kohya_bucket import BucketSet, FixedBuckets  # noqa: E402
 from kohya_bucket.datasets import tar_index as tar_index_module  # noqa: E402
-from kohya_bucket.datasets.tar_index import TarIndex, split_key  # noqa: E402
+from kohya_bucket.datasets.tar_index import TarIndex  # noqa: E402
+from kohya_bucket.datasets.tar_members import split_key  # noqa: E402
 from kohya_bucket.datasets.webdataset import dataset_from_shards, stream_from_shards  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 
@@ -103,9 +105,9 @@ def test_the_index_is_kept_and_only_changed_shards_are_read_again(
     opened: list[str] = []
     real = tar_index_module._index_shard
 
-    def counted(shard: str, caption: str | None) -> Any:
+    def counted(shard: str, *endings: str | None) -> Any:
         opened.append(Path(shard).name)
-        return real(shard, caption)
+        return real(shard, *endings)
 
     monkeypatch.setattr(tar_index_module, "_index_shard", counted)
     again = dataset_from_shards(shards, RULE, index=index)
@@ -176,3 +178,117 @@ def test_a_stream_gives_every_sample_once(shards: list[str], workers: int) -> No
 def test_names_are_split_as_webdataset_splits_them(name: str) -> None:
     key, ending = wds.tariterators.base_plus_ext(name)
     assert split_key(name) == ((key, ending.lower()) if key else ("", ""))
+
+
+def tar_of(path: Path, *members: tuple[str, bytes]) -> str:
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            add(tar, name, data)
+    return str(path)
+
+
+def both_ways(shard: str, **options: Any) -> list[dict[str, str]]:
+    """Captions by key: at random, and as a stream."""
+    dataset = dataset_from_shards(shard, RULE, **options)
+    items = [dataset[i] for i in range(len(dataset))]
+    stream = list(stream_from_shards(shard, RULE, 1, **options))
+    return [
+        {item["path"].rpartition("#")[2]: item["caption"] for item in items},
+        {batch["path"][0].rpartition("#")[2]: batch["caption"][0] for batch in stream},
+    ]
+
+
+def test_captions_by_any_spelling_of_their_ending(shards: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    for ending in (".txt", "TXT"):
+        captions, streamed = both_ways(shards[0], caption=ending)
+        assert captions == streamed == {key: caption for key, _, caption in found_by_webdataset(shards[:1])}
+    assert "no caption" not in caplog.text
+    for captions in both_ways(shards[0], caption="text"):
+        assert set(captions.values()) == {""}
+    assert caplog.text.count("no caption, since no member ends in .text, only in .jpg, .json, .md") == 2
+
+
+def test_captions_in_json_members(tmp_path: Path) -> None:
+    image = encoded(1, "PNG")
+    shard = tar_of(tmp_path / "a.tar", ("a.png", image), ("a.json", b'{"caption": "a cat", "id": 3}'))
+    assert both_ways(shard, caption="json") == [{"a": "a cat"}] * 2
+    bad = tar_of(tmp_path / "b.tar", ("b.png", image), ("b.json", b'{"id": 3}'))
+    for read in (lambda: dataset_from_shards(bad, RULE, caption="json")[0], lambda: both_ways(bad, caption="json")):
+        with pytest.raises(KohyaBucketError, match=r"b\.tar#b\.json: .*holds the keys id"):
+            read()
+    latin = tar_of(tmp_path / "c.tar", ("c.png", image), ("c.txt", b"caf\xe9"))
+    for read in (lambda: dataset_from_shards(latin, RULE)[0], lambda: list(stream_from_shards(latin, RULE, 1))):
+        with pytest.raises(KohyaBucketError, match=r"c\.tar#c\.txt: .* must be UTF-8 text"):
+            read()
+
+
+def test_which_of_several_images_is_meant(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    image, mask = encoded(1, "JPEG"), encoded(4, "PNG")
+    shard = tar_of(tmp_path / "a.tar", ("a.mask.png", mask), ("a.jpg", image), ("a.txt", b"a"))
+    index = tmp_path / "index.parquet"
+    for options, size in (({}, [64, 70]), ({"image": ".jpg"}, [90, 61]), ({"image": "mask.png"}, [64, 70])):
+        caplog.clear()
+        assert dataset_from_shards(shard, RULE, index=index, **options)[0]["original_size"].tolist() == size
+        (batch,) = stream_from_shards(shard, RULE, 1, **options)
+        assert batch["original_size"][0].tolist() == size
+        warned = caplog.text.count(
+            "several images in 1 of the samples, of which the first is taken: a (mask.png, jpg, txt)"
+        )
+        assert warned == (0 if options else 2)
+
+
+def test_samples_without_an_image_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in a shard in which all images come first: webdataset takes neighbours for one sample."""
+    images = [(f"{key}.png", encoded(number, "PNG")) for number, key in enumerate("ab")]
+    shard = tar_of(tmp_path / "a.tar", *images, ("a.txt", b"1"), ("b.txt", b"2"))
+    assert both_ways(shard) == [{"a": "", "b": ""}] * 2
+    said = (
+        "no image in 2 of the samples, which are left out: a (txt), b (txt); members of a sample must follow each other"
+    )
+    assert caplog.text.count(said) == 2
+    assert f"{shard}#a has no bucket and is not trained: no image in this sample, only txt" in caplog.text
+
+
+def test_damaged_and_compressed_shards(shards: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = Path(shards[0]).read_bytes()
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(whole[: len(whole) // 2])
+    twice = tar_of(tmp_path / "twice.tar", ("a.png", encoded(1, "PNG")), ("a.png", encoded(3, "PNG")))
+    for shard, message in (
+        (cut, r"cut\.tar: cannot be read as a tar file \(unexpected end"),
+        (twice, "twice.tar: .*a.png"),
+    ):
+        with pytest.raises(KohyaBucketError, match=message):
+            dataset_from_shards(shard, RULE)
+        with pytest.raises(KohyaBucketError, match=message):
+            list(stream_from_shards(shard, RULE, 1))
+    with pytest.raises(KohyaBucketError, match=r"gone\.tar: cannot be read as a tar file \(No such file"):
+        list(stream_from_shards(tmp_path / "gone.tar", RULE, 1))
+    for make in (dataset_from_shards, lambda none, rule: stream_from_shards(none, rule, 1)):
+        with pytest.raises(KohyaBucketError, match="no shards"):
+            make([], RULE)
+
+    packed = tmp_path / "data.tar.gz"
+    packed.write_bytes(gzip.compress(whole))
+    with pytest.raises(KohyaBucketError, match=r"compressed with gzip.*unpack it.*stream_from_shards"):
+        dataset_from_shards(packed, RULE)
+    assert sum(len(batch["path"]) for batch in stream_from_shards(packed, RULE, 2)) == 5
+
+    caplog.clear()
+    with tarfile.open(shards[0]) as tar:
+        member = tar.getmembers()[4]
+    cut.write_bytes(whole[: member.offset])
+    assert len(dataset_from_shards(cut, RULE)) < 5
+    assert "cut.tar: ends without the mark of a tar's end: it may be cut off" in caplog.text
+    caplog.clear()
+    dataset_from_shards(shards, RULE)
+    assert "cut off" not in caplog.text
+
+
+def test_a_shard_that_changes_while_it_is_used_is_noticed(shards: list[str]) -> None:
+    dataset = dataset_from_shards(shards, RULE)
+    assert dataset[6]["path"].startswith(shards[1])
+    os.utime(shards[1], ns=(1, 1))
+    with pytest.raises(KohyaBucketError, match=r"000001\.tar: this shard has changed since it was indexed"):
+        dataset[6]
+    assert dataset[0]["path"].startswith(shards[0])

@@ -58,7 +58,9 @@ def cell_pixels(cell: Any, obey_exif: bool) -> npt.NDArray[np.uint8]:
 
 
 def _encoded(cell: Any) -> bytes | str | None:
-    """A cell's encoded file, or the path of it; None for arrays."""
+    """A cell's encoded file, or the path of it; None for arrays. A cell may also be the reason why it has no image."""
+    if isinstance(cell, UnreadableImageError):
+        raise cell
     if isinstance(cell, (bytes, str)):
         return cell
     if isinstance(cell, (bytearray, memoryview)):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.sources.columns import cell_pixels, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.datasets.tar_index import TarIndex
@@ -52,15 +53,23 @@ class TarSource:
         row = self.index.rows[index]
         if not row["caption_length"]:
             return ""
-        return self._bytes(row, row["caption_offset"], row["caption_length"]).decode("utf-8", "replace").strip()
+        name = f"{self.name(index)}.{self.index.caption}"
+        return caption_of_file(self._bytes(row, row["caption_offset"], row["caption_length"]), name)
 
     def name(self, index: int) -> str:
         return f"{self.index.shards[int(self.index.rows[index]['shard'])]}#{self.index.keys[index]}"
 
     def _bytes(self, row: Any, offset: Any, length: Any) -> bytes:
-        shard = self.index.shards[int(row["shard"])]
+        number = int(row["shard"])
+        shard = self.index.shards[number]
         try:
             with open(shard, "rb", buffering=0) as file:
+                status = os.fstat(file.fileno())
+                if (status.st_size, status.st_mtime_ns) != self.index.stamps[number]:
+                    raise KohyaBucketError(
+                        f"{shard}: this shard has changed since it was indexed, so that its samples lie elsewhere: "
+                        "make the dataset again"
+                    )
                 file.seek(int(offset), os.SEEK_SET)
                 return file.read(int(length))
         except OSError as error:
