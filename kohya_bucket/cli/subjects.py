@@ -88,7 +88,8 @@ def from_folders(sources: list[str], options: RuleOptions, batch_size: int, read
     images = reading.table(paths)
     name = ", ".join(Path(source).name or Path(source).resolve().name for source in sources)
     origin = "" if options.name == "kohya" else options.name.replace(":", " ", 1)
-    return [Subject(name, images, options.rule(images.sizes), batch_size, origin)]
+    rule = options.rule(images.sizes)
+    return [Subject(name, images, rule, batch_size, origin, limit_follows=options.max_size is None)]
 
 
 def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[list[Subject], list[Finding]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from kohya_bucket.buckets import BucketRule, FixedBuckets, KohyaBuckets, list_presets, load_preset
+from kohya_bucket.buckets import AutoBuckets, BucketRule, FixedBuckets, KohyaBuckets, list_presets, load_preset
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.summary import Summary, summarize
@@ -91,7 +91,7 @@ def _changes(analysis: Analysis) -> Iterator[_Change]:
                 rule.bucket_set, switching="geometric", no_upscale=rule.no_upscale, max_crop=rule.max_crop
             )
             why = "Geometric switching is the one that crops least"
-            yield _Change("switching", rule.switching, "geometric", why, proposed)
+            yield _Change("[kohya_bucket] switching", rule.switching, "geometric", why, proposed)
     yield from _smaller_batches(analysis)
 
 
@@ -129,7 +129,14 @@ def _upscaling(rule: KohyaBuckets) -> Iterator[_Change]:
             "[kohya_bucket] no_upscale_fit", rule.no_upscale_fit, "largest", why, rule, no_upscale_fit="largest"
         )
     why = "Without upscaling, every size that occurs becomes a bucket of its own"
-    yield from _tried("bucket_no_upscale", "true", "false", why, rule, no_upscale=False, no_upscale_fit="kohya")
+    setting, now, then = "bucket_no_upscale", "true", "false"
+    if rule.no_upscale_fit != "kohya":  # refused with upscaling
+        setting, now, then = (
+            f"{setting} and [kohya_bucket] no_upscale_fit",
+            f"{now} and {rule.no_upscale_fit}",
+            (f"{then} and none"),
+        )
+    yield from _tried(setting, now, then, why, rule, no_upscale=False, no_upscale_fit="kohya")
 
 
 def _tried(
@@ -148,7 +155,7 @@ def _lower_resolution(analysis: Analysis, rule: KohyaBuckets) -> Iterator[_Chang
     side = int(math.sqrt(rule.max_area)) // steps * steps
     low = max(steps, rule.min_size)
     for resolution in range(side - steps, max(low, side // 2) - 1, -steps):
-        high = max(rule.max_size, resolution)
+        high = -(-2 * resolution // steps) * steps if analysis.subject.limit_follows else max(rule.max_size, resolution)
         changed = _kohya(rule, max_reso=(resolution, resolution), max_size=high)
         if changed is not None and _summary(analysis, changed).enlarged <= _ENLARGED_GOAL:
             why = "Most images hold fewer pixels than the resolution asks for"
@@ -167,13 +174,22 @@ def _other_presets(rule: FixedBuckets) -> Iterator[_Change]:
                 bucket_set, switching=rule.switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop
             )
             why = f"Preset {name} has {len(bucket_set)} buckets instead of {len(rule.bucket_set)}"
-            yield _Change("preset", rule.bucket_set.name or "own set", name, why, proposed)
+            yield _Change("[kohya_bucket] rule", _name_of(rule), f"preset:{name}", why, proposed)
+
+
+def _name_of(rule: FixedBuckets) -> str:
+    """The rule as `rule_from_name` knows it, or its set's name."""
+    if isinstance(rule, AutoBuckets):
+        return "auto"
+    name = rule.bucket_set.name
+    return f"preset:{name}" if name in list_presets() else name or "own set"
 
 
 def _smaller_batches(analysis: Analysis) -> Iterator[_Change]:
     batch = analysis.subject.batch_size
     if batch > 1:
-        why = f"Many buckets do not fill their last batch of {batch}"
+        short, batches = analysis.summary.short_batches, analysis.summary.batches
+        why = f"{short:,} of {batches:,} batches hold fewer than {batch} images, since each bucket ends in its own"
         yield _Change("batch_size", str(batch), str(batch // 2), why, analysis.subject.rule, batch // 2)
 
 
@@ -211,7 +227,7 @@ def _about_files(analysis: Analysis) -> Iterator[Recommendation]:
         yield Recommendation(
             "files", f"{count:,} lie on their side", "rotate the pixels, drop the EXIF tag",
             "Their EXIF asks for a quarter turn, which training ignores: they are trained lying on their side",
-            f"{moved:,} of them change to an upright bucket", "", before, after,
+            f"trained upright, {moved:,} of them in another bucket", "", before, after,
         )  # fmt: skip
     if images.failures:
         yield Recommendation(
@@ -224,9 +240,9 @@ def _about_files(analysis: Analysis) -> Iterator[Recommendation]:
         spare = [i for group in duplicates for i in group[1:]]
         keep = np.ones(len(images), dtype=np.bool_)
         keep[spare] = False
-        repeats = np.where(keep, images.repeats, 0)
-        after = summarize(images.sizes, analysis.placement, repeats, analysis.subject.batch_size)
-        after = replace(after, placed=before.placed - int(analysis.placement.placed[spare].sum()))
+        sizes = np.ascontiguousarray(images.sizes[keep])
+        placement = analysis.subject.rule.place(sizes)
+        after = summarize(sizes, placement, images.repeats[keep], analysis.subject.batch_size)
         yield Recommendation(
             "files", f"{len(spare):,} copies", "keep one of each group",
             f"{len(duplicates):,} images are there more than once, and are trained that much more often",

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -133,8 +132,9 @@ def _lists(analysis: Analysis, limit: int) -> list[RenderableType]:
     for title, lines, count in sections:
         if count:
             rest = f"\n  … and {count - limit:,} more" if count > limit else ""
-            body = "\n".join(f"  {escape(line)}" for line in lines[:limit])
-            out.append(f"\n[bold]{title}[/bold] ({count:,})\n{body}{rest}")
+            body = "\n".join(f"  {line}" for line in lines[:limit])
+            # No markup, in which a name could hold brackets, or colons that stand for a picture.
+            out.append(Text.assemble(("\n" + title, "bold"), f" ({count:,})\n{body}{rest}"))
     return out
 
 

@@ -48,12 +48,12 @@ def differences(before: Summary, after: Summary) -> tuple[str, str]:
         ("worst crop loss", before.worst_crop, after.worst_crop, 0.01),
         ("enlarged images", before.enlarged, after.enlarged, 0.002),
     ):
-        if abs(old - new) >= floor:
+        if abs(old - new) >= floor and before.placed and after.placed:
             note(new < old, f"{name} {_percent(old)} → {_percent(new)}")
     if before.unplaced != after.unplaced:
         note(after.unplaced < before.unplaced, f"images without a bucket {before.unplaced:,} → {after.unplaced:,}")
     old, new = _short_share(before), _short_share(after)
-    if abs(old - new) >= 0.002:
+    if abs(old - new) >= 0.002 and before.placed and after.placed:
         text = f"batches that are not full {before.short_batches:,} of {before.batches:,}"
         note(new < old, f"{text} → {after.short_batches:,} of {after.batches:,}")
     if before.mean_pixels and abs(after.mean_pixels / before.mean_pixels - 1) >= 0.01:

@@ -159,3 +159,13 @@ def test_mistakes_end_with_one_line_and_exit_code_2(folder, arguments, message) 
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
+
+
+def test_a_lower_resolution_gains_what_was_promised(tmp_path) -> None:
+    """max_bucket_reso is twice the resolution unless it is given, and so moves with it."""
+    for i in range(20):
+        Image.new("RGB", (700, 720 + 10 * i)).save(tmp_path / f"{i:02}.png")
+    Image.new("RGB", (3000, 300)).save(tmp_path / "long.png")
+    for options in ([], ["--max-bucket-reso", 2048]):
+        advice = {r["setting"]: r for r in read(tmp_path, *options)["recommendations"]}["resolution"]
+        assert read(tmp_path, *options, "--resolution", advice["proposed"])["summary"] == advice["after"]

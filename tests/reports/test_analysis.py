@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from kohya_bucket import FixedBuckets, KohyaBuckets, load_preset
+from kohya_bucket import AutoBuckets, BucketSet, FixedBuckets, KohyaBuckets, load_preset
+from kohya_bucket.buckets.by_name import rule_from_name
 from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.as_json import report_as_dict
 from kohya_bucket.reports.images import ImageTable, Subject
@@ -161,3 +163,56 @@ def test_the_terminal_table_fits_into_eighty_columns() -> None:
     print_analysis(analyze(Subject("set", images, KohyaBuckets(1024, 256, 2048), 16)), Console(file=out, width=80))
     assert "…" not in out.getvalue().split("What to change")[0].split("Far from")[0].split("Most enlarged")[0]
     assert "1152x896" in out.getvalue()
+
+
+def advised(rule, sizes, **options):
+    a = analyze(Subject("set", table(sizes), rule, **options))
+    return {r.setting: r for r in recommend(a)}
+
+
+def test_settings_that_exclude_each_other_are_proposed_together() -> None:
+    rule = KohyaBuckets(1024, no_upscale=True, no_upscale_fit="largest")
+    advice = advised(rule, [(50, 1000), (800, 600), (20, 20)])
+    both = advice["bucket_no_upscale and [kohya_bucket] no_upscale_fit"]
+    assert (both.current, both.proposed) == ("true and largest", "false and none")
+    assert "bucket_no_upscale" not in advice
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        (FixedBuckets(load_preset("sdxl"), switching="midpoint"), "preset:sdxl"),
+        (AutoBuckets.from_dims(np.array([(500, 1500), (1500, 500)]), num_buckets=2), "auto"),
+        (FixedBuckets(BucketSet.from_dims([(1024, 1024)])), "own set"),
+    ],
+)
+def test_another_set_is_proposed_under_the_name_that_the_setting_takes(rule, name) -> None:
+    advice = advised(rule, [(1000, 1000 + 13 * i) for i in range(60)])
+    change = advice["[kohya_bucket] rule"]
+    assert change.current == name
+    tried = rule_from_name(change.proposed, max_reso=1024, switching=rule.switching)
+    assert analyze(Subject("set", table([(1000, 1000 + 13 * i) for i in range(60)]), tried)).summary == change.after
+
+
+def test_what_is_promised_without_copies_is_what_remains() -> None:
+    sizes = [(900, 700), (900, 700), (300, 1100), (300, 1100), (300, 1100), (640, 640)]
+    images = replace(table(sizes), hashes=["a", "a", "b", "b", "b", "c"])
+    rule = KohyaBuckets(1024, 256, 2048)
+    (advice,) = [r for r in recommend(analyze(Subject("set", images, rule, 2))) if "copies" in r.current]
+    assert advice.after == analyze(Subject("set", table([sizes[i] for i in (0, 2, 5)]), rule, 2)).summary
+
+
+def test_where_nothing_is_placed_a_change_costs_nothing() -> None:
+    advice = advised(KohyaBuckets(1024, no_upscale=True), [(50, 1000)])
+    assert advice["bucket_reso_steps"].gain == "images without a bucket 1 → 0"
+    assert advice["bucket_reso_steps"].cost == ""
+
+
+def test_names_are_printed_as_they_are() -> None:
+    names = ["/d/a:smile:[bold]b.png", "/d/[/]:cat:.png"]
+    out = io.StringIO()
+    sizes = np.zeros((2, 2), np.int32)
+    images = replace(ImageTable.of(names, sizes), failures={0: "[red]empty[/red]", 1: ":x:"})
+    print_analysis(analyze(Subject(":cat:[b]", images, RULES[0])), Console(file=out, width=80))
+    for text in ("a:smile:[bold]b.png: [red]empty[/red]", "[/]:cat:.png: :x:", ":cat:[b]"):
+        assert text in out.getvalue()
