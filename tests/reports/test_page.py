@@ -292,3 +292,72 @@ def test_rules_of_other_kinds_are_not_guessed() -> None:
 
     assert browser_rule(Other(512)) is None
     assert browser_rule(RULES["512"])["kind"] == "set"
+
+
+def narrow(browser, width: int) -> None:
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+
+
+@pytest.mark.parametrize("width", [360, 1000, 1600])
+def test_charts_are_true_and_readable_at_every_width(browser, tmp_path, width) -> None:
+    """Bars keep their proportions, no two numbers of an axis overlap, and the row of key numbers has no holes."""
+    sizes = [(1000, 1000)] * 60 + [(1500, 1000)] * 30 + [(1000, 1500)] * 6 + [(1, 1), (9000, 8000)]
+    _, uri = page_of({"set": RULES["upscaling"]}, sizes, tmp_path)
+    narrow(browser, width)
+    try:
+        browser.get(uri)
+        boxes = browser.execute_script(
+            "return [...document.querySelectorAll(arguments[0])].map(e => {const r = e.getBoundingClientRect();"
+            "return [r.left, r.top, r.right, r.bottom, e.textContent]})",
+            "svg[aria-label^='Widths'] text",
+        )
+        numbers = [box for box in boxes if box[4].replace(",", "").isdigit()]
+        assert len(numbers) > 8
+        for i, one in enumerate(numbers):
+            for other in numbers[i + 1 :]:
+                apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] + 2 or other[3] <= one[1] + 2
+                assert apart, (one, other)
+        bars = browser.execute_script(
+            "return [...document.querySelectorAll('tr[data-bucket]')].map(r => [+r.cells[2].textContent,"
+            "r.querySelector('.meter').getBoundingClientRect().width, r.querySelector('.meterbox').clientWidth])"
+        )
+        most = max(bars)
+        assert most[1] <= most[2]
+        for count, wide, _ in bars:
+            assert wide == pytest.approx(max(most[1] * count / most[0], most[1] / 100), abs=0.6)
+        tops = browser.execute_script("return [...document.querySelectorAll('.key div')].map(e => e.offsetTop)")
+        assert len({tops.count(top) for top in tops}) == 1
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_thousands_of_buckets_do_not_stop_the_page(browser, tmp_path) -> None:
+    rng = np.random.default_rng(3)
+    sizes = np.exp(rng.normal(np.log(900), 0.5, (20_000, 2))).astype(np.int32).clip(64, 9000)
+    rule = KohyaBuckets(1024, no_upscale=True, reso_steps=8)
+    _, uri = page_of({"set": rule}, sizes, tmp_path, thumbnails=0)
+    used = len(analyze(Subject("set", ImageTable.of(["x"] * len(sizes), sizes), rule)).used_buckets)
+    assert used > 5000
+    browser.get(uri)
+    rows = "return document.querySelectorAll('tr.link[data-bucket]').length"
+    assert browser.execute_script(rows) == 400
+    assert browser.execute_script("return document.querySelectorAll('path.tick').length") == 400
+    assert f"The first 400 of {used:,} buckets" in browser.page_source
+    assert "the 400 fullest of the buckets that occur" in browser.page_source
+
+
+def test_the_bucket_of_the_asked_size_stays_marked_when_the_table_is_sorted(browser, tmp_path) -> None:
+    _, uri = page_of({"set": RULES["upscaling"]}, [(1000, 1000), (1500, 1000), (1000, 1500)], tmp_path)
+    browser.get(uri)
+    browser.find_element("id", "size").send_keys("1500x1000")
+    marked = (
+        "return new Promise(done => setTimeout(() => done("
+        "[...document.querySelectorAll('tr.link.here')].map(e => e.cells[0].textContent)), 100))"
+    )
+    first = browser.execute_script(marked)
+    assert len(first) == 1
+    assert first[0].startswith(str(RULES["upscaling"].place([(1500, 1000)]).bucket(0).width))
+    browser.execute_script("[...document.querySelectorAll('th button')].find(b => b.textContent === 'Images').click()")
+    assert browser.execute_script(marked) == first

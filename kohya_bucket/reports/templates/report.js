@@ -21,6 +21,7 @@ function fill(node, attributes, children) {
 }
 
 const int = (n) => n.toLocaleString("en-US");
+const images = (n) => `${int(n)} ${n === 1 ? "image" : "images"}`;
 const size = (b) => `${b[0]}×${b[1]}`;
 const percent = (x) => (x === 0 ? "0%" : x < 0.001 ? "<0.1%" : `${(100 * x).toFixed(x < 0.1 ? 1 : 0)}%`);
 const lossClass = (x) => (x > 0.2 ? "bad" : x > 0.1 ? "warn" : "");
@@ -32,7 +33,8 @@ function ratioText(aspect) {
   return near ? `${aspect.toFixed(3)} (${near[0]}:${near[1]})` : aspect.toFixed(3);
 }
 
-/* Lists of all rows as a table whose columns sort; `columns`: {name, value, cell, left, cls}. */
+/* Rows as a table whose columns sort; `columns`: {name, value, cell, left, cls}. At most MOST_ROWS are drawn. */
+const MOST_ROWS = 400;
 function sortable(columns, rows, options) {
   const body = h("tbody");
   let by = options.by ?? null, down = options.down ?? true, wanted = "";
@@ -48,7 +50,7 @@ function sortable(columns, rows, options) {
       shown.sort((a, b) => (a[0] < b[0] ? -1 : a[0] > b[0] ? 1 : 0) * (down ? -1 : 1) || a[1] - b[1]);
       shown = shown.map((entry) => entry[2]);
     }
-    body.replaceChildren(...shown.map((row) => {
+    body.replaceChildren(...shown.slice(0, MOST_ROWS).map((row) => {
       const attributes = options.row ? options.row(row) : {};
       return h("tr", attributes, columns.map((c) => h("td", { class: [c.left ? "left" : "", c.cls || ""].join(" ").trim() || null, title: c.title ? c.title(row) : null }, c.cell(row))));
     }));
@@ -128,10 +130,11 @@ class View {
     const isSet = rule && rule.kind === "set";
     const box = h("div"), readout = h("p", { class: "readout" });
     const used = d.buckets.map((b, k) => ({ bucket: [b[0], b[1]], images: b[2], k }));
+    const fullest = [...used].sort((p, q) => q.images - p.images).slice(0, MOST_ROWS);
     const about = isSet
       ? "Bars count images. Marks below are the buckets, filled where they hold images; dotted lines are the aspects at which one bucket hands over to the next."
         + (rule.sizes.length > 1 && rule.switching === "midpoint" ? " They are not mirror images of each other: the distance is taken on width / height, so a portrait can switch where its landscape twin does not." : "")
-      : "Bars count images; marks below are the buckets that occur. In this mode there are no fixed switching points: each image brings its bucket.";
+      : `Bars count images; marks below are ${used.length > MOST_ROWS ? `the ${int(MOST_ROWS)} fullest of the buckets` : "the buckets"} that occur. In this mode there are no fixed switching points: each image brings its bucket.`;
     const draw = () => {
       const width = box.clientWidth || 1000, plot = width < 620 ? 150 : 190, left = 4, right = 4, top = 20;
       const reach = hist.reach, inner = width - left - right, counts = width < 620 ? inPairs(hist.counts) : hist.counts, n = counts.length;
@@ -163,7 +166,7 @@ class View {
         g.push(s("line", { class: "grid", x1: at, x2: at, y1: 15, y2: top }));
       }
       const taken = [], labels = top + plot + 14;
-      for (const mark of [...used].sort((p, q) => q.images - p.images)) {
+      for (const mark of fullest) {
         const log = Math.log2(mark.bucket[0] / mark.bucket[1]);
         if (Math.abs(log) > reach) continue;
         const at = x(log), base = top + plot + 3;
@@ -183,12 +186,12 @@ class View {
         const from = 2 ** (-reach + (2 * reach * bin) / n), to = 2 ** (-reach + (2 * reach * (bin + 1)) / n);
         const middle = Math.sqrt(from * to);
         const goes = isSet && !rule.no_upscale && rule.max_crop === null ? ` → ${size(rule.sizes[rule.order[countBelow(rule.thresholds, middle)]])}` : "";
-        readout.textContent = `Aspect ${from.toFixed(3)} to ${to.toFixed(3)}: ${int(counts[bin])} images${goes}`;
+        readout.textContent = `Aspect ${from.toFixed(3)} to ${to.toFixed(3)}: ${images(counts[bin])}${goes}`;
       });
       svg.addEventListener("mouseleave", rest);
       box.replaceChildren(svg);
     };
-    const rest = () => { readout.textContent = hist.beyond ? `${int(hist.beyond)} images beyond either end are counted in the outermost bars.` : "Point at a bar to read it."; };
+    const rest = () => { readout.textContent = hist.beyond ? `${images(hist.beyond)} beyond either end ${hist.beyond === 1 ? "is" : "are"} counted in the outermost bars.` : "Point at a bar to read it."; };
     rest();
     this.draws.push(draw);
     this.listeners.push(draw);
@@ -213,10 +216,19 @@ class View {
       const x = (v) => left + ((Math.log2(v) - x0) / (x1 - x0)) * (width - left - right);
       const y = (v) => height - bottom - ((Math.log2(v) - y0) / (y1 - y0)) * (height - bottom - top);
       const g = [];
-      for (let e = 0; e < 20; e++) {
+      // Labels where there is room for them, from the largest down.
+      let lastX = Infinity, lastY = -Infinity;
+      for (let e = 19; e >= 0; e--) {
         const v = 2 ** e;
-        if (e >= x0 && e <= x1) g.push(s("line", { class: "grid", x1: x(v), x2: x(v), y1: top, y2: height - bottom }), s("text", { x: x(v), y: height - 8, "text-anchor": "middle" }, int(v)));
-        if (e >= y0 && e <= y1) g.push(s("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) }), s("text", { x: left - 5, y: y(v) + 4, "text-anchor": "end" }, int(v)));
+        if (e >= x0 && e <= x1) {
+          g.push(s("line", { class: "grid", x1: x(v), x2: x(v), y1: top, y2: height - bottom }));
+          const at = Math.min(x(v), width - 3.5 * int(v).length), room = 3.5 * int(v).length + 4;
+          if (at + room < lastX) { g.push(s("text", { x: at, y: height - 8, "text-anchor": "middle" }, int(v))); lastX = at - room; }
+        }
+        if (e >= y0 && e <= y1) {
+          g.push(s("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) }));
+          if (y(v) - lastY > 13) { g.push(s("text", { x: left - 5, y: y(v) + 4, "text-anchor": "end" }, int(v))); lastY = y(v); }
+        }
       }
       g.push(s("text", { x: width - right, y: height - bottom - 5, "text-anchor": "end" }, "width"), s("text", { x: left + 5, y: top + 10 }, "height"));
       for (const p of points) g.push(s("circle", { class: `dot ${dotClass(p[3])}`, cx: x(p[0]).toFixed(1), cy: y(p[1]).toFixed(1), r: (1.8 + spread * Math.sqrt(p[2] / fullest)).toFixed(1) }));
@@ -343,10 +355,10 @@ class View {
 
   buckets() {
     const d = this.data, used = d.buckets.filter((b) => b[2]), idle = d.buckets.length - used.length;
-    const most = Math.max(...used.map((b) => b[2]), 1);
+    const most = used.reduce((m, b) => Math.max(m, b[2]), 1);
     const underfilled = (b) => b[4] === 1 && b[5] > 0;
     const rows = d.buckets.map((b, k) => [b, k]).filter(([b]) => b[2]);
-    const meter = (b) => { const bar = h("i", { class: "meter" }); bar.style.width = `${Math.max(1, (150 * b[2]) / most)}px`; return h("span", { class: "meterbox" }, bar); };
+    const meter = (b) => { const bar = h("i", { class: "meter" }); bar.style.width = `${Math.max(1, (100 * b[2]) / most)}%`; return h("span", { class: "meterbox" }, bar); };
     const columns = [
       { name: "Bucket", left: true, value: ([b]) => b[0] * 1e6 + b[1], cell: ([b]) => [shapeOf(b), size(b), underfilled(b) ? h("span", { class: "tag" }, "never full") : null] },
       { name: "Aspect", value: ([b]) => b[0] / b[1], cell: ([b]) => (b[0] / b[1]).toFixed(3) },
@@ -359,19 +371,19 @@ class View {
       { name: "Worst", value: ([b]) => b[7], cell: ([b]) => h("span", { class: lossClass(b[7]) }, percent(b[7])) },
       { name: "Enlarged", value: ([b]) => b[8], cell: ([b]) => percent(b[8]) },
     ];
+    let wanted = null;
+    const isAsked = (b) => wanted !== null && b[0] === wanted[0] && b[1] === wanted[1];
     const { table } = sortable(columns, rows, {
       by: 1, down: false, text: ([b]) => size(b),
-      row: ([, k]) => ({ class: "link", "data-bucket": k, onclick: () => { const to = document.getElementById(`sheet-${k}`); if (to) to.scrollIntoView({ behavior: "smooth" }); } }),
+      row: ([b, k]) => ({ class: isAsked(b) ? "link here" : "link", "data-bucket": k, onclick: () => { const to = document.getElementById(`sheet-${k}`); if (to) to.scrollIntoView({ behavior: "smooth" }); } }),
     });
     this.listeners.push((asked) => {
-      const result = asked && d.rule ? place(d.rule, asked.width, asked.height) : null;
-      for (const row of table.querySelectorAll("tr.link")) {
-        const b = d.buckets[+row.dataset.bucket];
-        row.classList.toggle("here", !!(result && result.bucket && b[0] === result.bucket[0] && b[1] === result.bucket[1]));
-      }
+      wanted = asked && d.rule ? place(d.rule, asked.width, asked.height).bucket : null;
+      for (const row of table.querySelectorAll("tr.link")) row.classList.toggle("here", isAsked(d.buckets[+row.dataset.bucket]));
     });
     const notes = [];
     if (idle) notes.push(`${int(idle)} more ${idle === 1 ? "bucket" : "buckets"} of the set ${idle === 1 ? "holds" : "hold"} no image.`);
+    if (rows.length > MOST_ROWS) notes.push(`The first ${int(MOST_ROWS)} of ${int(rows.length)} buckets in the order chosen are shown; kohya-bucket analyze --json lists all.`);
     if (d.rare.count) notes.push(`${int(d.rare.count)} hold fewer than ${d.rare.below} images.`);
     return h("section", { class: "panel" }, h("h2", {}, "Buckets"), notes.length ? h("p", { class: "soft" }, notes.join(" ")) : null, h("div", { class: "scroll" }, table));
   }
@@ -381,7 +393,7 @@ class View {
     const sheets = d.sheets.map((sheet) => {
       const b = d.buckets[sheet.bucket];
       return h("section", { class: "sheet", id: `sheet-${sheet.bucket}` },
-        h("header", {}, h("h3", {}, size(b)), h("span", { class: "soft num" }, `${int(b[2])} ${b[2] === 1 ? "image" : "images"}, ${percent(b[6])} cut off on average, ${percent(b[7])} at worst`)),
+        h("header", {}, h("h3", {}, size(b)), h("span", { class: "soft num" }, `${images(b[2])}, ${percent(b[6])} cut off on average, ${percent(b[7])} at worst`)),
         h("div", { class: "shots" }, sheet.shots.map((shot) => this.shot(shot))));
     });
     const left = used - sheets.length;
