@@ -196,6 +196,16 @@ def test_caches_that_are_there_and_those_that_are_not(folder):
     assert facts["latent"]["kohya_bucket_latents"] == "7 of 7 latents are there"
 
 
+def test_images_that_two_data_sets_share_are_cached_once(folder):
+    config = write(folder)
+    before = findings(config)[1]["latent"]["room"]
+    config.write_text(2 * config.read_text(encoding="utf-8"), encoding="utf-8")
+    _, facts = findings(config)
+    assert facts["config"]["dataset 2"] == "7 images in 5 buckets, 6 batches an epoch"
+    assert facts["config"]["decoded"].startswith("7 images")
+    assert facts["latent"]["room"].split(",")[:4] == before.split(",")[:4]
+
+
 def test_no_pyarrow_for_shards(folder, monkeypatch):
     monkeypatch.setattr("kohya_bucket.sdscripts.doctor.caches.version_of", lambda _: "")
     found, _ = findings(write(folder, rest="[kohya_bucket]\nlatent_cache = 'shards'"), code=1)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.images.paths import file_key
 from kohya_bucket.latents.compare import compare
 from kohya_bucket.latents.layout import Layout
 from kohya_bucket.latents.npz import ARCHITECTURES, Architecture
@@ -53,7 +54,7 @@ def cache_section(read: Config, settings: AdapterSettings) -> Section:
     section = Section("latent caches")
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = common_root(paths, None)
-    parts = [part for part in wanted_by_config(read, _RECIPE, root, settings=settings) if len(part)]
+    parts = _distinct(wanted_by_config(read, _RECIPE, root, settings=settings))
     if not parts:
         section.facts.append(("images", "none whose latents can be cached"))
     elif settings.latent_cache == "shards" and not version_of("pyarrow"):
@@ -69,6 +70,19 @@ def cache_section(read: Config, settings: AdapterSettings) -> Section:
     else:
         _npz(section, parts, root)
     return section
+
+
+def _distinct(parts: Sequence[Wanted]) -> list[Wanted]:
+    """Each image at each size once: data sets that share images share their latents."""
+    seen: set[tuple[str, int, int]] = set()
+    out = []
+    for part in parts:
+        items = list(zip(map(file_key, part.paths), *part.bucket_sizes.T.tolist(), strict=True))
+        new = [i for i, item in enumerate(items) if item not in seen]
+        seen.update(items)
+        if new:
+            out.append(part.subset(new))
+    return out
 
 
 def _npz(section: Section, parts: Sequence[Wanted], root: Path) -> None:

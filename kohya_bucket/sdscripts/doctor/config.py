@@ -67,7 +67,11 @@ def config_section(
 
 def _summary(dataset: DatasetOverview) -> str:
     images = dataset.images
-    text = f"{len(images.keys):,} images in {len(images.buckets):,} buckets, {images.batches:,} batches an epoch"
+    counts = ((len(images.keys), "image"), (len(images.buckets), "bucket"), (images.batches, "batch"))
+    number, buckets, batches = (
+        f"{n:,} {what}{'' if n == 1 else 'es' if what == 'batch' else 's'}" for n, what in counts
+    )
+    text = f"{number} in {buckets}, {batches} an epoch"
     return text + (f", {dataset.rotated:,} with an EXIF rotation that is not obeyed" if dataset.rotated else "")
 
 

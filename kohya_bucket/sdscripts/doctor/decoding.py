@@ -42,5 +42,5 @@ def _why_not(path: str) -> str:
     try:
         load_pixels(path, writable=False)
     except KohyaBucketError as error:
-        return str(error).removeprefix(f"{path}: ")
+        return str(error).removeprefix(f"{path}: ").removesuffix("; repair or remove the file")
     return ""
