@@ -1,0 +1,7 @@
+"""Settings of all tests."""
+
+from hypothesis import settings
+
+# On a machine that is busy otherwise an example may take any time: how long is for benchmarks to say.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
