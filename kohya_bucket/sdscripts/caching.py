@@ -31,7 +31,7 @@ from kohya_bucket.sdscripts.processes import is_first_process
 from kohya_bucket.sdscripts.settings import DEFAULT_STORE, AdapterSettings
 from kohya_bucket.sdscripts.shard_cache import ShardCache
 from kohya_bucket.sdscripts.variants import VariantPath
-from kohya_bucket.sdscripts.while_caching import replaced, wait_for_ranks
+from kohya_bucket.sdscripts.while_caching import replaced, told_to_ranks, wait_for_ranks
 from kohya_bucket.sdscripts.wording import recached_lines
 
 __all__ = ["cache_latents", "forget_files"]
@@ -42,6 +42,7 @@ Original = Callable[[Any, Any, Any], Any]
 Size = tuple[int, int]
 
 
+@told_to_ranks()
 def cache_latents(
     dataset: Any, original: Original, strategy: Any, model: Any, accelerator: Any, settings: AdapterSettings
 ) -> None:

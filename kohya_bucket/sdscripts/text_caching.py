@@ -19,7 +19,7 @@ from kohya_bucket.images.paths import file_key
 from kohya_bucket.latents.fingerprint import sampled_hash
 from kohya_bucket.sdscripts.latent_cache import CAPTION_KEY, ENCODERS_KEY, caption_mark, check_text_npz, savez
 from kohya_bucket.sdscripts.processes import is_first_process
-from kohya_bucket.sdscripts.while_caching import replaced, wait_for_ranks
+from kohya_bucket.sdscripts.while_caching import replaced, told_to_ranks, wait_for_ranks
 from kohya_bucket.sdscripts.wording import recached_lines
 
 __all__ = ["cache_text_outputs", "forget_texts"]
@@ -33,6 +33,7 @@ Text = tuple[str, float]  # a caption, and how often it is left out: some strate
 _texts: WeakKeyDictionary[Any, dict[str, list[Text]]] = WeakKeyDictionary()
 
 
+@told_to_ranks()
 def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: Any, accelerator: Any) -> None:
     """`BaseDataset.new_cache_text_encoder_outputs`, with whole files that are checked before they count."""
     if strategy is None or not strategy.cache_to_disk:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip("torch", reason="torch is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from kohya_bucket.latents.npz import ARCHITECTURES
-from kohya_bucket.latents.store import LatentStore
-from kohya_bucket.sdscripts.caching import cache_latents
-from kohya_bucket.sdscripts.settings import AdapterSettings
+from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.latents.npz import ARCHITECTURES, npz_path  # noqa: E402
+from kohya_bucket.latents.store import LatentStore  # noqa: E402
+from kohya_bucket.sdscripts.caching import cache_latents  # noqa: E402
+from kohya_bucket.sdscripts.settings import AdapterSettings  # noqa: E402
 
 ARCH = ARCHITECTURES["sdxl"]
 
@@ -24,6 +26,9 @@ class Strategy:
     cache_suffix = ARCH.suffix
     cache_to_disk = True
     skip_disk_cache_validity_check = False
+
+    def get_latents_npz_path(self, absolute_path: str, image_size: tuple[int, int]) -> str:
+        return str(npz_path(absolute_path, image_size, ARCH))
 
 
 class Dataset(SimpleNamespace):
@@ -59,3 +64,37 @@ def test_what_is_encoded_before_an_interrupt_is_in_the_store(tmp_path: Path, err
         cache_latents(dataset, ends_half_way, strategy, None, None, settings)
     assert LatentStore(tmp_path / "store").strings("source") == ["a.png", "b.png"]
     assert not vars(strategy)  # its methods are its own again
+
+
+@pytest.mark.parametrize("kind", ["npz", "shards"])
+def test_a_rank_that_stops_ends_the_waiting_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Who waits has no time-out, and on another machine nobody else would end it."""
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
+    settings = AdapterSettings(latent_cache=kind, latent_cache_dir=str(tmp_path / "store"))
+
+    def cache(then: Exception | None) -> None:
+        def loop(data: Dataset, model: object, accelerator: object) -> None:
+            if then is not None:
+                raise then
+
+        cache_latents(dataset_in(tmp_path, ["a.png"]), loop, Strategy(), None, None, settings)
+
+    ended = []
+
+    def wait() -> None:
+        try:
+            cache(None)
+        except KohyaBucketError as error:
+            ended.append(str(error))
+
+    other = threading.Thread(target=wait, daemon=True)
+    other.start()
+    with pytest.raises(MemoryError):
+        cache(MemoryError())
+    other.join(10)
+    assert [text for text in ended if "another process of this run ended" in text]
