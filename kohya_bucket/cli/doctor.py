@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from kohya_bucket.cli.console import plain_console
 from kohya_bucket.cli.progress import scan_progress
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from kohya_bucket.sdscripts.doctor import Section
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
