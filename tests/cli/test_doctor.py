@@ -306,7 +306,7 @@ def test_extras_are_those_of_the_package():
     for extra, (_, names) in packages._EXTRAS.items():
         theirs = [line for line in declared[extra] if not line.startswith("kohya-bucket")]
         assert sorted(names) == sorted(line.split(">")[0].split("[")[0] for line in theirs)
-    assert set(declared) - set(packages._EXTRAS) == {"test", "dev", "all"}
+    assert set(declared) - set(packages._EXTRAS) == {"test", "dev", "all", "cache", "vae", "analyze"}
 
 
 def test_bytes_in_words():

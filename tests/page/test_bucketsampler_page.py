@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import toml
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -240,6 +241,32 @@ def test_examples(name: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip()
+
+
+def test_the_extras_of_the_page() -> None:
+    project = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    asked = re.findall(r'^pip install "?kohya-bucket(?:\[(\w+)\])?"?', BLOCKS["commands", "install"], re.MULTILINE)
+    assert asked == ["", "torch", "hf", "cache", "vae", "analyze"]
+    brings = {extra: " ".join(extras[extra]) for extra in asked if extra}
+    assert not any("torch" in line for line in project["dependencies"])
+    for extra, what in {"torch": "torch", "hf": "datasets", "cache": "[parquet]", "vae": "[train]"}.items():
+        assert what in brings[extra]
+    assert "pyarrow" in " ".join(extras["parquet"])
+    assert "diffusers" in " ".join(extras["train"])
+
+
+def test_every_block_of_the_page_is_run() -> None:
+    """What the page shows is tagged, and each tag is run by a test; the examples it names are those that are run."""
+    assert len(re.findall(r"^```\w+$", PAGE, re.MULTILINE)) == len(BLOCKS)
+    source = Path(__file__).read_text(encoding="utf-8")
+    run = set(re.findall(r'run_(snippet|commands)\(\s*"([\w-]+)"', source))
+    run |= set(re.findall(r'BLOCKS\["(\w+)", "([\w.-]+)"\]', source))
+    assert set(BLOCKS) <= run
+    (row,) = [line for line in PAGE.splitlines() if line.startswith("| examples ")]
+    named = re.findall(r"`(\w+\.py)`", row)
+    assert len(named) == 5
+    assert sorted(named) == sorted(path.name for path in (ROOT / "examples").glob("[!_]*.py"))
 
 
 def test_the_table_names_tests_that_exist() -> None:
