@@ -16,7 +16,7 @@ from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.subjects import Reading, RuleOptions, from_config, from_folders, is_bucket_set
-from kohya_bucket.errors import ConfigError
+from kohya_bucket.errors import ConfigError, KohyaBucketError, why_not_written
 from kohya_bucket.reports.analysis import analyze as look_at
 from kohya_bucket.reports.as_json import report_as_dict
 from kohya_bucket.reports.page import render_page
@@ -83,6 +83,8 @@ def register(app: typer.Typer) -> None:
         quiet = quiet or as_json
         check_output("--html", html, "a web page", [*(path or []), config, bucket_config, cache])
         check_output("--cache", cache, "a Parquet file", [])
+        if html is not None:
+            _make_room(html)
         reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine))
         if config is not None and is_bucket_set(config) and bucket_config is None:
             config, bucket_config = None, config
@@ -113,6 +115,16 @@ def register(app: typer.Typer) -> None:
         if html is None:
             for analysis in analyses:
                 print_analysis(analysis, console, limit or 5)
+
+
+def _make_room(html: Path) -> None:
+    """Before a million images are read: the report's folder, and nothing in the report's place."""
+    if html.is_dir():
+        raise KohyaBucketError(f"--html is {html}, a folder: name a file in it, e.g. {html / 'report.html'}")
+    try:
+        html.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KohyaBucketError(f"--html is {html}, but cannot be written: {why_not_written(error)}") from error
 
 
 def _refuse_both(context: typer.Context, config: Path, path: list[str] | None) -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from kohya_bucket import KohyaBuckets, load_preset
 from kohya_bucket.cli import app, register_commands
+from kohya_bucket.errors import KohyaBucketError
 
 register_commands()
 
@@ -169,3 +170,16 @@ def test_a_lower_resolution_gains_what_was_promised(tmp_path) -> None:
     for options in ([], ["--max-bucket-reso", 2048]):
         advice = {r["setting"]: r for r in read(tmp_path, *options)["recommendations"]}["resolution"]
         assert read(tmp_path, *options, "--resolution", advice["proposed"])["summary"] == advice["after"]
+
+
+def test_the_reports_place_is_looked_at_before_the_images(folder, tmp_path, monkeypatch) -> None:
+    run(folder, "--html", tmp_path / "new" / "deep" / "r.html", "--thumbnails", 0)
+    assert (tmp_path / "new" / "deep" / "r.html").stat().st_size > 10_000
+    monkeypatch.setattr("kohya_bucket.cli.analyze.from_folders", None)
+    (tmp_path / "file").write_bytes(b"")
+    for place, message in (
+        (tmp_path, "a folder: name a file in it"),
+        (tmp_path / "file" / "r.html", "cannot be written"),
+    ):
+        with pytest.raises(KohyaBucketError, match=message):
+            run(folder, "--html", place)
