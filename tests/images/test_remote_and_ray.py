@@ -113,8 +113,8 @@ def test_a_forked_process_has_a_storage_of_its_own(folder: Path) -> None:
             return super().cat_file(*args, **settings)
 
     fsspec.register_implementation("notforksafe", NotForkSafe, clobber=True)
-    fsspec.filesystem("notforksafe").pipe("/corpus/a.png", (folder / "RGB.png").read_bytes())
-    urls = ["notforksafe://corpus/a.png"]
+    fsspec.filesystem("notforksafe").pipe("/forked/a.png", (folder / "RGB.png").read_bytes())
+    urls = ["notforksafe://forked/a.png"]
     here = read_sizes(urls, engine="alone").sizes.tolist()
     assert here[0][0] > 0
     with multiprocessing.get_context("fork").Pool(1) as pool:
