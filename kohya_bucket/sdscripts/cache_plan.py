@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,10 @@ from kohya_bucket.images.paths import file_key
 from kohya_bucket.images.pool import Progress
 from kohya_bucket.latents.wanted import Recipe, Wanted
 from kohya_bucket.sdscripts.cached_sizes import CachedSizes, cached_sizes
-from kohya_bucket.sdscripts.config import Config, ImageList, ReadDataset, SubsetConfig
+from kohya_bucket.sdscripts.config import Config, ImageList, Kind, ReadDataset, SubsetConfig
+from kohya_bucket.sdscripts.config.captions import caption_of
+from kohya_bucket.sdscripts.config.dreambooth import cached_captions
+from kohya_bucket.sdscripts.config.finetuning import metadata_captions
 from kohya_bucket.sdscripts.settings import AdapterSettings
 
 __all__ = ["collection_names", "wanted_by_config"]
@@ -50,7 +52,7 @@ def wanted_by_config(
         gpus: numbers of processes that will train; with the batch size of the config they decide what is moved.
 
     Raises:
-        ConfigError: settings that exclude each other.
+        ConfigError: settings that exclude each other, or a caption file at which sd-scripts stops.
     """
     options = settings or AdapterSettings()
     pairs = list(zip(config.datasets, collection_names(config), strict=True))
@@ -121,7 +123,8 @@ def _of_dataset(
             recipe, flip=recipe.flip or flip, mask=recipe.mask or mask, interpolation=interpolation,
             collection=part.collection,
         )  # fmt: skip
-        captions = _captions(paths, [subsets[int(images.subset[i])] for i in rows.tolist()])
+        owners = [subsets[int(images.subset[i])] for i in rows.tolist()]
+        captions = _captions(paths, [images.keys[i] for i in rows.tolist()], owners)
         out.append(
             Wanted.from_placement(
                 paths, sizes[rows], part.placement.select(members), own, images_root, captions=captions,
@@ -143,12 +146,14 @@ def _way(subset: SubsetConfig, dataset: ReadDataset) -> tuple[bool, bool, str] |
     )  # fmt: skip
 
 
-def _captions(paths: Sequence[str], subsets: Sequence[SubsetConfig]) -> list[str | None]:
+def _captions(paths: Sequence[str], keys: Sequence[str], subsets: Sequence[SubsetConfig]) -> list[str | None]:
+    """What sd-scripts would train each image with, from its caption file or from the metadata that it reads instead."""
+    known: dict[int, dict[str, str]] = {}
     out: list[str | None] = []
-    for path, subset in zip(paths, subsets, strict=True):
-        beside = Path(os.path.splitext(path)[0] + subset.caption_extension)  # noqa: PTH122
-        try:
-            out.append(beside.read_text(encoding="utf-8").strip())
-        except (OSError, UnicodeDecodeError):
-            out.append(subset.class_tokens)
+    for path, key, subset in zip(paths, keys, subsets, strict=True):
+        listed = subset.kind is Kind.FINE_TUNING
+        if subset.number not in known:
+            known[subset.number] = metadata_captions(subset) if listed else cached_captions(subset)
+        caption = known[subset.number].get(key)
+        out.append(caption_of(path, subset) if caption is None and not listed else caption)
     return out

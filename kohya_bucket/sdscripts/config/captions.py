@@ -10,12 +10,13 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.config.arguments import DEFAULTS
 from kohya_bucket.sdscripts.config.findings import Findings, some
 from kohya_bucket.sdscripts.config.folders import Folder
 from kohya_bucket.sdscripts.config.model import SubsetConfig
 
-__all__ = ["check_captions", "check_stems"]
+__all__ = ["caption_of", "check_captions", "check_stems"]
 
 _USUAL = (".txt", ".caption", ".tags", ".text")
 
@@ -87,6 +88,32 @@ def _report_missing(
         )
 
 
+def caption_of(image: str, subset: SubsetConfig) -> str | None:
+    """The caption that sd-scripts trains of an image of a folder; None if it has none.
+
+    The first line of its file, or with `enable_wildcard` all lines that are not blank; the class tokens where there
+    is no file.
+
+    Raises:
+        ConfigError: a file that is not UTF-8, empty, or cannot be read: sd-scripts stops at it.
+    """
+    stem = os.path.splitext(image)[0]
+    for file in _caption_files(stem, subset.caption_extension):
+        if not os.path.isfile(file):
+            continue
+        try:
+            with open(file, encoding="utf-8") as opened:
+                lines = [line.strip() for line in opened]
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file} is not UTF-8 ({error}), at which sd-scripts stops: save it as UTF-8") from None
+        except OSError as error:
+            raise ConfigError(f"{file}: the caption cannot be read: {error.strerror}") from None
+        if not lines:
+            raise ConfigError(f"{file} is empty, at which sd-scripts stops: write a caption or delete the file")
+        return "\n".join(filter(None, lines)) if subset.enable_wildcard else lines[0]
+    return subset.class_tokens
+
+
 def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
     """Name images that differ in nothing but the extension."""
     counts = Counter(os.path.splitext(path)[0] for path in images)
@@ -105,12 +132,13 @@ def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
 def _caption_file(stem: str, extension: str, folder: Folder) -> str | None:
     if os.path.basename(stem) + extension in folder.names and os.path.isfile(stem + extension):
         return stem + extension
+    return next((file for file in _caption_files(stem, extension)[1:] if os.path.isfile(file)), None)
+
+
+def _caption_files(stem: str, extension: str) -> list[str]:
+    """Where sd-scripts looks: beside the image, then without the four numbers of a face's position."""
     parts = stem.split("_")
-    if len(parts) >= 5:
-        candidate = "_".join(parts[:-4]) + extension
-        if os.path.isfile(candidate):
-            return candidate
-    return None
+    return [stem + extension, *(["_".join(parts[:-4]) + extension] if len(parts) >= 5 else [])]
 
 
 def _problem(path: str, wildcard: bool) -> str | None:

@@ -16,7 +16,7 @@ from kohya_bucket.sdscripts.config.regularization import balanced
 from kohya_bucket.sdscripts.config.splitting import split
 from kohya_bucket.sdscripts.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
 
-__all__ = ["list_dreambooth"]
+__all__ = ["cached_captions", "list_dreambooth"]
 
 Sized = tuple[str, "tuple[int, int] | None"]
 
@@ -102,6 +102,19 @@ def _images_of(subset: SubsetConfig, dataset: DatasetConfig, reading: Reading, t
 
 def _cache_path(subset: SubsetConfig) -> str:
     return os.path.join(subset.image_dir or "", CACHE_FILE)
+
+
+def cached_captions(subset: SubsetConfig) -> dict[str, str]:
+    """{image: caption} of the `metadata_cache.json` that sd-scripts reads in place of caption files; none without it.
+
+    Raises:
+        OSError, ValueError: the file cannot be read; listing the images says why.
+    """
+    path = _cache_path(subset)
+    if not subset.cache_info or not os.path.isfile(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        return {image: str(entry["caption"]) for image, entry in json.load(file).items()}
 
 
 def _cached(subset: SubsetConfig, folder: Folder, reading: Reading) -> list[Sized] | None:

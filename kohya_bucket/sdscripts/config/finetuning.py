@@ -18,7 +18,7 @@ from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
 from kohya_bucket.sdscripts.config.registry import Entry, Registry
 from kohya_bucket.sdscripts.config.schema import Release
 
-__all__ = ["list_finetuning"]
+__all__ = ["list_finetuning", "metadata_captions"]
 
 
 def list_finetuning(dataset: DatasetConfig, reading: Reading) -> ImageList:
@@ -40,6 +40,24 @@ def list_finetuning(dataset: DatasetConfig, reading: Reading) -> ImageList:
     if reading.release is Release.V0_9 and all(e.size for e in registry.entries.values()):
         predefined = tuple(sorted({e.size for e in registry.entries.values() if e.size}))
     return registry.as_list(predefined)
+
+
+def metadata_captions(subset: SubsetConfig) -> dict[str, str]:
+    """{key: caption} of a subset's metadata file, with the tags behind it, as sd-scripts 0.10 trains them.
+
+    Raises:
+        OSError, ValueError: the file cannot be read; `list_finetuning` says why.
+    """
+    out = {}
+    for key, entry in _parse(subset.metadata_file or "", Release.V0_10).items():
+        caption, tags = (entry.get(name) if isinstance(entry.get(name), str) else "" for name in ("caption", "tags"))
+        if subset.enable_wildcard and tags:
+            tags = tags.replace("\n", subset.caption_separator)
+            lines = [line for line in caption.split("\n") if line.strip()]
+            out[key] = "\n".join(f"{line}{subset.caption_separator}{tags}" for line in lines)
+        else:
+            out[key] = subset.caption_separator.join(filter(None, (caption, tags)))
+    return out
 
 
 def _entries_0_10(metadata: dict[str, Any], subset: SubsetConfig) -> Iterator[Entry]:
