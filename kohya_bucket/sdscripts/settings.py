@@ -214,8 +214,8 @@ def environment_table() -> list[tuple[str, Mapping[str, Any]]]:
     place = f"{ENVIRONMENT_VARIABLE}={name}"
     if not path.is_file():
         raise ConfigError(f"{place}: there is no such file; correct the variable or unset it")
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".json":
             import json
 
@@ -224,6 +224,11 @@ def environment_table() -> list[tuple[str, Mapping[str, Any]]]:
             import toml
 
             table = toml.loads(text)
-    except ValueError as error:  # toml.TomlDecodeError and json.JSONDecodeError are ValueErrors
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{place}: not UTF-8 ({error}): save it as UTF-8") from error
+    # Errors of both parsers are ValueErrors; toml lets others through for some slips.
+    except (ValueError, IndexError, TypeError, AttributeError) as error:
         raise ConfigError(f"{place}: cannot be parsed: {error}") from error
+    if not isinstance(table, dict):
+        raise ConfigError(f"{place}: must hold a table of options, not {type(table).__name__}")
     return [(place, table.get(TABLE, table))]

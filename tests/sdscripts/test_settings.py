@@ -55,3 +55,25 @@ def test_an_unusable_file_is_named(tmp_path, monkeypatch, text, message):
 def test_without_the_variable_there_is_nothing(monkeypatch):
     monkeypatch.delenv("KOHYA_BUCKET_CONFIG", raising=False)
     assert environment_table() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("a.toml", b"# gr\xfcn\n", "not UTF-8"),
+        ("a.json", b"[1]", "must hold a table of options, not list"),
+        ("a.json", b'"pad"', "must hold a table of options, not str"),
+        ("a.toml", b"[[[", "cannot be parsed"),
+    ],
+)
+def test_a_file_of_the_environment_that_holds_no_options(tmp_path, monkeypatch, name, content, why):
+    (tmp_path / name).write_bytes(content)
+    monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(tmp_path / name))
+    with pytest.raises(ConfigError, match=why):
+        environment_table()
+
+
+def test_a_file_of_the_environment_may_have_a_byte_order_mark(tmp_path, monkeypatch):
+    (tmp_path / "a.toml").write_text('order = "runs"\n', encoding="utf-8-sig")
+    monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(tmp_path / "a.toml"))
+    assert AdapterSettings.from_tables(*environment_table()).order == "runs"

@@ -122,7 +122,11 @@ def _read_metadata(subset: SubsetConfig, reading: Reading) -> dict[str, Any]:
     try:
         metadata = _parse(path, reading.release)
         _check_entries(metadata, subset)
-    except (ValueError, OSError) as error:
+    except UnicodeDecodeError as error:
+        message = f"metadata_file {path!r} is not UTF-8 ({error}), at which sd-scripts stops"
+        findings.error("broken-metadata", where, message, "save it as UTF-8", (path,))
+        return {}
+    except (ValueError, OSError, RecursionError) as error:
         findings.error("broken-metadata", where, f"metadata_file {path!r}: {error}", "correct the file", (path,))
         return {}
     if not metadata:
@@ -133,6 +137,11 @@ def _read_metadata(subset: SubsetConfig, reading: Reading) -> dict[str, Any]:
 
 def _parse(path: str, release: Release) -> dict[str, Any]:
     with open(path, encoding="utf-8") as file:
+        if file.read(1) == "\ufeff":
+            raise ValueError(
+                "starts with a byte order mark, at which sd-scripts stops; save it as 'UTF-8', not 'UTF-8 with BOM'"
+            )
+        file.seek(0)
         if not (path.endswith(".jsonl") and release is Release.V0_10):
             data = json.load(file)
             if not isinstance(data, dict):
@@ -157,12 +166,20 @@ def _check_entries(metadata: dict[str, Any], subset: SubsetConfig) -> None:
             raise ValueError(f"the entry {key!r} is {entry!r}, but must be an object with caption, tags, image_size")
         for name in ("image_size", "train_resolution"):
             size = entry.get(name)
-            numbers = isinstance(size, list) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)
+            numbers = isinstance(size, list) and len(size) == 2 and all(_is_side(n) for n in size)
             if size is not None and not numbers:
                 raise ValueError(f"the {name} of {key!r} is {size!r}, but must be [width, height]")
+        for name in ("caption", "tags"):
+            text = entry.get(name)
+            if text is not None and not isinstance(text, str):
+                raise ValueError(f"{name} of {key!r} is {text!r}, but must be a text, and sd-scripts stops at it")
     relative = [key for key in metadata if not os.path.isabs(key)]
     if relative and subset.image_dir is None:
         raise ValueError(f"paths such as {relative[0]!r} are relative, and the subset has no image_dir to join them to")
+
+
+def _is_side(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
 
 
 def _report_missing(entries: list[Entry], subset: SubsetConfig, reading: Reading) -> None:

@@ -336,3 +336,22 @@ def test_command_line_values_that_the_config_overrules() -> None:
 def test_a_share_that_is_none_is_named(share):
     config = read(GOOD.replace("resolution = 512", f"resolution = 512\nvalidation_split = {share}"))
     assert "but must be from 0 to 1" in found(config, "validation-split").text
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b'{"a.png": {"image_size": [99999999999, 5]}}', "must be [width, height]"),
+        (b'{"a.png": {"image_size": [true, true]}}', "must be [width, height]"),
+        (b'{"a.png": {"tags": ["x", "y"]}}', "tags of 'a.png' is ['x', 'y'], but must be a text"),
+        (b'{"a.png": {"caption": 5}}', "caption of 'a.png' is 5, but must be a text"),
+        (b'\xef\xbb\xbf{"a.png": {}}', "save it as 'UTF-8', not 'UTF-8 with BOM'"),
+        (b'{"a.png": {"caption": "gr\xfcn"}}', "is not UTF-8"),
+        (b"[" * 100_000, "broken-metadata"),
+    ],
+)
+def test_metadata_that_cannot_be_used(content: bytes, why: str) -> None:
+    Path("meta.json").write_bytes(content)
+    config = read(GOOD.replace("caption_extension = '.txt'", "metadata_file = 'meta.json'"))
+    finding = found(config, "broken-metadata")
+    assert why in finding.code + finding.text
