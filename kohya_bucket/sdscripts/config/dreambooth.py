@@ -131,8 +131,10 @@ def _cached(subset: SubsetConfig, folder: Folder, reading: Reading) -> list[Size
             for image, entry in json.load(file).items():
                 width, height = entry["resolution"]
                 noted[image] = int(width), int(height)
+                if max(noted[image]) >= 1 << 31:
+                    raise ValueError(f"{image} has the resolution {entry['resolution']}")
                 entry["caption"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         message = f"{path} is not usable ({type(error).__name__}: {error}), and sd-scripts stops at it"
         findings.error("broken-cache", where, message, "delete it; it is written again", (path,))
         return [(image, None) for image in folder.images]

@@ -355,3 +355,12 @@ def test_metadata_that_cannot_be_used(content: bytes, why: str) -> None:
     config = read(GOOD.replace("caption_extension = '.txt'", "metadata_file = 'meta.json'"))
     finding = found(config, "broken-metadata")
     assert why in finding.code + finding.text
+
+
+@pytest.mark.parametrize("side", ["99999999999", "1e400"])
+def test_a_noted_size_out_of_range_breaks_the_cache(side: str) -> None:
+    name = json.dumps(os.path.join("images", "a.png"))
+    text = f'{{{name}: {{"caption": "x", "resolution": [{side}, 5]}}}}'
+    Path("images", "metadata_cache.json").write_text(text, encoding="utf-8")
+    finding = found(read(GOOD + "cache_info = true\n"), "broken-cache")
+    assert finding.severity is Severity.ERROR
