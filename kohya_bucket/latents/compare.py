@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +63,11 @@ class Comparison:
         return {reason: n for reason, n in found.items() if n}
 
 
-def compare(store: LatentStore, wanted: Wanted, *, vae_known: bool = True) -> Comparison:
+def compare(store: LatentStore, wanted: Wanted, *, ignoring: Collection[str] = ()) -> Comparison:
     """Which of the wanted items are in `store` as they should be.
 
     An image whose modification time changed but whose stored content hash still matches counts as current; only
-    such images are read. With `vae_known` False the VAE is not compared.
+    such images are read. `ignoring` names `FACTORS` of the recipe that may differ: vae, dtype, kind.
     """
     at = store.find(wanted.sources, wanted.recipe.collection)
     here = np.flatnonzero(at >= 0)
@@ -89,7 +89,7 @@ def compare(store: LatentStore, wanted: Wanted, *, vae_known: bool = True) -> Co
         note("crop", sizes_differ(("crop_left", "crop_top"), wanted.crops))
         note("interpolation", _words_differ(store, "interpolation", rows, wanted.interpolations()[here]))
         for name in ("vae", "dtype", "kind"):
-            if name != "vae" or vae_known:
+            if name not in ignoring:
                 text = np.full(len(here), getattr(recipe, name), dtype=object)
                 note(name, _words_differ(store, name, rows, text))
         for name, asked in (("flip", recipe.flip), ("mask", recipe.mask)):

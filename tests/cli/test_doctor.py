@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -204,6 +205,35 @@ def test_images_that_two_data_sets_share_are_cached_once(folder):
     assert facts["config"]["dataset 2"] == "7 images in 5 buckets, 6 batches an epoch"
     assert facts["config"]["decoded"].startswith("7 images")
     assert facts["latent"]["room"].split(",")[:4] == before.split(",")[:4]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("collection", ["", "sdxl"])
+def test_a_store_is_read_as_training_reads_it(folder, dtype, collection):
+    """Training finds an item by its image and size, whatever folder the store's names start from."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from kohya_bucket.latents import precompute_latents
+    from tests.latents.stub_encoders import Images, MeanEncoder
+
+    images, sizes = sorted(folder.glob("*.png")), np.array(SIZES, dtype=np.int32)
+    dataset = Images(images, sizes, KohyaBuckets((256, 256), 128, 1024, 64).place(sizes))
+    store = folder.parent / "kohya_bucket_latents"
+    precompute_latents(dataset, MeanEncoder(), store, images_root=folder.parent, dtype=dtype, collection=collection)
+    shards = write(folder, rest="[kohya_bucket]\nlatent_cache = 'shards'")
+    assert findings(shards)[1]["latent"]["kohya_bucket_latents"] == "7 of 7 latents are there"
+    shards.write_text(shards.read_text(encoding="utf-8").replace("= 128", "= 192"), encoding="utf-8")
+    text = findings(shards)[1]["latent"]["kohya_bucket_latents"]
+    assert re.fullmatch("[1-6] of 7 latents are there; to encode not encoded yet: [1-6]", text)
+    (store / "store.json").write_text("{", encoding="utf-8")
+    assert "store.json cannot be read" in findings(shards, code=1)[0]["store"]["message"]
+
+
+def test_a_file_where_the_store_belongs(folder):
+    (folder.parent / "taken").write_text("", encoding="utf-8")
+    taken = f"[kohya_bucket]\nlatent_cache = 'shards'\nlatent_cache_dir = '{folder.parent / 'taken'}'"
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    assert "a file" in findings(write(folder, rest=taken), code=1)[0]["store"]["message"]
 
 
 def test_no_pyarrow_for_shards(folder, monkeypatch):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.paths import file_key
-from kohya_bucket.latents.compare import compare
-from kohya_bucket.latents.layout import Layout
+from kohya_bucket.latents.compare import FACTORS, Comparison, compare
+from kohya_bucket.latents.layout import Layout, relative_source
 from kohya_bucket.latents.npz import ARCHITECTURES, Architecture
 from kohya_bucket.latents.npz_check import why_npz_stale
 from kohya_bucket.latents.npz_names import paths_of_run
@@ -133,16 +133,33 @@ def _why(part: Wanted, i: int, interpolation: str, path: Path, arch: Architectur
 
 def _shards(section: Section, parts: Sequence[Wanted], folder: Path) -> None:
     lacking = list(parts)
+    if folder.exists() and not folder.is_dir():
+        message = f"latent_cache_dir is {str(folder)!r}, a file, so that no latent can be stored there"
+        section.findings.error("store", "", message, "name a folder")
+        return
     if Layout(folder).settings.is_file():
         store = LatentStore(folder)
         reasons: Counter[str] = Counter()
         lacking = []
         for part in parts:
-            comparison = compare(store, part, vae_known=False)
-            reasons.update(comparison.counts())
-            lacking.append(part.subset(np.flatnonzero(comparison.to_do).tolist()))
+            found = _in_store(store, part)
+            reasons.update(found.counts())
+            lacking.append(part.subset(np.flatnonzero(found.to_do).tolist()))
         _say(section, str(folder), sum(map(len, parts)), reasons)
     check_room(section, [Lacking(kind.families, kind.values_per_pixel, lacking) for kind in _KINDS], folder)
+
+
+def _in_store(store: LatentStore, part: Wanted) -> Comparison:
+    """As training looks: by an image's name there and its bucket, in whatever collection and type of numbers."""
+    sources = relative_source(part.paths, store.images_root())
+    found = Comparison(np.full(len(part), -1, dtype=np.int64), np.zeros(len(part), dtype=np.uint16))
+    elsewhere = sum(1 << FACTORS.index(name) for name in ("bucket", "kind"))
+    for name in store.collections():
+        asked = replace(part, sources=sources, recipe=replace(part.recipe, collection=name))
+        seen = compare(store, asked, ignoring=("vae", "dtype"))
+        better = (seen.at >= 0) & (seen.differs & elsewhere == 0) & found.to_do
+        found.at[better], found.differs[better] = seen.at[better], seen.differs[better]
+    return found
 
 
 def _say(section: Section, name: str, total: int, reasons: Counter[str]) -> None:
