@@ -27,6 +27,7 @@ __all__ = ["BucketedDataset"]
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3
+_SOURCE = ("__len__", "read_sizes", "pixels", "caption", "name")
 
 register_bucket_collation()
 
@@ -95,7 +96,11 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         transform: Transform | None = None,
         interpolation: str = "auto",
     ) -> BucketedDataset:
-        """A dataset over anything that has the five methods of `ImageSource`."""
+        """A dataset over anything that has the five methods of `ImageSource`.
+
+        Raises:
+            KohyaBucketError: `source` lacks one of them, or has another number of sizes than images.
+        """
         dataset = cls.__new__(cls)
         dataset._place(source, strategy, transform, interpolation)
         return dataset
@@ -167,7 +172,15 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         self.strategy = strategy
         self.transform = transform
         self.interpolation = interpolation
+        missing = [name for name in _SOURCE if not hasattr(source, name)]
+        if missing:
+            raise KohyaBucketError(f"source is a {type(source).__name__} without {', '.join(missing)}: see ImageSource")
         self.sizes, self._unreadable = source.read_sizes()
+        if np.shape(self.sizes) != (len(source), 2):
+            raise KohyaBucketError(
+                f"read_sizes() of {type(source).__name__} gave sizes of shape {list(np.shape(self.sizes))} for "
+                f"{len(source)} images, but must give one (width, height) for each"
+            )
         placement = strategy.place(self.sizes)
         if placement.bucket_set is None or not placement.placed.any():
             examples = "; ".join(f"{name}: {reason}" for _, name, reason in self._unreadable[:_SHOWN])

@@ -37,8 +37,12 @@ def build_item(
         resized_size: (width, height) to scale to before the centre crop; None: just large enough to cover.
 
     Raises:
-        KohyaBucketError: `transform` returned nothing.
+        KohyaBucketError: pixels of another shape or type, or `transform` returned nothing.
     """
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+        raise KohyaBucketError(
+            f"pixels of {path} are {pixels.dtype} of shape {list(pixels.shape)}, but must be uint8 [H, W, 3]"
+        )
     size = (pixels.shape[1], pixels.shape[0])
     fitted = resize_and_crop(pixels, resized_size or cover_size(size, bucket), bucket.as_tuple(), interpolation)
     tensor = to_unit_tensor(fitted)

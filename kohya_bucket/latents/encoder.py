@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.layout import LatentSpace
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PosteriorEncoder", "VAEEncoder", "encoder_hash", "encoder_space"]
+__all__ = ["PosteriorEncoder", "VAEEncoder", "check_encoder", "encoder_hash", "encoder_space"]
+
+_MEMBERS = ("downsample_factor", "latent_channels", "scale_factor", "encode")
 
 
 @runtime_checkable
@@ -50,6 +53,20 @@ class PosteriorEncoder(VAEEncoder, Protocol):
 
     def posterior(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[B, 3, H, W] pixels in -1..1 to mean and standard deviation, [B, C, H/f, W/f] each."""
+
+
+def check_encoder(encoder: object) -> None:
+    """Refuse what cannot encode, e.g. a bare diffusers VAE, before images are looked at.
+
+    Raises:
+        KohyaBucketError: a member of `VAEEncoder` is missing.
+    """
+    missing = [name for name in _MEMBERS if not hasattr(encoder, name)]
+    if missing:
+        raise KohyaBucketError(
+            f"encoder is a {type(encoder).__name__} without {', '.join(missing)}: an encoder has "
+            f"{', '.join(_MEMBERS)} (see VAEEncoder)"
+        )
 
 
 def encoder_hash(encoder: Any) -> str:

@@ -20,7 +20,7 @@ from kohya_bucket.errors import KohyaBucketError, as_flag
 from kohya_bucket.latents.claims import WorkBoard
 from kohya_bucket.latents.decode_ahead import Batch, decode_ahead, give_way
 from kohya_bucket.latents.dtypes import dtype_name
-from kohya_bucket.latents.encoder import PosteriorEncoder, VAEEncoder, encoder_hash, encoder_space
+from kohya_bucket.latents.encoder import PosteriorEncoder, VAEEncoder, check_encoder, encoder_hash, encoder_space
 from kohya_bucket.latents.encoding import BatchEncoder, noise_seed
 from kohya_bucket.latents.layout import Layout, is_text
 from kohya_bucket.latents.npz import ARCHITECTURES, Architecture
@@ -82,6 +82,7 @@ def precompute_latents(
     Raises:
         KohyaBucketError: settings that do not fit together, or a folder that cannot be written.
     """
+    check_encoder(encoder)
     paths, placement, captions = _of(dataset)
     root = _images_root(paths, output_dir, images_root)
     recipe = Recipe(

@@ -273,3 +273,43 @@ def test_captions_in_json_files(tmp_path: Path) -> None:
     for i, message in ((2, 'under the key "caption".*holds the keys prompt'), (3, "must be JSON"), (4, "holds list")):
         with pytest.raises(KohyaBucketError, match=rf"{i}\.json: .*{message}"):
             dataset[i]
+
+
+class Given:
+    """A source of two images, as someone may write it."""
+
+    def __init__(self, pixels: object, sizes: object = ((80, 80), (90, 60))) -> None:
+        self.given, self.sizes = pixels, np.array(sizes, dtype=np.int32)
+
+    def __len__(self) -> int:
+        return 2
+
+    def read_sizes(self) -> tuple[object, list[tuple[int, str, str]]]:
+        return self.sizes, []
+
+    def pixels(self, index: int) -> object:
+        return self.given
+
+    def caption(self, index: int) -> str:
+        return ""
+
+    def name(self, index: int) -> str:
+        return f"given:{index}"
+
+
+def test_a_source_that_is_none_is_refused() -> None:
+    assert (
+        BucketedDataset.from_source(Given(np.zeros((80, 80, 3), np.uint8)), FixedBuckets(SET))[0]["path"] == "given:0"
+    )
+    with pytest.raises(KohyaBucketError, match="source is a list without read_sizes, pixels, caption, name"):
+        BucketedDataset.from_source([1], FixedBuckets(SET))
+    with pytest.raises(KohyaBucketError, match=r"sizes of shape \[1, 2\] for 2 images"):
+        BucketedDataset.from_source(Given(None, [(80, 80)]), FixedBuckets(SET))
+
+
+@pytest.mark.parametrize("pixels", [np.ones((80, 80, 3), np.float32), np.zeros((80, 80), np.uint8)])
+def test_pixels_of_another_kind_are_refused(pixels: np.ndarray) -> None:
+    """Floats from 0 to 1 were trained as if they were black."""
+    dataset = BucketedDataset.from_source(Given(pixels), FixedBuckets(SET))
+    with pytest.raises(KohyaBucketError, match=r"pixels of given:0 are .* must be uint8 \[H, W, 3\]"):
+        dataset[0]

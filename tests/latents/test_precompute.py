@@ -371,3 +371,16 @@ def test_a_name_that_is_no_text_does_not_stop_the_others(tmp_path, images):
     found = import_npz([str(p) for p in paths], tmp_path / "in", ARCHITECTURES["sd"], images_root=tmp_path / "images")
     assert (found.done, len(found.skipped)) == (len(images) - 1, 1)
     assert precompute_latents(dataset_of(paths), MeanEncoder(), None, format="npz", architecture="sd").encoded == 0
+
+
+def test_what_cannot_encode_is_refused(tmp_path: Path) -> None:
+    """Such as a VAE of diffusers, which has an `encode` of its own kind and no factors."""
+
+    class Bare:
+        def encode(self, pixels: object) -> object:
+            return pixels
+
+    with pytest.raises(
+        KohyaBucketError, match=r"encoder is a Bare without downsample_factor, latent_channels, scale_f"
+    ):
+        precompute_latents(None, Bare(), tmp_path)
