@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 
@@ -87,7 +88,8 @@ def _images_of(subset: SubsetConfig, dataset: DatasetConfig, reading: Reading, t
         _report_empty(subset, folder, dataset, findings)
         return []
     check_stems([path for path, _ in images], where, findings)
-    if 0 < dataset.validation_split <= 1:  # any other share is reported with the other values
+    # a share above 1 trains nothing, as in sd-scripts; an infinite one, at which it stops, is reported with the values
+    if 0 < dataset.validation_split < math.inf:
         if subset.is_reg:
             images = images if training else []
         else:

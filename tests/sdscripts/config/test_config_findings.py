@@ -338,6 +338,11 @@ def test_a_share_that_is_none_is_named(share):
     assert "but must be from 0 to 1" in found(config, "validation-split").text
 
 
+def test_a_share_in_percent_trains_nothing() -> None:
+    config = read(GOOD.replace("resolution = 512", "resolution = 512\nvalidation_split = 20.0"))
+    assert len(config.datasets[0].images) == 0  # the slice that sd-scripts takes is then empty
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
