@@ -50,6 +50,8 @@ def register(app: typer.Typer) -> None:
             return
         drawing = aspect_chart(bucket_set, method, sizes)
         suffix = output.suffix.lower()
+        if suffix in (".svg", ".png"):
+            output.parent.mkdir(parents=True, exist_ok=True)
         if suffix == ".svg":
             output.write_text(drawing.to_svg(), encoding="utf-8", newline="\n")
         elif suffix == ".png":

@@ -13,7 +13,7 @@ import typer
 from kohya_bucket.cli.console import plain_console
 from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.outputs import check_output
-from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketError
+from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketError, why_not_written
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
@@ -168,8 +168,11 @@ def _draw(file: Path | None, found: list[tuple[str, Explanation]], target: Path)
     except OSError as error:
         raise KohyaBucketError(f"{file} cannot be decoded: {error}") from error
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         picture.save(target)
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise KohyaBucketError(f"the preview cannot be written to {target}: {why_not_written(error)}") from error
+    except ValueError as error:
         raise KohyaBucketError(f"the preview cannot be written to {target}: {error}; name a .png file") from error
     typer.echo(f"preview of {explanation.bucket} in {target}", err=True)
 

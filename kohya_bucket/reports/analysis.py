@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -176,10 +177,12 @@ def analyze(subject: Subject, *, min_count: int = 10, outlier_threshold: float =
             22% of the image is cut off.
 
     Raises:
-        KohyaBucketError: a threshold that is negative or no number.
+        KohyaBucketError: a threshold that is negative, infinite or no number.
     """
-    if not outlier_threshold >= 0:
-        raise KohyaBucketError(f"outlier_threshold is {outlier_threshold}, but must be 0 or more; 0.25 is usual")
+    if not 0 <= outlier_threshold < math.inf:
+        raise KohyaBucketError(
+            f"outlier_threshold is {outlier_threshold}, but must be a number, 0 or more; 0.25 is usual"
+        )
     sizes = subject.images.sizes
     placement = subject.rule.place(sizes)
     placed = placement.placed

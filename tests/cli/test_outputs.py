@@ -118,3 +118,19 @@ def test_compare_names_what_can_be_compared(folder: Path) -> None:
 def test_a_largest_side_of_nothing_is_no_default(folder: Path, command: str) -> None:
     result = CliRunner().invoke(app, [command, str(folder), "--max-bucket-reso", "0"])
     assert result.exit_code == 2
+
+
+def test_the_folder_of_a_picture_is_made(folder: Path) -> None:
+    chart, preview = folder.parent / "new" / "chart.svg", folder.parent / "newer" / "preview.png"
+    assert CliRunner().invoke(app, ["chart", "--output", str(chart)]).exit_code == 0
+    assert CliRunner().invoke(app, ["simulate", "576x768", "--preview", str(preview)]).exit_code == 0
+    assert chart.is_file()
+    assert preview.is_file()
+    result = CliRunner().invoke(app, ["simulate", "576x768", "--preview", str(chart / "preview.png")])
+    assert "the preview cannot be written" in str(result.exception)
+
+
+@pytest.mark.parametrize("threshold", ["inf", "nan", "-1"])
+def test_a_threshold_that_json_cannot_hold(folder: Path, threshold: str) -> None:
+    result = CliRunner().invoke(app, ["analyze", str(folder), "--json", "--outlier-threshold", threshold])
+    assert isinstance(result.exception, KohyaBucketError)
