@@ -159,7 +159,8 @@ def _print_dataset(
         times = _times(repeats)
         source = subset.image_dir if subset.metadata_file is None else subset.metadata_file
         regular = ", regularization" if subset.is_reg else ""
-        text = f"  {source}: {np.count_nonzero(mine):,} images{times}{regular}"
+        count = int(np.count_nonzero(mine))
+        text = f"  {source}: {count:,} image{'s' * (count != 1)}{times}{regular}"
         console.print(text, markup=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("bucket", "aspect", "images", "samples", "batches", "short", "cut off", "worst"):

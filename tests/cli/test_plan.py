@@ -258,3 +258,9 @@ def test_captions_that_are_no_utf_8_are_named(tmp_path):
         read_captions([str(tmp_path / "a.png")], None)
     with pytest.raises(ConfigError, match=r"a\.txt: the caption cannot be read"):
         read_captions(["a.png"], tmp_path / "a.txt")
+
+
+def test_one_image_is_not_several(folder):
+    for name in range(1, len(SIZES)):
+        (folder / f"{name}.png").unlink()
+    assert ": 1 image, 3 times each" in run("plan", write(folder)).output
