@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from kohya_bucket.cli.console import ENCODING_ERRORS
 from kohya_bucket.errors import KohyaBucketError, why_not_written
 
 __all__ = ["app", "main", "register_commands"]
@@ -57,7 +58,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         # File names that are no text, and consoles without the character: shown escaped, not a traceback.
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=ENCODING_ERRORS)
     try:
         register_commands()
         app()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
+
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["plain_console", "print_table", "wide_console"]
+__all__ = ["ENCODING_ERRORS", "plain_console", "print_table", "wide_console"]
+
+ENCODING_ERRORS = "kohya_bucket.plain"
+_PLAIN = {"→": "->", "…": "...", "█": "#", **dict(zip("▁▂▃▄▅▆▇", "..::++#", strict=True))}
 
 _FILE_WIDTH = 140
 _ANY_WIDTH = 10_000
@@ -27,3 +32,14 @@ def print_table(console: Console, table: Table) -> None:
     needed = console.measure(table, options=console.options.update(max_width=_ANY_WIDTH)).maximum
     wide = console if needed <= console.width else plain_console(stderr=console.stderr, width=needed)
     wide.print(table)
+
+
+def _in_other_words(error: UnicodeError) -> tuple[str, int]:
+    """What an encoding lacks: drawn with plain characters where it is drawing, escaped where it is a name."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode("ascii") for c in text), error.end
+
+
+codecs.register_error(ENCODING_ERRORS, _in_other_words)

@@ -225,7 +225,8 @@ def _about_files(analysis: Analysis) -> Iterator[Recommendation]:
         moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes).any(axis=1).sum())
         count = int(swapped.sum())
         yield Recommendation(
-            "files", f"{count:,} lie on their side", "rotate the pixels, drop the EXIF tag",
+            "files", "1 lies on its side" if count == 1 else f"{count:,} lie on their side",
+            "rotate the pixels, drop the EXIF tag",
             "Their EXIF asks for a quarter turn, which training ignores: they are trained lying on their side",
             f"trained upright, {moved:,} of them in another bucket", "", before, after,
         )  # fmt: skip

@@ -20,11 +20,11 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 def print_analysis(analysis: Analysis, console: Console, limit: int = 5) -> None:
     """Print one data set; lists of images show the first `limit`."""
-    # in a file no path is broken over two lines
-    console.print(render_analysis(analysis, limit), soft_wrap=not console.is_terminal)
+    # in a file no path is broken over two lines, and no line is filled up or cut
+    console.print(render_analysis(analysis, limit, wrap=console.is_terminal), soft_wrap=not console.is_terminal)
 
 
-def render_analysis(analysis: Analysis, limit: int = 5) -> RenderableType:
+def render_analysis(analysis: Analysis, limit: int = 5, *, wrap: bool = True) -> RenderableType:
     parts: list[RenderableType] = [_head(analysis)]
     if len(analysis.aspects):
         parts += [_aspects(analysis), _buckets(analysis)]
@@ -32,7 +32,8 @@ def render_analysis(analysis: Analysis, limit: int = 5) -> RenderableType:
     recommendations = recommend(analysis)
     if recommendations:
         parts.append(Text("\nWhat to change", style="bold"))
-        parts += [_recommendation(r) for r in recommendations]
+        texts = [_recommendation(r) for r in recommendations]
+        parts += [Padding(text, (0, 0, 0, 2)) if wrap else _indented(text) for text in texts]
     return Group(*parts)
 
 
@@ -138,7 +139,7 @@ def _lists(analysis: Analysis, limit: int) -> list[RenderableType]:
     return out
 
 
-def _recommendation(r: Recommendation) -> RenderableType:
+def _recommendation(r: Recommendation) -> Text:
     text = Text()
     text.append(f"{r.setting}: {r.current} → {r.proposed}\n", style="cyan")
     text.append(f"{r.why}.\n")
@@ -146,4 +147,8 @@ def _recommendation(r: Recommendation) -> RenderableType:
         text.append(f"Gain: {r.gain}\n", style="green")
     if r.cost:
         text.append(f"Cost: {r.cost}\n", style="yellow")
-    return Padding(text, (0, 0, 0, 2))
+    return text
+
+
+def _indented(text: Text) -> Text:
+    return Text("\n").join(Text.assemble("  ", line) if line else line for line in text.split("\n", allow_blank=True))

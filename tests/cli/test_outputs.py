@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from kohya_bucket.cli import app, register_commands
 from kohya_bucket.errors import KohyaBucketError
 
 register_commands()
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -134,3 +136,19 @@ def test_the_folder_of_a_picture_is_made(folder: Path) -> None:
 def test_a_threshold_that_json_cannot_hold(folder: Path, threshold: str) -> None:
     result = CliRunner().invoke(app, ["analyze", str(folder), "--json", "--outlier-threshold", threshold])
     assert isinstance(result.exception, KohyaBucketError)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437"])
+def test_drawings_are_plain_where_the_output_cannot_show_them(folder: Path, encoding: str) -> None:
+    """A redirected output has the system's code page on Windows; names it lacks are escaped."""
+    (folder / "0.png").rename(folder / "ж.png")
+    command = [sys.executable, "-m", "kohya_bucket", "analyze", str(folder), "--preset", "sdxl"]
+    done = subprocess.run(
+        command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stderr
+    text = done.stdout.decode(encoding)
+    assert "######" in text or "██████" in text
+    assert "\\u25" not in text
+    assert "\\u2192" not in text
+    assert "\\u0436.png" in text

@@ -132,7 +132,7 @@ def test_images_lying_on_their_side_are_named() -> None:
     images = table([(1500, 1000)] * 3, orientation=np.array([6, 1, 3], dtype=np.uint8))
     a = analyze(Subject("set", images, RULES[0]))
     assert a.rotated.tolist() == [0, 2]
-    assert [r.current for r in recommend(a) if r.setting == "files"] == ["1 lie on their side"]
+    assert [r.current for r in recommend(a) if r.setting == "files"] == ["1 lies on its side"]
 
 
 def test_a_good_set_asks_for_nothing() -> None:
@@ -155,6 +155,18 @@ def test_a_good_set_asks_for_nothing() -> None:
 def test_short_names_drop_the_shared_folder(paths, short) -> None:
     images = ImageTable.of(paths, np.ones((len(paths), 2), dtype=np.int32))
     assert [images.short_name(i) for i in range(len(paths))] == short
+
+
+def test_in_a_file_no_line_is_cut_or_filled_up() -> None:
+    analysis = analyze(Subject("set", table([(900, 700), (3000, 100)] * 20), FixedBuckets(load_preset("sdxl")), 4))
+    out = io.StringIO()
+    print_analysis(analysis, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    for r in recommend(analysis):
+        for text in (f"  {r.setting}: {r.current} → {r.proposed}", f"  {r.why}.", f"  Gain: {r.gain}"):
+            assert text in lines or text == "  Gain: "
+    assert max(map(len, lines)) > 80
+    assert lines == [line.rstrip() for line in lines]
 
 
 def test_the_terminal_table_fits_into_eighty_columns() -> None:
