@@ -64,6 +64,9 @@ def register(app: typer.Typer) -> None:
         ] = None,
         recursive: Annotated[bool, typer.Option(help="Look into subfolders.")] = True,
         hash: Annotated[bool, typer.Option("--hash", help="Hash every file's content, to find duplicates.")] = False,
+        decode: Annotated[
+            bool, typer.Option("--decode", help="Decode every image: some are broken behind a whole header.")
+        ] = False,
         cache: Annotated[
             Path | None, typer.Option(help="A file of build-cache: spares opening unchanged images, and is updated.")
         ] = None,
@@ -85,7 +88,7 @@ def register(app: typer.Typer) -> None:
         check_output("--cache", cache, "a Parquet file", [])
         if html is not None:
             _make_room(html)
-        reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine))
+        reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine), decode)
         if config is not None and is_bucket_set(config) and bucket_config is None:
             config, bucket_config = None, config
         findings: list[Finding] = []

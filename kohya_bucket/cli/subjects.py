@@ -16,6 +16,7 @@ from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.sizes import parse_resolution
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import MetadataCache, list_images
+from kohya_bucket.images.decoding import undecodable
 from kohya_bucket.images.pool import Engine
 from kohya_bucket.reports.images import ImageTable, Subject
 from kohya_bucket.sdscripts.bucketing import at_resolutions, rule_for
@@ -35,6 +36,7 @@ class Reading:
     workers: int | None = None
     quiet: bool = False
     engine: Engine = "auto"
+    decode: bool = False
 
     def table(self, paths: Sequence[str]) -> ImageTable:
         """The headers of `paths`, from the cache where it knows them."""
@@ -48,6 +50,13 @@ class Reading:
         if self.hash and known.hashes is not None:
             hashes = [content.decode("ascii") for content in known.hashes.tolist()]
         return ImageTable.from_scan(known.scan(), hashes=hashes)
+
+    def undecodable(self, images: ImageTable) -> dict[str, str]:
+        """{path: reason} of readable images whose pixels are not, where they are to be decoded."""
+        if not self.decode:
+            return {}
+        with scan_progress("decoding", quiet=self.quiet) as progress:
+            return dict(undecodable([images.paths[i] for i in np.flatnonzero(images.readable).tolist()], progress))
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,7 @@ def from_folders(sources: list[str], options: RuleOptions, batch_size: int, read
     if not paths:
         raise KohyaBucketError(f"{', '.join(sources)}: no images found there")
     images = reading.table(paths)
+    images = images.without(reading.undecodable(images))
     name = ", ".join(Path(source).name or Path(source).resolve().name for source in sources)
     origin = "" if options.name == "kohya" else options.name.replace(":", " ", 1)
     rule = options.rule(images.sizes)
@@ -106,13 +116,14 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
         raise ConfigError(f"{path}: no data set with images and a resolution in it: {reasons or 'see its folders'}")
     paths = list(dict.fromkeys(path for d in usable for path in d.images.paths))
     everything = reading.table(paths)
+    broken = reading.undecodable(everything)
     row_of = {name: i for i, name in enumerate(paths)}
     settings = AdapterSettings.from_tables(*environment_table(), (str(path), config.table or {}))
     subjects = []
     for dataset in usable:
         rows = np.array([row_of[name] for name in dataset.images.paths], dtype=np.intp)
         name = f"{path.stem}, dataset {dataset.config.number}" if len(usable) > 1 else path.stem
-        images = _with_config(everything.take(rows), dataset)
+        images = _with_config(everything.take(rows), dataset).without(broken)
         for one in at_resolutions(dataset.config.bucket_settings, settings):
             at = f"{name}, {one.resolution[0]}x{one.resolution[1]}" if settings.resolutions else name
             rule = rule_for(one, settings, images.sizes)

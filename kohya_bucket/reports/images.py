@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ntpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -94,6 +94,13 @@ class ImageTable:
             hashes=None if self.hashes is None else [self.hashes[i] for i in chosen],
             captions=self.captions,
         )
+
+    def without(self, broken: Mapping[str, str]) -> ImageTable:
+        """The same with the images at these paths unreadable, for the reasons given."""
+        rows = [i for i, path in enumerate(self.paths) if path in broken] if broken else []
+        sizes = self.sizes.copy()
+        sizes[rows] = 0
+        return replace(self, sizes=sizes, failures={**self.failures, **{i: broken[self.paths[i]] for i in rows}})
 
     @property
     def readable(self) -> npt.NDArray[np.bool_]:

@@ -53,6 +53,23 @@ def test_json_counts_what_is_there(folder) -> None:
     assert sum(b["images"] for b in data["buckets"]) == 13
 
 
+def test_decoding_finds_what_headers_hide(folder) -> None:
+    cut = folder / "03.png"
+    cut.write_bytes(cut.read_bytes()[:120])
+    assert read(folder)["images"]["broken"] == 1
+    data = read(folder, "--decode")
+    assert (data["images"]["readable"], data["images"]["broken"]) == (12, 2)
+    assert {b["path"]: b["reason"].split(" (")[0] for b in data["broken"]["listed"]}[str(cut)] == (
+        "cannot be read as an image"
+    )
+    config = folder.parent / "data.toml"
+    config.write_text(
+        f"[[datasets]]\nresolution = 512\nenable_bucket = true\n[[datasets.subsets]]\nimage_dir = '{folder}'\n",
+        encoding="utf-8",
+    )
+    assert read("--config", config, "--decode")["images"]["broken"] == read("--config", config)["images"]["broken"] + 1
+
+
 def test_options_choose_the_rule(folder) -> None:
     assert len(read(folder, "--preset", "sdxl")["buckets"]) == len(load_preset("sdxl"))
     assert read(folder, "--resolution", "512,768", "--bucket-reso-steps", 32)["rule"] == repr(

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.decoding import undecodable
 from kohya_bucket.images.pool import Progress
 from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.sdscripts.config.findings import some
-from kohya_bucket.sdscripts.doctor.decoding import undecodable
 from kohya_bucket.sdscripts.doctor.section import Section
 from kohya_bucket.sdscripts.overview import DatasetOverview, overview
 from kohya_bucket.sdscripts.settings import AdapterSettings, environment_table

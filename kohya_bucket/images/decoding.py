@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
+from PIL import Image
+
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.pixels import load_pixels
+from kohya_bucket.images.pixels import load_pixels, to_pixels
 from kohya_bucket.images.pool import Progress
+from kohya_bucket.images.remote import is_url, read_remote
 
 __all__ = ["undecodable"]
 
@@ -40,7 +44,13 @@ def undecodable(paths: Sequence[str], progress: Progress | None = None) -> list[
 
 def _why_not(path: str) -> str:
     try:
-        load_pixels(path, writable=False)
+        if is_url(path):
+            with Image.open(io.BytesIO(read_remote(path))) as image:
+                to_pixels(image, writable=False)
+        else:
+            load_pixels(path, writable=False)
     except KohyaBucketError as error:
         return str(error).removeprefix(f"{path}: ").removesuffix("; repair or remove the file")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        return f"cannot be read as an image ({error})"
     return ""
