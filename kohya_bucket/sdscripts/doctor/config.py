@@ -82,9 +82,9 @@ def _name_left_out(section: Section, dataset: DatasetOverview) -> set[str]:
             f"{_images(len(names))} not trained ({some(names, 1)}); sd-scripts alone would stop at them when they are "
             "read or loaded"
         )
-        remedy = "repair or remove" + (
-            ", or set bucket_no_upscale = false for the small ones" * dataset.read.config.bucket_no_upscale
-        )
+        remedy = "repair or remove"
+        if dataset.read.config.bucket_no_upscale:
+            remedy += ", or set bucket_no_upscale = false for the small ones"
         section.findings.warning("left-out", dataset.read.config.place, message, remedy, names)
     images = dataset.read.images
     path_of = dict(zip(images.keys, images.paths, strict=True))

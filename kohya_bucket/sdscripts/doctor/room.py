@@ -52,9 +52,8 @@ def check_room(section: Section, lacking: Sequence[Lacking], store: Path | None)
         report = section.findings.warning if fits else section.findings.error
         elsewhere = "another latent_cache_dir" if store else 'latent_cache = "shards" with latent_cache_dir elsewhere'
         report("disk-full", "", "; ".join(full), f"free some, or set {elsewhere}")
-    folders = (
-        [store] if store else sorted({Path(p).parent for one in lacking for part in one.parts for p in part.paths})
-    )
+    beside = {Path(path).parent for one in lacking for part in one.parts for path in part.paths}
+    folders = [store] if store else sorted(beside)
     locked = [str(folder) for folder in folders if not _may_write(_existing(folder))]
     if locked:
         section.findings.warning(
