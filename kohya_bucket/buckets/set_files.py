@@ -31,7 +31,7 @@ def load_from_toml(path: str | Path) -> BucketSet:
 
     Raises:
         FileNotFoundError: no such file.
-        ConfigError: no UTF-8 text, no TOML, or a key that does not belong there or is missing.
+        ConfigError: a folder, no UTF-8 text, no TOML, or a key that does not belong there or is missing.
         InvalidBucketError: an empty set, a duplicate, a side that is not positive or no multiple.
     """
     text = _text(path)
@@ -53,6 +53,8 @@ def load_from_json(path: str | Path) -> BucketSet:
 
 
 def _text(path: str | Path) -> str:
+    if Path(path).is_dir():
+        raise ConfigError(f"{path} is a folder, but a bucket set is a TOML or JSON file: name one")
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
