@@ -111,3 +111,9 @@ def test_a_file_that_is_no_text_is_named(tmp_path, load) -> None:
     path.write_bytes(b"\x89PNG\r\n\x1a\n")
     with pytest.raises(ConfigError, match=r"photo\.png is no bucket set: it is not UTF-8 text"):
         load(path)
+
+
+@pytest.mark.parametrize("load", [load_from_toml, load_from_json])
+def test_a_folder_is_no_bucket_set(tmp_path, load) -> None:
+    with pytest.raises(ConfigError, match="is a folder, but a bucket set is a TOML or JSON file"):
+        load(tmp_path)
