@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,14 @@ _LABELS = {
 }
 
 
-def why_stale(stored: Fingerprint, wanted: Fingerprint, source: Path | None = None) -> list[str]:
+def why_stale(
+    stored: Fingerprint, wanted: Fingerprint, source: Path | None = None, *, ignoring: Collection[str] = ()
+) -> list[str]:
     """Reasons why what is stored does not serve for `wanted`; none if it does.
 
     A flipped latent or mask that is stored but not wanted is no reason. A file whose modification time alone
     changed is current if both content hashes are known and equal; with `source` given and a hash stored, the
-    file is read to find out.
+    file is read to find out. `ignoring` names attributes that may differ, e.g. "dtype" or "vae".
     """
     reasons = []
     same_length = stored.source_bytes == wanted.source_bytes
@@ -81,6 +84,8 @@ def why_stale(stored: Fingerprint, wanted: Fingerprint, source: Path | None = No
     elif not same_time:
         reasons.append("the image changed (its modification time differs)")
     for name, label in _LABELS.items():
+        if name in ignoring:
+            continue
         before, now = getattr(stored, name), getattr(wanted, name)
         if name in ("flip", "mask"):
             if now and not before:

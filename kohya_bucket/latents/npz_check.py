@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -67,11 +68,13 @@ def why_npz_bad(
     return None
 
 
-def why_npz_stale(path: Path, wanted: Entry, arch: Architecture, image: Path) -> list[str]:
+def why_npz_stale(
+    path: Path, wanted: Entry, arch: Architecture, image: Path, *, ignoring: Collection[str] = ()
+) -> list[str]:
     """Reasons why the file must be made again for `wanted`; none if it serves.
 
     A file without a fingerprint was made by sd-scripts itself: it serves if it is whole and not older than the
-    image.
+    image. `ignoring` is as in `why_stale`; the type of the numbers never counts, npz hold float32.
     """
     print_ = wanted.fingerprint
     bad = why_npz_bad(
@@ -87,7 +90,7 @@ def why_npz_stale(path: Path, wanted: Entry, arch: Architecture, image: Path) ->
             return ["the image is gone"]
         return ["the image is newer than its cache, which does not say what it was made from"] if older else []
     fingerprint, source_name = known
-    reasons = why_stale(fingerprint, print_, image)
+    reasons = why_stale(fingerprint, print_, image, ignoring=("dtype", *ignoring))
     if source_name and source_name != image.name:
         reasons.append(f"it was made from {source_name}")
-    return [reason for reason in reasons if not reason.startswith("the dtype changed")]
+    return reasons

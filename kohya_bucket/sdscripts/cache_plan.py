@@ -20,7 +20,7 @@ from kohya_bucket.sdscripts.config.dreambooth import cached_captions
 from kohya_bucket.sdscripts.config.finetuning import metadata_captions
 from kohya_bucket.sdscripts.settings import AdapterSettings
 
-__all__ = ["collection_names", "wanted_by_config"]
+__all__ = ["collection_names", "items_of", "wanted_by_config"]
 
 
 def collection_names(config: Config) -> list[str]:
@@ -76,13 +76,13 @@ def _with_shared_wishes(parts: list[Wanted]) -> list[Wanted]:
         return parts
     wishes: dict[tuple[str, int, int], tuple[bool, bool]] = {}
     for part in parts:
-        for item in _items(part):
+        for item in items_of(part):
             flip, mask = wishes.get(item, (False, False))
             wishes[item] = flip or part.recipe.flip, mask or part.recipe.mask
     out = []
     for part in parts:
         groups: dict[tuple[bool, bool], list[int]] = {}
-        for i, item in enumerate(_items(part)):
+        for i, item in enumerate(items_of(part)):
             groups.setdefault(wishes[item], []).append(i)
         pieces = [
             replace(part.subset(group), recipe=replace(part.recipe, flip=flip, mask=mask))
@@ -94,7 +94,7 @@ def _with_shared_wishes(parts: list[Wanted]) -> list[Wanted]:
     return out
 
 
-def _items(part: Wanted) -> Iterator[tuple[str, int, int]]:
+def items_of(part: Wanted) -> Iterator[tuple[str, int, int]]:
     return zip(map(file_key, part.paths), *part.bucket_sizes.T.tolist(), strict=True)
 
 

@@ -145,10 +145,8 @@ def check_npz(
             return None
         print_ = item.fingerprint(of_gone=known[0])
     entry = Entry(Path(item.image).name, print_, as_pair(original_size), (0.0, 0.0, 0.0, 0.0))
-    reasons = why_npz_stale(Path(path), entry, family, Path(item.image))
-    if not item.vae:
-        reasons = [reason for reason in reasons if not reason.startswith("the VAE's weights changed")]
-    return "; ".join(reasons) or None
+    unknown = () if item.vae else ("vae",)
+    return "; ".join(why_npz_stale(Path(path), entry, family, Path(item.image), ignoring=unknown)) or None
 
 
 def save_latents(

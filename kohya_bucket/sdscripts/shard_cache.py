@@ -14,7 +14,7 @@ from kohya_bucket.buckets.types import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.entries import Entry
-from kohya_bucket.latents.fingerprint import Fingerprint, why_stale
+from kohya_bucket.latents.fingerprint import why_stale
 from kohya_bucket.latents.layout import LatentSpace, relative_source
 from kohya_bucket.latents.npz import Architecture
 from kohya_bucket.latents.sinks import convert_values
@@ -92,9 +92,8 @@ class ShardCache:
         if entry.original_size != as_pair(item.original_size):
             return "the image changed (its size differs)"
         wanted = item.fingerprint(entry.fingerprint.dtype, of_gone=entry.fingerprint)
-        if not item.vae:
-            wanted = Fingerprint(**(vars(wanted) | {"vae": entry.fingerprint.vae}))
-        return "; ".join(why_stale(entry.fingerprint, wanted, Path(item.image))) or None
+        unknown = () if item.vae else ("vae",)
+        return "; ".join(why_stale(entry.fingerprint, wanted, Path(item.image), ignoring=unknown)) or None
 
     def save(
         self, item: CacheItem, latents: Any, crop_ltrb: Iterable[float], flipped: Any = None, alpha_mask: Any = None

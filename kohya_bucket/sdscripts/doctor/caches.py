@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.images.paths import file_key
 from kohya_bucket.latents.compare import FACTORS, Comparison, compare
 from kohya_bucket.latents.layout import Layout, relative_source
 from kohya_bucket.latents.npz import ARCHITECTURES, Architecture
@@ -19,7 +18,7 @@ from kohya_bucket.latents.npz_names import paths_of_run
 from kohya_bucket.latents.precompute import common_root
 from kohya_bucket.latents.store import LatentStore
 from kohya_bucket.latents.wanted import Recipe, Wanted
-from kohya_bucket.sdscripts.cache_plan import wanted_by_config
+from kohya_bucket.sdscripts.cache_plan import items_of, wanted_by_config
 from kohya_bucket.sdscripts.config import Config
 from kohya_bucket.sdscripts.doctor.packages import version_of
 from kohya_bucket.sdscripts.doctor.room import Lacking, check_room
@@ -29,7 +28,6 @@ from kohya_bucket.sdscripts.settings import DEFAULT_STORE, AdapterSettings
 __all__ = ["cache_section"]
 
 _RECIPE = Recipe("", "float32", "latents", False, False, "auto", "")
-_UNKNOWN_HERE = "the VAE's weights"  # no VAE is loaded to compare with
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def _distinct(parts: Sequence[Wanted]) -> list[Wanted]:
     seen: set[tuple[str, int, int]] = set()
     out = []
     for part in parts:
-        items = list(zip(map(file_key, part.paths), *part.bucket_sizes.T.tolist(), strict=True))
+        items = list(items_of(part))
         new = [i for i, item in enumerate(items) if item not in seen]
         seen.update(items)
         if new:
@@ -127,8 +125,8 @@ def _files_of(section: Section, parts: Sequence[Wanted], arch: Architecture, roo
 
 
 def _why(part: Wanted, i: int, interpolation: str, path: Path, arch: Architecture) -> list[str]:
-    reasons = why_npz_stale(path, part.entry(i, interpolation), arch, Path(part.paths[i]))
-    return [reason for reason in reasons if not reason.startswith(_UNKNOWN_HERE)]
+    # no VAE is loaded to compare with
+    return why_npz_stale(path, part.entry(i, interpolation), arch, Path(part.paths[i]), ignoring=("vae",))
 
 
 def _shards(section: Section, parts: Sequence[Wanted], folder: Path) -> None:
