@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from pathlib import Path
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.sdscripts import install
+from kohya_bucket.sdscripts import install, is_active
+from kohya_bucket.sdscripts.processes import is_first_process
 
 __all__ = ["main"]
 
@@ -37,11 +39,16 @@ def main(argv: list[str] | None = None) -> None:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        install()
+        install(at_once=True)
         runpy.run_path(script, run_name="__main__")
     except KohyaBucketError as error:
         print(f"kohya_bucket: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    if not is_active() and is_first_process():
+        print(
+            f"kohya_bucket: {Path(script).name} uses none of sd-scripts' data sets, so there was nothing to do",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

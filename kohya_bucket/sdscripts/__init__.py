@@ -1,5 +1,5 @@
 """The adapter: this package's buckets and plans behind sd-scripts' own classes."""
 
-from kohya_bucket.sdscripts.hook import install, is_active, uninstall
+from kohya_bucket.sdscripts.door import install, is_active, left_alone, refusal, uninstall
 
-__all__ = ["install", "is_active", "uninstall"]
+__all__ = ["install", "is_active", "left_alone", "refusal", "uninstall"]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.images.text_column import TextColumn
+from kohya_bucket.sdscripts.objects import Group, inner_of
 from kohya_bucket.sdscripts.tables import BatchTable
 
 __all__ = ["ImageColumns", "compact"]
@@ -23,10 +24,10 @@ __all__ = ["ImageColumns", "compact"]
 _FEW = 256
 
 
-def compact(group: Any) -> None:
+def compact(group: Group) -> None:
     """Replace the image records of every dataset in `group` by columns; nothing that reads them notices."""
     for dataset in group.datasets:
-        inner = getattr(dataset, "dreambooth_dataset_delegate", None) or dataset
+        inner = inner_of(dataset)
         table, records = inner.buckets_indices, inner.image_data
         if isinstance(records, ImageColumns) and not records.changed:
             continue
@@ -40,7 +41,7 @@ def compact(group: Any) -> None:
         inner.image_data, inner.image_to_subset = ImageColumns(keys, infos), _Rows(keys, subsets)
         if dataset is not inner:  # a ControlNet dataset shares its inner one's records, and has no subsets of its own
             dataset.image_data = inner.image_data
-    if isinstance(getattr(group, "image_data", None), (dict, ChainMap)):
+    if isinstance(group.image_data, (dict, ChainMap)):
         # The group's own table is a dict that each dataset updates in turn, so the last one decides.
         group.image_data = ChainMap(*(dataset.image_data for dataset in reversed(group.datasets)))
 

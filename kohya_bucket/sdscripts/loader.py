@@ -16,10 +16,11 @@ import torch
 
 from kohya_bucket.sdscripts.caching import forget_files
 from kohya_bucket.sdscripts.image_columns import compact
+from kohya_bucket.sdscripts.objects import HeldDataset
 from kohya_bucket.sdscripts.planner import GroupPlanner
 from kohya_bucket.sdscripts.processes import quiet_worker
-from kohya_bucket.sdscripts.resume import Run
 from kohya_bucket.sdscripts.sampler import PlanSampler
+from kohya_bucket.sdscripts.seams import Door
 from kohya_bucket.sdscripts.tables import BatchTable
 from kohya_bucket.sdscripts.text_caching import forget_texts
 
@@ -27,7 +28,7 @@ __all__ = ["planned_arguments"]
 
 
 def planned_arguments(
-    signature: inspect.Signature, group_type: type, run: Run, *args: Any, **kwargs: Any
+    door: Door, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
     """The arguments of a `DataLoader` call with our sampler put in; None where the call is not a trainer's.
 
@@ -40,19 +41,20 @@ def planned_arguments(
         return None
     arguments.pop("self")
     arguments.update(arguments.pop("kwargs", {}))
-    group, collator = arguments.get("dataset"), arguments.get("collate_fn")
-    if not isinstance(group, group_type) or not hasattr(collator, "current_epoch"):
+    group: Any = arguments.get("dataset")
+    collator: Any = arguments.get("collate_fn")
+    if not isinstance(group, door.owners.named("DatasetGroup")):
+        return None
+    if not (hasattr(collator, "current_epoch") and hasattr(collator, "current_step")):
         return None
     if arguments.get("batch_size", 1) != 1 or arguments.get("sampler") or arguments.get("batch_sampler"):
         return None
-    datasets: list[Any] = getattr(group, "datasets", [])
-    tables = [
-        t for t in (getattr(dataset, "buckets_indices", None) for dataset in datasets) if isinstance(t, BatchTable)
-    ]
+    datasets: list[HeldDataset] = group.datasets
+    tables = [table for dataset in datasets if isinstance(table := dataset.buckets_indices, BatchTable)]
     if not tables or len(tables) < len(datasets):
         return None
     training = bool(arguments.pop("shuffle", False))
-    counter, settings = getattr(collator, "current_epoch", None), tables[0].settings
+    counter, settings = collator.current_epoch, tables[0].settings
     if not training and settings.remainder == "drop":
         # Its order is the same each time: the same images would never be validated.
         settings = replace(settings, remainder="keep")
@@ -62,10 +64,10 @@ def planned_arguments(
         int(datasets[0].seed),
         counter if training else None,
         clock=None if training else counter,
-        current_step=getattr(collator, "current_step", None),
+        current_step=collator.current_step,
     )
     if training:
-        run.attach(sampler)
+        door.resume.attach(sampler)
     compact(group)
     forget_files()  # trainers make their loaders when all is cached
     forget_texts()
@@ -73,5 +75,5 @@ def planned_arguments(
         # Every iterator draws a number. From the process's own generator, that would shift a resumed run's noise.
         arguments["generator"] = torch.Generator().manual_seed(sampler.seed % 2**63)
     if arguments.get("num_workers"):
-        arguments["worker_init_fn"] = quiet_worker(arguments.get("worker_init_fn"))
+        arguments["worker_init_fn"] = quiet_worker(arguments.get("worker_init_fn"), door.in_worker)
     return {**arguments, "sampler": sampler}

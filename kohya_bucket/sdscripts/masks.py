@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kohya_bucket.sdscripts.objects import Subset
+
 __all__ = ["drop_unwanted_masks"]
 
 
-def drop_unwanted_masks(batch: Any, keys: Sequence[str], subset_of: Mapping[str, Any]) -> Any:
+def drop_unwanted_masks(batch: Any, keys: Sequence[str], subset_of: Mapping[str, Subset]) -> Any:
     """The batch of these images, in this order, without the masks that nobody asked for.
 
     An image without a mask beside others with one counts whole, as in sd-scripts: its mask is all ones.
@@ -20,7 +22,7 @@ def drop_unwanted_masks(batch: Any, keys: Sequence[str], subset_of: Mapping[str,
     masks = batch.get("alpha_masks") if isinstance(batch, dict) else None
     if masks is None:
         return batch
-    wanted = [bool(getattr(subset_of[key], "alpha_mask", False)) for key in keys]
+    wanted = [bool(subset_of[key].alpha_mask) for key in keys]
     if all(wanted):
         return batch
     if any(wanted):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from kohya_bucket.buckets.types import as_pair
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.paths import file_key
+from kohya_bucket.sdscripts.objects import HeldDataset, ImageRecord, inner_of
 
 __all__ = ["check_one_size_each"]
 
 
-def check_one_size_each(datasets: Sequence[Any]) -> None:
+def check_one_size_each(datasets: Sequence[HeldDataset]) -> None:
     """Refuse datasets that need different things in an image's file on disk: they would overwrite each other's.
 
     These are sizes, and alpha masks, which are trained with where they are there.
@@ -24,8 +24,9 @@ def check_one_size_each(datasets: Sequence[Any]) -> None:
     """
     first: dict[str, tuple[int, tuple[int, int], bool]] = {}
     for number, dataset in enumerate(datasets, start=1):
-        owner = getattr(dataset, "dreambooth_dataset_delegate", dataset)
-        for info in owner.image_data.values():
+        owner = inner_of(dataset)
+        records: list[ImageRecord] = list(owner.image_data.values())
+        for info in records:
             if info.latents_npz is not None:
                 continue
             size = as_pair(info.bucket_reso)

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout
 
 __all__ = ["BLOCK", "CheckoutError", "PatchStatus", "find_checkout", "patch_install", "patch_remove", "patch_status"]
 
@@ -36,10 +36,6 @@ else:
 """
 
 
-class CheckoutError(KohyaBucketError):
-    """The folder is no sd-scripts checkout, or its `library/__init__.py` cannot be changed."""
-
-
 @dataclass(frozen=True)
 class PatchStatus:
     """State of one checkout: `installed` is False where there is no block, `current` where it is another version's."""
@@ -47,17 +43,6 @@ class PatchStatus:
     file: Path
     installed: bool
     current: bool
-
-
-def find_checkout(folder: Path) -> Path:
-    """The sd-scripts checkout at `folder`, or in its `sd-scripts` (as the kohya_ss GUI brings it along)."""
-    for candidate in (folder, folder / "sd-scripts"):
-        if (candidate / "library" / "train_util.py").is_file():
-            return candidate
-    raise CheckoutError(
-        f"{folder} is no sd-scripts checkout: neither it nor its sd-scripts folder holds library/train_util.py; "
-        f"name the folder that train_network.py lies in"
-    )
 
 
 def patch_status(folder: Path) -> PatchStatus:

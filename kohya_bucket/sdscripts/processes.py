@@ -29,12 +29,18 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def quiet_worker(then: Callable[[int], Any] | None) -> Callable[[int], None]:
-    """A loader's `worker_init_fn` that leaves the memory a forked worker shares untouched, and then calls `then`."""
-    return partial(_start_worker, then)
+def quiet_worker(then: Callable[[int], Any] | None, prepare: Callable[[], None]) -> Callable[[int], None]:
+    """A loader's `worker_init_fn` that leaves the memory a forked worker shares untouched.
+
+    Args:
+        then: the trainer's own, called last.
+        prepare: called first: a spawned worker has imported the trainer's modules afresh.
+    """
+    return partial(_start_worker, then, prepare)
 
 
-def _start_worker(then: Callable[[int], Any] | None, worker: int) -> None:
+def _start_worker(then: Callable[[int], Any] | None, prepare: Callable[[], None], worker: int) -> None:
+    prepare()
     # The garbage collector writes into every object it looks at, which copies its page.
     gc.freeze()
     if then is not None:

@@ -22,6 +22,7 @@ from kohya_bucket.sdscripts.bucketing import BucketedImages, BucketSettings, rul
 from kohya_bucket.sdscripts.manager import BucketManager
 from kohya_bucket.sdscripts.masks import drop_unwanted_masks
 from kohya_bucket.sdscripts.misread import misread_buckets
+from kohya_bucket.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord, inner_of
 from kohya_bucket.sdscripts.placements import bucketed, check_moves, first_placed, place_all
 from kohya_bucket.sdscripts.processes import collector_paused, is_first_process
 from kohya_bucket.sdscripts.settings import AdapterSettings
@@ -43,7 +44,7 @@ __all__ = [
 logger = logging.getLogger("kohya_bucket")
 
 
-def get_image_size(dataset: Any, image_path: str) -> tuple[int, int]:  # noqa: ARG001
+def get_image_size(dataset: HeldDataset, image_path: str) -> tuple[int, int]:  # noqa: ARG001
     """The stored size of one file, as Pillow decodes it; (0, 0) if it cannot be read."""
     return true_size(image_path)
 
@@ -63,7 +64,7 @@ def list_images(directory: str, extensions: Sequence[str]) -> list[str]:
     return sorted(os.path.join(folder, name) for name in found)  # noqa: PTH118
 
 
-def make_buckets(dataset: Any, settings: AdapterSettings, make_entry: Any) -> None:
+def make_buckets(dataset: Dataset, settings: AdapterSettings, make_entry: Any) -> None:
     """Read the true sizes, place all images at once, and lay out the tables that batches are looked up in.
 
     Raises:
@@ -82,19 +83,19 @@ def make_buckets(dataset: Any, settings: AdapterSettings, make_entry: Any) -> No
             logger.warning("\n".join(skipped_lines(failures)))
 
 
-def get_resolutions(group: Any, settings: AdapterSettings) -> list[tuple[int, int]]:
+def get_resolutions(group: Group, settings: AdapterSettings) -> list[tuple[int, int]]:
     """(width, height) of every resolution that the datasets of a group train at."""
     if settings.resolutions:
         return list(settings.resolutions)
     return [(dataset.width, dataset.height) for dataset in group.datasets]
 
 
-def place_dataset(dataset: Any, settings: AdapterSettings) -> tuple[BucketedImages, list[tuple[str, str]]]:
+def place_dataset(dataset: Dataset, settings: AdapterSettings) -> tuple[BucketedImages, list[tuple[str, str]]]:
     """Give every image of `dataset` its bucket; take those without one out of it.
 
     Returns the images in their buckets, and (key, reason) of those that were taken out.
     """
-    infos = list(dataset.image_data.values())
+    infos: list[ImageRecord] = list(dataset.image_data.values())
     sizes, unreadable = true_sizes(dataset, infos, settings.metadata_cache)
     has_own_sizes = dataset.bucket_manager is not None and dataset.enable_bucket
     keys = bucket_settings(dataset)
@@ -141,7 +142,7 @@ def _pairs(rows: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
     return zip(rows[:, 0].tolist(), rows[:, 1].tolist(), strict=True)
 
 
-def bucket_settings(dataset: Any) -> BucketSettings:
+def bucket_settings(dataset: Dataset) -> BucketSettings:
     """The bucket keys of one of sd-scripts' dataset objects."""
     return BucketSettings(
         (dataset.width, dataset.height),
@@ -153,7 +154,7 @@ def bucket_settings(dataset: Any) -> BucketSettings:
     )
 
 
-def _new_manager(dataset: Any) -> BucketManager:
+def _new_manager(dataset: Dataset) -> BucketManager:
     resolution = (dataset.width, dataset.height)
     if not dataset.enable_bucket:
         manager = BucketManager(False, resolution, None, None, None)
@@ -171,7 +172,7 @@ def _new_manager(dataset: Any) -> BucketManager:
     return manager
 
 
-def _take_out(dataset: Any, info: Any) -> None:
+def _take_out(dataset: Dataset, info: ImageRecord) -> None:
     """Remove an image, and correct the counts that sd-scripts prints and writes into metadata."""
     subset = dataset.image_to_subset.pop(info.image_key, None)
     del dataset.image_data[info.image_key]
@@ -183,7 +184,7 @@ def _take_out(dataset: Any, info: Any) -> None:
         subset.img_count -= 1
 
 
-def _count_again(dataset: Any, infos: list[Any], images: BucketedImages) -> None:
+def _count_again(dataset: Dataset, infos: list[ImageRecord], images: BucketedImages) -> None:
     """Count an image once for each resolution, in the numbers that sd-scripts prints and writes into metadata."""
     more = ((images.bucket_ids >= 0).sum(axis=1) - 1) * images.repeats
     regular = np.array([bool(info.is_reg) for info in infos], dtype=np.bool_)
@@ -191,19 +192,17 @@ def _count_again(dataset: Any, infos: list[Any], images: BucketedImages) -> None
     dataset.num_reg_images += int(more[regular].sum())
 
 
-def set_current_epoch(dataset: Any, epoch: int) -> None:
+def set_current_epoch(dataset: HeldDataset, epoch: int) -> None:
     """Note the epoch. The order of an epoch follows from its number, so nothing is shuffled here."""
     dataset.current_epoch = epoch
-    delegate = getattr(dataset, "dreambooth_dataset_delegate", None)
-    if delegate is not None:
-        delegate.current_epoch = epoch
+    inner_of(dataset).current_epoch = epoch
 
 
-def planned_item(group: Any, index: PlannedBatch) -> Any:
+def planned_item(group: Group, index: PlannedBatch) -> Any:
     """The batch that `index` describes, whatever epoch and step the dataset believes it is in."""
-    dataset = group.datasets[index.dataset]
+    dataset: HeldDataset = group.datasets[index.dataset]
     set_current_epoch(dataset, index.epoch)
-    owner = getattr(dataset, "dreambooth_dataset_delegate", dataset)
+    owner = inner_of(dataset)
     if index.global_step is not None:
         owner.current_step = index.global_step
     keys = owner.bucket_manager.buckets[index]
@@ -211,7 +210,7 @@ def planned_item(group: Any, index: PlannedBatch) -> Any:
         return drop_unwanted_masks(dataset[index], keys, owner.image_to_subset)
 
 
-def numbered_item(group: Any, number: int) -> Any:
+def numbered_item(group: Group, number: int) -> Any:
     """The batch that stands at a number, for code that walks a group without a loader's sampler.
 
     Raises:

@@ -11,29 +11,50 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.sdscripts.first_update import FirstUpdate
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.sdscripts.initial_step import OPTIONS, InitialStep
 from kohya_bucket.sdscripts.processes import is_first_process
 from kohya_bucket.sdscripts.sampler import Place, PlanSampler
 from kohya_bucket.sdscripts.state_file import NoPlaceError, counted_by_trainer, read_history, write_history
 
-__all__ = ["Run"]
+__all__ = ["ResumeHooks"]
 
 logger = logging.getLogger("kohya_bucket")
 
 
-class Run:
+class ResumeHooks:
     """One training run: the accelerator that saves and loads states, and the sampler whose place they hold."""
 
     def __init__(self) -> None:
         self.sampler: PlanSampler | None = None
         self.accelerator: Any = None
         self.arguments: Any = None
+        self._counts = True
         self._loaded: Path | None = None
         self._uneven = 0  # batches of the present epoch that the accelerator does not count
 
-    def watch(self, accelerator: Any, arguments: Any) -> None:
+    def take_arguments(self, arguments: Any, *, counts: bool) -> None:
+        """The trainer's command line.
+
+        Args:
+            arguments: as parsed.
+            counts: whether it is known how the trainer counts from its initial step.
+
+        Raises:
+            ConfigError: an option that needs that count, where it is not known.
+        """
+        self.arguments, self._counts = arguments, counts
+        asked = [name for name in OPTIONS if self._argument(name)]
+        if asked and not counts:
+            raise ConfigError(
+                f"--{asked[0]} is given, but this trainer computes with its initial step in a way that is not known, "
+                "so it would train other images than asked: leave it out (--resume alone goes on at the next image), "
+                "or update kohya-bucket"
+            )
+
+    def watch(self, accelerator: Any) -> None:
         """Take part in every state that `accelerator` saves or loads."""
-        self.accelerator, self.arguments = accelerator, arguments
+        self.accelerator = accelerator
         accelerator.register_save_state_pre_hook(self._on_save)
         accelerator.register_load_state_pre_hook(self._on_load)
 
@@ -98,14 +119,14 @@ class Run:
             logger.info(
                 "going on after update %d, with batch %d of epoch %d%s", update, place.done + 1, place.epoch, why
             )
-        if not hasattr(self.arguments, "initial_step"):
-            return  # a trainer that begins to count anew
-        self.arguments.initial_step = FirstUpdate.of(update, place.epoch - 1)
+        if not hasattr(self.arguments, "initial_step") or not self._counts:
+            return  # a trainer that begins to count anew, or in a way of its own
+        self.arguments.initial_step = InitialStep.of(update, place.epoch - 1)
         self.arguments.skip_until_initial_step = True
         self.accelerator.skip_first_batches = self._skip_first_batches
 
     def _skip_first_batches(self, loader: Any, count: Any = 0) -> Any:
-        if self.sampler is None or not isinstance(count, FirstUpdate):
+        if self.sampler is None or not isinstance(count, InitialStep):
             return type(self.accelerator).skip_first_batches(self.accelerator, loader, count)
         # The trainer asks for one batch less than it skips, and throws the first one away.
         self.sampler.repeat_first = True

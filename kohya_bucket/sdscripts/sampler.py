@@ -15,6 +15,7 @@ from torch.utils.data import Sampler
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.planning import EpochPlan
+from kohya_bucket.sdscripts.guard import Planned
 from kohya_bucket.sdscripts.planner import GroupPlanner, Progress
 from kohya_bucket.sdscripts.processes import is_first_process, world_size
 from kohya_bucket.sdscripts.tables import PlannedBatch
@@ -42,7 +43,7 @@ class Place:
     left: int
 
 
-class PlanSampler(Sampler[PlannedBatch]):
+class PlanSampler(Sampler[PlannedBatch], Planned):
     """Yields an epoch's batches for all ranks: rank r's share is every world-size-th, beginning with r.
 
     Args:

@@ -13,12 +13,12 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
 
 import numpy as np
 
 from kohya_bucket.buckets.types import IntArray
 from kohya_bucket.images import read_sizes
+from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, Subset
 from kohya_bucket.sdscripts.size_cache import scan_sizes
 from kohya_bucket.sdscripts.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
 
@@ -33,7 +33,9 @@ def true_size(path: str) -> tuple[int, int]:
     return int(width), int(height)
 
 
-def true_sizes(dataset: Any, infos: Sequence[Any], metadata_cache: str = "auto") -> tuple[IntArray, dict[int, str]]:
+def true_sizes(
+    dataset: Dataset, infos: Sequence[ImageRecord], metadata_cache: str = "auto"
+) -> tuple[IntArray, dict[int, str]]:
     """Sizes of a dataset's images.
 
     Args:
@@ -49,9 +51,10 @@ def true_sizes(dataset: Any, infos: Sequence[Any], metadata_cache: str = "auto")
     subsets = [dataset.image_to_subset[info.image_key] for info in infos]
     for i, (info, subset) in enumerate(zip(infos, subsets, strict=True)):
         _put_image_back(info, subset)
-        if info.image_size is not None and hasattr(subset, "metadata_file"):
-            sizes[i] = info.image_size
-        elif info.image_size is not None and getattr(subset, "cache_info", False):
+        stated = info.image_size
+        if stated is not None and hasattr(subset, "metadata_file"):
+            sizes[i] = stated
+        elif stated is not None and getattr(subset, "cache_info", False):
             noted.append(i)
         else:
             unknown.append(i)
@@ -59,7 +62,7 @@ def true_sizes(dataset: Any, infos: Sequence[Any], metadata_cache: str = "auto")
     truly = are_stated_truly([infos[i].absolute_path for i in noted], [written[_folder(subsets[i])] for i in noted])
     for i, true in zip(noted, truly, strict=True):
         if true:
-            sizes[i] = infos[i].image_size
+            sizes[i] = infos[i].image_size or (0, 0)
         else:
             unknown.append(i)
     to_read = sorted(unknown)
@@ -73,11 +76,11 @@ def true_sizes(dataset: Any, infos: Sequence[Any], metadata_cache: str = "auto")
     return sizes, reasons
 
 
-def _folder(subset: Any) -> str:
-    return getattr(subset, "image_dir", None) or ""
+def _folder(subset: Subset) -> str:
+    return subset.image_dir or ""
 
 
-def _put_image_back(info: Any, subset: Any) -> None:
+def _put_image_back(info: ImageRecord, subset: Subset) -> None:
     """Fine-tuning sets: where metadata has no size, a cache with a name like the image's stands for the image.
 
     If its name only begins like the image's, it is another image's. If the image itself is gone, its own cache still

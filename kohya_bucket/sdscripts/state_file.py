@@ -59,4 +59,5 @@ def read_history(folder: Path, planner: GroupPlanner) -> list[Progress]:
 def counted_by_trainer(folder: Path) -> int | None:
     """The updates that `train_network.py` itself had counted; None for a state of another trainer."""
     file = folder / _TRAIN_STATE
-    return int(json.loads(file.read_text(encoding="utf-8"))["current_step"]) if file.is_file() else None
+    counted = json.loads(file.read_text(encoding="utf-8")).get("current_step") if file.is_file() else None
+    return None if counted is None else int(counted)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kohya_bucket.planning import EpochPlan
 from kohya_bucket.sdscripts.bucketing import BucketedImages
+from kohya_bucket.sdscripts.objects import HeldDataset
 from kohya_bucket.sdscripts.planner import GroupPlanner
 from kohya_bucket.sdscripts.settings import AdapterSettings
 
@@ -130,7 +131,7 @@ class BatchTable(Sequence[Any]):
         self,
         images: BucketedImages,
         make_entry: Callable[[Any, int, int], Any],
-        clock: Any,
+        clock: HeldDataset,
         settings: AdapterSettings,
     ) -> None:
         self.images = images
@@ -168,10 +169,3 @@ class BatchTable(Sequence[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_planner": None, "_planned": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # A spawned worker has imported sd-scripts afresh; the dataset it is given needs the replacements.
-        from kohya_bucket.sdscripts.hook import install
-
-        self.__dict__.update(state)
-        install(quiet=True)

@@ -18,6 +18,7 @@ import numpy as np
 from kohya_bucket.images.paths import file_key
 from kohya_bucket.latents.fingerprint import sampled_hash
 from kohya_bucket.sdscripts.latent_cache import CAPTION_KEY, ENCODERS_KEY, caption_mark, check_text_npz, savez
+from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.sdscripts.processes import is_first_process
 from kohya_bucket.sdscripts.while_caching import replaced, told_to_ranks, wait_for_ranks
 from kohya_bucket.sdscripts.wording import recached_lines
@@ -34,7 +35,9 @@ _texts: WeakKeyDictionary[Any, dict[str, list[Text]]] = WeakKeyDictionary()
 
 
 @told_to_ranks()
-def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: Any, accelerator: Any) -> None:
+def cache_text_outputs(
+    dataset: Dataset, original: Original, strategy: TextStrategy | None, models: Any, accelerator: Any
+) -> None:
     """`BaseDataset.new_cache_text_encoder_outputs`, with whole files that are checked before they count."""
     if strategy is None or not strategy.cache_to_disk:
         original(dataset, models, accelerator)
@@ -42,8 +45,9 @@ def cache_text_outputs(dataset: Any, original: Original, strategy: Any, models: 
     taken = _texts.setdefault(strategy, {})
     paths: dict[str, str] = {}
     texts: dict[str, Text] = {}
-    for info in dataset.image_data.values():
-        text = info.caption, float(getattr(info, "caption_dropout_rate", 0.0))
+    records: list[ImageRecord] = list(dataset.image_data.values())
+    for info in records:
+        text = info.caption, float(getattr(info, "caption_dropout_rate", 0.0))  # where a version has it
         path = _file_of(_npz(strategy.get_outputs_npz_path(info.absolute_path)), text, taken)
         paths[info.absolute_path] = path
         texts[path] = text

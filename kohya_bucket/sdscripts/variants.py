@@ -17,6 +17,7 @@ from typing import Any
 
 from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.sdscripts.moves import moved_images
+from kohya_bucket.sdscripts.objects import Dataset, HeldDataset, ImageRecord, inner_of
 from kohya_bucket.sdscripts.processes import is_first_process, world_size
 from kohya_bucket.sdscripts.tables import BatchTable, PlannedBatch
 
@@ -39,7 +40,7 @@ class VariantPath(str):
 
 @dataclass(frozen=True)
 class _Variant:
-    info: Any
+    info: ImageRecord
     size: Size
     resized: Size
 
@@ -54,13 +55,13 @@ class _Variant:
 
 
 @contextmanager
-def at_planned_size(dataset: Any, index: PlannedBatch) -> Iterator[None]:
+def at_planned_size(dataset: HeldDataset, index: PlannedBatch) -> Iterator[None]:
     """While a batch is made, its images have the size that the plan trains them at.
 
     Raises:
         LatentStoreError: latents are cached, but not for that size.
     """
-    owner = getattr(dataset, "dreambooth_dataset_delegate", dataset)
+    owner = inner_of(dataset)
     images, own = dataset.buckets_indices.images, owner.image_data
     shown: dict[str, Any] = {}
     for i, key in zip(index.images.tolist(), owner.bucket_manager.buckets[index], strict=True):
@@ -92,7 +93,7 @@ def _with_latents(variant: _Variant, cached: Mapping[tuple[str, Size], Mapping[s
 
 
 @contextmanager
-def caching_all_sizes(dataset: Any, *, to_disk: bool, by_strategy: bool) -> Iterator[None]:
+def caching_all_sizes(dataset: Dataset, *, to_disk: bool, by_strategy: bool) -> Iterator[None]:
     """While sd-scripts caches latents, its images are joined by entries for all other sizes that they train at.
 
     Args:
@@ -140,7 +141,7 @@ def caching_all_sizes(dataset: Any, *, to_disk: bool, by_strategy: bool) -> Iter
     setattr(dataset, _KEPT, kept)
 
 
-def _variants(dataset: Any) -> list[_Variant]:
+def _variants(dataset: Dataset) -> list[_Variant]:
     """Every size besides its own at which an image may be trained in any epoch."""
     table = dataset.buckets_indices
     if not isinstance(table, BatchTable) or not table.settings.several_sizes:
@@ -149,7 +150,7 @@ def _variants(dataset: Any) -> list[_Variant]:
     found: list[_Variant] = []
     for members, buckets in (images.pairs, moved_images(images, table.settings, [world_size()])):
         for i, k in zip(members.tolist(), buckets.tolist(), strict=True):
-            info = dataset.image_data[images.keys[i]]
+            info: ImageRecord = dataset.image_data[images.keys[i]]
             size, resized = images.size_at(i, k)
             if tuple(info.bucket_reso) != size:
                 found.append(_Variant(info, size, resized))

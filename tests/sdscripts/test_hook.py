@@ -37,6 +37,8 @@ def unknown_version(tmp_path):
     (library / "__init__.py").write_text("", encoding="utf-8")
     (library / "config_util.py").write_text("from . import train_util\nclass ConfigSanitizer: pass\n", encoding="utf-8")
     (library / "train_util.py").write_text(
+        "from torch.utils.data import ConcatDataset\n"
+        "class DatasetGroup(ConcatDataset): pass\n"
         "class BucketManager:\n    def __init__(self, everything): pass\n"
         "class BaseDataset:\n    def make_buckets(self): pass\n    def get_image_size(self, path): pass\n"
         "class DreamBoothDataset(BaseDataset): pass\n",
@@ -47,19 +49,51 @@ def unknown_version(tmp_path):
 
 def test_an_unknown_version_is_refused_whole(unknown_version):
     code = """
-        from kohya_bucket.errors import KohyaBucketError
-        try:
-            import library.train_util
-        except KohyaBucketError as error:
-            print(error)
-        from torch.utils.data import DataLoader
-        print(kb.is_active(), DataLoader.__init__.__qualname__)
+        import library.train_util
+        print(kb.refusal())
+        print(kb.is_active(), library.train_util.BaseDataset.make_buckets.__module__)
     """
     done = run(code, unknown_version)
     assert "is not a version this adapter knows, so nothing was replaced" in done.stdout
-    assert "train_util.BucketManager.__init__ takes (everything)" in done.stdout
-    assert "config_util.ConfigSanitizer.sanitize_user_config does not exist" in done.stdout
-    assert done.stdout.splitlines()[-1] == "False DataLoader.__init__"
+    assert "BucketManager.__init__ takes (everything)" in done.stdout
+    assert "ConfigSanitizer.sanitize_user_config does not exist" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False library.train_util"
+
+
+def test_where_an_unknown_version_is_imported_already_install_says_so(unknown_version):
+    code = """
+        kb.uninstall()
+        import library.train_util
+        from kohya_bucket.errors import KohyaBucketError
+        try:
+            kb.install()
+        except KohyaBucketError as error:
+            print(error)
+    """
+    assert "so nothing was replaced" in run(code, unknown_version).stdout
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        "library.train_util.DatasetGroup([[1, 2]])",  # when the group is made
+        "g = object.__new__(library.train_util.DatasetGroup); g.datasets = []; DataLoader(g)",  # or loaded
+        "d = object.__new__(type('D', (Dataset,), {'image_data': {}})); DataLoader(d, shuffle=False)",  # by its tables
+    ],
+)
+def test_no_training_goes_on_without_the_plan(unknown_version, train):
+    code = f"""
+        from torch.utils.data import ConcatDataset, DataLoader, Dataset
+        import library.train_util
+        print(len(DataLoader(ConcatDataset([[1, 2]]))), "other loaders work")
+        {train}
+        print("trained")
+    """
+    done = run(code, unknown_version)
+    assert done.returncode == 2
+    assert done.stdout.splitlines() == ["2 other loaders work"]
+    assert done.stderr.splitlines()[-1].startswith("kohya_bucket: sd-scripts of unknown version")
+    assert "Traceback" not in done.stderr
 
 
 def test_another_projects_library_is_left_alone(tmp_path):
@@ -94,7 +128,11 @@ def test_the_launcher_runs_a_script_as_main(tmp_path):
     assert done.stdout.strip() == "__main__ ['trainer.py', '--a', 'b'] True 5", done.stderr
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    assert launch(elsewhere, str(tmp_path / "trainer.py")).returncode == 0
+    done = launch(elsewhere, str(tmp_path / "trainer.py"))
+    assert done.returncode == 0
+    assert (
+        done.stderr.strip() == "kohya_bucket: trainer.py uses none of sd-scripts' data sets, so there was nothing to do"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the sampler is torch's")
 
 from test_sampler_positions import sampler_of
 
-from kohya_bucket.sdscripts.resume import Run
+from kohya_bucket.sdscripts.resume import ResumeHooks
 
 
 class Accelerator:
@@ -62,8 +62,9 @@ def train(folder, accumulate, total, *, resume=False, stop=None, seed=5, batch_s
     arguments = SimpleNamespace(
         gradient_accumulation_steps=accumulate, max_train_steps=total, resume=str(folder) if resume else None, **given
     )
-    run, accelerator = Run(), Accelerator(accumulate)
-    run.watch(accelerator, arguments)
+    run, accelerator = ResumeHooks(), Accelerator(accumulate)
+    run.take_arguments(arguments, counts=True)
+    run.watch(accelerator)
     run.attach(sampler)
     counted = 0
     if resume:

@@ -10,14 +10,14 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from kohya_bucket.sdscripts.planner import Progress
-from kohya_bucket.sdscripts.resume import Run
+from kohya_bucket.sdscripts.resume import ResumeHooks
 from kohya_bucket.sdscripts.state_file import STATE_FILE
 from tests.full_disk import no_room  # noqa: F401
 
 
 def run_at(batches):
     """A run that has trained so many batches."""
-    run = Run()
+    run = ResumeHooks()
     run.accelerator = SimpleNamespace(step=batches)
     history = [Progress(**dict.fromkeys(Progress.__dataclass_fields__, 1))]
     planner = SimpleNamespace(digest="digest", bucket_ids=list(range(200)))

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.sdscripts.checkout import CheckoutError, describe_folder, find_checkout
 from kohya_bucket.sdscripts.config.findings import some
 from kohya_bucket.sdscripts.doctor import probe
 from kohya_bucket.sdscripts.doctor.packages import version_of
 from kohya_bucket.sdscripts.doctor.section import Section
-from kohya_bucket.sdscripts.patch import CheckoutError, find_checkout, patch_status
-from kohya_bucket.sdscripts.seams import describe_folder
+from kohya_bucket.sdscripts.patch import patch_status
 
 __all__ = ["checkout_section", "has_strategies", "nearby_checkout", "pins_of"]
 

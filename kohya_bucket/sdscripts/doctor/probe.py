@@ -16,18 +16,23 @@ MARK = "kohya_bucket probe: "
 
 
 def probe(folder: str) -> dict[str, Any]:
-    """{"active": bool, "refused": why the adapter refused, "missing": module that is not installed, "error": text}."""
+    """How the adapter fares in the checkout in a folder.
+
+    Returns:
+        {"active": bool, "refused": why it refused, "left_alone": {subject: why}, "missing": module that is not
+        installed, "error": text}.
+    """
     from kohya_bucket.errors import KohyaBucketError
-    from kohya_bucket.sdscripts import install, is_active
+    from kohya_bucket.sdscripts import install, is_active, left_alone, refusal
 
     sys.path.insert(0, folder)
     sys.dont_write_bytecode = True
-    answer: dict[str, Any] = {"active": False, "refused": "", "missing": "", "error": ""}
+    answer: dict[str, Any] = {"active": False, "refused": "", "left_alone": {}, "missing": "", "error": ""}
     try:
         install(quiet=True)
         for name in ("library.train_util", "library.config_util"):
             importlib.import_module(name)
-        answer["active"] = is_active()
+        answer |= {"active": is_active(), "refused": refusal(), "left_alone": left_alone()}
     except KohyaBucketError as error:
         answer["refused"] = str(error)
     except ModuleNotFoundError as error:

@@ -1,0 +1,39 @@
+"""A checkout of sd-scripts on disk: where it is, and which version."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from kohya_bucket.errors import KohyaBucketError
+
+__all__ = ["CheckoutError", "SeamError", "describe_folder", "find_checkout"]
+
+
+class CheckoutError(KohyaBucketError):
+    """The folder is no sd-scripts checkout, or its `library/__init__.py` cannot be changed."""
+
+
+class SeamError(KohyaBucketError):
+    """sd-scripts looks different from every version this adapter knows; nothing was replaced."""
+
+
+def find_checkout(folder: Path) -> Path:
+    """The sd-scripts checkout at `folder`, or in its `sd-scripts` (as the kohya_ss GUI brings it along)."""
+    for candidate in (folder, folder / "sd-scripts"):
+        if (candidate / "library" / "train_util.py").is_file():
+            return candidate
+    raise CheckoutError(
+        f"{folder} is no sd-scripts checkout: neither it nor its sd-scripts folder holds library/train_util.py; "
+        f"name the folder that train_network.py lies in"
+    )
+
+
+def describe_folder(root: Path) -> str:
+    """The version of the checkout in a folder as git tells it, and the folder."""
+    try:
+        git = ["git", "-C", str(root), "describe", "--tags", "--always"]
+        answer = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)
+        return f"{answer.stdout.strip()} at {root}"
+    except (OSError, subprocess.SubprocessError):
+        return f"of unknown version at {root}"

@@ -1,0 +1,62 @@
+"""The order of an epoch, and the batch at a place in it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from kohya_bucket.adapter.shapes import Inherits, Takes, Uses
+from kohya_bucket.sdscripts import replacements
+from kohya_bucket.sdscripts.objects import Dataset, Group
+from kohya_bucket.sdscripts.one_line import one_line
+from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
+from kohya_bucket.sdscripts.tables import BatchTable, PlannedBatch
+
+__all__ = ["BATCHES"]
+
+
+def _shuffle_buckets(original: Any, door: Door) -> Any:
+    @functools.wraps(original)
+    def shuffle_buckets(self: Dataset) -> None:
+        if not isinstance(self.buckets_indices, BatchTable):
+            original(self)
+
+    return shuffle_buckets
+
+
+def _set_current_epoch(original: Any, door: Door) -> Any:
+    @functools.wraps(original)
+    def set_current_epoch(self: Dataset, epoch: int) -> None:
+        replacements.set_current_epoch(self, epoch)
+
+    return set_current_epoch
+
+
+def _group_item(original: Any, door: Door) -> Any:
+    def __getitem__(self: Group, index: int) -> Any:
+        if isinstance(index, PlannedBatch):
+            return replacements.planned_item(self, index)
+        tables = [getattr(dataset, "buckets_indices", None) for dataset in self.datasets]
+        if all(isinstance(table, BatchTable) and table.settings.several_sizes for table in tables):
+            with one_line():
+                return replacements.numbered_item(self, index)
+        return original(self, index)
+
+    return __getitem__
+
+
+def _seams(owners: Owners) -> tuple[Seam, ...]:
+    delegate, entry = "dreambooth_dataset_delegate", ("bucket_index", "bucket_batch_size", "batch_index")
+    tables = ("bucket_manager", "buckets", "buckets_indices")
+    return (
+        Seam("BaseDataset.shuffle_buckets", (Takes(),), _shuffle_buckets),
+        Seam("BaseDataset.set_current_epoch", (Takes("epoch"),), _set_current_epoch),
+        Seam("BaseDataset.__getitem__", (Takes("index"), Uses(*tables, *entry))),
+        Seam("ControlNetDataset.__getitem__", (Uses(delegate, *tables),)),
+        Seam("DatasetGroup", (Inherits("__getitem__"),)),
+        Seam("DatasetGroup.__getitem__", (), _group_item),
+        Seam("DatasetGroup.set_current_epoch", (Takes("epoch"),)),
+    )
+
+
+BATCHES = Subject("batches", "the order of an epoch", _seams, orders_epochs=True)

@@ -1,0 +1,98 @@
+"""Files, their sizes, and the bucket of each."""
+
+from __future__ import annotations
+
+import functools
+import glob
+from typing import Any
+
+from kohya_bucket.adapter.shapes import CoveredBy, Takes, Uses
+from kohya_bucket.sdscripts import replacements
+from kohya_bucket.sdscripts.manager import BucketManager
+from kohya_bucket.sdscripts.objects import Dataset, DelegatingDataset, Group
+from kohya_bucket.sdscripts.one_line import one_line
+from kohya_bucket.sdscripts.seams.objects import has_strategies
+from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
+
+__all__ = ["BUCKETS"]
+
+
+def _bucket_manager(_: Any, door: Door) -> Any:
+    return BucketManager
+
+
+def _glob_images(original: Any, door: Door) -> Any:
+    extensions = door.owners.named("IMAGE_EXTENSIONS")
+
+    @functools.wraps(original)
+    def glob_images(directory: str, base: str = "*") -> list[str]:
+        if base != "*" or glob.has_magic(directory):
+            found: list[str] = original(directory, base)
+            return found
+        return replacements.list_images(directory, extensions)
+
+    return glob_images
+
+
+def _get_image_size(original: Any, door: Door) -> Any:
+    @functools.wraps(original)
+    def get_image_size(self: Dataset, image_path: str) -> tuple[int, int]:
+        return replacements.get_image_size(self, image_path)
+
+    return get_image_size
+
+
+def _make_buckets(original: Any, door: Door) -> Any:
+    make_entry = door.owners.named("BucketBatchIndex")
+
+    @functools.wraps(original)
+    def make_buckets(self: Dataset) -> None:
+        with one_line():
+            replacements.make_buckets(self, door.options(), make_entry)
+
+    return make_buckets
+
+
+def _make_control_buckets(original: Any, door: Door) -> Any:
+    @functools.wraps(original)
+    def make_buckets(self: DelegatingDataset) -> None:
+        original(self)
+        self.num_train_images = self.dreambooth_dataset_delegate.num_train_images
+
+    return make_buckets
+
+
+def _get_resolutions(original: Any, door: Door) -> Any:
+    @functools.wraps(original)
+    def get_resolutions(self: Group) -> list[tuple[int, int]]:
+        return replacements.get_resolutions(self, door.options())
+
+    return get_resolutions
+
+
+_LIMITS = ("no_upscale", "max_reso", "min_size", "max_size", "reso_steps")
+_SWITCHES = ("image_data", "enable_bucket", "bucket_no_upscale")
+_TABLES = ("bucket_manager", "bucket_info", "buckets_indices", "batch_size", "_length")
+
+
+def _seams(owners: Owners) -> tuple[Seam, ...]:
+    listed = (Seam("DatasetGroup.get_resolutions", (Takes(),), _get_resolutions),) if has_strategies(owners) else ()
+    return (
+        Seam("BucketManager", (CoveredBy(BucketManager),), _bucket_manager),
+        Seam("BucketManager.__init__", (Takes(*_LIMITS),)),
+        Seam("BucketManager.select_bucket", (Takes("image_width", "image_height"),)),
+        Seam("BucketManager.get_crop_ltrb", (Takes("bucket_reso", "image_size"),)),
+        Seam("IMAGE_EXTENSIONS"),
+        Seam("glob_images", (Takes("directory", "base"), Uses("IMAGE_EXTENSIONS")), _glob_images),
+        Seam("BaseDataset.get_image_size", (Takes("image_path"),), _get_image_size),
+        Seam("BaseDataset.make_buckets", (Takes(), Uses(*_SWITCHES, *_TABLES)), _make_buckets),
+        Seam(
+            "ControlNetDataset.make_buckets",
+            (Takes(), Uses("dreambooth_dataset_delegate", "buckets_indices")),
+            _make_control_buckets,
+        ),
+        *listed,
+    )
+
+
+BUCKETS = Subject("buckets", "files, their sizes and buckets", _seams, orders_epochs=True)

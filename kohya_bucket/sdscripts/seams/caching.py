@@ -1,0 +1,97 @@
+"""Latents in caches, by strategies (since 0.10) or without (until 0.10)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from kohya_bucket.adapter.shapes import Offers, Takes, TakesAmong, Uses
+from kohya_bucket.sdscripts import caching, one_size, variants
+from kohya_bucket.sdscripts.latent_cache import architecture_of
+from kohya_bucket.sdscripts.objects import Dataset, Group, LatentsStrategy
+from kohya_bucket.sdscripts.one_line import one_line
+from kohya_bucket.sdscripts.seams.objects import has_own_modules, has_strategies
+from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
+
+__all__ = ["CACHING"]
+
+
+def _cache_latents(original: Any, door: Door) -> Any:
+    @functools.wraps(original)
+    def cache_latents(
+        self: Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, *args: Any
+    ) -> None:
+        with one_line(), variants.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
+            original(self, vae, vae_batch_size, cache_to_disk, *args)
+
+    return cache_latents
+
+
+def _cache_group(original: Any, door: Door) -> Any:
+    @functools.wraps(original)
+    def cache_latents(
+        self: Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, *args: Any, **more: Any
+    ) -> None:
+        if cache_to_disk:
+            with one_line():
+                one_size.check_one_size_each(self.datasets)
+        original(self, vae, vae_batch_size, cache_to_disk, *args, **more)
+
+    return cache_latents
+
+
+def _new_cache_latents(original: Any, door: Door) -> Any:
+    strategies = door.owners.named("LatentsCachingStrategy")
+
+    @functools.wraps(original)
+    def new_cache_latents(self: Dataset, model: Any, accelerator: Any) -> None:
+        strategy: LatentsStrategy | None = strategies.get_strategy()
+        to_disk = bool(strategy is not None and strategy.cache_to_disk)
+        known = strategy is not None and architecture_of(strategy.cache_suffix) is not None
+        with one_line(), variants.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
+            caching.cache_latents(self, original, strategy, model, accelerator, door.options())
+
+    return new_cache_latents
+
+
+_ARGUMENTS = ("vae", "vae_batch_size", "cache_to_disk")
+_CALLED = ("get_strategy", "get_latents_npz_path", "is_disk_cached_latents_expected", "cache_batch_latents")
+_ARRAYS = ("npz_path", "latents_tensor", "original_size", "crop_ltrb", "flipped_latents_tensor", "alpha_mask")
+
+
+def _seams(owners: Owners) -> tuple[Seam, ...]:
+    return (() if has_own_modules(owners) else _plain()) + (_by_strategies() if has_strategies(owners) else ())
+
+
+def _plain() -> tuple[Seam, ...]:
+    return (
+        Seam("BaseDataset.cache_latents", (TakesAmong(*_ARGUMENTS), Uses("image_data")), _cache_latents),
+        Seam("DatasetGroup.cache_latents", (TakesAmong(*_ARGUMENTS), Uses("datasets")), _cache_group),
+        Seam("BaseDataset.set_caching_mode", (Takes("mode"), Uses("caching_mode"))),
+    )
+
+
+def _by_strategies() -> tuple[Seam, ...]:
+    strategy = "LatentsCachingStrategy"
+    return (
+        Seam(
+            "BaseDataset.new_cache_latents",
+            (
+                Takes("model", "accelerator"),
+                Uses("image_data", "image_to_subset", "latents_npz", "bucket_reso", *_CALLED),
+            ),
+            _new_cache_latents,
+        ),
+        Seam(strategy, (Offers(LatentsStrategy),)),
+        Seam(f"{strategy}.get_strategy", (Takes("cls"),)),
+        Seam(f"{strategy}.get_latents_npz_path", (Takes("absolute_path", "image_size"),)),
+        Seam(
+            f"{strategy}.is_disk_cached_latents_expected",
+            (Takes("bucket_reso", "npz_path", "flip_aug", "alpha_mask"),),
+        ),
+        Seam(f"{strategy}.save_latents_to_disk", (Takes(*_ARRAYS, "key_reso_suffix"),)),
+        Seam(f"{strategy}.load_latents_from_disk", (Takes("npz_path", "bucket_reso"),)),
+    )
+
+
+CACHING = Subject("caching", "latents are cached by sd-scripts' own code", _seams)

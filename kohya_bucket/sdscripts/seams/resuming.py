@@ -1,0 +1,49 @@
+"""The accelerator, whose states remember the place in an epoch."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Protocol
+
+from kohya_bucket.adapter.shapes import Offers, Takes
+from kohya_bucket.sdscripts.initial_step import is_known
+from kohya_bucket.sdscripts.one_line import one_line
+from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
+
+__all__ = ["RESUMING", "Accelerator"]
+
+
+class Accelerator(Protocol):
+    """accelerate's, as far as states are concerned."""
+
+    step: int
+
+    def register_save_state_pre_hook(self, hook: Any) -> Any: ...
+
+    def register_load_state_pre_hook(self, hook: Any) -> Any: ...
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any: ...
+
+
+def _prepare_accelerator(original: Any, door: Door) -> Any:
+    @functools.wraps(original)
+    def prepare_accelerator(args: Any) -> Any:
+        with one_line():
+            door.resume.take_arguments(args, counts=is_known(args, sys._getframe(1)))
+        accelerator: Accelerator = original(args)
+        door.resume.watch(accelerator)
+        return accelerator
+
+    return prepare_accelerator
+
+
+def _seams(owners: Owners) -> tuple[Seam, ...]:
+    return (
+        Seam("prepare_accelerator", (Takes("args"),), _prepare_accelerator),
+        Seam("Accelerator", (Offers(Accelerator),)),
+        Seam("Accelerator.skip_first_batches", (Takes("dataloader", "num_batches"),)),
+    )
+
+
+RESUMING = Subject("resuming", "a run that is resumed goes on by sd-scripts' own count", _seams)

@@ -1,0 +1,55 @@
+"""Outputs of text encoders in caches."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from kohya_bucket.adapter.shapes import Offers, Takes, Uses, parameters_of
+from kohya_bucket.sdscripts import text_caching
+from kohya_bucket.sdscripts.objects import Dataset, DroppedRecord, TextStrategy
+from kohya_bucket.sdscripts.one_line import one_line
+from kohya_bucket.sdscripts.seams.objects import has_strategies
+from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
+
+__all__ = ["TEXT_CACHING"]
+
+
+def _new_cache_text_encoder_outputs(original: Any, door: Door) -> Any:
+    strategies = door.owners.named("TextEncoderOutputsCachingStrategy")
+
+    @functools.wraps(original)
+    def new_cache_text_encoder_outputs(self: Dataset, models: Any, accelerator: Any) -> None:
+        strategy: TextStrategy | None = strategies.get_strategy()
+        with one_line():
+            text_caching.cache_text_outputs(self, original, strategy, models, accelerator)
+
+    return new_cache_text_encoder_outputs
+
+
+def _keeps_dropout(owners: Owners) -> bool:
+    """Whether a caption's dropout rate is saved with the outputs (since 0.10.1), by some model families."""
+    cacheable = owners.find("BaseDataset.is_text_encoder_output_cacheable")[2]
+    return callable(cacheable) and "cache_supports_dropout" in parameters_of(cacheable)
+
+
+def _seams(owners: Owners) -> tuple[Seam, ...]:
+    strategy = "TextEncoderOutputsCachingStrategy"
+    if not has_strategies(owners) and not owners.has(strategy):
+        return ()
+    record = (Seam("ImageInfo", (Offers(DroppedRecord),)),) if _keeps_dropout(owners) else ()
+    return (
+        *record,
+        Seam(
+            "BaseDataset.new_cache_text_encoder_outputs",
+            (Takes("models", "accelerator"), Uses("image_data", "get_outputs_npz_path", "text_encoder_outputs_npz")),
+            _new_cache_text_encoder_outputs,
+        ),
+        Seam(strategy, (Offers(TextStrategy),)),
+        Seam(f"{strategy}.get_strategy", (Takes("cls"),)),
+        Seam(f"{strategy}.get_outputs_npz_path", (Takes("image_abs_path"),)),
+        Seam(f"{strategy}.is_disk_cached_outputs_expected", (Takes("npz_path"),)),
+    )
+
+
+TEXT_CACHING = Subject("text-caching", "text-encoder outputs are cached by sd-scripts' own code", _seams)

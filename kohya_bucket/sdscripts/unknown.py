@@ -1,0 +1,70 @@
+"""What needs a part of sd-scripts that looks unknown, and is refused before it costs a night."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.sdscripts.initial_step import OPTIONS
+from kohya_bucket.sdscripts.settings import AdapterSettings
+
+__all__ = ["given_options", "refuse_what_needs"]
+
+
+def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterSettings) -> None:
+    """Refuse options and arguments that a subject must be known for.
+
+    Args:
+        unknown: {subject: `Unknown`} of what is left to sd-scripts.
+        options: the `[kohya_bucket]` table.
+
+    Raises:
+        ConfigError: with what is asked for, and what is not known.
+    """
+    given = given_options(sys.argv[1:])
+    needs = {
+        "caching": [
+            *(["[kohya_bucket] latent_cache = 'shards'"] if options.latent_cache == "shards" else []),
+            *(
+                [f"--{name} with several sizes for an image" for name in ("cache_latents", "cache_latents_to_disk")
+                 if name in given and options.several_sizes]
+            ),
+        ],
+        "resuming": [f"--{name}" for name in ("resume", *OPTIONS) if name in given],
+    }  # fmt: skip
+    for subject, asked in needs.items():
+        if subject in unknown and asked:
+            raise ConfigError(
+                f"{asked[0]} needs a part of sd-scripts that looks different from every known version: "
+                f"{'; '.join(unknown[subject].problems)}. Leave it out, or update kohya-bucket"
+            )
+
+
+def given_options(arguments: Sequence[str]) -> set[str]:
+    """Names of the options on a trainer's command line, and in the file that its `--config_file` names.
+
+    A switch that is off in that file counts as not given.
+    """
+    given = {argument[2:].partition("=")[0] for argument in arguments if argument.startswith("--")}
+    for here, after in zip(arguments, [*arguments[1:], ""], strict=True):
+        if here.startswith("--config_file"):
+            given |= _of_file(here.partition("=")[2] or after)
+    return given
+
+
+def _of_file(name: str) -> set[str]:
+    import toml
+
+    path = Path(name if name.endswith(".toml") else name + ".toml")
+    try:
+        table = toml.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, IndexError, TypeError, AttributeError):
+        return set()  # the trainer says what is wrong with it
+    flat = dict(table)
+    for value in table.values():
+        if isinstance(value, dict):
+            flat |= value
+    return {key for key, value in flat.items() if value not in (None, False, "")}
