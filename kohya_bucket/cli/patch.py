@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from kohya_bucket.sdscripts.patch import PatchStatus
+    from kohya_bucket.sdscripts.probe import Trial
 
 Checkout = Annotated[Path, typer.Argument(metavar="DIR", help="the sd-scripts checkout, or a kohya_ss GUI folder")]
 
@@ -16,24 +20,59 @@ def register(app: typer.Typer) -> None:
         help="Put the adapter into an sd-scripts checkout for good, or take it out.", no_args_is_help=True
     )
     app.add_typer(group, name="patch")
+    group.command("install")(_install)
+    group.command("status")(_status)
+    group.command("remove")(_remove)
 
-    def command(name: str, action: str) -> Callable[[Path], None]:
-        from kohya_bucket.sdscripts import patch
 
-        def run(folder: Checkout) -> None:
-            status: patch.PatchStatus = getattr(patch, f"patch_{name}")(folder)
-            state = (
-                "installed"
-                if status.current
-                else "installed by another version"
-                if status.installed
-                else "not installed"
-            )
-            typer.echo(f"{status.file}: {state}")
+def _install(folder: Checkout) -> None:
+    """Write the marked block into library/__init__.py, once the adapter was tried there."""
+    from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout
+    from kohya_bucket.sdscripts.patch import patch_install
+    from kohya_bucket.sdscripts.probe import try_adapter
 
-        run.__doc__ = action
-        return run
+    root = find_checkout(folder)
+    typer.echo(f"trying the adapter in {root} …", err=True)
+    trial = try_adapter(root)
+    if trial.refused:
+        raise CheckoutError(f"{trial.refused}. The block was not written: update kohya-bucket, or train without it")
+    _print(patch_install(folder))
+    _print_trial(trial)
 
-    group.command("install")(command("install", "Write the marked block into library/__init__.py."))
-    group.command("status")(command("status", "Say whether the block is there."))
-    group.command("remove")(command("remove", "Take the block out; the file is then what it was."))
+
+def _status(folder: Checkout) -> None:
+    """Say whether the block is there, and what the adapter does in this checkout."""
+    from kohya_bucket.sdscripts.checkout import find_checkout
+    from kohya_bucket.sdscripts.patch import patch_status
+    from kohya_bucket.sdscripts.probe import try_adapter
+
+    _print(patch_status(folder))
+    _print_trial(try_adapter(find_checkout(folder)))
+
+
+def _remove(folder: Checkout) -> None:
+    """Take the block out; the file is then what it was."""
+    from kohya_bucket.sdscripts.patch import patch_remove
+
+    _print(patch_remove(folder))
+
+
+def _print(status: PatchStatus) -> None:
+    state = "not installed"
+    if status.installed:
+        state = "installed" if status.current else "installed by another version"
+    typer.echo(f"{status.file}: {state}")
+
+
+def _print_trial(trial: Trial) -> None:
+    if trial.active:
+        typer.echo("the adapter knows this checkout: once patched, every training that is started from it has the plan")
+    elif trial.refused:
+        typer.echo(f"the adapter does not know this checkout, and patched, no training would begin: {trial.refused}")
+    else:
+        typer.echo(
+            f"the adapter could not be tried with this Python ({sys.executable}): {trial.error or 'no answer'}. Ask "
+            "again in the environment that trains"
+        )
+    for subject, why in trial.left_alone.items():
+        typer.echo(f"{subject} is left to sd-scripts: {why}")

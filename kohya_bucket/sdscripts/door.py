@@ -23,7 +23,7 @@ from kohya_bucket.sdscripts.one_line import one_line
 from kohya_bucket.sdscripts.processes import is_first_process
 from kohya_bucket.sdscripts.settings import TABLE, AdapterSettings, environment_table
 
-__all__ = ["install", "is_active", "left_alone", "refusal", "uninstall"]
+__all__ = ["install", "is_active", "left_alone", "uninstall", "why_inactive"]
 
 _LOADER = "torch.utils.data.dataloader"
 
@@ -64,7 +64,9 @@ class _Door:
         """What is wrong, for a run that is about to train; an empty text while the adapter is in place."""
         if self.patches:
             return ""
-        return self.refusal or "sd-scripts' data sets are not where any known version has them"
+        if self.refusal:
+            return self.refusal
+        return "the data sets of sd-scripts are not where a version that this adapter knows has them"
 
     def proceed(self) -> None:
         """Take the next step that what is imported allows."""
@@ -192,9 +194,9 @@ def is_active() -> bool:
     return bool(_door.patches)
 
 
-def refusal() -> str:
-    """Why nothing was replaced; an empty text if sd-scripts was not imported, or is known."""
-    return _door.refusal
+def why_inactive() -> str:
+    """Why a training that began now would not have the adapter; an empty text while it is in place."""
+    return _door.why_inactive()
 
 
 def left_alone() -> dict[str, str]:

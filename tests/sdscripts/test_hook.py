@@ -50,7 +50,7 @@ def unknown_version(tmp_path):
 def test_an_unknown_version_is_refused_whole(unknown_version):
     code = """
         import library.train_util
-        print(kb.refusal())
+        print(kb.why_inactive())
         print(kb.is_active(), library.train_util.BaseDataset.make_buckets.__module__)
     """
     done = run(code, unknown_version)

@@ -127,3 +127,18 @@ def test_the_command(checkout):
         result = CliRunner().invoke(app, ["patch", name, str(checkout)])
         assert result.exit_code == 0, result.output
         assert answer in result.output.replace("\n", "")
+
+
+def test_the_command_does_not_patch_what_the_adapter_does_not_know(checkout):
+    pytest.importorskip("torch", reason="without torch the adapter cannot be tried")
+    from kohya_bucket.cli import app, register_commands
+
+    register_commands()
+    (checkout / "library" / "config_util.py").write_text("", encoding="utf-8")
+    result = CliRunner().invoke(app, ["patch", "install", str(checkout)])
+    assert isinstance(result.exception, CheckoutError)
+    assert "The block was not written" in str(result.exception)
+    assert init_of(checkout).read_bytes() == b""
+    answer = CliRunner().invoke(app, ["patch", "status", str(checkout)]).output.replace("\n", "")
+    assert "not installed" in answer
+    assert "no training would begin" in answer

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from kohya_bucket.sdscripts.checkout import CheckoutError, describe_folder, find_checkout
 from kohya_bucket.sdscripts.config.findings import some
-from kohya_bucket.sdscripts.doctor import probe
 from kohya_bucket.sdscripts.doctor.packages import version_of
 from kohya_bucket.sdscripts.doctor.section import Section
 from kohya_bucket.sdscripts.patch import patch_status
+from kohya_bucket.sdscripts.probe import try_adapter
 
 __all__ = ["checkout_section", "has_strategies", "nearby_checkout", "pins_of"]
 
-_PACKAGES = Path(__file__).parents[3]
-_TIMEOUT = 300.0
 _PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;#]+)")
 
 
@@ -85,40 +79,24 @@ def _patch(section: Section, root: Path) -> None:
 
 
 def _probe(section: Section, root: Path) -> None:
-    answer = _run_probe(root)
-    if answer["active"]:
+    trial = try_adapter(root)
+    if trial.active:
         section.facts.append(("adapter", "every place that it takes hold of looks as it should"))
-    elif answer["refused"]:
-        section.findings.error("adapter-refuses", "", answer["refused"])
-    elif answer["missing"]:
+    elif trial.refused:
+        section.findings.error("adapter-refuses", "", trial.refused)
+    elif trial.missing:
         section.findings.error(
-            "cannot-import", "", f"in this environment sd-scripts cannot be imported: {answer['error']}",
-            _remedy(root),
-        )  # fmt: skip
+            "cannot-import", "", f"in this environment sd-scripts cannot be imported: {trial.error}", _remedy(root)
+        )
     else:
         section.findings.error(
-            "cannot-import", "", f"importing sd-scripts failed: {answer['error'] or 'no answer'}", _remedy(root)
+            "cannot-import", "", f"importing sd-scripts failed: {trial.error or 'no answer'}", _remedy(root)
         )
-
-
-def _run_probe(root: Path) -> dict[str, Any]:
-    # where this package is run from a folder, the new process would not find it
-    code = f"import sys; sys.path.append({str(_PACKAGES)!r}); from {probe.__name__} import main; main()"
-    command = [sys.executable, "-c", code, str(root)]
-    environment = os.environ | {"PYTHONUTF8": "1", "HF_HUB_OFFLINE": "1"}
-    answer: dict[str, Any] = {"active": False, "refused": "", "missing": "", "error": ""}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT,
-            check=False, env=environment,
+    for subject, why in trial.left_alone.items():
+        section.findings.warning(
+            "left-alone", subject, f"this version is known only in part: {why}; that is left to sd-scripts",
+            "update kohya-bucket, or do without what needs it",
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return answer | {"error": f"it was not done after {_TIMEOUT:.0f} s"}
-    for line in done.stdout.splitlines():
-        if line.startswith(probe.MARK):
-            return dict(json.loads(line.removeprefix(probe.MARK)))
-    last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-    return answer | {"error": last[0] if last else f"exit code {done.returncode}"}
 
 
 def _remedy(root: Path) -> str:
