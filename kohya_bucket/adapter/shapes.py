@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Protocol
@@ -82,6 +82,18 @@ class Uses(_Named):
         used = {name for part in _codes(code) for name in part.co_names}
         missing = set(self.names) - used
         return f"does not use {', '.join(sorted(missing))}" if missing else ""
+
+
+class Says(_Named):
+    """A function in whose own code these texts stand, as keys of what it returns do."""
+
+    def __call__(self, found: Any) -> str:
+        code = getattr(found, "__code__", None)
+        if code is None:
+            return "is not a function of its own"
+        said = {constant for part in _codes(code) for constant in _texts(part.co_consts)}
+        missing = set(self.names) - said
+        return f"has no {', '.join(map(repr, sorted(missing)))}" if missing else ""
 
 
 class Fields(_Named):
@@ -161,6 +173,14 @@ def attributes_of(cls: type) -> set[str]:
 
 
 _STORE = "STORE_ATTR"
+
+
+def _texts(constants: Iterable[Any]) -> Iterator[str]:
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple):
+            yield from _texts(constant)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kohya_bucket.adapter.shapes import Inherits, Takes, Uses
+from kohya_bucket.adapter.shapes import Inherits, Says, Takes, Uses
 from kohya_bucket.sdscripts import replacements
 from kohya_bucket.sdscripts.objects import Dataset, Group
 from kohya_bucket.sdscripts.one_line import one_line
@@ -51,7 +51,7 @@ def _seams(owners: Owners) -> tuple[Seam, ...]:
     return (
         Seam("BaseDataset.shuffle_buckets", (Takes(),), _shuffle_buckets),
         Seam("BaseDataset.set_current_epoch", (Takes("epoch"),), _set_current_epoch),
-        Seam("BaseDataset.__getitem__", (Takes("index"), Uses(*tables, *entry))),
+        Seam("BaseDataset.__getitem__", (Takes("index"), Uses(*tables, *entry), Says("alpha_masks"))),
         Seam("ControlNetDataset.__getitem__", (Uses(delegate, *tables),)),
         Seam("DatasetGroup", (Inherits("__getitem__"),)),
         Seam("DatasetGroup.__getitem__", (), _group_item),

@@ -1,0 +1,293 @@
+"""The adapter's hold on the real sd-scripts: by subject whole or not at all, on checked names, in every trainer."""
+
+import ast
+import importlib
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ADAPTER = HERE.parent / "kohya_bucket" / "sdscripts"
+
+# Names of sd-scripts that the adapter's code also uses, for things of its own.
+OF_OUR_OWN = {
+    "image", "size", "subsets", "random_crop", "color_aug", "cumsum",
+    "register_image",  # only tells sd-scripts' data sets from those of others
+}  # fmt: skip
+
+
+def owners(sd):
+    import accelerate
+    import torch.utils.data
+
+    from kohya_bucket.sdscripts.seams import Owners
+
+    return Owners({"Accelerator": accelerate.Accelerator, "DataLoader": torch.utils.data.DataLoader})
+
+
+def seams(sd):
+    from kohya_bucket.sdscripts.seams import SUBJECTS
+
+    found = owners(sd)
+    return [(subject, seam) for subject in SUBJECTS for seam in subject.seams_of(found)]
+
+
+def test_every_seam_is_there(unpatched):
+    found = owners(unpatched)
+    assert [f"{seam.path} {found.problem(seam)}" for _, seam in seams(unpatched) if found.problem(seam)] == []
+
+
+def test_no_module_keeps_an_original(unpatched):
+    from kohya_bucket import sdscripts
+
+    found = owners(unpatched)
+    trainer = importlib.import_module("train_network")  # has names of its own
+    values = {seam.path: found.find(seam.path)[2] for _, seam in seams(unpatched) if seam.stand_in is not None}
+    sdscripts.install(quiet=True)
+    try:
+        assert sdscripts.is_active()
+        modules = [module for name, module in list(sys.modules.items()) if name.startswith("library.")] + [trainer]
+        for module in modules:
+            for name, bound in vars(module).items():
+                assert not any(bound is value for value in values.values()), f"{module.__name__}.{name}"
+        for path, value in values.items():
+            assert found.find(path)[2] is not value, path
+    finally:
+        sdscripts.uninstall()
+    for path, value in values.items():
+        assert found.find(path)[2] is value, path
+
+
+def test_every_name_that_the_code_uses_is_in_a_seam(unpatched):
+    """What the adapter's code names, and sd-scripts' classes have, is checked; nothing else is used of them."""
+    from kohya_bucket.adapter.shapes import attributes_of
+
+    found = owners(unpatched)
+    checked = {name for _, seam in seams(unpatched) for name in seam.names}
+    classes = (
+        "ImageInfo", "DreamBoothSubset", "FineTuningSubset", "ControlNetSubset", "DreamBoothDataset",
+        "FineTuningDataset", "ControlNetDataset", "DatasetGroup", "collator_class", "LatentsCachingStrategy",
+        "TextEncoderOutputsCachingStrategy", "ConfigSanitizer",
+    )  # fmt: skip
+    theirs = {name for cls in classes if found.has(cls) for name in attributes_of(found.named(cls))}
+    used = set()
+    for file in [*ADAPTER.glob("*.py"), *ADAPTER.glob("seams/*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                used.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                used.add(node.value)
+    unchecked = {name for name in used & theirs - checked - OF_OUR_OWN if not name.startswith("__")}
+    since = {"caption_dropout_rate", "resize_interpolation", "caching_mode"}  # checked where a version has them
+    assert unchecked - since == set()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="each renaming is tried in a fork")
+def test_no_name_can_change_unseen(unpatched, sd_scripts_dir, tmp_path):
+    """Each name that the adapter relies on, renamed in a copy of the checkout, is noticed by `install()`."""
+    out = tmp_path / "out.json"
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(HERE / "renaming.py"), str(sd_scripts_dir), str(out)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(out.read_text(encoding="utf-8"))
+    from kohya_bucket.sdscripts.seams import SUBJECTS
+
+    ordering = {subject.name for subject in SUBJECTS if subject.orders_epochs}
+    assert len(rows) > 80
+    for row in rows:
+        assert row["count"], f"{row['name']} stands nowhere in the checkout"
+        assert "error" not in row, row
+        if ordering & set(row["subjects"]):
+            assert not row["active"], row
+            assert row["why"], row
+        else:
+            assert set(row["subjects"]) <= set(row["left_alone"]), row
+
+
+def trainers(root):
+    """Programs that load a data set group: those which hand one to a loader, and those that are built on them."""
+    files = {}
+    for file in sorted(root.glob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        if "DataLoader(" in text or "NetworkTrainer" in text or "TextualInversionTrainer" in text:
+            files[file.name] = "library" in text
+    return [name for name, ours in files.items() if ours]
+
+
+START = """
+import importlib.util, json, sys
+sys.dont_write_bytecode = True
+import kohya_bucket.sdscripts as kb
+kb.install(quiet=True)
+names = json.loads(sys.argv[2])
+import os
+for name in names:
+    child = os.fork()
+    if not child:
+        sys.path.insert(0, sys.argv[1])
+        try:
+            import runpy
+            space = runpy.run_path(os.path.join(sys.argv[1], name), run_name="a_trainer")
+            from torch.utils.data import ConcatDataset, DataLoader
+            print(json.dumps([name, kb.is_active(), kb.why_inactive(), ""]), flush=True)
+        except BaseException as error:
+            print(json.dumps([name, kb.is_active(), kb.why_inactive(), f"{type(error).__name__}: {error}"]), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="each trainer is started in a fork")
+def test_every_trainer_finds_the_adapter_in_place(unpatched, sd_scripts_dir):
+    """Whatever a trainer imports, once it has, the adapter is in: before it reads its arguments."""
+    names = trainers(sd_scripts_dir)
+    assert {"train_network.py", "train_db.py", "fine_tune.py", "sdxl_train.py"} <= set(names)
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
+    prelude = "import torch, transformers, diffusers, accelerate, cv2, torchvision\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", prelude + START, str(sd_scripts_dir), json.dumps(names)],
+        env=environment, capture_output=True, text=True, check=False, cwd=sd_scripts_dir,
+    )  # fmt: skip
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert [answer[0] for answer in answers] == names, done.stderr[-2000:]
+    missing = [answer for answer in answers if not answer[1] and "ModuleNotFoundError" not in answer[3]
+               and "ImportError" not in answer[3]]  # fmt: skip
+    assert missing == []
+    assert sum(answer[1] for answer in answers) >= len(answers) - 4, answers
+
+
+def without(sd, path):
+    """sd-scripts' modules with one name gone."""
+    from kohya_bucket.adapter.patching import bindings_of
+
+    owner, name, value = owners(sd).find(path)
+    places = [(owner, name)]
+    if isinstance(owner, types.ModuleType):
+        places = list(bindings_of(value, lambda module: module.__name__.startswith("library.")))
+    for at, bound in places:
+        delattr(at, bound)
+
+    def restore():
+        for at, bound in places:
+            setattr(at, bound, value)
+
+    return restore
+
+
+@pytest.mark.parametrize("path", ["LatentsCachingStrategy.get_strategy", "BaseDataset.new_cache_latents"])
+def test_unknown_caching_leaves_the_order_of_epochs(unpatched, path, monkeypatch, capsys):
+    from kohya_bucket import sdscripts
+
+    if not owners(unpatched).has(path):
+        pytest.skip("this version caches without strategies")
+    restore = without(unpatched, path)
+    try:
+        sdscripts.install()
+        assert sdscripts.is_active()
+        assert path in sdscripts.left_alone()["caching"]
+        sanitizer = unpatched.config_util.ConfigSanitizer(True, True, True, True)
+        config = {"datasets": [{"resolution": 128, "subsets": [{"image_dir": "x", "num_repeats": 1}]}]}
+        sanitizer.sanitize_user_config(dict(config))
+        with pytest.raises(SystemExit) as error:
+            sanitizer.sanitize_user_config({**config, "kohya_bucket": {"latent_cache": "shards"}})
+        assert "latent_cache = 'shards' needs a part of sd-scripts" in str(error.value)
+        assert path in str(error.value)
+        monkeypatch.setattr(sys, "argv", ["train.py", "--cache_latents"])
+        with pytest.raises(SystemExit, match="--cache_latents with several sizes"):
+            sanitizer.sanitize_user_config({**config, "kohya_bucket": {"resolutions": [128, 64]}})
+    finally:
+        sdscripts.uninstall()
+        restore()
+
+
+@pytest.mark.parametrize("option", ["--resume", "--initial_step"])
+def test_unknown_resuming_refuses_what_needs_it(unpatched, option, monkeypatch, tmp_path):
+    from kohya_bucket import sdscripts
+
+    restore = without(unpatched, "prepare_accelerator")
+    try:
+        sdscripts.install(quiet=True)
+        assert sdscripts.is_active()
+        assert set(sdscripts.left_alone()) == {"resuming"}
+        sdscripts.uninstall()
+        monkeypatch.setattr(sys, "argv", ["train.py", option, "5"])
+        with pytest.raises(SystemExit, match=f"{option} needs a part of sd-scripts"):
+            sdscripts.install(quiet=True)
+        sdscripts.uninstall()
+        (tmp_path / "args.toml").write_text("[training]\nresume = 'state'\nsave_state = true\n", encoding="utf-8")
+        monkeypatch.setattr(sys, "argv", ["train.py", f"--config_file={tmp_path / 'args'}"])
+        with pytest.raises(SystemExit, match="--resume needs a part of sd-scripts"):
+            sdscripts.install(quiet=True)
+    finally:
+        sdscripts.uninstall()
+        restore()
+
+
+def test_an_order_that_looks_unknown_is_no_order(unpatched):
+    from kohya_bucket import sdscripts
+    from kohya_bucket.errors import KohyaBucketError
+
+    restore = without(unpatched, "BaseDataset.shuffle_buckets")
+    try:
+        with pytest.raises(KohyaBucketError, match="shuffle_buckets does not exist"):
+            sdscripts.install()
+        assert not sdscripts.is_active()
+    finally:
+        sdscripts.uninstall()
+        restore()
+
+
+def test_a_trainer_that_counts_in_another_way_is_left_to_its_count(unpatched, sd_scripts_dir):
+    from kohya_bucket.sdscripts.initial_step import is_known
+
+    trainer = importlib.import_module("train_network")
+    function = trainer.NetworkTrainer.train
+    arguments = types.SimpleNamespace(initial_step=None, initial_epoch=None, skip_until_initial_step=False)
+
+    def asked(code):
+        return is_known(arguments, types.SimpleNamespace(f_code=code, f_back=None))
+
+    assert asked(function.__code__)
+    source = (sd_scripts_dir / "train_network.py").read_text(encoding="utf-8")
+    for known, other in (
+        ("initial_step *= args.gradient_accumulation_steps", "initial_step += args.gradient_accumulation_steps"),
+        ("initial_step -= len(train_dataloader)", "initial_step %= len(train_dataloader)"),
+        ("initial_step = 1", "initial_step = 0"),
+        ("initial_step - 1", "initial_step"),
+        ("global_step = initial_step", "global_step = 0"),
+    ):
+        assert source.count(known) >= 1
+        path = Path(str(sd_scripts_dir)) / "train_network.py"
+        changed = source.replace(known, other)
+        code = compile(changed, str(path), "exec")
+        import linecache
+
+        linecache.cache[str(path)] = (len(changed), None, changed.splitlines(keepends=True), str(path))
+        try:
+            assert not asked(_function(code, "train")), known
+        finally:
+            linecache.checkcache(str(path))
+            linecache.cache.pop(str(path), None)
+    del arguments.initial_epoch
+    assert not asked(function.__code__)
+
+
+def _function(code, name):
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            if constant.co_name == name and "initial_step" in constant.co_varnames + constant.co_cellvars:
+                return constant
+            found = _function(constant, name)
+            if found is not None:
+                return found
+    return None
