@@ -26,7 +26,7 @@ class _Rename(ast.NodeTransformer):
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
         for field in ("id", "attr", "arg", "name"):
-            if getattr(node, field, None) == self.old and not _is_module(node):
+            if getattr(node, field, None) == self.old:
                 setattr(node, field, self.new)
                 self.count += 1
         if isinstance(node, ast.Constant) and node.value == self.old:
@@ -37,16 +37,16 @@ class _Rename(ast.NodeTransformer):
     def visit_Import(self, node: ast.Import) -> ast.AST:
         return node
 
-
-def _is_module(node: ast.AST) -> bool:
-    return isinstance(node, ast.ImportFrom)
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        # what is imported from the package itself are modules
+        return node if node.module in (None, "library") else self.generic_visit(node)
 
 
 def rename(checkout: Path, old: str) -> int:
     """Rename `old` in every module of a checkout; how often it stood there."""
     count = 0
     for file in [*checkout.glob("*.py"), *checkout.glob("library/*.py")]:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
         if old not in text:
             continue
         change = _Rename(old, f"{old}_of_another_version")
@@ -78,6 +78,7 @@ def names_of(checkout: Path) -> dict[str, list[str]]:
     import accelerate
     import torch.utils.data
 
+    from kohya_bucket.adapter.shapes import attributes_of
     from kohya_bucket.sdscripts.seams import SUBJECTS, Owners
 
     sys.path.insert(0, str(checkout))
@@ -85,11 +86,12 @@ def names_of(checkout: Path) -> dict[str, list[str]]:
         importlib.import_module(name)
     foreign = {"Accelerator": accelerate.Accelerator, "DataLoader": torch.utils.data.DataLoader}
     owners = Owners(foreign)
+    torchs = attributes_of(torch.utils.data.ConcatDataset)  # what groups inherit is not sd-scripts' to rename
     found: dict[str, list[str]] = {}
     for subject in SUBJECTS:
         for seam in subject.seams_of(owners):
             if seam.path.split(".")[0] not in foreign:
-                for name in seam.names:
+                for name in set(seam.names) - torchs:
                     if not name.startswith("__"):  # what Python itself calls has no other name
                         found.setdefault(name, []).append(subject.name)
     return found
