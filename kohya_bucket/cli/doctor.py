@@ -58,14 +58,15 @@ def _sections(
     config: Path | None, sd_scripts: Path | None, given: Mapping[str, object], quick: bool
 ) -> Iterator[Section]:
     """One after the other, so that each is shown while the next is looked at."""
-    from kohya_bucket.sdscripts.config import Release
+    from kohya_bucket.sdscripts.config import NEWEST, Release
     from kohya_bucket.sdscripts.doctor.caches import cache_section
-    from kohya_bucket.sdscripts.doctor.checkout import checkout_section, has_strategies, nearby_checkout
+    from kohya_bucket.sdscripts.doctor.checkout import checkout_section, nearby_checkout
     from kohya_bucket.sdscripts.doctor.config import config_section
     from kohya_bucket.sdscripts.doctor.packages import packages_section
+    from kohya_bucket.sdscripts.patch import find_checkout
 
-    checkout = sd_scripts or nearby_checkout()
-    release = Release.V0_10 if checkout is None or has_strategies(checkout) else Release.V0_9
+    checkout = find_checkout(sd_scripts) if sd_scripts else nearby_checkout()
+    release = Release.in_checkout(checkout) if checkout else NEWEST
     yield packages_section()
     if checkout is not None:
         if not quick:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from kohya_bucket.cli.console import print_table, wide_console
 from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.gpus import gpu_counts
 from kohya_bucket.cli.progress import scan_progress
+from kohya_bucket.cli.release import release_at_hand
 from kohya_bucket.errors import KohyaBucketError
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kohya_bucket.sdscripts.settings import AdapterSettings
 
 _LIMIT = 20
-_VERSION = re.compile(r"v?\d+(\.\w+)*|main")
 _SILENT = "where the config is silent"
 
 
@@ -57,14 +56,17 @@ def register(app: typer.Typer) -> None:
         min_bucket_reso: Annotated[int | None, typer.Option("--min-bucket-reso", help=_SILENT)] = None,
         max_bucket_reso: Annotated[int | None, typer.Option("--max-bucket-reso", help=_SILENT)] = None,
         bucket_reso_steps: Annotated[int | None, typer.Option("--bucket-reso-steps", help=_SILENT)] = None,
+        skip_image_resolution: Annotated[str | None, typer.Option("--skip-image-resolution", help=_SILENT)] = None,
         caption_extension: Annotated[str | None, typer.Option("--caption-extension", help=_SILENT)] = None,
-        sd_scripts: Annotated[str, typer.Option("--sd-scripts", help="its version: 0.9.1 and 0.10.1 differ")] = "0.10",
+        sd_scripts: Annotated[
+            str | None, typer.Option("--sd-scripts", help="its checkout or version; by default the one at hand")
+        ] = None,
     ) -> None:
         """Show what a dataset config trains: buckets, batches, crops, what is left out, steps per epoch.
 
         Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input.
         """
-        from kohya_bucket.sdscripts.config import Release, Severity, read_config, read_folders
+        from kohya_bucket.sdscripts.config import Severity, read_config, read_folders
         from kohya_bucket.sdscripts.overview import overview
         from kohya_bucket.sdscripts.settings import AdapterSettings, environment_table
 
@@ -76,20 +78,18 @@ def register(app: typer.Typer) -> None:
             "min_bucket_reso": min_bucket_reso,
             "max_bucket_reso": max_bucket_reso,
             "bucket_reso_steps": bucket_reso_steps,
+            "skip_image_resolution": skip_image_resolution,
             "caption_extension": caption_extension,
         }
         given = {key: value for key, value in given.items() if value is not None}
         if (config is None) == (train_data_dir is None):
             raise KohyaBucketError("name a dataset config, or --train-data-dir, one of the two")
-        if not _VERSION.fullmatch(sd_scripts):
-            raise KohyaBucketError(f"--sd-scripts is {sd_scripts!r}, but must be a version such as 0.9.1 or 0.10.1")
+        release = release_at_hand(sd_scripts)
         if config is not None:
             refuse_beside(context, f"{config} brings its own images", ("reg_data_dir", "in_json"))
-            read = read_config(config, given, release=Release.of(sd_scripts))
+            read = read_config(config, given, release=release)
         else:
-            read = read_folders(
-                str(train_data_dir), reg_data_dir, given, in_json=in_json, release=Release.of(sd_scripts)
-            )
+            read = read_folders(str(train_data_dir), reg_data_dir, given, in_json=in_json, release=release)
         broken = any(f.severity is Severity.ERROR for f in read.findings)
         tables = environment_table() + ([(str(config), read.table)] if read.table is not None else [])
         settings = AdapterSettings() if broken else AdapterSettings.from_tables(*tables)
@@ -186,15 +186,21 @@ def _print_dataset(
         console.print(f"held back for validation: {len(dataset.read.validation):,}")
     if dataset.rotated:
         console.print(f"with an EXIF rotation, which sd-scripts does not obey: {dataset.rotated:,}")
-    if dataset.left_out:
-        console.print(f"[yellow]not trained: {len(dataset.left_out):,}[/yellow]")
-        shown = dataset.left_out if images else dataset.left_out[:_LIMIT]
+    not_trained = _not_trained(dataset)
+    if not_trained:
+        console.print(f"[yellow]not trained: {len(not_trained):,}[/yellow]")
+        shown = not_trained if images else not_trained[:_LIMIT]
         for key, reason in shown:
             console.print(f"  {key}: {reason}", markup=False, soft_wrap=True)
-        if len(shown) < len(dataset.left_out):
-            console.print(f"  … and {len(dataset.left_out) - len(shown):,} more (--images lists all)")
+        if len(shown) < len(not_trained):
+            console.print(f"  … and {len(not_trained) - len(shown):,} more (--images lists all)")
     if images:
         _image_table(console, dataset)
+
+
+def _not_trained(dataset: DatasetOverview) -> tuple[tuple[str, str], ...]:
+    """Images that no bucket takes, and those that `skip_image_resolution` leaves out."""
+    return dataset.left_out + dataset.read.images.skipped
 
 
 def _times(repeats: list[int]) -> str:
@@ -258,7 +264,7 @@ def _as_json(read: Config, seen: Overview, images: bool) -> dict[str, Any]:
                 {**asdict(row), "bucket": row.bucket.as_tuple(), "aspect": row.bucket.aspect_ratio}
                 for row in dataset.images.rows()
             ],
-            "not_trained": [{"image": key, "reason": reason} for key, reason in dataset.left_out],
+            "not_trained": [{"image": key, "reason": reason} for key, reason in _not_trained(dataset)],
         }
         if images:
             entry["image_rows"] = [asdict(row) for row in dataset.image_rows()]

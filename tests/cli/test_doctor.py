@@ -18,7 +18,7 @@ from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.cli import app, register_commands
 from kohya_bucket.latents.wanted import Recipe, Wanted
 from kohya_bucket.sdscripts.doctor import packages
-from kohya_bucket.sdscripts.doctor.checkout import has_strategies, pins_of
+from kohya_bucket.sdscripts.doctor.checkout import pins_of
 from kohya_bucket.sdscripts.doctor.room import human, nbytes_of
 
 ROOT = Path(__file__).parents[2]
@@ -299,9 +299,8 @@ def test_the_patch_of_another_version(tmp_path):
     assert found["patch-version"]["remedy"] == f"kohya-bucket patch install {there}"
 
 
-def test_generations_and_pins(tmp_path):
-    assert not has_strategies(checkout(tmp_path / "a", "x = 1"))
-    assert has_strategies(checkout(tmp_path / "b", "def new_cache_latents(): ..."))
+def test_pins(tmp_path):
+    checkout(tmp_path / "a", "x = 1")
     file = tmp_path / "requirements.txt"
     file.write_text(
         "numpy==0.0.1\n# a==1\ndiffusers[torch]==0.25.0 ; python_version > '3'\n-e .\nrich\n", encoding="utf-8"

@@ -3,9 +3,12 @@
 from kohya_bucket.sdscripts.config.findings import Finding, Findings, Severity
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
 from kohya_bucket.sdscripts.config.read import Config, ReadDataset, read_config, read_folders
-from kohya_bucket.sdscripts.config.schema import Kind, Release, Supports
+from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
+from kohya_bucket.sdscripts.config.schema import Kind, Supports
 
 __all__ = [
+    "NEWEST",
+    "Change",
     "Config",
     "DatasetConfig",
     "Finding",

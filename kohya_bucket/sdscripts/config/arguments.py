@@ -1,7 +1,7 @@
 """The trainer's command line options that a dataset config falls back to, with their defaults.
 
-Source: `add_dataset_arguments` and `add_training_arguments` in sd-scripts' library/train_util.py. An option
-counts only where the config is silent: subset > dataset > general > command line > default.
+Source: sd-scripts' `add_dataset_arguments` and `add_training_arguments`. An option counts only where the config is
+silent: subset > dataset > general > command line > default.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ DEFAULTS: Mapping[str, Any] = {
     "resolution": None,
     "secondary_separator": None,
     "shuffle_caption": False,
+    "skip_image_resolution": None,
     "token_warmup_min": 1,
     "token_warmup_step": 0,
+    "train_inpainting": False,
     "validation_seed": None,
     "validation_split": 0.0,
 }
@@ -67,13 +69,14 @@ def arguments(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         key = config_name(name)
         if value is not None and key in out:
             out[key] = value
-    if isinstance(out["resolution"], (str, int)):
-        out["resolution"] = parse_resolution(out["resolution"])
+    for key in ("resolution", "skip_image_resolution"):
+        if isinstance(out[key], (str, int)):
+            out[key] = parse_resolution(out[key], key)
     return out
 
 
-def parse_resolution(text: str | int) -> tuple[int, int]:
-    """`512`, `512,768` or `512x768` as (width, height).
+def parse_resolution(text: str | int, name: str = "resolution") -> tuple[int, int]:
+    """`512`, `512,768` or `512x768` as (width, height). `name` is the option's, for messages.
 
     Raises:
         ConfigError: anything else.
@@ -84,5 +87,5 @@ def parse_resolution(text: str | int) -> tuple[int, int]:
     except ValueError:
         sides = []
     if len(sides) not in (1, 2) or min(sides) < 1:
-        raise ConfigError(f"resolution is {text!r}, but must be a size like 512 or a width and height like 512,768")
+        raise ConfigError(f"{name} is {text!r}, but must be a size like 512 or a width and height like 512,768")
     return sides[0], sides[-1]

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.config.arguments import DEFAULTS
 from kohya_bucket.sdscripts.config.findings import Findings, some
-from kohya_bucket.sdscripts.config.folders import Folder
 from kohya_bucket.sdscripts.config.model import SubsetConfig
 
 __all__ = ["caption_of", "check_captions", "check_stems"]
@@ -21,21 +20,26 @@ __all__ = ["caption_of", "check_captions", "check_stems"]
 _USUAL = (".txt", ".caption", ".tags", ".text")
 
 
-def check_captions(folder: Folder, subset: SubsetConfig, findings: Findings) -> None:
-    """Find images without caption, captions under another extension, empty and undecodable files."""
+def check_captions(images: Sequence[str], names: frozenset[str], subset: SubsetConfig, findings: Findings) -> None:
+    """Find images without caption, captions under another extension, empty and undecodable files.
+
+    Args:
+        images: those of the subset.
+        names: of everything in their folder.
+    """
     extension = subset.caption_extension
     missing: list[str] = []
     empty: list[str] = []
     blank: list[str] = []
     foreign: list[str] = []
     elsewhere: Counter[str] = Counter()
-    for path in folder.images:
+    for path in images:
         stem = os.path.splitext(path)[0]
-        caption = _caption_file(stem, extension, folder)
+        caption = _caption_file(stem, extension, names)
         if caption is None:
             missing.append(path)
             name = os.path.basename(stem)
-            elsewhere.update(e for e in _USUAL if e != extension and name + e in folder.names)
+            elsewhere.update(e for e in _USUAL if e != extension and name + e in names)
             continue
         problem = _problem(caption, subset.enable_wildcard)
         if problem is not None:
@@ -51,7 +55,7 @@ def check_captions(folder: Folder, subset: SubsetConfig, findings: Findings) -> 
         message = f"the first line of {len(blank)} caption file{'s' * (len(blank) != 1)} is blank, and only it is used"
         findings.warning("blank-caption", where, f"{message} ({some(blank)})", "put the caption first", blank)
     if missing:
-        _report_missing(missing, elsewhere, len(folder.images), subset, findings)
+        _report_missing(missing, elsewhere, len(images), subset, findings)
 
 
 def _report_missing(
@@ -129,8 +133,8 @@ def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
         )
 
 
-def _caption_file(stem: str, extension: str, folder: Folder) -> str | None:
-    if os.path.basename(stem) + extension in folder.names and os.path.isfile(stem + extension):
+def _caption_file(stem: str, extension: str, names: frozenset[str]) -> str | None:
+    if os.path.basename(stem) + extension in names and os.path.isfile(stem + extension):
         return stem + extension
     return next((file for file in _caption_files(stem, extension)[1:] if os.path.isfile(file)), None)
 

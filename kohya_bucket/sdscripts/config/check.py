@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kohya_bucket.sdscripts.config.findings import Findings
+from kohya_bucket.sdscripts.config.release import NEWEST, Release
 from kohya_bucket.sdscripts.config.schema import (
     ALL,
     KEYS,
     Kind,
     Level,
-    Release,
     Supports,
     Type,
     kind_of,
@@ -52,7 +52,7 @@ class CheckedConfig:
 
 
 def check_config(
-    source: Source, findings: Findings, supports: Supports = ALL, release: Release = Release.V0_10
+    source: Source, findings: Findings, supports: Supports = ALL, release: Release = NEWEST
 ) -> CheckedConfig:
     """Check every table, add what is wrong to `findings`, and return the rest."""
     return _Checker(source, findings, supports, release).run()

@@ -1,7 +1,7 @@
-"""The pairs of a ControlNet dataset. Source: `ControlNetDataset.__init__` in sd-scripts' library/train_util.py.
+"""The pairs of a ControlNet dataset. Source: sd-scripts' `ControlNetDataset.__init__`.
 
-The images are listed as DreamBooth images; each needs a control image of the same name, whatever its
-extension, and every control image must belong to one.
+The images are listed as DreamBooth images; each needs a control image of the same name, whatever its extension.
+Before 0.10.2 every control image had to belong to one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from kohya_bucket.sdscripts.config.findings import some
 from kohya_bucket.sdscripts.config.folders import Folder, missing_folder, read_folder, supported_extensions
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
 from kohya_bucket.sdscripts.config.reading import Reading
+from kohya_bucket.sdscripts.config.release import Change
 
 __all__ = ["list_controlnet"]
 
@@ -72,13 +73,18 @@ def _report_missing(missing: dict[int, list[str]], dataset: DatasetConfig, readi
 
 
 def _report_extra(folders: dict[str, Folder], paired: set[str], dataset: DatasetConfig, reading: Reading) -> None:
+    stops = Change.SKIPPING not in reading.release
     for path, folder in folders.items():
         extra = [p for p in folder.images if os.path.splitext(os.path.abspath(p))[0] not in paired]
         if not extra:
             continue
-        message = f"{len(extra)} control images in {path!r} belong to no image, and sd-scripts stops at that"
-        remedy = "remove them"
-        if dataset.validation_split > 0:
-            message += " (images held back for validation count as none)"
-            remedy = "ControlNet datasets do not work with validation_split: remove it"
-        reading.findings.error("extra-control-image", dataset.place, f"{message} ({some(extra)})", remedy, extra)
+        message = f"{len(extra)} control images in {path!r} belong to no image that is trained"
+        remedy = "remove them, or add what they control"
+        if stops:
+            message += ", and sd-scripts stops at that"
+            remedy = "remove them"
+            if dataset.validation_split > 0:
+                message += " (images held back for validation count as none)"
+                remedy = "ControlNet datasets do not work with validation_split: remove it"
+        add = reading.findings.error if stops else reading.findings.note
+        add("extra-control-image", dataset.place, f"{message} ({some(extra)})", remedy, extra)

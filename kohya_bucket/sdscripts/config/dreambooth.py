@@ -1,11 +1,11 @@
-"""The images of a DreamBooth dataset. Source: `DreamBoothDataset.__init__` in sd-scripts' library/train_util.py."""
+"""The images of a DreamBooth dataset. Source: sd-scripts' `DreamBoothDataset.__init__`."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kohya_bucket.sdscripts.config.captions import check_captions, check_stems
 from kohya_bucket.sdscripts.config.findings import Findings, some
@@ -14,12 +14,21 @@ from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, Subset
 from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
 from kohya_bucket.sdscripts.config.registry import Entry, Registry
 from kohya_bucket.sdscripts.config.regularization import balanced
+from kohya_bucket.sdscripts.config.release import Change
+from kohya_bucket.sdscripts.config.skipping import skipped_images, warn_of_skips
 from kohya_bucket.sdscripts.config.splitting import split
 from kohya_bucket.sdscripts.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
 
 __all__ = ["cached_captions", "list_dreambooth"]
 
-Sized = tuple[str, "tuple[int, int] | None"]
+
+@dataclass(frozen=True)
+class _Listed:
+    """An image; `noted` is its size in a `metadata_cache.json`, to be `trusted` or not."""
+
+    path: str
+    noted: tuple[int, int] | None = None
+    trusted: bool = True
 
 
 def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = True) -> Registry:
@@ -32,11 +41,12 @@ def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = T
     subsets = usable_subsets(dataset, training, quiet.findings)
     subset = next(subsets, None)
     while subset is not None:
-        images = _images_of(subset, dataset, quiet, training)
+        images = _images_of(subset, dataset, registry, quiet, training)
         repeats = subset.num_repeats if training else 1
         wanted += 0 if subset.is_reg else repeats * len(images)
-        for path, size in images:
-            entry = Entry(path, path, repeats, subset.number, size, subset.is_reg)
+        for image in images:
+            size = image.noted if image.trusted else None
+            entry = Entry(image.path, image.path, repeats, subset.number, size, subset.is_reg)
             if subset.is_reg:
                 regular.append(entry)
             else:
@@ -65,7 +75,9 @@ def as_list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> 
     return registry.as_list()
 
 
-def _images_of(subset: SubsetConfig, dataset: DatasetConfig, reading: Reading, training: bool) -> list[Sized]:
+def _images_of(
+    subset: SubsetConfig, dataset: DatasetConfig, registry: Registry, reading: Reading, training: bool
+) -> list[_Listed]:
     findings, where = reading.findings, subset.place
     if subset.image_dir is None:
         return []
@@ -78,25 +90,38 @@ def _images_of(subset: SubsetConfig, dataset: DatasetConfig, reading: Reading, t
         findings.error("unreadable-folder", where, f"{subset.image_dir!r} cannot be listed: {error.strerror}")
         return []
     note_ignored(folder, findings, where)
-    images = _cached(subset, folder, reading) if subset.cache_info else None
+    images = _cached(subset, folder, dataset, reading) if subset.cache_info else None
     fresh = images is None
-    if images is None:
-        images = [(path, None) for path in folder.images]
-        if reading.check_captions:
-            check_captions(folder, subset, findings)
+    images = [_Listed(path) for path in folder.images] if images is None else images
     if not images:
         _report_empty(subset, folder, dataset, findings)
         return []
-    check_stems([path for path, _ in images], where, findings)
+    images = _large_enough(images, dataset, subset, registry, findings)
+    paths = [image.path for image in images]
+    if fresh and reading.check_captions:
+        check_captions(paths, folder.names, subset, findings)
+    check_stems(paths, where, findings)
     # a share above 1 trains nothing, as in sd-scripts; an infinite one, at which it stops, is reported with the values
     if 0 < dataset.validation_split < math.inf:
         if subset.is_reg:
             images = images if training else []
         else:
+            _report_cache_and_split(subset, fresh, reading)
             images = split(images, dataset.validation_split, dataset.validation_seed, training)
     if fresh and subset.cache_info:
-        reading.written_caches[_cache_path(subset)] = [path for path, _ in images]
+        reading.written_caches[_cache_path(subset)] = [image.path for image in images]
     return images
+
+
+def _large_enough(
+    images: list[_Listed], dataset: DatasetConfig, subset: SubsetConfig, registry: Registry, findings: Findings
+) -> list[_Listed]:
+    """Those that `skip_image_resolution` does not leave out, by their sizes in a `metadata_cache.json` where one is."""
+    paths = [image.path for image in images]
+    skips = skipped_images(paths, [image.noted for image in images], dataset.skip_image_resolution)
+    warn_of_skips(paths, skips, dataset, subset, findings)
+    registry.skipped += [(paths[i], reason) for i, reason in skips.reasons.items()]
+    return [image for i, image in enumerate(images) if i not in skips]
 
 
 # -- metadata_cache.json -----------------------------------------------------------------------------
@@ -119,11 +144,11 @@ def cached_captions(subset: SubsetConfig) -> dict[str, str]:
         return {image: str(entry["caption"]) for image, entry in json.load(file).items()}
 
 
-def _cached(subset: SubsetConfig, folder: Folder, reading: Reading) -> list[Sized] | None:
+def _cached(subset: SubsetConfig, folder: Folder, dataset: DatasetConfig, reading: Reading) -> list[_Listed] | None:
     """The images that a `metadata_cache.json` lists, with their stated sizes; None where there is none yet."""
     path = _cache_path(subset)
     if path in reading.written_caches:
-        return [(image, None) for image in reading.written_caches[path]]
+        return [_Listed(image) for image in reading.written_caches[path]]
     if not os.path.isfile(path):
         return None
     findings, where = reading.findings, subset.place
@@ -139,20 +164,36 @@ def _cached(subset: SubsetConfig, folder: Folder, reading: Reading) -> list[Size
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         message = f"{path} is not usable ({type(error).__name__}: {error}), and sd-scripts stops at it"
         findings.error("broken-cache", where, message, "delete it; it is written again", (path,))
-        return [(image, None) for image in folder.images]
+        return [_Listed(image) for image in folder.images]
     truly = are_stated_truly(list(noted), [written_ns(path)] * len(noted))
-    images: list[Sized] = [(image, noted[image] if true else None) for image, true in zip(noted, truly, strict=True)]
     listed = {os.path.abspath(image) for image in noted}
     new = [image for image in folder.images if os.path.abspath(image) not in listed]
+    small = skipped_images(new, [None] * len(new), dataset.skip_image_resolution)
+    new = [image for i, image in enumerate(new) if i not in small]
     if new:
         message = f"{len(new)} images are not in {path}, so sd-scripts does not train them ({some(new)})"
         findings.warning("stale-cache", where, message, "delete the file; it is written again", new)
     present = {os.path.abspath(image) for image in folder.images}
-    gone = [i for i, _ in images if os.path.abspath(i) not in present and not os.path.exists(i)]
+    gone = [i for i in noted if os.path.abspath(i) not in present and not os.path.exists(i)]
     if gone:
         message = f"{len(gone)} images listed in {path} do not exist ({some(gone)})"
         findings.error("missing-image", where, message, "delete the file; it is written again", gone)
-    return images
+    return [_Listed(image, size, true) for (image, size), true in zip(noted.items(), truly, strict=True)]
+
+
+def _report_cache_and_split(subset: SubsetConfig, fresh: bool, reading: Reading) -> None:
+    if not subset.cache_info:
+        return
+    remedy = "set cache_info = false"
+    if Change.SKIPPING not in reading.release:
+        message = "cache_info with validation_split: sd-scripts gives images the captions of others"
+        reading.findings.warning("cache-and-split", subset.place, message, remedy)
+    elif fresh:
+        message = (
+            f"cache_info with validation_split: sd-scripts writes the training part into {_cache_path(subset)}, takes "
+            "the images to validate on from it, and later runs train a part of that part"
+        )
+        reading.findings.warning("cache-and-split", subset.place, message, remedy)
 
 
 # -- what is said about it ---------------------------------------------------------------------------

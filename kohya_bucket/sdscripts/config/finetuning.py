@@ -1,6 +1,7 @@
-"""The images of a fine-tuning dataset. Source: `FineTuningDataset.__init__` in sd-scripts' library/train_util.py.
+"""The images of a fine-tuning dataset. Source: sd-scripts' `FineTuningDataset.__init__`.
 
-Release 0.9 looks the files up and can take finished buckets from the metadata; 0.10 joins folder and key.
+Release 0.9 looks the files up and can take finished buckets from the metadata; 0.10 joins folder and key, and since
+0.10.6 looks a key up that names no file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from kohya_bucket.sdscripts.config.folders import missing_folder, supported_exte
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
 from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
 from kohya_bucket.sdscripts.config.registry import Entry, Registry
-from kohya_bucket.sdscripts.config.schema import Release
+from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
+from kohya_bucket.sdscripts.config.skipping import skipped_images, warn_of_skips
 
 __all__ = ["list_finetuning", "metadata_captions"]
 
@@ -24,45 +26,65 @@ __all__ = ["list_finetuning", "metadata_captions"]
 def list_finetuning(dataset: DatasetConfig, reading: Reading) -> ImageList:
     """The images of all metadata files; in 0.10 those with the longest keys first, in 0.9 in file order."""
     registry = Registry()
+    joined = Change.IMAGE_LISTS in reading.release
     for subset in usable_subsets(dataset, True, reading.findings):
         metadata = _read_metadata(subset, reading)
         if not metadata:
             continue
-        old = reading.release is Release.V0_9
-        entries = _entries_0_9(metadata, subset) if old else _entries_0_10(metadata, subset)
-        listed = list(entries)
-        _report_missing(listed, subset, reading)
-        check_stems([e.path for e in listed], subset.place, reading.findings)
-        for entry in listed:
+        entries = _entries_0_10(metadata, subset, reading.release) if joined else _entries_0_9(metadata, subset)
+        for entry in _trained(list(entries), dataset, subset, registry, reading):
             registry.add(entry)
+        if joined and Change.TAGS_ALONE not in reading.release:
+            _report_lost_tags(metadata, subset, reading)
     registry.report(dataset.subsets, reading.findings)
     predefined = None
-    if reading.release is Release.V0_9 and all(e.size for e in registry.entries.values()):
+    if not joined and all(e.size for e in registry.entries.values()):
         predefined = tuple(sorted({e.size for e in registry.entries.values() if e.size}))
     return registry.as_list(predefined)
 
 
-def metadata_captions(subset: SubsetConfig) -> dict[str, str]:
-    """{key: caption} of a subset's metadata file, with the tags behind it, as sd-scripts 0.10 trains them.
+def metadata_captions(subset: SubsetConfig, release: Release = NEWEST) -> dict[str, str]:
+    """{key: caption} of a subset's metadata file, with the tags behind it, as sd-scripts trains them since 0.10.
 
     Raises:
         OSError, ValueError: the file cannot be read; `list_finetuning` says why.
     """
     out = {}
-    for key, entry in _parse(subset.metadata_file or "", Release.V0_10).items():
+    for key, entry in _parse(subset.metadata_file or "", release).items():
         caption, tags = (entry.get(name) if isinstance(entry.get(name), str) else "" for name in ("caption", "tags"))
         if subset.enable_wildcard and tags:
             tags = tags.replace("\n", subset.caption_separator)
-            lines = [line for line in caption.split("\n") if line.strip()]
-            out[key] = "\n".join(f"{line}{subset.caption_separator}{tags}" for line in lines)
+            lines = [f"{line}{subset.caption_separator}{tags}" for line in caption.split("\n") if line.strip()]
+            if not lines and Change.TAGS_ALONE in release:
+                lines = [tags]
+            out[key] = "\n".join(lines)
         else:
             out[key] = subset.caption_separator.join(filter(None, (caption, tags)))
     return out
 
 
-def _entries_0_10(metadata: dict[str, Any], subset: SubsetConfig) -> Iterator[Entry]:
+def _trained(
+    listed: list[Entry], dataset: DatasetConfig, subset: SubsetConfig, registry: Registry, reading: Reading
+) -> list[Entry]:
+    """Those that are not left out for their size, with findings about their files."""
+    paths = [entry.path for entry in listed]
+    skips = skipped_images(paths, [entry.size for entry in listed], dataset.skip_image_resolution)
+    warn_of_skips(paths, skips, dataset, subset, reading.findings)
+    registry.skipped += [(listed[i].key, reason) for i, reason in skips.reasons.items()]
+    kept = [entry for i, entry in enumerate(listed) if i not in skips]
+    opened = kept + [listed[i] for i in skips.unreadable]
+    _report_missing(opened, subset, reading)
+    check_stems([entry.path for entry in kept], subset.place, reading.findings)
+    return kept
+
+
+def _entries_0_10(metadata: dict[str, Any], subset: SubsetConfig, release: Release) -> Iterator[Entry]:
+    extensions = sorted(supported_extensions()) if Change.STEMS in release else []
     for key in sorted(metadata, key=len, reverse=True):
         path = key if os.path.isabs(key) else os.path.join(subset.image_dir or "", key)
+        if extensions and not (os.path.splitext(key)[1] and os.path.exists(path)):
+            stem = os.path.join(os.path.dirname(path), os.path.basename(key))
+            path = next((stem + extension for extension in extensions if os.path.lexists(stem + extension)), path)
         yield Entry(key, path, subset.num_repeats, subset.number, _size(metadata[key].get("image_size")))
 
 
@@ -142,7 +164,7 @@ def _parse(path: str, release: Release) -> dict[str, Any]:
                 "starts with a byte order mark, at which sd-scripts stops; save it as 'UTF-8', not 'UTF-8 with BOM'"
             )
         file.seek(0)
-        if not (path.endswith(".jsonl") and release is Release.V0_10):
+        if not (path.endswith(".jsonl") and Change.IMAGE_LISTS in release):
             data = json.load(file)
             if not isinstance(data, dict):
                 raise ValueError(f"holds a {type(data).__name__}, but must hold an object of entries by image path")
@@ -156,6 +178,8 @@ def _parse(path: str, release: Release) -> dict[str, Any]:
                 raise ValueError(f"line {number}: {what}") from error
             if not isinstance(entry, dict) or not isinstance(entry.get("image_path"), str):
                 raise ValueError(f"line {number}: every line needs an image_path")
+            if Change.STEMS in release and "width" in entry and "height" in entry:
+                entry["image_size"] = [entry["width"], entry["height"]]
             metadata[entry["image_path"]] = {k: entry[k] for k in ("caption", "image_size", "tags") if k in entry}
         return metadata
 
@@ -188,10 +212,24 @@ def _report_missing(entries: list[Entry], subset: SubsetConfig, reading: Reading
         return
     keys = [e.key for e in missing]
     remedy = "correct the paths or image_dir"
-    if all(not os.path.splitext(key)[1] for key in keys):
-        if reading.release is Release.V0_10:
-            remedy = "the keys have no extension; sd-scripts 0.10 needs the whole file name"
-    elif reading.release is Release.V0_9:
-        remedy = "sd-scripts 0.9 needs paths from the current folder, or names in image_dir without extension"
+    without_extension = all(not os.path.splitext(key)[1] for key in keys)
+    if Change.IMAGE_LISTS not in reading.release:
+        if not without_extension:
+            remedy = "sd-scripts 0.9 needs paths from the current folder, or names in image_dir without extension"
+    elif without_extension and Change.STEMS not in reading.release:
+        remedy = f"the keys have no extension; sd-scripts needs the whole file name before {Change.STEMS.since}"
     message = f"{len(missing)} of {len(entries)} images in {subset.metadata_file!r} do not exist ({some(keys)})"
     reading.findings.error("missing-image", subset.place, message, remedy, keys)
+
+
+def _report_lost_tags(metadata: dict[str, Any], subset: SubsetConfig, reading: Reading) -> None:
+    if not subset.enable_wildcard:
+        return
+    lost = [key for key, entry in metadata.items() if entry.get("tags") and not (entry.get("caption") or "").strip()]
+    if lost:
+        message = (
+            f"{len(lost)} of {len(metadata)} images in {subset.metadata_file!r} have tags and no caption: with "
+            f"enable_wildcard, sd-scripts up to 0.11.1 trains an empty caption of them ({some(lost)})"
+        )
+        remedy = "write the tags as caption, or set enable_wildcard = false"
+        reading.findings.warning("lost-tags", subset.place, message, remedy, lost)

@@ -1,7 +1,7 @@
 """Which files of a folder sd-scripts takes for images, and what to say about a folder that is not there.
 
-Source: `IMAGE_EXTENSIONS` and `glob_images` in sd-scripts' library/train_util.py: one level, no hidden files,
-extensions in all lower or all upper case (on Windows in any case), sorted by path.
+Source: sd-scripts' `IMAGE_EXTENSIONS` and `glob_images`: one level, no hidden files, extensions in all lower or all
+upper case (on Windows in any case), sorted by path.
 """
 
 from __future__ import annotations

@@ -80,6 +80,8 @@ class DatasetConfig:
     prior_loss_weight: float = 1.0
     network_multiplier: float = 1.0
     resize_interpolation: str | None = None
+    skip_image_resolution: tuple[int, int] | None = None
+    train_inpainting: bool = False
     debug_dataset: bool = False
 
     @property
@@ -115,6 +117,7 @@ class ImageList:
         subset: [N] int32, number of the subset, from 1.
         conditioning: [N] the control images of a ControlNet dataset, "" where there is none; empty otherwise.
         predefined: the bucket sizes that the metadata prescribes (sd-scripts 0.9 with prepared metadata).
+        skipped: (key, reason) of the images that `skip_image_resolution` leaves out; they are in no other column.
     """
 
     keys: tuple[str, ...]
@@ -125,6 +128,7 @@ class ImageList:
     subset: IntArray
     conditioning: tuple[str, ...] = ()
     predefined: tuple[tuple[int, int], ...] | None = None
+    skipped: tuple[tuple[str, str], ...] = ()
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -18,8 +18,9 @@ from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.finetuning import list_finetuning
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList
 from kohya_bucket.sdscripts.config.reading import Reading
+from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
 from kohya_bucket.sdscripts.config.resolve import resolve
-from kohya_bucket.sdscripts.config.schema import ALL, Kind, Release, Supports
+from kohya_bucket.sdscripts.config.schema import ALL, Kind, Supports
 from kohya_bucket.sdscripts.config.source import Source, load_source
 from kohya_bucket.sdscripts.config.validity import check_shared_images, check_split, check_values, note_overruled
 
@@ -57,7 +58,7 @@ def read_config(
     given: Mapping[str, Any] | None = None,
     *,
     supports: Supports = ALL,
-    release: Release = Release.V0_10,
+    release: Release = NEWEST,
     check_captions: bool = True,
 ) -> Config:
     """Read a dataset config and list its images. No image is opened, and nothing is written.
@@ -66,7 +67,7 @@ def read_config(
         path: a `.toml` or `.json` file. Paths in it are relative to the current folder, as in sd-scripts.
         given: command line options of the trainer; they count where the config is silent.
         supports: what the trainer reads; by default everything.
-        release: the generation of sd-scripts to follow.
+        release: the version of sd-scripts to follow.
         check_captions: open every caption file, as sd-scripts does.
 
     Raises:
@@ -81,7 +82,7 @@ def read_folders(
     given: Mapping[str, Any] | None = None,
     *,
     in_json: str | None = None,
-    release: Release = Release.V0_10,
+    release: Release = NEWEST,
     check_captions: bool = True,
 ) -> Config:
     """As `read_config`, for `--train_data_dir` with its `5_name` folders, `--reg_data_dir`, or `--in_json`."""
@@ -114,7 +115,7 @@ def _read(
     out = []
     for dataset, images in read:
         validation = None
-        if release is not Release.V0_9 and 0 < dataset.validation_split <= 1:
+        if Change.VALIDATION in release and 0 < dataset.validation_split <= 1:
             validation = _list(dataset, reading, training=False)
             check_split(dataset, images, validation, findings)
         out.append(ReadDataset(dataset, images, validation))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import DatasetConfig, SubsetConfig
-from kohya_bucket.sdscripts.config.schema import Kind, Release
+from kohya_bucket.sdscripts.config.release import NEWEST, Release
+from kohya_bucket.sdscripts.config.schema import Kind
 
 __all__ = ["Reading", "usable_subsets"]
 
@@ -19,7 +20,7 @@ class Reading:
 
     Attributes:
         findings: where to report.
-        release: the generation of sd-scripts to follow.
+        release: the version of sd-scripts to follow.
         base: the folder of the config file.
         check_captions: open every caption file, as sd-scripts does.
         written_caches: image lists that sd-scripts would write into `metadata_cache.json` files while it reads
@@ -27,7 +28,7 @@ class Reading:
     """
 
     findings: Findings
-    release: Release = Release.V0_10
+    release: Release = NEWEST
     base: Path | None = None
     check_captions: bool = True
     written_caches: dict[str, list[str]] = field(default_factory=dict)

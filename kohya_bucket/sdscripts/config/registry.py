@@ -26,10 +26,14 @@ class Entry:
 
 
 class Registry:
-    """Entries in the order of their first registration; a later entry of the same key takes its place."""
+    """Entries in the order of their first registration; a later entry of the same key takes its place.
+
+    `skipped` collects (key, reason) of the images that are left out for their size.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
+        self.skipped: list[tuple[str, str]] = []
         self._replaced: dict[tuple[int, int], list[str]] = {}
 
     def add(self, entry: Entry) -> None:
@@ -65,4 +69,5 @@ class Registry:
             subset=np.array([e.subset for e in entries], dtype=np.int32),
             conditioning=tuple(e.conditioning for e in entries) if any(e.conditioning for e in entries) else (),
             predefined=predefined,
+            skipped=tuple(self.skipped),
         )

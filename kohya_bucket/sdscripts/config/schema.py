@@ -1,7 +1,7 @@
 """Which keys a dataset config may hold, at which level, of which type.
 
 Source: the schemas that `ConfigSanitizer` of sd-scripts builds (library/config_util.py). They depend on the
-kind of dataset and on what the trainer supports; a few keys came with release 0.10.
+kind of dataset and on what the trainer supports; a few keys came with later versions.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
+
 __all__ = [
     "ALL",
     "KEYS",
     "Key",
     "Kind",
     "Level",
-    "Release",
     "Supports",
     "Type",
     "kind_of",
@@ -41,21 +42,6 @@ class Level(enum.Enum):
     GENERAL = "[general]"
     DATASET = "[[datasets]]"
     SUBSET = "[[datasets.subsets]]"
-
-
-class Release(enum.Enum):
-    """The generations of sd-scripts whose configs differ."""
-
-    V0_9 = "0.9"
-    V0_10 = "0.10"
-
-    @classmethod
-    def of(cls, version: str) -> Release:
-        """The generation of a version such as `v0.9.1` or `0.10.1`; anything unknown counts as the newest."""
-        parts = version.lstrip("v").split(".")
-        if len(parts) >= 2 and parts[0] == "0" and parts[1].isdigit() and int(parts[1]) <= 9:
-            return cls.V0_9
-        return cls.V0_10
 
 
 @dataclass(frozen=True)
@@ -127,21 +113,21 @@ class _Group(enum.Enum):
 
 @dataclass(frozen=True)
 class Key:
-    """One key: its type, where it is known, and since when."""
+    """One key: its type, where it is known, and the change that brought it (None: it was always there)."""
 
     name: str
     type: Type
     group: _Group
     kinds: frozenset[Kind] = frozenset(Kind)
     required: frozenset[Kind] = frozenset()
-    since: Release = Release.V0_9
+    since: Change | None = None
 
 
 _DB, _FT, _CN = Kind.DREAMBOOTH, Kind.FINE_TUNING, Kind.CONTROLNET
 
 
 def _keys() -> dict[str, Key]:
-    new = Release.V0_10
+    new = Change.VALIDATION
     out = [
         *(Key(n, t, _Group.DATASET) for n, t in {
             "batch_size": Type.INT, "bucket_no_upscale": Type.BOOL, "bucket_reso_steps": Type.INT,
@@ -150,6 +136,7 @@ def _keys() -> dict[str, Key]:
         }.items()),
         Key("validation_seed", Type.INT, _Group.DATASET, since=new),
         Key("validation_split", Type.FLOAT, _Group.DATASET, since=new),
+        Key("skip_image_resolution", Type.SIZE, _Group.DATASET, since=Change.SKIPPING),
         *(Key(n, t, _Group.SUBSET) for n, t in {
             "color_aug": Type.BOOL, "face_crop_aug_range": Type.TWO_FLOATS, "flip_aug": Type.BOOL,
             "num_repeats": Type.INT, "random_crop": Type.BOOL, "shuffle_caption": Type.BOOL,
@@ -177,13 +164,11 @@ def _keys() -> dict[str, Key]:
 KEYS: Mapping[str, Key] = _keys()
 
 
-def known_keys(level: Level, kind: Kind | None, supports: Supports = ALL, release: Release = Release.V0_10) -> set[str]:
+def known_keys(level: Level, kind: Kind | None, supports: Supports = ALL, release: Release = NEWEST) -> set[str]:
     """The keys allowed in a table. `kind` says which dataset the table belongs to; None for `[general]`."""
     out = set()
     for key in KEYS.values():
-        if (key.since is Release.V0_10 and release is Release.V0_9) or (
-            key.group is _Group.DROPOUT and not supports.dropout
-        ):
+        if (key.since and key.since not in release) or (key.group is _Group.DROPOUT and not supports.dropout):
             continue
         if level is Level.GENERAL:
             known = (

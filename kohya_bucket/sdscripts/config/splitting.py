@@ -1,4 +1,4 @@
-"""Which images are held back for validation. Source: `split_train_val` in sd-scripts' library/train_util.py."""
+"""Which images are held back for validation. Source: sd-scripts' `split_train_val`."""
 
 from __future__ import annotations
 

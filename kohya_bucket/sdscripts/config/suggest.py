@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 
-from kohya_bucket.sdscripts.config.schema import ALL, KEYS, Kind, Level, Release, Supports, known_keys
+from kohya_bucket.sdscripts.config.release import NEWEST, Release
+from kohya_bucket.sdscripts.config.schema import ALL, KEYS, Kind, Level, Supports, known_keys
 
 __all__ = ["levels_of", "nearest_key", "remedy_for"]
 
@@ -94,6 +95,7 @@ _TRAINER_OPTIONS = frozenset(
         "resume",
         "masked_loss",
         "weighted_captions",
+        "train_inpainting",
         "dataset_config",
         "config_file",
     ]
@@ -113,7 +115,7 @@ def nearest_key(name: str, known: set[str]) -> str | None:
     return close[0] if close else None
 
 
-def levels_of(key: str, kind: Kind | None, supports: Supports = ALL, release: Release = Release.V0_10) -> list[Level]:
+def levels_of(key: str, kind: Kind | None, supports: Supports = ALL, release: Release = NEWEST) -> list[Level]:
     """The tables in which `key` is known, for datasets of this kind (of any kind if None)."""
     kinds = [kind] if kind else list(Kind)
     return [
@@ -124,14 +126,16 @@ def levels_of(key: str, kind: Kind | None, supports: Supports = ALL, release: Re
 
 
 def remedy_for(
-    name: str, level: Level, kind: Kind | None, supports: Supports = ALL, release: Release = Release.V0_10
+    name: str, level: Level, kind: Kind | None, supports: Supports = ALL, release: Release = NEWEST
 ) -> tuple[str, str]:
     """`(what, remedy)` for a key that is not allowed in this table: why it is not, and what to do."""
     if name == "kohya_bucket":
         return "the [kohya_bucket] table stands at the top level only", "move it out, as [kohya_bucket]"
     if name in KEYS:
-        if KEYS[name].since is Release.V0_10 and release is Release.V0_9:
-            return f"{name!r} is new in sd-scripts 0.10", "remove it or update sd-scripts"
+        since = KEYS[name].since
+        if since and since not in release:
+            what = f"{name!r} is new in sd-scripts {since.since}, and {release.name} does not know it"
+            return what, "remove it or update sd-scripts"
         if kind is not None and kind not in KEYS[name].kinds and levels_of(name, None, supports, release):
             kinds = sorted(k.value for k in KEYS[name].kinds)
             return f"{name!r} is for {' and '.join(kinds)} datasets; this is a {kind.value} dataset", "remove it"

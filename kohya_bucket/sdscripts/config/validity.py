@@ -69,7 +69,8 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings) -> None:
         findings.error("bucket-steps", where, message, "64; SDXL also takes 32")
     elif steps % 32:
         message = (
-            f"bucket_reso_steps is {steps}: SD 1.5 trainers demand a multiple of 64, those for SDXL and Flux LoRA 32"
+            f"bucket_reso_steps is {steps}: SD 1.5 trainers demand a multiple of 64, those for SDXL, and for LoRA of "
+            "Flux, SD3 and HunyuanImage, 32; those for Anima and Lumina, and full Flux, 16"
         )
         findings.note("bucket-steps", where, message)
 
@@ -94,10 +95,12 @@ def _check_validation(dataset: DatasetConfig, findings: Findings) -> None:
             "trained and validated, and differently in each run; the parts shown here are an example"
         )
         findings.warning("validation-seed", where, message, "validation_seed = 42")
-    for subset in dataset.subsets:
-        if subset.cache_info and dataset.kind is Kind.DREAMBOOTH and not subset.is_reg:
-            message = "cache_info with validation_split: sd-scripts gives images the captions of others"
-            findings.warning("cache-and-split", subset.place, message, "set cache_info = false")
+    if dataset.kind is Kind.CONTROLNET:
+        message = (
+            "validation_split does not validate in ControlNet datasets: the images that are held back are in neither "
+            "part, and sd-scripts validates on those that it trains"
+        )
+        findings.warning("validation-split", where, message, "remove it")
 
 
 def check_split(dataset: DatasetConfig, training: ImageList, validation: ImageList, findings: Findings) -> None:

@@ -13,7 +13,7 @@ from kohya_bucket.sdscripts.doctor.section import Section
 from kohya_bucket.sdscripts.patch import patch_status
 from kohya_bucket.sdscripts.probe import try_adapter
 
-__all__ = ["checkout_section", "has_strategies", "nearby_checkout", "pins_of"]
+__all__ = ["checkout_section", "nearby_checkout", "pins_of"]
 
 _PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;#]+)")
 
@@ -43,12 +43,6 @@ def checkout_section(folder: Path, *, imported: bool = True) -> Section:
         _probe(section, root)
     _pins(section, root)
     return section
-
-
-def has_strategies(folder: Path) -> bool:
-    """Whether it is of 0.10 or later, which configs are read for."""
-    text = (find_checkout(folder) / "library" / "train_util.py").read_text(encoding="utf-8", errors="replace")
-    return "def new_cache_latents" in text
 
 
 def pins_of(requirements: Path) -> dict[str, str]:

@@ -37,6 +37,7 @@ def config_section(
 
     Args:
         given: values from the trainer's command line, where the config is silent.
+        release: the version of sd-scripts to follow.
         show: makes a progress function for a title.
         decode: decode all images; else their headers are read only.
 
@@ -72,6 +73,8 @@ def _summary(dataset: DatasetOverview) -> str:
         f"{n:,} {what}{'' if n == 1 else 'es' if what == 'batch' else 's'}" for n, what in counts
     )
     text = f"{number} in {buckets}, {batches} an epoch"
+    if dataset.read.images.skipped:
+        text += f", {len(dataset.read.images.skipped):,} left out by skip_image_resolution"
     return text + (f", {dataset.rotated:,} with an EXIF rotation that is not obeyed" if dataset.rotated else "")
 
 

@@ -81,6 +81,10 @@ def test_all_slips_are_reported_in_one_run() -> None:
     [
         ("train_batch_size = 2", "did you mean 'batch_size'?"),
         ("cache_latents = true", "give it on the command line (--cache_latents)"),
+        ("train_inpainting = true", "give it on the command line (--train_inpainting)"),
+        ("skip_image_resolutions = 512", "did you mean 'skip_image_resolution'?"),
+        ("skip_image_resolution = '512,768'", "write skip_image_resolution = [512, 768]"),
+        ("skip_image_resolution = 512.5", "must be a whole number or two of them"),
         ("image_directory = 'x'", "did you mean 'image_dir'? It belongs into [[datasets.subsets]]"),
         ("validation_split = 1", "write validation_split = 1.0, with a decimal point"),
         ("enable-bucket = true", "did you mean 'enable_bucket'?"),
@@ -141,8 +145,8 @@ def test_keys_of_another_kind_of_dataset() -> None:
 def test_keys_newer_than_the_release() -> None:
     text = GOOD.replace("resolution = 512", "resolution = 512\nresize_interpolation = 'area'")
     assert not len(read(text).findings)
-    finding = found(read(text, release=Release.V0_9), "misplaced-key")
-    assert "new in sd-scripts 0.10" in finding.text
+    finding = found(read(text, release=Release.of("0.9.1")), "misplaced-key")
+    assert "new in sd-scripts 0.10, and 0.9.1 does not know it" in finding.text
 
 
 def test_a_trainer_without_pairs_refuses_them() -> None:

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from kohya_bucket.sdscripts.config.arguments import DEFAULTS, arguments, parse_resolution
 from kohya_bucket.sdscripts.config.folders import read_folder, supported_extensions
 from kohya_bucket.sdscripts.config.regularization import balanced
-from kohya_bucket.sdscripts.config.schema import KEYS, Kind, Level, Release, known_keys
+from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
+from kohya_bucket.sdscripts.config.schema import KEYS, Kind, Level, known_keys
+from kohya_bucket.sdscripts.config.skipping import skipped_images
 from kohya_bucket.sdscripts.config.splitting import split
 
 
@@ -87,11 +89,36 @@ def test_every_key_has_a_level_and_a_default_of_its_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "release"),
-    [("v0.9.1", Release.V0_9), ("0.8.7", Release.V0_9), ("v0.10.1", Release.V0_10), ("main", Release.V0_10)],
-)
-def test_releases(version: str, release: Release) -> None:
-    assert Release.of(version) is release
+    ("version", "count"),
+    [("v0.9.1", 0), ("0.8.7", 0), ("v0.10.0", 2), ("v0.10.1", 2), ("0.10.2", 3), ("v0.10.5", 3), ("0.10.6", 4),
+     ("0.10", 4), ("v0.11.1", 4), ("0.11.2", 5), ("0.12", 5), ("1.0", 5), ("main", 5)],
+)  # fmt: skip
+def test_a_version_has_the_changes_up_to_it(version: str, count: int) -> None:
+    assert Release.of(version).changes == frozenset(list(Change)[:count])
+
+
+def test_a_checkout_is_judged_by_its_words(tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    assert Release.in_checkout(tmp_path) == Release(frozenset())
+    config_util, metadata = tmp_path / "library" / "config_util.py", tmp_path / "library" / "finetuning_dataset.py"
+    config_util.write_text('"validation_split": float,\n"skip_image_resolution": None', encoding="utf-8")
+    release = Release.in_checkout(tmp_path)
+    assert release.changes == {Change.VALIDATION, Change.SKIPPING}
+    assert release.name == str(tmp_path)
+    metadata.write_text('line_md["image_path"]; "width" in line_md; caption_lines', encoding="utf-8")
+    assert Release.in_checkout(tmp_path) == NEWEST
+
+
+SIZES = st.tuples(st.integers(1, 2**16), st.integers(1, 2**16))
+
+
+@given(st.lists(SIZES, max_size=9), SIZES)
+def test_what_has_no_more_pixels_is_skipped(sizes: list[tuple[int, int]], limit: tuple[int, int]) -> None:
+    skips = skipped_images([f"{i}.png" for i in range(len(sizes))], sizes, limit)
+    assert list(skips.reasons) == [i for i, (w, h) in enumerate(sizes) if w * h <= limit[0] * limit[1]]
+    for i, reason in skips.reasons.items():
+        assert reason.startswith(f"{sizes[i][0]}x{sizes[i][1]}: no more pixels than skip_image_resolution {limit[0]}x")
+    assert not skips.unreadable
 
 
 def test_resolutions_of_the_command_line() -> None:
@@ -101,6 +128,9 @@ def test_resolutions_of_the_command_line() -> None:
         arguments({"train_batch_size": 3, "resolution": "64", "learning_rate": 1.0, "flip_aug": None})["batch_size"]
         == 3
     )
+    assert arguments({"skip_image_resolution": "512,768"})["skip_image_resolution"] == (512, 768)
+    with pytest.raises(ValueError, match="skip_image_resolution is 'big'"):
+        arguments({"skip_image_resolution": "big"})
     for bad in ("", "a", "1,2,3", "0", "-5"):
         with pytest.raises(ValueError):
             parse_resolution(bad)

@@ -1,0 +1,37 @@
+"""For which version of sd-scripts a command reads configs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kohya_bucket.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kohya_bucket.sdscripts.config import Release
+
+__all__ = ["release_at_hand"]
+
+_VERSION = re.compile(r"v?\d+(\.\w+)*|main")
+
+
+def release_at_hand(given: str | None) -> Release:
+    """The version or checkout that `--sd-scripts` names; by default the checkout at hand, or else the newest version.
+
+    Raises:
+        ConfigError: it names neither.
+    """
+    from kohya_bucket.sdscripts.config import NEWEST, Release
+    from kohya_bucket.sdscripts.doctor.checkout import nearby_checkout
+    from kohya_bucket.sdscripts.patch import CheckoutError, find_checkout
+
+    if given is None:
+        found = nearby_checkout()
+        return Release.in_checkout(found) if found else NEWEST
+    if _VERSION.fullmatch(given):
+        return Release.of(given)
+    try:
+        return Release.in_checkout(find_checkout(Path(given)))
+    except CheckoutError as error:
+        raise ConfigError(f"--sd-scripts is {given!r}, but must be a version such as 0.11.1, or: {error}") from error
