@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kohya_bucket._version import __version__
 from kohya_bucket.lazy import importer
-
-__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import (

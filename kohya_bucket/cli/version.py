@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
-import kohya_bucket
+from kohya_bucket._version import __version__
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def version() -> None:
         """Print the version."""
-        typer.echo(kohya_bucket.__version__)
+        typer.echo(__version__)

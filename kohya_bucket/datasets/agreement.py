@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from kohya_bucket import __version__
+from kohya_bucket._version import __version__
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import EpochPlan
 from kohya_bucket.planning.fingerprint import differences

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-import kohya_bucket
+from kohya_bucket._version import __version__
 from kohya_bucket.reports.analysis import Analysis, BucketUse
 from kohya_bucket.reports.recommend import recommend
 
@@ -29,7 +29,7 @@ def report_as_dict(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "kohya_bucket": kohya_bucket.__version__,
+        "kohya_bucket": __version__,
         "findings": list(findings),
         "datasets": [analysis_as_dict(a, limit) for a in analyses],
     }

@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import kohya_bucket
+from kohya_bucket._version import __version__
 from kohya_bucket.buckets import Reason
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.browser_rule import browser_rule, describe_rule
@@ -50,7 +50,7 @@ def render_page(
     pictures = iter(make_thumbnails(chosen, progress))
     data = {
         "title": title,
-        "version": kohya_bucket.__version__,
+        "version": __version__,
         "made": datetime.now().strftime("%Y-%m-%d %H:%M"),
         "reasons": {int(r): r.text for r in Reason},
         "datasets": [
