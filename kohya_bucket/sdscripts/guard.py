@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -15,6 +16,8 @@ from typing import Any, NoReturn
 from kohya_bucket.adapter.patching import StandIn
 
 __all__ = ["Planned", "end_run", "guards", "is_group"]
+
+logger = logging.getLogger("kohya_bucket")
 
 _TABLES = ("bucket_manager", "buckets_indices", "image_data")
 _CLASSES = ("DatasetGroup", "BaseDataset")
@@ -47,7 +50,10 @@ def guards(planned: Plan, why_inactive: Callable[[], str]) -> list[StandIn]:
         if arguments is not None:
             make_loader(self, **arguments)
             return
-        if is_group(kwargs.get("dataset", args[0] if args else None)) and not _holds_plan(signature, args, kwargs):
+        dataset = kwargs.get("dataset", args[0] if args else None)
+        if _has_no_buckets(dataset):
+            logger.warning("a --dataset_class data set has no buckets to plan: it is trained as sd-scripts does alone")
+        if is_group(dataset) and not _holds_plan(signature, args, kwargs):
             end_run(why_inactive() or "this loader is none that a trainer of a known version makes")
         make_loader(self, *args, **kwargs)
 
@@ -74,12 +80,19 @@ def _holds_plan(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dic
 
 def is_group(dataset: Any) -> bool:
     """Whether this is a data set, or group of data sets, of sd-scripts that has buckets."""
-    bases = [base for base in type(dataset).__mro__ if base.__module__.startswith("library.")]
-    names = {base.__name__ for base in bases}
-    if _LEFT_ALONE in names:
+    if _has_no_buckets(dataset):
         return False
     members = (dataset, *(getattr(dataset, "datasets", None) or ()))
-    return bool(names & set(_CLASSES)) or any(hasattr(member, name) for member in members for name in _TABLES)
+    return bool(_names(dataset) & set(_CLASSES)) or any(hasattr(member, name) for member in members for name in _TABLES)
+
+
+def _has_no_buckets(dataset: Any) -> bool:
+    return _LEFT_ALONE in _names(dataset)
+
+
+def _names(dataset: Any) -> set[str]:
+    """Names of sd-scripts' classes that an object is of."""
+    return {base.__name__ for base in type(dataset).__mro__ if base.__module__.startswith("library.")}
 
 
 def end_run(why: str) -> NoReturn:

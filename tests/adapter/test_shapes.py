@@ -1,0 +1,94 @@
+"""Checks on a trainer's classes and functions: each names what is wrong, and insists on the names that it says."""
+
+from typing import NamedTuple, Protocol
+
+import pytest
+
+from kohya_bucket.adapter.shapes import (
+    CoveredBy,
+    Fields,
+    Inherits,
+    Offers,
+    Says,
+    Takes,
+    TakesAmong,
+    Uses,
+    attributes_of,
+)
+
+
+class Base:
+    kind = "base"
+
+    def walk(self, step, *, fast=False):
+        self.pace = step
+        self.kind = fast
+
+    @classmethod
+    def made(cls, size):
+        return cls, size
+
+    @property
+    def far(self):
+        return {"metres": self.pace, ("a", "deep"): lambda: self.kind}
+
+
+class Child(Base):
+    def walk(self, step, *, fast=False):
+        self.trace = lambda: self.steps
+
+    def run(self):
+        pass
+
+
+class Step(NamedTuple):
+    left: int
+    right: int
+
+
+class Wanted(Protocol):
+    pace: int
+    trace: int
+
+    @property
+    def far(self) -> int: ...
+
+    def run(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("check", "found", "problem"),
+    [
+        (Takes("step", "fast"), Base.walk, ""),
+        (Takes("step"), Base.walk, "takes (step, fast), expected (step)"),
+        (Takes("cls", "size"), vars(Base)["made"], ""),
+        (Takes("step"), 5, "is not a function of its own"),
+        (TakesAmong("fast"), Base.walk, ""),
+        (TakesAmong("slow", "fast"), Base.walk, "does not take slow"),
+        (Uses("pace", "kind"), Base.walk, ""),
+        (Uses("steps"), Child.walk, ""),  # in a function within it
+        (Uses("pace"), Child.walk, "does not use pace"),
+        (Uses("pace"), len, "is not a function of its own"),
+        (Says("metres"), Base.far.fget, ""),
+        (Says("deep"), Base.far.fget, ""),
+        (Says("miles"), Base.far.fget, "has no 'miles'"),
+        (Fields("left", "right"), Step, ""),
+        (Fields("left"), Step, "has the fields ('left', 'right'), expected ('left',)"),
+        (Inherits("made"), Child, ""),
+        (Inherits("walk"), Child, "has a walk of its own"),
+        (Inherits("fly"), Child, "has no fly"),
+        (Offers(Wanted), Child, ""),
+        (Offers(Wanted), Base, "has no run, trace"),
+        (Offers(Wanted), Child(), "is no class"),
+        (CoveredBy(Child), Base, ""),
+        (CoveredBy(Base), Child, "has run, trace too"),
+    ],
+)
+def test_each_says_what_is_wrong(check, found, problem):
+    assert check(found) == problem
+
+
+def test_each_tells_the_names_it_insists_on():
+    assert Takes("step", "fast").names == ("step", "fast")
+    assert Offers(Wanted).names == ("far", "pace", "run", "trace")
+    assert {"kind", "pace", "walk", "made", "far"} <= attributes_of(Base)
