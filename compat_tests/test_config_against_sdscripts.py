@@ -17,12 +17,12 @@ import pytest
 import toml
 
 from compat_tests.config_playground import make_playground, random_config
+from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.errors import BucketSettingsError, ConfigError
 from kohya_bucket.sdscripts.config import Config, Release, Severity, Supports, read_config, read_folders
 from kohya_bucket.sdscripts.config.check import REFUSALS
 from kohya_bucket.sdscripts.config.model import ImageList
-from kohya_bucket.sdscripts.overview import overview
-from kohya_bucket.sdscripts.settings import AdapterSettings
+from kohya_bucket.sdscripts.plan.overview import overview
 
 PLACED: list[int] = []
 FULL = (True, True, True, True)
@@ -150,7 +150,7 @@ def assert_same_images(images: ImageList, dataset: Any, seeded: bool) -> None:
 def assert_same_plan(mine: Config, others: Any) -> None:
     """What `kohya-bucket plan` shows is what sd-scripts' own make_buckets made of it."""
     try:
-        seen = overview(mine, AdapterSettings())
+        seen = overview(mine, AdapterOptions())
     except BucketSettingsError:
         # sd-scripts builds a dataset without images even where its settings could place none.
         assert not any(len(d.image_data) for d in others)

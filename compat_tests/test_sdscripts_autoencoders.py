@@ -19,8 +19,8 @@ from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.latents.encoding import noise_seed
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.npz import ARCHITECTURES, read_npz
-from kohya_bucket.sdscripts.latent_cache import CacheItem, check_npz
-from kohya_bucket.sdscripts.shard_cache import ShardCache
+from kohya_bucket.sdscripts.caching.item import CacheItem, check_npz
+from kohya_bucket.sdscripts.caching.shards import ShardCache
 
 
 def library(name):

@@ -389,7 +389,7 @@ def test_one_file_per_image_serves_two_datasets_of_one_resolution(patched, folde
 
 
 def test_the_weights_are_hashed_once_for_all_data_sets(patched, strategies, folder, monkeypatch):
-    from kohya_bucket.sdscripts import caching
+    from kohya_bucket.sdscripts.caching import session as caching
 
     hashed = []
     monkeypatch.setattr(caching, "module_hash", lambda model: hashed.append(model) or f"hash {len(hashed)}")
@@ -403,7 +403,7 @@ def test_the_weights_are_hashed_once_for_all_data_sets(patched, strategies, fold
 
 
 def test_nothing_of_every_image_is_kept_once_loaders_are_made(patched, strategies, folder):
-    from kohya_bucket.sdscripts import caching
+    from kohya_bucket.sdscripts.caching import session as caching
 
     group = cache(patched, strategies, folder, MeanVAE())
     strategy = strategies.base.LatentsCachingStrategy._strategy

@@ -28,7 +28,7 @@ from kohya_bucket.latents.npz import (  # noqa: E402
     write_npz,
 )
 from kohya_bucket.latents.npz_check import why_npz_bad  # noqa: E402
-from kohya_bucket.sdscripts.latent_cache import (  # noqa: E402
+from kohya_bucket.sdscripts.caching.item import (  # noqa: E402
     CacheItem,
     architecture_of,
     check_npz,
@@ -125,7 +125,7 @@ def test_latents_that_sdscripts_writes_over_ours_lose_the_fingerprint(family, tm
 
 def test_a_shard_loads_as_the_npz_does(family, tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from kohya_bucket.sdscripts.shard_cache import ShardCache
+    from kohya_bucket.sdscripts.caching.shards import ShardCache
 
     image = tmp_path / "a.png"
     Image.new("RGB", SIZE).save(image)

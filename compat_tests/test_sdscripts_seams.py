@@ -248,7 +248,7 @@ def test_an_order_that_looks_unknown_is_no_order(unpatched):
 
 
 def test_a_trainer_that_counts_in_another_way_is_left_to_its_count(unpatched, sd_scripts_dir):
-    from kohya_bucket.sdscripts.initial_step import is_known
+    from kohya_bucket.sdscripts.resuming.initial_step import is_known
 
     trainer = importlib.import_module("train_network")
     function = trainer.NetworkTrainer.train

@@ -15,7 +15,7 @@ import pytest
 from recording import recorded
 from sdscripts_support import metadata, random_sizes, tensors, write_images
 
-from kohya_bucket.sdscripts.patch import patch_install
+from kohya_bucket.adapter.marked_block import patch_install
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow

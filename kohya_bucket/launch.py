@@ -11,9 +11,9 @@ import runpy
 import sys
 from pathlib import Path
 
+from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.sdscripts import install, is_active
-from kohya_bucket.sdscripts.processes import is_first_process
 
 __all__ = ["main"]
 

@@ -58,12 +58,12 @@ def _sections(
     config: Path | None, sd_scripts: Path | None, given: Mapping[str, object], quick: bool
 ) -> Iterator[Section]:
     """One after the other, so that each is shown while the next is looked at."""
+    from kohya_bucket.adapter.marked_block import find_checkout
     from kohya_bucket.sdscripts.config import NEWEST, Release
     from kohya_bucket.sdscripts.doctor.caches import cache_section
     from kohya_bucket.sdscripts.doctor.checkout import checkout_section, nearby_checkout
     from kohya_bucket.sdscripts.doctor.config import config_section
     from kohya_bucket.sdscripts.doctor.packages import packages_section
-    from kohya_bucket.sdscripts.patch import find_checkout
 
     checkout = find_checkout(sd_scripts) if sd_scripts else nearby_checkout()
     release = Release.in_checkout(checkout) if checkout else NEWEST

@@ -20,9 +20,9 @@ from kohya_bucket.cli.release import release_at_hand
 from kohya_bucket.errors import KohyaBucketError
 
 if TYPE_CHECKING:
+    from kohya_bucket.adapter.options import AdapterOptions
     from kohya_bucket.sdscripts.config import Config, Findings
-    from kohya_bucket.sdscripts.overview import DatasetOverview, GpuRow, Overview
-    from kohya_bucket.sdscripts.settings import AdapterSettings
+    from kohya_bucket.sdscripts.plan.overview import DatasetOverview, GpuRow, Overview
 
 _LIMIT = 20
 _SILENT = "where the config is silent"
@@ -66,9 +66,9 @@ def register(app: typer.Typer) -> None:
 
         Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input.
         """
+        from kohya_bucket.adapter.options import AdapterOptions, environment_table
         from kohya_bucket.sdscripts.config import Severity, read_config, read_folders
-        from kohya_bucket.sdscripts.overview import overview
-        from kohya_bucket.sdscripts.settings import AdapterSettings, environment_table
+        from kohya_bucket.sdscripts.plan.overview import overview
 
         given = {
             "resolution": resolution,
@@ -92,7 +92,7 @@ def register(app: typer.Typer) -> None:
             read = read_folders(str(train_data_dir), reg_data_dir, given, in_json=in_json, release=release)
         broken = any(f.severity is Severity.ERROR for f in read.findings)
         tables = environment_table() + ([(str(config), read.table)] if read.table is not None else [])
-        settings = AdapterSettings() if broken else AdapterSettings.from_tables(*tables)
+        settings = AdapterOptions() if broken else AdapterOptions.from_tables(*tables)
         if broken:
             _print_findings(read, as_json, images)
             raise typer.Exit(1)
@@ -135,7 +135,7 @@ def _print(read: Config, seen: Overview, images: bool, accumulate: int) -> None:
         _findings_table(console, read.findings, images)
 
 
-def _resolutions(settings: AdapterSettings) -> str:
+def _resolutions(settings: AdapterOptions) -> str:
     weights = settings.resolution_weights or ("",) * len(settings.resolutions or ())
     sizes = [
         f"{w}x{h}" + (f" ({n})" if n else "") for (w, h), n in zip(settings.resolutions or (), weights, strict=True)
@@ -145,7 +145,7 @@ def _resolutions(settings: AdapterSettings) -> str:
 
 
 def _print_dataset(
-    console: Console, number: int, dataset: DatasetOverview, settings: AdapterSettings, images: bool
+    console: Console, number: int, dataset: DatasetOverview, settings: AdapterOptions, images: bool
 ) -> None:
     config, placed = dataset.read.config, dataset.images
     width, height = config.resolution or (0, 0)

@@ -167,15 +167,15 @@ def _by_path(
 def _by_config(
     config: Path, recipe: Recipe, output: Path | None, hash: bool, quiet: bool, gpus: str, train_batch_size: int | None
 ) -> list[_Part]:
-    from kohya_bucket.sdscripts.cache_plan import wanted_by_config
+    from kohya_bucket.adapter.options import AdapterOptions, environment_table
     from kohya_bucket.sdscripts.config import read_config
-    from kohya_bucket.sdscripts.settings import AdapterSettings, environment_table
+    from kohya_bucket.sdscripts.plan.latents import wanted_by_config
 
     read = read_config(config, {} if train_batch_size is None else {"train_batch_size": train_batch_size})
     errors = [f for f in read.findings if f.severity.name == "ERROR"]
     if errors:
         raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {config}` lists everything")
-    settings = AdapterSettings.from_tables(
+    settings = AdapterOptions.from_tables(
         *environment_table(), *([] if read.table is None else [(str(config), read.table)])
     )
     # Every process must come to the same list, whatever devices it sees.

@@ -22,9 +22,9 @@ def release_at_hand(given: str | None) -> Release:
     Raises:
         ConfigError: it names neither.
     """
+    from kohya_bucket.adapter.marked_block import CheckoutError, find_checkout
     from kohya_bucket.sdscripts.config import NEWEST, Release
     from kohya_bucket.sdscripts.doctor.checkout import nearby_checkout
-    from kohya_bucket.sdscripts.patch import CheckoutError, find_checkout
 
     if given is None:
         found = nearby_checkout()

@@ -103,22 +103,22 @@ def _pair(text: str) -> tuple[int, int]:
 
 
 def _rules_of(path: Path) -> list[tuple[str, BucketRule]]:
-    from kohya_bucket.sdscripts.bucketing import at_resolutions, rule_for
+    from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
+    from kohya_bucket.adapter.options import AdapterOptions, environment_table
     from kohya_bucket.sdscripts.config import Severity, read_config
-    from kohya_bucket.sdscripts.settings import AdapterSettings, environment_table
 
     read = read_config(path, check_captions=False)
     wrong = [f for f in read.findings if f.severity is Severity.ERROR and f.code not in ("missing-folder", "no-images")]
     if wrong:
         raise ConfigError(f"{path}: {wrong[0].text}" + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""))
-    settings = AdapterSettings.from_tables(
+    settings = AdapterOptions.from_tables(
         *environment_table(), *([(str(path), read.table)] if read.table is not None else [])
     )
     if settings.rule == "auto":
         raise ConfigError(f"{path}: rule 'auto' depends on all images; `kohya-bucket plan {path} --images` shows them")
     rules = []
     for number, dataset in enumerate(read.datasets, 1):
-        for one in at_resolutions(dataset.config.bucket_settings, settings):
+        for one in at_resolutions(dataset.config.dataset_keys, settings):
             width, height = one.resolution
             rules.append((f"dataset {number} ({width}x{height})", rule_for(one, settings)))
     return rules

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import toml
 
+from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
+from kohya_bucket.adapter.options import AdapterOptions, environment_table
 from kohya_bucket.buckets.by_name import rule_from_name
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.sizes import parse_resolution
@@ -19,9 +21,7 @@ from kohya_bucket.images import MetadataCache, list_images
 from kohya_bucket.images.decoding import undecodable
 from kohya_bucket.images.pool import Engine
 from kohya_bucket.reports.images import ImageTable, Subject
-from kohya_bucket.sdscripts.bucketing import at_resolutions, rule_for
 from kohya_bucket.sdscripts.config import Finding, ReadDataset, Severity, read_config
-from kohya_bucket.sdscripts.settings import AdapterSettings, environment_table
 
 __all__ = ["Reading", "RuleOptions", "from_config", "from_folders", "is_bucket_set"]
 
@@ -118,13 +118,13 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
     everything = reading.table(paths)
     broken = reading.undecodable(everything)
     row_of = {name: i for i, name in enumerate(paths)}
-    settings = AdapterSettings.from_tables(*environment_table(), (str(path), config.table or {}))
+    settings = AdapterOptions.from_tables(*environment_table(), (str(path), config.table or {}))
     subjects = []
     for dataset in usable:
         rows = np.array([row_of[name] for name in dataset.images.paths], dtype=np.intp)
         name = f"{path.stem}, dataset {dataset.config.number}" if len(usable) > 1 else path.stem
         images = _with_config(everything.take(rows), dataset).without(broken)
-        for one in at_resolutions(dataset.config.bucket_settings, settings):
+        for one in at_resolutions(dataset.config.dataset_keys, settings):
             at = f"{name}, {one.resolution[0]}x{one.resolution[1]}" if settings.resolutions else name
             rule = rule_for(one, settings, images.sizes)
             subjects.append(Subject(at, images, rule, batch_size or dataset.config.batch_size, str(path)))

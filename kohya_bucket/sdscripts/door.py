@@ -15,13 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kohya_bucket.adapter.messages import exit_with_message
+from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table
 from kohya_bucket.adapter.patching import ImportWatch, Patches, StandIn
+from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.sdscripts.checkout import SeamError, describe_folder
 from kohya_bucket.sdscripts.guard import end_run, guards
 from kohya_bucket.sdscripts.home import PACKAGE, home_module
-from kohya_bucket.sdscripts.one_line import one_line
-from kohya_bucket.sdscripts.processes import is_first_process
-from kohya_bucket.sdscripts.settings import TABLE, AdapterSettings, environment_table
 
 __all__ = ["install", "is_active", "left_alone", "uninstall", "why_inactive"]
 
@@ -47,9 +47,9 @@ class _Door:
         self.unknown: dict[str, Any] = {}
         self.quiet = self.at_once = False
         self.in_worker = install_in_worker
-        self._options = AdapterSettings()
+        self._options = AdapterOptions()
 
-    def options(self) -> AdapterSettings:
+    def options(self) -> AdapterOptions:
         return self._options
 
     def read_options(self, user_config: dict[str, Any]) -> dict[str, Any]:
@@ -82,14 +82,14 @@ class _Door:
         self.watch.stop()
         self.patches.take_back()
         self.guards.take_back()
-        self.refusal, self.unknown, self._options = "", {}, AdapterSettings()
+        self.refusal, self.unknown, self._options = "", {}, AdapterOptions()
 
     def _open(self, home: ModuleType) -> None:
         """Check everything, then replace everything."""
         from accelerate import Accelerator
         from torch.utils.data import DataLoader
 
-        from kohya_bucket.sdscripts.resume import ResumeHooks
+        from kohya_bucket.sdscripts.resuming.hooks import ResumeHooks
         from kohya_bucket.sdscripts.seams import SUBJECTS, Owners, Unknown
 
         self.root = Path(home.__file__ or ".").resolve().parent.parent
@@ -151,8 +151,8 @@ class _Door:
         """The environment's file under the given tables."""
         from kohya_bucket.sdscripts.unknown import refuse_what_needs
 
-        with one_line():
-            self._options = AdapterSettings.from_tables(*environment_table(), *tables)
+        with exit_with_message():
+            self._options = AdapterOptions.from_tables(*environment_table(), *tables)
             refuse_what_needs(self.unknown, self._options)
 
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from kohya_bucket.sdscripts.caching import forget_files
-from kohya_bucket.sdscripts.image_columns import compact
+from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.adapter.ranks import quiet_worker
+from kohya_bucket.adapter.sampler import PlanSampler
+from kohya_bucket.sdscripts.caching.latents import forget_files
+from kohya_bucket.sdscripts.caching.text import forget_texts
+from kohya_bucket.sdscripts.datasets.records import compact
+from kohya_bucket.sdscripts.datasets.tables import BatchTable
 from kohya_bucket.sdscripts.objects import HeldDataset
-from kohya_bucket.sdscripts.planner import GroupPlanner
-from kohya_bucket.sdscripts.processes import quiet_worker
-from kohya_bucket.sdscripts.sampler import PlanSampler
 from kohya_bucket.sdscripts.seams import Door
-from kohya_bucket.sdscripts.tables import BatchTable
-from kohya_bucket.sdscripts.text_caching import forget_texts
 
 __all__ = ["planned_arguments"]
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.sdscripts.initial_step import OPTIONS
-from kohya_bucket.sdscripts.settings import AdapterSettings
+from kohya_bucket.sdscripts.resuming.initial_step import OPTIONS
 
 __all__ = ["given_options", "refuse_what_needs"]
 
 
-def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterSettings) -> None:
+def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions) -> None:
     """Refuse options and arguments that a subject must be known for.
 
     Args:

@@ -7,12 +7,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli import app, main, register_commands
 from kohya_bucket.cli.precompute import _captions as read_captions
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.config import read_config
-from kohya_bucket.sdscripts.overview import overview
-from kohya_bucket.sdscripts.settings import AdapterSettings
+from kohya_bucket.sdscripts.plan.overview import overview
 
 ROOT = Path(__file__).parents[2]
 SIZES = [(300, 200), (200, 300), (256, 256), (400, 100), (90, 300), (300, 200), (310, 205)]
@@ -184,7 +184,7 @@ def test_simulate_a_file_with_a_config_and_a_preview(folder):
 
 def test_the_demo_is_what_the_readme_promises(monkeypatch):
     monkeypatch.chdir(ROOT)
-    seen = overview(read_config("configs/demo.toml"), AdapterSettings(), (1, 2))
+    seen = overview(read_config("configs/demo.toml"), AdapterOptions(), (1, 2))
     assert [len(d.images.keys) for d in seen.datasets] == [20, 18]
     assert [Path(key).name for key, _ in seen.datasets[1].left_out] == ["icon_tiny.png", "ribbon_too_narrow.png"]
     assert seen.datasets[0].rotated == 1

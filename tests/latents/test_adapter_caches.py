@@ -11,7 +11,7 @@ from PIL import Image
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.npz import ARCHITECTURES, stored_fingerprint
-from kohya_bucket.sdscripts.latent_cache import (
+from kohya_bucket.sdscripts.caching.item import (
     CAPTION_KEY,
     CacheItem,
     architecture_of,
@@ -106,7 +106,7 @@ def test_text_encoder_outputs_are_checked(tmp_path):
 @pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda a: a.name)
 def test_a_store_in_place_of_npz(tmp_path, image, arch):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from kohya_bucket.sdscripts.shard_cache import ShardCache
+    from kohya_bucket.sdscripts.caching.shards import ShardCache
 
     cache = ShardCache(tmp_path / "store", arch, tmp_path)
     item = CacheItem(str(image), BUCKET, SIZE, flip=True, alpha_mask=True, vae="v1")
@@ -132,7 +132,7 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
 def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents.store import LatentStore
-    from kohya_bucket.sdscripts.shard_cache import ShardCache
+    from kohya_bucket.sdscripts.caching.shards import ShardCache
 
     other = (64, 32)
     small = np.zeros(SDXL.shape(other), np.float32)
@@ -171,7 +171,7 @@ def test_what_precompute_stored_is_found(tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     pytest.importorskip("torch", reason="torch is not installed")
     from kohya_bucket.latents import LatentStore, precompute_latents
-    from kohya_bucket.sdscripts.shard_cache import ShardCache
+    from kohya_bucket.sdscripts.caching.shards import ShardCache
     from tests.latents.stub_encoders import PosteriorStub, dataset_of, make_images
 
     images = make_images(tmp_path / "images", [(64, 64), (100, 60)])
@@ -192,7 +192,7 @@ def test_what_precompute_stored_is_found(tmp_path):
 def test_of_two_items_for_one_image_and_size_the_newer_counts(tmp_path, image, collections):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents.store import LatentStore
-    from kohya_bucket.sdscripts.shard_cache import ShardCache
+    from kohya_bucket.sdscripts.caching.shards import ShardCache
 
     writers = [ShardCache(tmp_path / "store", SDXL, tmp_path, collection=name or "other") for name in collections]
     for writer in writers:

@@ -24,7 +24,7 @@ from kohya_bucket.latents.sinks import NpzSink  # noqa: E402
 from kohya_bucket.latents.state import verify  # noqa: E402
 from kohya_bucket.latents.upkeep import prune  # noqa: E402
 from kohya_bucket.latents.wanted import Recipe, Wanted  # noqa: E402
-from kohya_bucket.sdscripts.latent_cache import CacheItem, save_latents  # noqa: E402
+from kohya_bucket.sdscripts.caching.item import CacheItem, save_latents  # noqa: E402
 from tests.full_disk import no_room  # noqa: E402, F401
 from tests.latents.crash_child import GROUP_WAITS, encode  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402

@@ -10,8 +10,8 @@ from PIL import Image
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.wanted import Recipe
-from kohya_bucket.sdscripts.cache_plan import wanted_by_config
 from kohya_bucket.sdscripts.config import read_config
+from kohya_bucket.sdscripts.plan.latents import wanted_by_config
 
 CONFIG = "[[datasets]]\nresolution = 512\nenable_bucket = true\n[[datasets.subsets]]\nimage_dir = 'data'\n{}\n"
 

@@ -13,11 +13,11 @@ from PIL import Image
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
+from kohya_bucket.adapter.options import AdapterOptions  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents.npz import ARCHITECTURES, npz_path  # noqa: E402
 from kohya_bucket.latents.store import LatentStore  # noqa: E402
-from kohya_bucket.sdscripts.caching import cache_latents  # noqa: E402
-from kohya_bucket.sdscripts.settings import AdapterSettings  # noqa: E402
+from kohya_bucket.sdscripts.caching.latents import cache_latents  # noqa: E402
 
 ARCH = ARCHITECTURES["sdxl"]
 
@@ -59,7 +59,7 @@ def test_what_is_encoded_before_an_interrupt_is_in_the_store(tmp_path: Path, err
             strategy.save_latents_to_disk(path, np.zeros(ARCH.shape((64, 64)), np.float32), (64, 64), (0, 0, 64, 64))
         raise error
 
-    settings = AdapterSettings(latent_cache="shards", latent_cache_dir=str(tmp_path / "store"))
+    settings = AdapterOptions(latent_cache="shards", latent_cache_dir=str(tmp_path / "store"))
     with pytest.raises(error):
         cache_latents(dataset, ends_half_way, strategy, None, None, settings)
     assert LatentStore(tmp_path / "store").strings("source") == ["a.png", "b.png"]
@@ -75,7 +75,7 @@ def test_a_rank_that_stops_ends_the_waiting_of_the_others(
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
-    settings = AdapterSettings(latent_cache=kind, latent_cache_dir=str(tmp_path / "store"))
+    settings = AdapterOptions(latent_cache=kind, latent_cache_dir=str(tmp_path / "store"))
 
     def cache(then: Exception | None) -> None:
         def loop(data: Dataset, model: object, accelerator: object) -> None:

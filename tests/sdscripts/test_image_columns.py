@@ -8,9 +8,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from kohya_bucket.adapter.batches import ImageKey
 from kohya_bucket.images.text_column import TextColumn
-from kohya_bucket.sdscripts.image_columns import ImageColumns
-from kohya_bucket.sdscripts.tables import ImageKey
+from kohya_bucket.sdscripts.datasets.records import ImageColumns
 
 
 class Info:

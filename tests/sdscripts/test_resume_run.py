@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the sampler is torch's")
 
 from test_sampler_positions import sampler_of
 
-from kohya_bucket.sdscripts.resume import ResumeHooks
+from kohya_bucket.sdscripts.resuming.hooks import ResumeHooks
 
 
 class Accelerator:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.buckets.types import IntArray
-from kohya_bucket.sdscripts.bucketing import BucketSettings
 from kohya_bucket.sdscripts.config.schema import Kind
 
 __all__ = ["DatasetConfig", "ImageList", "SubsetConfig"]
@@ -85,7 +85,7 @@ class DatasetConfig:
     debug_dataset: bool = False
 
     @property
-    def bucket_settings(self) -> BucketSettings:
+    def dataset_keys(self) -> DatasetKeys:
         """The part that decides the buckets.
 
         Raises:
@@ -93,7 +93,7 @@ class DatasetConfig:
         """
         if self.resolution is None:
             raise ValueError(f"{self.place} has no resolution")
-        return BucketSettings(
+        return DatasetKeys(
             resolution=self.resolution,
             enable_bucket=self.enable_bucket,
             min_bucket_reso=self.min_bucket_reso,

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from kohya_bucket.adapter.dataset_keys import adjust_to_steps, rule_for
 from kohya_bucket.errors import BucketSettingsError
-from kohya_bucket.sdscripts.bucketing import adjust_to_steps, rule_for
 from kohya_bucket.sdscripts.config.check import CheckedConfig
 from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList
@@ -46,7 +46,7 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings) -> None:
         message = f"resolution is {list(dataset.resolution)}"
         findings.error("resolution", where, message, "a size in pixels, such as 512 or 1024")
         return
-    settings = dataset.bucket_settings
+    settings = dataset.dataset_keys
     if not dataset.enable_bucket:
         if not any(s.random_crop or s.face_crop_aug_range for s in dataset.subsets):
             width, height = dataset.resolution

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kohya_bucket.adapter.options import DEFAULT_STORE, AdapterOptions
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.compare import FACTORS, Comparison, compare
 from kohya_bucket.latents.layout import Layout, relative_source
@@ -18,12 +19,11 @@ from kohya_bucket.latents.npz_names import paths_of_run
 from kohya_bucket.latents.precompute import common_root
 from kohya_bucket.latents.store import LatentStore
 from kohya_bucket.latents.wanted import Recipe, Wanted
-from kohya_bucket.sdscripts.cache_plan import items_of, wanted_by_config
 from kohya_bucket.sdscripts.config import Config
 from kohya_bucket.sdscripts.doctor.packages import version_of
 from kohya_bucket.sdscripts.doctor.room import Lacking, check_room
 from kohya_bucket.sdscripts.doctor.section import Section
-from kohya_bucket.sdscripts.settings import DEFAULT_STORE, AdapterSettings
+from kohya_bucket.sdscripts.plan.latents import items_of, wanted_by_config
 
 __all__ = ["cache_section"]
 
@@ -44,7 +44,7 @@ _KINDS = (
 )
 
 
-def cache_section(read: Config, settings: AdapterSettings) -> Section:
+def cache_section(read: Config, settings: AdapterOptions) -> Section:
     """What is cached and current, what is not, and whether the disk has room for it.
 
     The model is not in a dataset config: the families are those whose caches are found, or else all.

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.adapter.options import AdapterOptions, environment_table
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.decoding import undecodable
 from kohya_bucket.images.pool import Progress
 from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.sdscripts.config.findings import some
 from kohya_bucket.sdscripts.doctor.section import Section
-from kohya_bucket.sdscripts.overview import DatasetOverview, overview
-from kohya_bucket.sdscripts.settings import AdapterSettings, environment_table
+from kohya_bucket.sdscripts.plan.overview import DatasetOverview, overview
 
 __all__ = ["Examined", "config_section"]
 
@@ -27,7 +27,7 @@ class Examined:
     """A config without mistakes that stop it, for further looks."""
 
     read: Config
-    settings: AdapterSettings
+    settings: AdapterOptions
 
 
 def config_section(
@@ -51,7 +51,7 @@ def config_section(
         return section, None
     try:
         tables = environment_table() + ([(str(path), read.table)] if read.table is not None else [])
-        settings = AdapterSettings.from_tables(*tables)
+        settings = AdapterOptions.from_tables(*tables)
         with show("reading image headers") as progress:
             seen = overview(read, settings, (), 1, progress)
     except KohyaBucketError as error:

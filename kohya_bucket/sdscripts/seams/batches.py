@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from kohya_bucket.adapter.batches import PlannedBatch
+from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.shapes import Inherits, Says, Takes, Uses
-from kohya_bucket.sdscripts import replacements
+from kohya_bucket.sdscripts.datasets.planned_item import numbered_item, planned_item
+from kohya_bucket.sdscripts.datasets.tables import BatchTable
 from kohya_bucket.sdscripts.objects import Dataset, Group
-from kohya_bucket.sdscripts.one_line import one_line
 from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
-from kohya_bucket.sdscripts.tables import BatchTable, PlannedBatch
 
 __all__ = ["BATCHES"]
 
@@ -27,7 +28,7 @@ def _shuffle_buckets(original: Any, door: Door) -> Any:
 def _set_current_epoch(original: Any, door: Door) -> Any:
     @functools.wraps(original)
     def set_current_epoch(self: Dataset, epoch: int) -> None:
-        replacements.set_current_epoch(self, epoch)
+        set_current_epoch(self, epoch)
 
     return set_current_epoch
 
@@ -35,11 +36,11 @@ def _set_current_epoch(original: Any, door: Door) -> Any:
 def _group_item(original: Any, door: Door) -> Any:
     def __getitem__(self: Group, index: int) -> Any:
         if isinstance(index, PlannedBatch):
-            return replacements.planned_item(self, index)
+            return planned_item(self, index)
         tables = [getattr(dataset, "buckets_indices", None) for dataset in self.datasets]
         if all(isinstance(table, BatchTable) and table.settings.several_sizes for table in tables):
-            with one_line():
-                return replacements.numbered_item(self, index)
+            with exit_with_message():
+                return numbered_item(self, index)
         return original(self, index)
 
     return __getitem__

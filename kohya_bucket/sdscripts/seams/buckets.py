@@ -6,11 +6,12 @@ import functools
 import glob
 from typing import Any
 
+from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.shapes import CoveredBy, Takes, Uses
-from kohya_bucket.sdscripts import replacements
-from kohya_bucket.sdscripts.manager import BucketManager
+from kohya_bucket.sdscripts.datasets import make_buckets as replacements
+from kohya_bucket.sdscripts.datasets.bucket_manager import BucketManager
+from kohya_bucket.sdscripts.datasets.listing import list_images
 from kohya_bucket.sdscripts.objects import Dataset, DelegatingDataset, Group
-from kohya_bucket.sdscripts.one_line import one_line
 from kohya_bucket.sdscripts.seams.objects import has_strategies
 from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
 
@@ -29,7 +30,7 @@ def _glob_images(original: Any, door: Door) -> Any:
         if base != "*" or glob.has_magic(directory):
             found: list[str] = original(directory, base)
             return found
-        return replacements.list_images(directory, extensions)
+        return list_images(directory, extensions)
 
     return glob_images
 
@@ -47,7 +48,7 @@ def _make_buckets(original: Any, door: Door) -> Any:
 
     @functools.wraps(original)
     def make_buckets(self: Dataset) -> None:
-        with one_line():
+        with exit_with_message():
             replacements.make_buckets(self, door.options(), make_entry)
 
     return make_buckets

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.shapes import Offers, Takes, TakesAmong, Uses
-from kohya_bucket.sdscripts import caching, one_size, variants
-from kohya_bucket.sdscripts.latent_cache import architecture_of
+from kohya_bucket.sdscripts.caching import extra_sizes as variants
+from kohya_bucket.sdscripts.caching import one_size
+from kohya_bucket.sdscripts.caching.item import architecture_of
+from kohya_bucket.sdscripts.caching.latents import cache_latents
 from kohya_bucket.sdscripts.objects import Dataset, Group, LatentsStrategy
-from kohya_bucket.sdscripts.one_line import one_line
 from kohya_bucket.sdscripts.seams.objects import has_own_modules, has_strategies
 from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
 
@@ -21,7 +23,7 @@ def _cache_latents(original: Any, door: Door) -> Any:
     def cache_latents(
         self: Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, *args: Any
     ) -> None:
-        with one_line(), variants.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
+        with exit_with_message(), variants.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
             original(self, vae, vae_batch_size, cache_to_disk, *args)
 
     return cache_latents
@@ -33,7 +35,7 @@ def _cache_group(original: Any, door: Door) -> Any:
         self: Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, *args: Any, **more: Any
     ) -> None:
         if cache_to_disk:
-            with one_line():
+            with exit_with_message():
                 one_size.check_one_size_each(self.datasets)
         original(self, vae, vae_batch_size, cache_to_disk, *args, **more)
 
@@ -48,8 +50,8 @@ def _new_cache_latents(original: Any, door: Door) -> Any:
         strategy: LatentsStrategy | None = strategies.get_strategy()
         to_disk = bool(strategy is not None and strategy.cache_to_disk)
         known = strategy is not None and architecture_of(strategy.cache_suffix) is not None
-        with one_line(), variants.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
-            caching.cache_latents(self, original, strategy, model, accelerator, door.options())
+        with exit_with_message(), variants.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
+            cache_latents(self, original, strategy, model, accelerator, door.options())
 
     return new_cache_latents
 

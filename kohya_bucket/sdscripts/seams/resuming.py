@@ -6,9 +6,9 @@ import functools
 import sys
 from typing import Any, Protocol
 
+from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.shapes import Offers, Takes
-from kohya_bucket.sdscripts.initial_step import is_known
-from kohya_bucket.sdscripts.one_line import one_line
+from kohya_bucket.sdscripts.resuming.initial_step import is_known
 from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
 
 __all__ = ["RESUMING", "Accelerator"]
@@ -29,7 +29,7 @@ class Accelerator(Protocol):
 def _prepare_accelerator(original: Any, door: Door) -> Any:
     @functools.wraps(original)
     def prepare_accelerator(args: Any) -> Any:
-        with one_line():
+        with exit_with_message():
             door.resume.take_arguments(args, counts=is_known(args, sys._getframe(1)))
         accelerator: Accelerator = original(args)
         door.resume.watch(accelerator)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Protocol
 
+from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.patching import StandIn
 from kohya_bucket.adapter.shapes import Check
 from kohya_bucket.sdscripts.home import PACKAGE, home_module
-from kohya_bucket.sdscripts.settings import AdapterSettings
 
 __all__ = ["Door", "Owners", "Seam", "Subject", "Unknown"]
 
@@ -25,7 +25,7 @@ class Door(Protocol):
     resume: Any
     in_worker: Callable[[], None]  # puts the adapter into a loader's worker process
 
-    def options(self) -> AdapterSettings:
+    def options(self) -> AdapterOptions:
         """Those of the dataset config that was read last: it is read after the stand-ins are in place."""
         ...
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.shapes import Offers, Takes, Uses, parameters_of
-from kohya_bucket.sdscripts import text_caching
+from kohya_bucket.sdscripts.caching import text as text_caching
 from kohya_bucket.sdscripts.objects import Dataset, DroppedRecord, TextStrategy
-from kohya_bucket.sdscripts.one_line import one_line
 from kohya_bucket.sdscripts.seams.objects import has_strategies
 from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
 
@@ -21,7 +21,7 @@ def _new_cache_text_encoder_outputs(original: Any, door: Door) -> Any:
     @functools.wraps(original)
     def new_cache_text_encoder_outputs(self: Dataset, models: Any, accelerator: Any) -> None:
         strategy: TextStrategy | None = strategies.get_strategy()
-        with one_line():
+        with exit_with_message():
             text_caching.cache_text_outputs(self, original, strategy, models, accelerator)
 
     return new_cache_text_encoder_outputs

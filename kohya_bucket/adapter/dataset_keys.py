@@ -1,0 +1,117 @@
+"""The keys of one data set, as trainers name them, and the rule that they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.buckets import BucketRule, BucketSet, KohyaBuckets, Placement
+from kohya_bucket.buckets.by_name import rule_from_name
+from kohya_bucket.buckets.placing import place_into_set, single
+from kohya_bucket.buckets.types import Bucket, IntArray, as_sizes
+from kohya_bucket.errors import BucketSettingsError
+
+__all__ = ["DatasetKeys", "OneBucket", "adjust_to_steps", "at_resolutions", "rule_for"]
+
+
+@dataclass(frozen=True)
+class DatasetKeys:
+    """The bucketing keys of one dataset, as sd-scripts names them. `resolution` is (width, height)."""
+
+    resolution: tuple[int, int]
+    enable_bucket: bool = False
+    min_bucket_reso: int = 256
+    max_bucket_reso: int = 1024
+    bucket_reso_steps: int = 64
+    bucket_no_upscale: bool = False
+
+
+class OneBucket:
+    """`enable_bucket = false`: every image goes to the dataset's resolution, whatever its aspect."""
+
+    def __init__(self, resolution: tuple[int, int]) -> None:
+        self._bucket_set = BucketSet.from_dims([resolution], name="no bucketing")
+
+    @property
+    def bucket_set(self) -> BucketSet:
+        return self._bucket_set
+
+    def place(self, sizes: Any) -> Placement:
+        array = as_sizes(sizes)
+        return place_into_set(array, self._bucket_set, self.assign_many_indices(array))
+
+    def assign(self, width: int, height: int) -> Bucket:
+        return single(self, width, height)
+
+    def assign_many_indices(self, sizes: Any) -> IntArray:
+        readable = as_sizes(sizes).min(axis=1, initial=1) > 0
+        return np.where(readable, 0, -1).astype(np.int32)
+
+
+def adjust_to_steps(settings: DatasetKeys) -> tuple[int, int]:
+    """Smallest and largest side after sd-scripts' rounding to the step: down for one, up for the other."""
+    steps = settings.bucket_reso_steps
+    if steps < 1:
+        raise BucketSettingsError(f"bucket_reso_steps is {steps}, but must be 1 or more; 64 is usual")
+    low, high = settings.min_bucket_reso, settings.max_bucket_reso
+    return low - low % steps, high + -high % steps
+
+
+def rule_for(settings: DatasetKeys, options: AdapterOptions | None = None, sizes: IntArray | None = None) -> BucketRule:
+    """The rule that sd-scripts follows for these settings, or the one that the adapter's options ask for.
+
+    Args:
+        settings: the dataset's bucket keys.
+        options: the `[kohya_bucket]` table; None is its defaults.
+        sizes: [N, 2] sizes of the dataset's images, for rules that make their buckets from the data.
+
+    Raises:
+        BucketSettingsError: settings with which sd-scripts would stop, with the remedy.
+        ConfigError: a rule, preset or file that does not exist or does not suit the dataset's step.
+    """
+    if not settings.enable_bucket:
+        return OneBucket(settings.resolution)
+    low, high = adjust_to_steps(settings)
+    width, height = settings.resolution
+    if settings.bucket_no_upscale and not low <= min(width, height) <= max(width, height) <= high:
+        # No-upscale mode ignores the limits, but sd-scripts still stops over them.
+        KohyaBuckets(settings.resolution, low, high, settings.bucket_reso_steps)
+    if options is None or not options.own_buckets:
+        return KohyaBuckets(
+            settings.resolution, low, high, settings.bucket_reso_steps, no_upscale=settings.bucket_no_upscale
+        )
+    rule = rule_from_name(
+        options.rule,
+        max_reso=settings.resolution,
+        min_size=low,
+        max_size=high,
+        reso_steps=settings.bucket_reso_steps,
+        no_upscale=settings.bucket_no_upscale,
+        sizes=sizes,
+        switching=options.switching,
+        no_upscale_fit=options.no_upscale_fit,
+        max_crop=options.max_crop,
+        num_buckets=options.num_buckets,
+        auto_method=options.auto_method,
+    )
+    _check_steps(options.rule, rule.bucket_set, settings.bucket_reso_steps)
+    return rule
+
+
+def at_resolutions(settings: DatasetKeys, options: AdapterOptions | None) -> list[DatasetKeys]:
+    """The dataset's keys once for each resolution that it trains at: its own, or those of `resolutions`."""
+    resolutions = None if options is None else options.resolutions
+    return [replace(settings, resolution=resolution) for resolution in resolutions or (settings.resolution,)]
+
+
+def _check_steps(name: str, bucket_set: BucketSet | None, steps: int) -> None:
+    wrong = [str(bucket) for bucket in bucket_set or () if not bucket.is_multiple_of(steps)]
+    if wrong:
+        raise BucketSettingsError(
+            f"rule {name!r} holds {', '.join(wrong[:5])}{' …' if len(wrong) > 5 else ''}, no multiple of "
+            f"bucket_reso_steps {steps}: set bucket_reso_steps to a common divisor that the model can train, "
+            f"or choose other buckets"
+        )

@@ -1,0 +1,117 @@
+"""One plan for all datasets of a group: each step is one bucket of one of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.placed import PlacedDataset
+from kohya_bucket.planning import EpochPlan, EpochPlanner
+
+__all__ = ["GroupPlanner", "Progress"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Part of an epoch that was trained: `steps` steps with a global batch of [K] images per bucket."""
+
+    seed: int
+    epoch: int
+    global_batch: tuple[int, ...]
+    steps: int
+
+
+class GroupPlanner:
+    """Plans the datasets of one group.
+
+    Args:
+        images: one entry per dataset, in the group's order.
+        settings: the `[kohya_bucket]` table.
+    """
+
+    def __init__(self, images: Sequence[PlacedDataset], settings: AdapterOptions) -> None:
+        buckets_of = [len(i.buckets) for i in images]
+        self.settings = settings
+        self._keys = [i.keys for i in images]
+        self.first_image = np.cumsum([0, *(len(i.keys) for i in images)])
+        self.first_bucket = np.cumsum([0, *buckets_of])
+        self.bucket_ids = np.concatenate(
+            [
+                np.where(i.bucket_ids < 0, -1, i.bucket_ids + first)
+                for i, first in zip(images, self.first_bucket, strict=False)
+            ]
+        ).astype(np.int32)
+        self._enlarge = np.repeat([i.enlarge for i in images], buckets_of)
+        self._planners: dict[int, EpochPlanner] = {}
+        self.repeats = np.concatenate([i.repeats for i in images])
+        self.bucket_sizes = np.array([size for i in images for size in i.buckets], dtype=np.int32).reshape(-1, 2)
+        # Nothing moves from one dataset to another, nor from one resolution to another.
+        resolutions = max([1, *(int(i.column_of_bucket.max(initial=0)) + 1 for i in images)])
+        self.bucket_groups = np.concatenate(
+            [number * resolutions + i.column_of_bucket for number, i in enumerate(images)]
+        ).astype(np.int64)
+        self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
+
+    def plan(self, seed: int, epoch: int, world_size: int, trained: Sequence[Progress] = ()) -> EpochPlan:
+        """The plan of one epoch, or what is left of it.
+
+        With the same global batch as before, the rest holds the very steps that would have followed. With another
+        one, the images that are still owed are planned anew, so that none is trained twice or missed.
+
+        Args:
+            trained: what was trained of the epoch already, in order.
+        """
+        done = [(np.array(part.global_batch, dtype=np.int64), part.steps) for part in trained]
+        return self.planner(world_size).plan(seed, epoch, done)
+
+    def planner(self, world_size: int) -> EpochPlanner:
+        """What plans any epoch for a number of processes."""
+        if world_size not in self._planners:
+            settings = self.settings
+            self._planners[world_size] = EpochPlanner(
+                self.bucket_ids,
+                None if settings.max_pixels is not None else self.batch_sizes,
+                world_size=world_size,
+                repeats=self.repeats,
+                bucket_sizes=self.bucket_sizes,
+                bucket_groups=self.bucket_groups,
+                max_pixels=settings.max_pixels,
+                remainder=settings.remainder,
+                crop_limit=settings.merge_max_crop,
+                enlarge=self._enlarge,
+                order=settings.order,
+                run_length=settings.run_length,
+                resolutions=settings.resolution_mode if settings.resolutions else None,
+                resolution_weights=settings.resolution_weights,
+                equal_epochs=True,
+            )
+        return self._planners[world_size]
+
+    def dataset_of(self, bucket: int) -> int:
+        """Which dataset of the group a bucket belongs to."""
+        return int(np.searchsorted(self.first_bucket, bucket, side="right")) - 1
+
+    @cached_property
+    def digest(self) -> str:
+        """Changes when the images, their order, buckets or repeats do, or an option that makes the plan.
+
+        It does not with batch size, seed, or the folder that the images lie in.
+        """
+        parts = (self.bucket_ids, self.repeats, self.bucket_sizes, self.first_image)
+        data = b"".join(np.ascontiguousarray(p, dtype="<i8").tobytes() + b"|" for p in parts)
+        names = "\0".join(os.path.basename(key) for keys in self._keys for key in keys)  # noqa: PTH119
+        options = self.settings
+        plan: tuple[Any, ...] = (
+            options.remainder, options.order, options.run_length, options.max_pixels, options.same_shape
+        )  # fmt: skip
+        if options.several_sizes:
+            plan += (options.merge_max_crop, options.resolutions, options.resolution_mode, options.resolution_weights)
+        text = names.encode("utf-8", "surrogateescape") + repr(plan).encode()
+        return hashlib.sha256(data + text).hexdigest()

@@ -1,0 +1,74 @@
+"""Image sizes for the adapter, kept between runs so that a second start opens no image.
+
+Large data sets get a `MetadataCache` in the user's cache folder without being asked; a changed, new or missing file
+is noticed by its time and length. Small ones are read faster than a cache is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import MetadataCache, read_sizes
+from kohya_bucket.images.scan import SizeScan
+
+__all__ = ["AUTOMATIC_FROM", "cache_file", "scan_sizes"]
+
+AUTOMATIC_FROM = 5_000
+
+logger = logging.getLogger("kohya_bucket")
+
+
+def scan_sizes(paths: Sequence[str], setting: str = "auto") -> SizeScan:
+    """Sizes of N files.
+
+    Args:
+        setting: `auto`, `off`, or the path of a cache file to keep (Parquet).
+    """
+    file = cache_file(paths, setting)
+    if file is None:
+        return read_sizes(paths)
+    try:
+        cache = MetadataCache.load(file) if file.is_file() else None
+    except KohyaBucketError as error:
+        logger.warning("%s; it is made anew", error)
+        cache = None
+    fresh = MetadataCache.build(paths) if cache is None else cache.refresh(paths)
+    changes = fresh.changes
+    changed = cache is None or changes is None or bool(changes.reread or changes.added or changes.dropped)
+    if changed and is_first_process():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            fresh.save(file)
+            logger.info("image sizes kept in %s", file)
+        except (KohyaBucketError, OSError) as error:
+            logger.warning("image sizes could not be kept: %s", error)
+    return fresh.scan()
+
+
+def cache_file(paths: Sequence[str], setting: str) -> Path | None:
+    """Where the sizes of `paths` are kept; None where they are not."""
+    if setting == "off":
+        return None
+    if setting != "auto":
+        return Path(setting)
+    if len(paths) < AUTOMATIC_FROM or importlib.util.find_spec("pyarrow") is None:
+        return None
+    folders = sorted({os.path.abspath(folder) for folder in {os.path.dirname(path) for path in paths}})  # noqa: PTH100, PTH120
+    name = hashlib.sha256("\n".join(folders).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    return _user_cache() / "sizes" / f"{name}.parquet"
+
+
+def _user_cache() -> Path:
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA")
+        return (Path(base) if base else Path.home() / "AppData" / "Local") / "kohya_bucket"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kohya_bucket"

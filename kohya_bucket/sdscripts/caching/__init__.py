@@ -1,0 +1,1 @@
+"""Caches of latents and text-encoder outputs, behind sd-scripts' own caching."""

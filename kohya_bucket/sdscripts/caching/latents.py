@@ -1,0 +1,62 @@
+"""The cache of latents: sd-scripts' own loops over images, with checked and whole files, or shards, under them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error
+from kohya_bucket.latents.fingerprint import module_hash
+from kohya_bucket.sdscripts.caching.item import architecture_of
+from kohya_bucket.sdscripts.caching.replaced import replaced
+from kohya_bucket.sdscripts.caching.session import _Files, _names, _Shards, _wishes, logger
+from kohya_bucket.sdscripts.datasets.wording import recached_lines
+
+__all__ = ["Original", "cache_latents", "forget_files"]
+
+Original = Callable[[Any, Any, Any], Any]
+
+
+@stop_all_ranks_on_error()
+def cache_latents(
+    dataset: Any, original: Original, strategy: Any, model: Any, accelerator: Any, settings: AdapterOptions
+) -> None:
+    """`BaseDataset.new_cache_latents`, with the cache of this package under it where latents go to disk."""
+    arch = None if strategy is None else architecture_of(strategy.cache_suffix)
+    if strategy is None or not strategy.cache_to_disk or arch is None:
+        original(dataset, model, accelerator)
+        return
+    kind = _Shards if settings.latent_cache == "shards" else _Files
+    session = kind(dataset, strategy, arch, settings, _hash_of(model))
+    with replaced(strategy, session.methods()):
+        try:
+            original(dataset, model, accelerator)
+        except BaseException:
+            session.keep()
+            raise
+    session.finish()
+    if is_first_process() and session.reasons:
+        logger.warning("\n".join(recached_lines(session.reasons)))
+
+
+_hashes: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()
+
+
+def _hash_of(model: Any) -> str:
+    """Hash of a VAE's weights, computed once per run and not for each data set; "" for what has none."""
+    if not hasattr(model, "state_dict"):
+        return ""
+    # these numbers change with any change of the weights
+    state = [(tensor.data_ptr(), tensor._version) for tensor in model.state_dict().values()]
+    known = _hashes.get(model)
+    if known is None or known[0] != state:
+        known = _hashes[model] = (state, module_hash(model))
+    return known[1]
+
+
+def forget_files() -> None:
+    """Let go of what datasets share, of which there is a row for each image, once all have cached."""
+    _names.clear()
+    _wishes.clear()

@@ -1,0 +1,251 @@
+"""The caching seams: sd-scripts' own loops over images, with checked and whole files, or shards, under them.
+
+For the time of a caching call, some methods of sd-scripts' strategy *object* are replaced; its classes are not
+touched. sd-scripts goes on deciding what is encoded in which batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from kohya_bucket.adapter.options import DEFAULT_STORE, AdapterOptions
+from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
+from kohya_bucket.buckets.types import as_pair
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.images.paths import file_key
+from kohya_bucket.latents.npz import Architecture, read_npz
+from kohya_bucket.latents.npz_names import NpzNames
+from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
+from kohya_bucket.sdscripts.caching.item import CacheItem, check_npz, save_latents
+from kohya_bucket.sdscripts.caching.shards import ShardCache
+
+logger = logging.getLogger("kohya_bucket")
+
+Size = tuple[int, int]
+
+Wishes = dict[tuple[str, Size], tuple[bool, bool]]  # by file and bucket: (flipped, mask)
+
+# by strategy, of which sd-scripts has one in each run: what its datasets have taken so far, and what each wanted
+_names: WeakKeyDictionary[Any, NpzNames] = WeakKeyDictionary()
+
+_wishes: WeakKeyDictionary[Any, list[tuple[ref[Any], Wishes]]] = WeakKeyDictionary()
+
+
+@dataclass
+class _Session:
+    """One caching call: what each cache path stands for, and why some are made again.
+
+    Attributes:
+        items: by cache path and bucket.
+        sizes: bucket by cache path and the height and width of its latents.
+        paths: cache path by image, and by size where that is not the image's own.
+        shared: what data sets before this one want of an item that is theirs too, by cache path and bucket.
+        reasons: why an image is encoded again.
+    """
+
+    dataset: Any
+    strategy: Any
+    arch: Architecture
+    settings: AdapterOptions
+    vae: str
+    items: dict[tuple[str, Size], CacheItem] = field(default_factory=dict)
+    paths: dict[tuple[str, Size | None], str] = field(default_factory=dict)
+    sizes: dict[tuple[str, tuple[int, ...]], Size] = field(default_factory=dict)
+    shared: Wishes = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        infos = list(self.dataset.image_data.values())
+        earlier = [wishes for dataset, wishes in _wishes.setdefault(self.strategy, []) if dataset() is not None]
+        mine: Wishes = {}
+        _wishes[self.strategy].append((ref(self.dataset), mine))
+        for info, path in zip(infos, self.paths_of(infos), strict=True):
+            subset = self.dataset.image_to_subset[info.image_key]
+            self.paths[str(info.absolute_path), _variant_size(info.absolute_path)] = path
+            bucket = tuple(info.bucket_reso)
+            self.sizes[path, self.arch.shape(bucket)[-2:]] = bucket
+            self.items[path, bucket] = item = CacheItem(
+                image=str(info.absolute_path),
+                bucket_reso=info.bucket_reso,
+                original_size=tuple(info.image_size),
+                flip=bool(subset.flip_aug),
+                alpha_mask=bool(subset.alpha_mask),
+                resized_size=info.resized_size,
+                vae=self.vae,
+                interpolation=info.resize_interpolation,
+                further=isinstance(info.absolute_path, SizedPath),
+            )
+            file = file_key(item.image), bucket
+            mine[file] = item.flip, item.alpha_mask
+            known = [wishes[file] for wishes in earlier if file in wishes]
+            if known:
+                self.shared[path, bucket] = any(flip for flip, _ in known), any(mask for _, mask in known)
+
+    def paths_of(self, infos: list[Any]) -> list[str]:
+        raise NotImplementedError
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """What stands in for the strategy's methods."""
+        return {
+            "get_latents_npz_path": self._path,
+            "is_disk_cached_latents_expected": self._is_expected,
+            "save_latents_to_disk": self._save,
+        }
+
+    def finish(self) -> None:
+        """After sd-scripts' loop."""
+
+    def keep(self) -> None:
+        """Where that loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""
+
+    def _path(self, absolute_path: str, image_size: Any) -> str:
+        return self.paths[str(absolute_path), _variant_size(absolute_path)]
+
+    def exists(self, path: str, item: CacheItem) -> bool:
+        """Whether there is anything on disk, good or not."""
+        raise NotImplementedError
+
+    def why_missing(self, path: str, item: CacheItem) -> str | None:
+        raise NotImplementedError
+
+    def save(self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any) -> None:
+        raise NotImplementedError
+
+    def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
+        """Flipped latents and mask of an item that is on disk."""
+        raise NotImplementedError
+
+    def _is_expected(self, bucket_reso: Any, path: str, flip_aug: bool, alpha_mask: bool) -> bool:
+        item = self.items[path, tuple(bucket_reso)]
+        if self.strategy.skip_disk_cache_validity_check and self.exists(path, item):
+            return True
+        reason = self.why_missing(path, item)
+        if reason is not None and reason not in ("it does not exist", "not encoded yet"):
+            self.reasons[item.image] = reason
+        return reason is None
+
+    def _save(
+        self,
+        path: str,
+        latents: Any,
+        original_size: Any,
+        crop_ltrb: Any,
+        flipped: Any = None,
+        alpha_mask: Any = None,
+        key_reso_suffix: str = "",
+    ) -> None:
+        size = self.sizes[path, tuple(latents.shape[-2:])]
+        item = self.items[path, size]
+        flip, mask = self.shared.get((path, size), (False, False))
+        kept = replace(item, flip=flip and flipped is None, alpha_mask=mask and alpha_mask is None)
+        if (kept.flip or kept.alpha_mask) and self.why_missing(path, kept) is None:
+            stored_flipped, stored_mask = self.stored(path, item)
+            flipped = stored_flipped if kept.flip else flipped
+            alpha_mask = stored_mask if kept.alpha_mask else alpha_mask
+            item = replace(item, flip=flipped is not None, alpha_mask=alpha_mask is not None)
+        self.save(path, item, latents, crop_ltrb, flipped, alpha_mask)
+
+
+class _Files(_Session):
+    """sd-scripts' own npz files and names, each written whole and checked before it counts."""
+
+    def paths_of(self, infos: list[Any]) -> list[str]:
+        names = _names.setdefault(self.strategy, NpzNames(self.arch))
+        paths = names.add(
+            [str(info.absolute_path) for info in infos],
+            [as_pair(info.image_size) for info in infos],
+            [as_pair(info.bucket_reso) for info in infos],
+            [as_pair(info.resized_size) for info in infos],
+            [isinstance(info.absolute_path, SizedPath) for info in infos],
+            self.strategy.get_latents_npz_path,
+        )
+        return [str(path) for path in paths]
+
+    def exists(self, path: str, item: CacheItem) -> bool:
+        return os.path.exists(path)  # noqa: PTH110
+
+    def why_missing(self, path: str, item: CacheItem) -> str | None:
+        return check_npz(path, item.bucket_reso, item.original_size, item.flip, item.alpha_mask, self.arch, item=item)
+
+    def save(self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any) -> None:
+        save_latents(path, item, self.arch, latents, crop_ltrb, flipped, alpha_mask)
+
+    def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
+        found = read_npz(Path(path), as_pair(item.bucket_reso), self.arch)
+        return found.flipped, found.alpha_mask
+
+    def finish(self) -> None:
+        wait_for_ranks()
+
+
+class _Shards(_Session):
+    """A store of shards; sd-scripts is given image paths in place of npz paths."""
+
+    cache: ShardCache
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        root = Path(self.settings.latent_cache_dir or DEFAULT_STORE)
+        folders = [os.path.dirname(os.path.abspath(item.image)) for item in self.items.values()]  # noqa: PTH100, PTH120
+        collection = f"{self.arch.name} {self.dataset.width}x{self.dataset.height}"
+        self.cache = ShardCache(root, self.arch, Path(_common(folders)), collection=collection)
+        self.cache.refresh()
+
+    def paths_of(self, infos: list[Any]) -> list[str]:
+        return [str(info.absolute_path) for info in infos]
+
+    def exists(self, path: str, item: CacheItem) -> bool:
+        return self.cache.holds(item)
+
+    def why_missing(self, path: str, item: CacheItem) -> str | None:
+        return self.cache.why_missing(item)
+
+    def save(self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any) -> None:
+        self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)
+
+    def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
+        return self.cache.load(item.image, item.bucket_reso)[3:]
+
+    def keep(self) -> None:
+        with suppress(LatentStoreError):  # the first error is the one to report
+            self.cache.commit()
+
+    def finish(self) -> None:
+        self.cache.flush()
+        wait_for_ranks()
+        self.cache.flush(index=is_first_process())
+        wait_for_ranks()
+        self.cache.refresh()
+        # Stays: loader workers read through it.
+        readers: dict[str, ShardCache] = getattr(self.strategy, "_kohya_bucket_readers", {})
+        readers.update(dict.fromkeys((path for path, _ in self.items), self.cache))
+        self.strategy._kohya_bucket_readers = readers
+        self.strategy.load_latents_from_disk = _ShardLoader(readers)
+
+
+@dataclass
+class _ShardLoader:
+    """In place of a strategy's `load_latents_from_disk`; travels to spawned workers."""
+
+    readers: dict[str, ShardCache]
+
+    def __call__(self, path: str, bucket_reso: tuple[int, int]) -> Any:
+        return self.readers[path].load(path, bucket_reso)
+
+
+def _variant_size(path: str) -> Size | None:
+    return path.bucket if isinstance(path, SizedPath) else None
+
+
+def _common(folders: list[str]) -> str:
+    try:
+        return os.path.commonpath(folders)
+    except ValueError:  # none, or on several drives
+        return folders[0] if folders else os.getcwd()  # noqa: PTH109

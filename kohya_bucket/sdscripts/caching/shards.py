@@ -1,0 +1,179 @@
+"""sd-scripts' latent cache as a store of shards, behind every one of its caching strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.types import as_pair
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.dtypes import from_float32, to_float32
+from kohya_bucket.latents.entries import Entry
+from kohya_bucket.latents.fingerprint import why_stale
+from kohya_bucket.latents.layout import LatentSpace, relative_source
+from kohya_bucket.latents.npz import Architecture
+from kohya_bucket.latents.sinks import convert_values
+from kohya_bucket.latents.store import LatentStore
+from kohya_bucket.latents.writer import StoreWriter, write_manifest
+from kohya_bucket.sdscripts.caching.item import CacheItem, as_array
+
+__all__ = ["ShardCache"]
+
+Values = npt.NDArray[np.float32]
+Loaded = tuple[Values, list[int], list[float], "Values | None", "Values | None"]
+
+
+@dataclass
+class ShardCache:
+    """sd-scripts' latent cache as a store: keyed by the image's path and its bucket, for every strategy.
+
+    Items that `kohya-bucket precompute` put into the same folder are found too, whatever their collection.
+
+    Args:
+        root: the store's folder.
+        arch: the model family.
+        images_root: folder that the sources are named from when the store is made.
+        dtype: storage type; float32 gives training exactly what npz give it.
+        collection: part of the store that new items go to; the model family where it is "". It holds an image once, so
+            data sets that have the same images at different sizes each need their own. It must be the same in all
+            processes, whichever of them encodes an image.
+    """
+
+    root: Path
+    arch: Architecture
+    images_root: Path
+    dtype: str = "float32"
+    collection: str = ""
+    _store: LatentStore | None = field(default=None, init=False)
+    _writer: StoreWriter | None = field(default=None, init=False)
+    _at: dict[tuple[str, int, int], int] = field(default_factory=dict, init=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_writer": None}
+
+    def refresh(self) -> None:
+        """Look at what is on disk now, what other processes wrote included."""
+        writer = StoreWriter(self.root, images_root=self.images_root) if self._writer is None else self._writer
+        self._writer = writer
+        if self._store is None:
+            self._store = LatentStore(self.root)
+        else:
+            self._store.refresh()
+        store = self._store
+        sources, sizes = store.strings("source"), store.bucket_sizes.tolist()
+        fits = {name: self._fits(info.tensors, info.space) for name, info in store.shards.items()}
+        # Of an image that several collections hold at one size, the item that was written last counts.
+        self._at = {
+            (sources[i], *sizes[i]): i
+            for i in np.argsort(store.column("written_ns"), kind="stable").tolist()
+            if fits[store.info(i).name]
+        }
+
+    def _fits(self, tensors: Mapping[str, Any], space: LatentSpace) -> bool:
+        latents = tensors.get("latents")
+        same = space.architecture in ("", self.arch.name) and space.downsample_factor == self.arch.stride
+        return same and latents is not None and latents.shape[1] == self.arch.channels
+
+    def holds(self, item: CacheItem) -> bool:
+        """Whether the store has the image at that size, made from whatever."""
+        return self._find(item.image, item.bucket_reso) is not None
+
+    def why_missing(self, item: CacheItem) -> str | None:
+        """Why the item must be encoded (again), or None if the store has it as it should be."""
+        i = self._find(item.image, item.bucket_reso)
+        if i is None:
+            return "not encoded yet"
+        entry = self._opened().entry(i)
+        if entry.original_size != as_pair(item.original_size):
+            return "the image changed (its size differs)"
+        wanted = item.fingerprint(entry.fingerprint.dtype, of_gone=entry.fingerprint)
+        unknown = () if item.vae else ("vae",)
+        return "; ".join(why_stale(entry.fingerprint, wanted, Path(item.image), ignoring=unknown)) or None
+
+    def save(
+        self, item: CacheItem, latents: Any, crop_ltrb: Iterable[float], flipped: Any = None, alpha_mask: Any = None
+    ) -> None:
+        """Add an item; it is on disk after `flush`. Arguments as `save_latents`."""
+        if self._writer is None:
+            self.refresh()
+        assert self._writer is not None
+        source = relative_source([item.image], self._writer.layout.images_root())[0]
+        collection = self.collection or self.arch.name
+        if item.further:
+            collection += f" to {item.bucket_reso[0]}x{item.bucket_reso[1]}"
+        stale = self._find(item.image, item.bucket_reso)
+        if stale is not None:  # is replaced, wherever it is
+            collection = self._opened().entry(stale).collection
+        left, top, right, bottom = (float(side) for side in crop_ltrb)
+        mask = None if alpha_mask is None else np.rint(as_array(alpha_mask) * 255).astype(np.uint8)
+        fingerprint = item.fingerprint(self.dtype)
+        parts = [as_array(part) for part in (latents, flipped) if part is not None]
+        if not all(np.isfinite(part).all() for part in parts):
+            raise LatentStoreError(f"{item.image}: its latent is not finite (NaN or infinity); it is not cached")
+        bits = [from_float32(part, self.dtype) for part in parts]
+        space = LatentSpace(
+            self.arch.scale_factor, self.arch.shift_factor, self.arch.values, self.arch.stride, self.arch.name
+        )
+        self._writer.add(
+            Entry(source, fingerprint, as_pair(item.original_size), (left, top, right, bottom), None, collection),
+            bits[0], flipped=bits[1] if item.flip else None,
+            mask=None if mask is None or (mask == 255).all() else mask, space=space,
+        )  # fmt: skip
+
+    def commit(self) -> None:
+        """Put on disk what was added."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def flush(self, *, index: bool = False) -> None:
+        """Commit, and see it; with `index` (one process, at the end), bring the manifest up to date."""
+        self.commit()
+        self.refresh()
+        if index:
+            write_manifest(self._opened())
+
+    def load(self, image: str, bucket_reso: tuple[int, int]) -> Loaded:
+        """What a strategy's `load_latents_from_disk` returns: float32 arrays and lists.
+
+        (latents, original size, crop_ltrb, flipped latents or None, alpha mask or None).
+
+        Raises:
+            LatentStoreError: the item is not there, or damaged.
+        """
+        i = self._find(image, bucket_reso)
+        if i is None:
+            raise LatentStoreError(
+                f"{image} has no latent for {bucket_reso[0]}x{bucket_reso[1]} in {self.root}: cache again"
+            )
+        store = self._opened()
+        entry, dtype, space = store.entry(i), store.storage(i), store.info(i).space
+        plain = self._values(to_float32(store.read(i), dtype), space)
+        flipped = None
+        if entry.fingerprint.flip:
+            flipped = self._values(to_float32(store.read(i, flipped=True), dtype), space)
+        mask = None
+        if entry.fingerprint.mask:
+            stored = store.read_mask(i)
+            size = (bucket_reso[1], bucket_reso[0])
+            mask = np.ones(size, np.float32) if stored is None else stored.astype(np.float32) / np.float32(255)
+        return plain, list(entry.original_size), list(entry.crop_ltrb), flipped, mask
+
+    def _values(self, latents: npt.NDArray[np.float32], space: LatentSpace) -> npt.NDArray[np.float32]:
+        out: npt.NDArray[np.float32] = convert_values(latents[None], space, self.arch)[0]
+        return out
+
+    def _find(self, image: str, bucket_reso: tuple[int, int]) -> int | None:
+        store = self._opened()
+        source = relative_source([image], store.images_root())[0]
+        return self._at.get((source, int(bucket_reso[0]), int(bucket_reso[1])))
+
+    def _opened(self) -> LatentStore:
+        if self._store is None:
+            self.refresh()
+        assert self._store is not None
+        return self._store

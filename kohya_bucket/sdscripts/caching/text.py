@@ -1,0 +1,112 @@
+"""sd-scripts' own loop over captions, with whole and checked files under it.
+
+sd-scripts names a file for the image alone. Where images of one stem, or data sets that share an image, have different
+captions, whoever comes first has the usual file and the others have further ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks
+from kohya_bucket.images.paths import file_key
+from kohya_bucket.latents.fingerprint import sampled_hash
+from kohya_bucket.sdscripts.caching.item import CAPTION_KEY, ENCODERS_KEY, caption_mark, check_text_npz, savez
+from kohya_bucket.sdscripts.caching.replaced import replaced
+from kohya_bucket.sdscripts.datasets.wording import recached_lines
+from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
+
+__all__ = ["cache_text_outputs", "forget_texts"]
+
+logger = logging.getLogger("kohya_bucket")
+
+Original = Callable[[Any, Any, Any], Any]
+Text = tuple[str, float]  # a caption, and how often it is left out: some strategies save that with the outputs
+
+# by strategy, of which sd-scripts has one in each run: the texts that its datasets have, by usual file
+_texts: WeakKeyDictionary[Any, dict[str, list[Text]]] = WeakKeyDictionary()
+
+
+@stop_all_ranks_on_error()
+def cache_text_outputs(
+    dataset: Dataset, original: Original, strategy: TextStrategy | None, models: Any, accelerator: Any
+) -> None:
+    """`BaseDataset.new_cache_text_encoder_outputs`, with whole files that are checked before they count."""
+    if strategy is None or not strategy.cache_to_disk:
+        original(dataset, models, accelerator)
+        return
+    taken = _texts.setdefault(strategy, {})
+    paths: dict[str, str] = {}
+    texts: dict[str, Text] = {}
+    records: list[ImageRecord] = list(dataset.image_data.values())
+    for info in records:
+        text = info.caption, float(getattr(info, "caption_dropout_rate", 0.0))  # where a version has it
+        path = _file_of(_npz(strategy.get_outputs_npz_path(info.absolute_path)), text, taken)
+        paths[info.absolute_path] = path
+        texts[path] = text
+    encoders = _hash_of(models)
+    accepts = strategy.is_disk_cached_outputs_expected
+    reasons: dict[str, str] = {}
+
+    def is_expected(path: str) -> bool:
+        if not os.path.exists(path):  # noqa: PTH110
+            return False
+        if strategy.skip_disk_cache_validity_check:
+            return True
+        reason = check_text_npz(path, (), *texts[path], encoders)
+        if reason is None:
+            return bool(accepts(path))
+        reasons[path] = reason
+        return False
+
+    numpys_savez = np.savez
+
+    def save_whole(file: Any, *args: Any, **arrays: Any) -> None:
+        if args or not isinstance(file, str):
+            numpys_savez(file, *args, **arrays)
+            return
+        text = texts.get(_npz(file))
+        marks = {} if text is None else {CAPTION_KEY: caption_mark(text[0])}
+        if text is not None and encoders:
+            marks[ENCODERS_KEY] = np.frombuffer(encoders.encode(), dtype=np.uint8)
+        savez(file, **arrays, **marks)
+
+    methods: dict[str, Callable[..., Any]] = {
+        "get_outputs_npz_path": paths.__getitem__,
+        "is_disk_cached_outputs_expected": is_expected,
+    }
+    with replaced(strategy, methods), replaced(np, {"savez": save_whole}):
+        original(dataset, models, accelerator)
+    wait_for_ranks()
+    if is_first_process() and reasons:
+        logger.warning("\n".join(recached_lines(reasons)))
+
+
+def _hash_of(models: Any) -> str:
+    """Hash of the text encoders, "" where there is nothing to tell them by; trainers pass None for what is left out."""
+    hashes = [sampled_hash(model) for model in models] if isinstance(models, (list, tuple)) else []
+    return hashlib.blake2b(" ".join(hashes).encode(), digest_size=16).hexdigest() if any(hashes) else ""
+
+
+def forget_texts() -> None:
+    """Let go of what datasets share, of which there is a row for each image, once all have cached."""
+    _texts.clear()
+
+
+def _file_of(usual: str, text: Text, taken: dict[str, list[Text]]) -> str:
+    known = taken.setdefault(file_key(usual), [])
+    if text not in known:
+        known.append(text)
+    number = known.index(text) + 1
+    return usual if number == 1 else f"{usual.removesuffix('.npz')}_{number}.npz"
+
+
+def _npz(path: str) -> str:
+    return path if path.endswith(".npz") else path + ".npz"

@@ -1,0 +1,163 @@
+"""What stands in for methods of sd-scripts' dataset classes once the adapter is installed.
+
+Each function here takes the place of the method of the same name; `dataset` is sd-scripts' own object.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.placed import PlacedDataset
+from kohya_bucket.adapter.placing import bucketed, first_placed, place_all, refuse_conflicts
+from kohya_bucket.adapter.ranks import collector_paused, is_first_process
+from kohya_bucket.images.text_column import TextColumn
+from kohya_bucket.sdscripts.datasets.bucket_manager import BucketManager
+from kohya_bucket.sdscripts.datasets.misread import misread_buckets
+from kohya_bucket.sdscripts.datasets.tables import BatchTable, KeyTable
+from kohya_bucket.sdscripts.datasets.true_sizes import true_size, true_sizes
+from kohya_bucket.sdscripts.datasets.wording import bucket_table_lines, misread_lines, skipped_lines
+from kohya_bucket.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord
+
+__all__ = ["get_image_size", "get_resolutions", "make_buckets"]
+
+logger = logging.getLogger("kohya_bucket")
+
+
+def get_image_size(dataset: HeldDataset, image_path: str) -> tuple[int, int]:  # noqa: ARG001
+    """The stored size of one file, as Pillow decodes it; (0, 0) if it cannot be read."""
+    return true_size(image_path)
+
+
+def make_buckets(dataset: Dataset, settings: AdapterOptions, make_entry: Any) -> None:
+    """Read the true sizes, place all images at once, and lay out the tables that batches are looked up in.
+
+    Raises:
+        KohyaBucketError: settings from which no buckets follow, or that exclude each other.
+    """
+    with collector_paused():
+        images, failures = place_dataset(dataset, settings)
+    manager = dataset.bucket_manager
+    manager.adopt(images.buckets, KeyTable(images))
+    dataset.bucket_info = images.bucket_info() if dataset.enable_bucket else None
+    dataset.buckets_indices = BatchTable(images, make_entry, dataset, settings)
+    dataset._length = len(dataset.buckets_indices)
+    if is_first_process():
+        logger.info("\n".join(bucket_table_lines(images, dataset._length)))
+        if failures:
+            logger.warning("\n".join(skipped_lines(failures)))
+
+
+def get_resolutions(group: Group, settings: AdapterOptions) -> list[tuple[int, int]]:
+    """(width, height) of every resolution that the datasets of a group train at."""
+    if settings.resolutions:
+        return list(settings.resolutions)
+    return [(dataset.width, dataset.height) for dataset in group.datasets]
+
+
+def place_dataset(dataset: Dataset, settings: AdapterOptions) -> tuple[PlacedDataset, list[tuple[str, str]]]:
+    """Give every image of `dataset` its bucket; take those without one out of it.
+
+    Returns the images in their buckets, and (key, reason) of those that were taken out.
+    """
+    infos: list[ImageRecord] = list(dataset.image_data.values())
+    sizes, unreadable = true_sizes(dataset, infos, settings.metadata_cache)
+    has_own_sizes = dataset.bucket_manager is not None and dataset.enable_bucket
+    keys = dataset_keys(dataset)
+    refuse_conflicts(keys, settings, own_sizes=has_own_sizes)
+    if not has_own_sizes:
+        dataset.bucket_manager = _new_manager(dataset)
+    place = dataset.bucket_manager.place
+    if settings.own_buckets and dataset.enable_bucket and not has_own_sizes and not settings.resolutions:
+        place = rule_for(keys, settings, sizes).place
+    columns = place_all(keys, settings, sizes, place)
+    placement = first_placed(columns)
+    if is_first_process():
+        paths = [info.absolute_path for info in infos]
+        misread = misread_buckets(paths, sizes, placement, place) if len(columns) == 1 else []
+        if misread:
+            logger.warning("\n".join(misread_lines(misread)))
+    placed = placement.placed
+    failures = []
+    for i in np.flatnonzero(~placed).tolist():
+        info = infos[i]
+        width, height = sizes[i].tolist()
+        reason = unreadable.get(i) or f"{width}x{height}: {placement.reason(i).text}"
+        failures.append((info.image_key, reason))
+        _take_out(dataset, info)
+    buckets: dict[tuple[int, int], tuple[int, int]] = {}
+    pairs = map(_pairs, (sizes, placement.bucket_sizes, placement.resized_sizes))
+    for keep, info, size, bucket, resized in zip(placed.tolist(), infos, *pairs, strict=True):
+        if keep:
+            bucket = buckets.setdefault(bucket, bucket)
+            info.image_size, info.bucket_reso, info.resized_size = size, bucket, resized
+    repeats = np.array([info.num_repeats for info in infos], dtype=np.int64)
+    if failures:
+        infos = [info for info, keep in zip(infos, placed, strict=True) if keep]
+        repeats, sizes = repeats[placed], sizes[placed]
+        columns = tuple(column.select(placed) for column in columns)
+    names = TextColumn.of([info.image_key for info in infos])
+    images = bucketed(names, repeats, columns, sizes, dataset.batch_size, keys, settings)
+    if images.mode == "all":
+        _count_again(dataset, infos, images)
+    return images, failures
+
+
+def _pairs(rows: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
+    return zip(rows[:, 0].tolist(), rows[:, 1].tolist(), strict=True)
+
+
+def dataset_keys(dataset: Dataset) -> DatasetKeys:
+    """The bucket keys of one of sd-scripts' dataset objects."""
+    return DatasetKeys(
+        (dataset.width, dataset.height),
+        dataset.enable_bucket,
+        dataset.min_bucket_reso,
+        dataset.max_bucket_reso,
+        dataset.bucket_reso_steps,
+        dataset.bucket_no_upscale,
+    )
+
+
+def _new_manager(dataset: Dataset) -> BucketManager:
+    resolution = (dataset.width, dataset.height)
+    if not dataset.enable_bucket:
+        manager = BucketManager(False, resolution, None, None, None)
+        manager.set_predefined_resos([resolution])
+        return manager
+    manager = BucketManager(
+        dataset.bucket_no_upscale,
+        resolution,
+        dataset.min_bucket_reso,
+        dataset.max_bucket_reso,
+        dataset.bucket_reso_steps,
+    )
+    if not dataset.bucket_no_upscale:
+        manager.make_buckets()
+    return manager
+
+
+def _take_out(dataset: Dataset, info: ImageRecord) -> None:
+    """Remove an image, and correct the counts that sd-scripts prints and writes into metadata."""
+    subset = dataset.image_to_subset.pop(info.image_key, None)
+    del dataset.image_data[info.image_key]
+    if info.is_reg:
+        dataset.num_reg_images -= info.num_repeats
+    else:
+        dataset.num_train_images -= info.num_repeats
+    if subset is not None and subset.img_count > 0:
+        subset.img_count -= 1
+
+
+def _count_again(dataset: Dataset, infos: list[ImageRecord], images: PlacedDataset) -> None:
+    """Count an image once for each resolution, in the numbers that sd-scripts prints and writes into metadata."""
+    more = ((images.bucket_ids >= 0).sum(axis=1) - 1) * images.repeats
+    regular = np.array([bool(info.is_reg) for info in infos], dtype=np.bool_)
+    dataset.num_train_images += int(more[~regular].sum())
+    dataset.num_reg_images += int(more[regular].sum())

@@ -1,0 +1,62 @@
+"""What the adapter says in sd-scripts' log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kohya_bucket.adapter.placed import PlacedDataset
+
+__all__ = ["bucket_table_lines", "misread_lines", "recached_lines", "skipped_lines"]
+
+_SHOWN = 20
+
+
+def bucket_table_lines(images: PlacedDataset, steps: int) -> list[str]:
+    """The buckets in use, one line each: narrow, because sd-scripts' log leaves half a terminal.
+
+    `steps` are the batches of an epoch on one process, whatever becomes of the buckets' remainders.
+    """
+    samples = int(images.samples_per_bucket.sum())
+    lines = [
+        f"{len(images.keys)} images in {len(images.buckets)} buckets",
+        f"{samples} samples, {steps} batches an epoch",
+        "   bucket samples batches crop",
+    ]
+    rows = images.rows()
+    for row in rows:
+        short = "+" if row.short_batches else " "
+        lines.append(f"{row.bucket!s:>9} {row.samples:>7} {row.batches:>6}{short} {row.mean_crop_loss:>4.0%}")
+    if any(row.short_batches for row in rows):
+        lines.append("(+: its last batch is short)")
+    if images.columns:
+        ways = {"all": "each image at each", "rotate": "one per epoch in turn", "weighted": "one per epoch by weight"}
+        lines.append(f"{len(images.columns)} resolutions, {ways[images.mode or 'all']}")
+    return lines
+
+
+def skipped_lines(failures: Sequence[tuple[str, str]]) -> list[str]:
+    """The images that are not trained, each with its reason."""
+    lines = [f"{_images(len(failures))} will not be trained:"]
+    return lines + _shortened([f"  {key}: {reason}" for key, reason in failures])
+
+
+def misread_lines(misread: Sequence[tuple[str, tuple[int, int], tuple[int, int]]]) -> list[str]:
+    """WebP images whose size sd-scripts alone reads one pixel short, where that decides the bucket."""
+    lines = [f"{_images(len(misread))} in another bucket than sd-scripts alone would use, which misreads WebP sizes:"]
+    return lines + _shortened([f"  {path}: {b[0]}x{b[1]}, not {a[0]}x{a[1]}" for path, a, b in misread])
+
+
+def recached_lines(reasons: Mapping[str, str]) -> list[str]:
+    """Caches that were there and could not be used, each with its reason."""
+    lines = [f"{len(reasons)} cache{'' if len(reasons) == 1 else 's'} could not be used and made again:"]
+    return lines + _shortened([f"  {path}: {reason}" for path, reason in reasons.items()])
+
+
+def _images(count: int) -> str:
+    return f"{count} image{'' if count == 1 else 's'}"
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    if len(lines) <= _SHOWN:
+        return lines
+    return [*lines[:_SHOWN], f"  … and {len(lines) - _SHOWN} more (`kohya-bucket plan --images` lists all)"]

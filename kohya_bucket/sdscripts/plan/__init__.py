@@ -1,0 +1,1 @@
+"""What training with a config will be, and which latents it needs."""

@@ -1,0 +1,159 @@
+"""Which latents a dataset config needs: one list of items per dataset and kind of caching."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.images import read_sizes
+from kohya_bucket.images.paths import file_key
+from kohya_bucket.images.pool import Progress
+from kohya_bucket.latents.wanted import Recipe, Wanted
+from kohya_bucket.sdscripts.config import Config, ImageList, Kind, ReadDataset, SubsetConfig
+from kohya_bucket.sdscripts.config.captions import caption_of
+from kohya_bucket.sdscripts.config.dreambooth import cached_captions
+from kohya_bucket.sdscripts.config.finetuning import metadata_captions
+from kohya_bucket.sdscripts.plan.cached_sizes import CachedSizes, cached_sizes
+
+__all__ = ["collection_names", "items_of", "wanted_by_config"]
+
+
+def collection_names(config: Config) -> list[str]:
+    """The part of a store that each dataset's latents go into: "", or its resolution where there are several."""
+    resolutions = [dataset.config.dataset_keys.resolution for dataset in config.datasets]
+    if len(set(resolutions)) < 2:
+        return [""] * len(resolutions)
+    return [f"{width}x{height}" for width, height in resolutions]
+
+
+def wanted_by_config(
+    config: Config,
+    recipe: Recipe,
+    images_root: Path,
+    *,
+    settings: AdapterOptions | None = None,
+    gpus: Sequence[int] = (1,),
+    content_hash: bool = False,
+    progress: Progress | None = None,
+) -> list[Wanted]:
+    """What sd-scripts would cache for `config`: buckets, flips, masks and interpolation as each subset says.
+
+    Flips and masks of `recipe` are added for all images. Images of subsets that crop or colour at random are
+    listed in `without_bucket`: sd-scripts does not cache their latents. With `resolutions` there are latents at each
+    of them; with `merge` and `catch_all` also at the sizes that images may be moved to in any epoch.
+
+    Args:
+        settings: the `[kohya_bucket]` table.
+        gpus: numbers of processes that will train; with the batch size of the config they decide what is moved.
+
+    Raises:
+        ConfigError: settings that exclude each other, or a caption file at which sd-scripts stops.
+    """
+    options = settings or AdapterOptions()
+    pairs = list(zip(config.datasets, collection_names(config), strict=True))
+    # sd-scripts caches all that is trained before all that is held back
+    training = [(dataset, name, dataset.images) for dataset, name in pairs]
+    validation = [(dataset, name, dataset.validation) for dataset, name in pairs if dataset.validation is not None]
+    out = []
+    for number, (dataset, collection, images) in enumerate([*training, *validation]):
+        if len(images):
+            read = read_sizes(images.paths, progress=progress).sizes
+            sizes = np.where(images.stated_sizes > 0, images.stated_sizes, read).astype(np.int32)
+            for part in cached_sizes(dataset, images, sizes, options, gpus, collection):
+                found = _of_dataset(dataset, images, sizes, part, recipe, images_root, content_hash)
+                out += [replace(wanted, dataset=number) for wanted in found]
+    return _with_shared_wishes(out)
+
+
+def _with_shared_wishes(parts: list[Wanted]) -> list[Wanted]:
+    """Flips and masks of an item for all datasets that share it: of two ways of making it, the later would win."""
+    if len({(part.recipe.flip, part.recipe.mask) for part in parts}) < 2:
+        return parts
+    wishes: dict[tuple[str, int, int], tuple[bool, bool]] = {}
+    for part in parts:
+        for item in items_of(part):
+            flip, mask = wishes.get(item, (False, False))
+            wishes[item] = flip or part.recipe.flip, mask or part.recipe.mask
+    out = []
+    for part in parts:
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for i, item in enumerate(items_of(part)):
+            groups.setdefault(wishes[item], []).append(i)
+        pieces = [
+            replace(part.subset(group), recipe=replace(part.recipe, flip=flip, mask=mask))
+            for (flip, mask), group in groups.items()
+        ]
+        pieces = pieces or [part]
+        pieces[0].without_bucket = part.without_bucket
+        out += pieces
+    return out
+
+
+def items_of(part: Wanted) -> Iterator[tuple[str, int, int]]:
+    return zip(map(file_key, part.paths), *part.bucket_sizes.T.tolist(), strict=True)
+
+
+def _of_dataset(
+    dataset: ReadDataset,
+    images: ImageList,
+    sizes: IntArray,
+    part: CachedSizes,
+    recipe: Recipe,
+    images_root: Path,
+    content_hash: bool,
+) -> list[Wanted]:
+    subsets = {subset.number: subset for subset in dataset.config.subsets}
+    groups: dict[tuple[bool, bool, str] | None, list[int]] = {}
+    for at, i in enumerate(part.rows.tolist()):
+        groups.setdefault(_way(subsets[int(images.subset[i])], dataset), []).append(at)
+    out = []
+    for way, group in groups.items():
+        if way is None:
+            continue
+        members = np.array(group)
+        rows = part.rows[members]
+        paths = [images.paths[i] for i in rows.tolist()]
+        flip, mask, interpolation = way
+        own = replace(
+            recipe, flip=recipe.flip or flip, mask=recipe.mask or mask, interpolation=interpolation,
+            collection=part.collection,
+        )  # fmt: skip
+        owners = [subsets[int(images.subset[i])] for i in rows.tolist()]
+        captions = _captions(paths, [images.keys[i] for i in rows.tolist()], owners)
+        out.append(
+            Wanted.from_placement(
+                paths, sizes[rows], part.placement.select(members), own, images_root, captions=captions,
+                content_hash=content_hash, further=part.further,
+            )
+        )  # fmt: skip
+    reason = "its subset crops or colours at random, so that its latents cannot be cached"
+    if groups.get(None) and out and not part.further:
+        out[0].without_bucket += [(images.paths[i], reason) for i in part.rows[groups[None]].tolist()]
+    return out
+
+
+def _way(subset: SubsetConfig, dataset: ReadDataset) -> tuple[bool, bool, str] | None:
+    """(flip, mask, interpolation) of a subset's caches, or None if sd-scripts caches none."""
+    if subset.random_crop or subset.color_aug:
+        return None
+    return (
+        subset.flip_aug, subset.alpha_mask, subset.resize_interpolation or dataset.config.resize_interpolation or "auto"
+    )  # fmt: skip
+
+
+def _captions(paths: Sequence[str], keys: Sequence[str], subsets: Sequence[SubsetConfig]) -> list[str | None]:
+    """What sd-scripts would train each image with, from its caption file or from the metadata that it reads instead."""
+    known: dict[int, dict[str, str]] = {}
+    out: list[str | None] = []
+    for path, key, subset in zip(paths, keys, subsets, strict=True):
+        listed = subset.kind is Kind.FINE_TUNING
+        if subset.number not in known:
+            known[subset.number] = metadata_captions(subset) if listed else cached_captions(subset)
+        caption = known[subset.number].get(key)
+        out.append(caption_of(path, subset) if caption is None and not listed else caption)
+    return out

@@ -1,0 +1,215 @@
+"""What training with a config will be: its datasets placed and planned by the objects that the adapter trains with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.placed import PlacedDataset
+from kohya_bucket.adapter.placing import bucketed, first_placed, place_all, refuse_conflicts
+from kohya_bucket.buckets.geometry import cut_pixels
+from kohya_bucket.buckets.types import IntArray, Placement
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import read_sizes
+from kohya_bucket.images.pool import Progress
+from kohya_bucket.images.scan import SizeScan
+from kohya_bucket.planning.idle import idle_share_independent, idle_share_of
+from kohya_bucket.sdscripts.config import Config, Findings, ImageList, ReadDataset
+from kohya_bucket.sdscripts.config.image_checks import check_images
+from kohya_bucket.sdscripts.datasets.bucket_manager import BucketManager
+
+__all__ = ["DatasetOverview", "GpuRow", "ImageRow", "Overview", "overview"]
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """One image that is trained: sizes in pixels; `cut` are pixels of the resized image: left, top, right, bottom."""
+
+    key: str
+    size: tuple[int, int]
+    bucket: tuple[int, int]
+    resized: tuple[int, int]
+    cut: tuple[int, int, int, int]
+    crop_loss: float
+    repeats: int
+
+
+@dataclass(frozen=True)
+class DatasetOverview:
+    """One dataset.
+
+    Attributes:
+        read: what the config says of it.
+        images: the images that are trained, in their buckets.
+        sizes: [N, 2] their sizes.
+        left_out: (key, reason) of the images that are not trained.
+        rotated: how many carry an EXIF rotation, which sd-scripts does not obey.
+    """
+
+    read: ReadDataset
+    images: PlacedDataset
+    sizes: IntArray
+    left_out: tuple[tuple[str, str], ...]
+    rotated: int
+
+    def image_rows(self) -> list[ImageRow]:
+        """One row per image that is trained, with several resolutions one for each that it is trained at."""
+        columns = self.images.columns or (self.images.placement,)
+        return [row for column in columns for row in self._rows_at(column)]
+
+    def _rows_at(self, placement: Placement) -> list[ImageRow]:
+        cuts = cut_pixels(placement.resized_sizes, placement.bucket_sizes)
+        return [
+            ImageRow(key, (w, h), (bw, bh), (rw, rh), (left, top, right, bottom), loss, repeats)
+            for placed, key, (w, h), (bw, bh), (rw, rh), (left, top, right, bottom), loss, repeats in zip(
+                placement.placed.tolist(),
+                self.images.keys,
+                self.sizes.tolist(),
+                placement.bucket_sizes.tolist(),
+                placement.resized_sizes.tolist(),
+                cuts.tolist(),
+                placement.crop_loss.tolist(),
+                self.images.repeats.tolist(),
+                strict=True,
+            )
+            if placed
+        ]
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """An epoch on a number of GPUs.
+
+    Attributes:
+        steps: batches that each GPU trains; updates: changes of the weights, fewer with accumulation.
+        samples: trainings by all GPUs together.
+        missed, repeated, moved: trainings other than asked, or in another bucket; `ledger` says it in words.
+        idle: predicted share of the GPUs' time spent waiting for the one with the most pixels.
+        idle_independent: the same if every GPU drew batches of its own, as sd-scripts does alone.
+    """
+
+    gpus: int
+    steps: int
+    updates: int
+    samples: int
+    missed: int
+    repeated: int
+    moved: int
+    idle: float
+    idle_independent: float
+    ledger: str
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All datasets of a config, and the epoch on each number of GPUs."""
+
+    settings: AdapterOptions
+    datasets: tuple[DatasetOverview, ...]
+    gpus: tuple[GpuRow, ...]
+
+
+def overview(
+    config: Config,
+    settings: AdapterOptions,
+    gpus: Sequence[int] = (1,),
+    accumulate: int = 1,
+    progress: Progress | None = None,
+) -> Overview:
+    """Place and plan what `config` trains.
+
+    Args:
+        config: as `read_config` gives it; what the images' headers show to be wrong is added to its findings.
+        settings: the adapter's options.
+        gpus: numbers of processes to plan for.
+        accumulate: batches whose gradients make one update.
+        progress: called as `progress(done, total)` while image headers are read.
+
+    Raises:
+        KohyaBucketError: settings from which no buckets follow, with the dataset's place in the config.
+    """
+    placed = []
+    for dataset in config.datasets:
+        try:
+            placed.append(_place(dataset, dataset.images, settings, progress, config.findings))
+        except KohyaBucketError as error:
+            raise type(error)(f"{dataset.config.place}: {error}") from error
+    groups = [d.images for d in placed if len(d.images.keys)]
+    if not groups:
+        message = "not one image can be trained, each for its own reason"
+        config.findings.error("no-images", "", message, "see what is listed as not trained")
+    rows = [_gpu_row(groups, settings, n, accumulate) for n in gpus] if groups else []
+    return Overview(settings, tuple(placed), tuple(rows))
+
+
+def _place(
+    dataset: ReadDataset,
+    images: ImageList,
+    settings: AdapterOptions,
+    progress: Progress | None,
+    findings: Findings,
+) -> DatasetOverview:
+    config = dataset.config
+    sizes, scan = images.stated_sizes.copy(), None
+    unknown = np.flatnonzero(sizes.min(axis=1, initial=1) <= 0)
+    unreadable: dict[int, str] = {}
+    if len(unknown):
+        scan = read_sizes([images.paths[i] for i in unknown], progress=progress)
+        sizes[unknown] = scan.sizes
+        unreadable = {int(unknown[i]): reason for i, _, reason in scan.failures}
+    check_images(dataset, sizes, findings, progress)
+    refuse_conflicts(config.dataset_keys, settings, own_sizes=bool(images.predefined))
+    if images.predefined:
+        manager = BucketManager(False, None, None, None, None)
+        manager.set_predefined_resos(images.predefined)
+        columns: tuple[Placement, ...] = (manager.place(sizes),)
+    else:
+        columns = place_all(config.dataset_keys, settings, sizes)
+    placement = first_placed(columns)
+    keep = placement.placed
+    left_out = tuple(
+        (images.keys[i], unreadable.get(i) or f"{sizes[i][0]}x{sizes[i][1]}: {placement.reason(i).text}")
+        for i in np.flatnonzero(~keep).tolist()
+    )
+    keys = [key for key, kept in zip(images.keys, keep, strict=True) if kept]
+    kept = tuple(column.select(keep) for column in columns)
+    trained = bucketed(
+        keys, images.repeats[keep], kept, sizes[keep], config.batch_size, config.dataset_keys, settings
+    )  # fmt: skip
+    return DatasetOverview(dataset, trained, sizes[keep], left_out, _rotated(scan))
+
+
+def _rotated(scan: SizeScan | None) -> int:
+    return 0 if scan is None else len(scan.rotated())
+
+
+def _gpu_row(groups: list[PlacedDataset], settings: AdapterOptions, gpus: int, accumulate: int) -> GpuRow:
+    planner = GroupPlanner(groups, settings)
+    ranks = gpus if settings.same_shape else 1
+    plan = planner.plan(0, 1, ranks)
+    asked = planner.planner(ranks).asking.for_epoch(0, 1).demand
+    ledger = plan.ledger()
+    steps = plan.steps if settings.same_shape else -(-plan.steps // gpus)
+    independent = idle_share_independent(
+        asked.bucket.astype(np.int32),
+        planner.batch_sizes,
+        planner.bucket_sizes,
+        world_size=gpus,
+        repeats=asked.all_times(),
+    )
+    return GpuRow(
+        gpus=gpus,
+        steps=steps,
+        updates=-(-steps // accumulate),
+        samples=plan.samples,
+        missed=ledger.missed,
+        repeated=ledger.repeated,
+        moved=ledger.moved,
+        idle=idle_share_of(plan) if settings.same_shape else independent,
+        idle_independent=independent,
+        ledger=ledger.text,
+    )

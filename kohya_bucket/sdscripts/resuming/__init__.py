@@ -1,0 +1,1 @@
+"""A resumed run of sd-scripts' trainers, at the exact image."""

@@ -1,0 +1,64 @@
+"""Sizes kept between runs."""
+
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from kohya_bucket.adapter import kept_sizes as size_cache
+
+pytest.importorskip("pyarrow", reason="metadata caches are Parquet files")
+
+
+@pytest.fixture
+def paths(tmp_path):
+    names = []
+    for i in range(6):
+        names.append(str(tmp_path / f"{i}.png"))
+        Image.new("RGB", (10 + i, 20)).save(names[-1])
+    return names
+
+
+def test_a_second_scan_opens_no_image(paths, tmp_path, monkeypatch):
+    file = tmp_path / "sizes.parquet"
+    first = size_cache.scan_sizes(paths, str(file))
+    assert first.sizes.tolist() == [[10 + i, 20] for i in range(6)]
+    written = file.stat().st_mtime_ns
+    with open(paths[0], "r+b") as image:  # same length and time, other content: only a reader would notice
+        before = Path(paths[0]).stat()
+        image.write(b"\0" * 8)
+    os.utime(paths[0], ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert size_cache.scan_sizes(paths, str(file)).sizes.tolist() == first.sizes.tolist()
+    assert file.stat().st_mtime_ns == written
+
+
+def test_changes_are_noticed(paths, tmp_path):
+    file = tmp_path / "sizes.parquet"
+    size_cache.scan_sizes(paths, str(file))
+    Image.new("RGB", (99, 98)).save(paths[3])
+    os.utime(paths[3], ns=(1, 1))
+    assert size_cache.scan_sizes(paths, str(file)).sizes[3].tolist() == [99, 98]
+
+
+def test_a_damaged_cache_is_made_anew(paths, tmp_path):
+    file = tmp_path / "sizes.parquet"
+    file.write_bytes(b"nothing of use")
+    assert size_cache.scan_sizes(paths, str(file)).sizes[5].tolist() == [15, 20]
+    assert size_cache.scan_sizes(paths, str(file)).sizes[5].tolist() == [15, 20]
+
+
+def test_small_data_sets_are_not_kept_unasked(paths, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "cache"))
+    assert size_cache.cache_file(paths, "auto") is None
+    monkeypatch.setattr(size_cache, "AUTOMATIC_FROM", 6)
+    file = size_cache.cache_file(paths, "auto")
+    assert file is not None
+    assert tmp_path / "cache" in file.parents
+    assert size_cache.cache_file(paths, "off") is None
+
+
+def test_a_cache_that_cannot_be_written_does_not_stop_training(paths, tmp_path):
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    assert size_cache.scan_sizes(paths, str(tmp_path / "file" / "sizes.parquet")).sizes[0].tolist() == [10, 20]

@@ -1,0 +1,79 @@
+"""The `[kohya_bucket]` table."""
+
+import pytest
+
+from kohya_bucket import ConfigError
+from kohya_bucket.adapter.options import AdapterOptions, environment_table
+
+
+def test_later_tables_win():
+    settings = AdapterOptions.from_tables(("a", {"remainder": "pad", "order": "runs"}), ("b", {"remainder": "drop"}))
+    assert settings == AdapterOptions(remainder="drop", order="runs")
+
+
+def test_an_unknown_key_names_the_nearest():
+    with pytest.raises(
+        ConfigError, match=r"my.toml: \[kohya_bucket\] has no option 'remaindr'; the nearest is 'remainder'"
+    ):
+        AdapterOptions.from_tables(("my.toml", {"remaindr": "pad"}))
+
+
+def test_a_wrong_value_names_the_allowed():
+    with pytest.raises(ConfigError, match="order is 'random', but must be one of shuffled, runs, sorted"):
+        AdapterOptions.from_tables(("my.toml", {"order": "random"}))
+
+
+def test_a_table_must_be_a_table():
+    with pytest.raises(ConfigError, match="must be a table"):
+        AdapterOptions.from_tables(("my.toml", 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.toml", '[kohya_bucket]\nremainder = "pad"'),
+        ("a.toml", 'remainder = "pad"'),
+        ("a.json", '{"kohya_bucket": {"remainder": "pad"}}'),
+    ],
+)
+def test_the_environment_names_a_file(tmp_path, monkeypatch, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(tmp_path / name))
+    assert AdapterOptions.from_tables(*environment_table()).remainder == "pad"
+
+
+@pytest.mark.parametrize(("text", "message"), [(None, "no such file"), ("[x", "cannot be parsed")])
+def test_an_unusable_file_is_named(tmp_path, monkeypatch, text, message):
+    file = tmp_path / "a.toml"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(file))
+    with pytest.raises(ConfigError, match=message):
+        environment_table()
+
+
+def test_without_the_variable_there_is_nothing(monkeypatch):
+    monkeypatch.delenv("KOHYA_BUCKET_CONFIG", raising=False)
+    assert environment_table() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("a.toml", b"# gr\xfcn\n", "not UTF-8"),
+        ("a.json", b"[1]", "must hold a table of options, not list"),
+        ("a.json", b'"pad"', "must hold a table of options, not str"),
+        ("a.toml", b"[[[", "cannot be parsed"),
+    ],
+)
+def test_a_file_of_the_environment_that_holds_no_options(tmp_path, monkeypatch, name, content, why):
+    (tmp_path / name).write_bytes(content)
+    monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(tmp_path / name))
+    with pytest.raises(ConfigError, match=why):
+        environment_table()
+
+
+def test_a_file_of_the_environment_may_have_a_byte_order_mark(tmp_path, monkeypatch):
+    (tmp_path / "a.toml").write_text('order = "runs"\n', encoding="utf-8-sig")
+    monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(tmp_path / "a.toml"))
+    assert AdapterOptions.from_tables(*environment_table()).order == "runs"

@@ -1,0 +1,59 @@
+"""Where the sampler behind sd-scripts' loader goes on after stops, whatever the batch size and the options."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch", reason="the sampler is torch's")
+
+from kohya_bucket.adapter.dataset_keys import DatasetKeys
+from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.placing import bucketed, place_all
+from kohya_bucket.adapter.sampler import PlanSampler
+
+IMAGES = 60
+SIZES = np.random.RandomState(0).randint(200, 900, (IMAGES, 2)).astype(np.int32)
+KEYS = DatasetKeys((256, 256), True, 64, 1024)
+TABLES = [
+    {},
+    {"remainder": "merge", "merge_max_crop": 0.5},
+    {"remainder": "catch_all"},
+    {"resolutions": [256, 384], "resolution_mode": "rotate"},
+    {"resolutions": [256, 384], "resolution_mode": "rotate", "remainder": "catch_all"},
+]
+
+
+def sampler_of(table, batch_size, epoch=1, seed=5):
+    options = AdapterOptions.from_tables(("here", table))
+    columns = place_all(KEYS, options, SIZES)
+    names = [f"{i}.png" for i in range(IMAGES)]
+    images = bucketed(names, np.ones(IMAGES, dtype=int), columns, SIZES, batch_size, KEYS, options)
+    return PlanSampler(GroupPlanner([images], options), seed, SimpleNamespace(value=epoch))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(TABLES), st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=4))
+def test_stopped_again_and_again_an_epoch_trains_each_image_once(table, stops):
+    """Each stop saves what the trainer counts: accelerator steps, which begin at what `on_start` says."""
+    seen: Counter[int] = Counter()
+    history = None
+    for batch_size, steps in [*stops, (3, 10**6)]:
+        sampler, begun = sampler_of(table, batch_size), []
+        sampler.on_start = begun.append
+        if history is not None:
+            sampler.resume(history)
+        batches, trained = iter(sampler), 0
+        if sampler.epoch == 2:
+            break  # the epoch was complete
+        for batch in batches:
+            seen.update(batch.images.tolist())
+            trained += 1
+            if trained == steps:
+                break
+        history = sampler.progress(begun[0] + trained)
+    assert seen == dict.fromkeys(range(IMAGES), 1)

@@ -1,0 +1,41 @@
+"""The place in the epoch that a saved state remembers, where it cannot be written."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from kohya_bucket.adapter.group import Progress
+from kohya_bucket.adapter.state_file import STATE_FILE
+from kohya_bucket.sdscripts.resuming.hooks import ResumeHooks
+from tests.full_disk import no_room  # noqa: F401
+
+
+def run_at(batches):
+    """A run that has trained so many batches."""
+    run = ResumeHooks()
+    run.accelerator = SimpleNamespace(step=batches)
+    history = [Progress(**dict.fromkeys(Progress.__dataclass_fields__, 1))]
+    planner = SimpleNamespace(digest="digest", bucket_ids=list(range(200)))
+    run.sampler = SimpleNamespace(planner=planner, progress=lambda step: history * step)
+    return run
+
+
+def test_a_full_disk_is_said_in_one_line_and_the_old_state_stays(no_room):  # noqa: F811
+    file = no_room.folder / STATE_FILE
+    run_at(3)._on_save([], [], str(no_room.folder))
+    before = file.read_text(encoding="utf-8")
+    assert len(json.loads(before)["trained"]) == 3
+    with (
+        no_room.full(),
+        pytest.raises(SystemExit, match=rf"^kohya_bucket: cannot write .*{STATE_FILE}: {no_room.reason}"),
+    ):
+        run_at(4)._on_save([], [], str(no_room.folder))
+    assert file.read_text(encoding="utf-8") == before
+    assert [path.name for path in no_room.folder.iterdir()] == [STATE_FILE]
+    run_at(4)._on_save([], [], str(no_room.folder))
+    assert len(json.loads(file.read_text(encoding="utf-8"))["trained"]) == 4
