@@ -74,19 +74,21 @@ def outcome(checkout: Path) -> dict[str, Any]:
 
 
 def names_of(checkout: Path) -> dict[str, list[str]]:
-    """{name: subjects that rely on it} of all seams of a checkout, and what else of it the adapter's code names."""
-    import accelerate
-    import torch.utils.data
+    """{name: subjects that rely on it} of all seams of a checkout."""
+    from torch.utils.data import ConcatDataset
 
+    from kohya_bucket.adapter.seams import Owners
     from kohya_bucket.adapter.shapes import attributes_of
-    from kohya_bucket.sdscripts.seams import SUBJECTS, Owners
+    from kohya_bucket.sdscripts.door import SdScriptsDoor
+    from kohya_bucket.sdscripts.seams import SUBJECTS
 
     sys.path.insert(0, str(checkout))
-    for name in ("library.config_util", "library.train_util"):
-        importlib.import_module(name)
-    foreign = {"Accelerator": accelerate.Accelerator, "DataLoader": torch.utils.data.DataLoader}
-    owners = Owners(foreign)
-    torchs = attributes_of(torch.utils.data.ConcatDataset)  # what groups inherit is not sd-scripts' to rename
+    door = SdScriptsDoor()
+    foreign = door.complete()
+    home = door.home()
+    assert home is not None
+    owners = Owners(door.package, home, foreign)
+    torchs = attributes_of(ConcatDataset)  # what groups inherit is not sd-scripts' to rename
     found: dict[str, list[str]] = {}
     for subject in SUBJECTS:
         for seam in subject.seams_of(owners):

@@ -14,6 +14,7 @@ import pytest
 HERE = Path(__file__).parent
 ADAPTER = HERE.parent / "kohya_bucket" / "sdscripts"
 
+ROOMS = ("seams", "datasets", "caching", "resuming")
 # Names of sd-scripts that the adapter's code also uses, for things of its own.
 OF_OUR_OWN = {
     "image", "size", "subsets", "random_crop", "color_aug", "cumsum",
@@ -22,12 +23,11 @@ OF_OUR_OWN = {
 
 
 def owners(sd):
-    import accelerate
-    import torch.utils.data
+    from kohya_bucket.adapter.seams import Owners
+    from kohya_bucket.sdscripts.door import SdScriptsDoor
 
-    from kohya_bucket.sdscripts.seams import Owners
-
-    return Owners({"Accelerator": accelerate.Accelerator, "DataLoader": torch.utils.data.DataLoader})
+    door = SdScriptsDoor()
+    return Owners(door.package, door.home(), door.complete())
 
 
 def seams(sd):
@@ -76,7 +76,7 @@ def test_every_name_that_the_code_uses_is_in_a_seam(unpatched):
     )  # fmt: skip
     theirs = {name for cls in classes if found.has(cls) for name in attributes_of(found.named(cls))}
     used = set()
-    for file in [*ADAPTER.glob("*.py"), *ADAPTER.glob("seams/*.py")]:
+    for file in [*ADAPTER.glob("*.py"), *(file for room in ROOMS for file in ADAPTER.glob(f"{room}/*.py"))]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute):
                 used.add(node.attr)

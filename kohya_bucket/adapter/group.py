@@ -15,11 +15,11 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.planning import EpochPlan, EpochPlanner
 
-__all__ = ["GroupPlanner", "Progress"]
+__all__ = ["GroupPlanner", "TrainedPart"]
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainedPart:
     """Part of an epoch that was trained: `steps` steps with a global batch of [K] images per bucket."""
 
     seed: int
@@ -59,7 +59,7 @@ class GroupPlanner:
         ).astype(np.int64)
         self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
 
-    def plan(self, seed: int, epoch: int, world_size: int, trained: Sequence[Progress] = ()) -> EpochPlan:
+    def plan(self, seed: int, epoch: int, world_size: int, trained: Sequence[TrainedPart] = ()) -> EpochPlan:
         """The plan of one epoch, or what is left of it.
 
         With the same global batch as before, the rest holds the very steps that would have followed. With another

@@ -14,13 +14,13 @@ import torch.distributed
 from torch.utils.data import Sampler
 
 from kohya_bucket.adapter.batches import PlannedBatch
-from kohya_bucket.adapter.group import GroupPlanner, Progress
+from kohya_bucket.adapter.group import GroupPlanner, TrainedPart
+from kohya_bucket.adapter.guard import Planned
 from kohya_bucket.adapter.ranks import is_first_process, world_size
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.planning import EpochPlan
-from kohya_bucket.sdscripts.guard import Planned
 
-__all__ = ["Place", "PlanSampler", "RanksDifferError"]
+__all__ = ["PlanSampler", "RanksDifferError", "ResumePoint"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -30,7 +30,7 @@ class RanksDifferError(KohyaBucketError):
 
 
 @dataclass(frozen=True)
-class Place:
+class ResumePoint:
     """Where a resumed run begins: an epoch (counted as the trainer does, from 1), and batches of each process in it.
 
     Attributes:
@@ -77,8 +77,8 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self._shift = 0
         self._made: tuple[tuple[int, int], EpochPlan] | None = None
         self._rest: EpochPlan | None = None
-        self._rest_before: tuple[Progress, ...] = ()
-        self._before: tuple[Progress, ...] = ()
+        self._rest_before: tuple[TrainedPart, ...] = ()
+        self._before: tuple[TrainedPart, ...] = ()
         self._current = self.plan
 
     @property
@@ -94,7 +94,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             self._made = (now, self.planner.plan(self.seed, self.epoch, self.planned_ranks))
         return self._made[1]
 
-    def resume(self, history: Sequence[Progress]) -> Place:
+    def resume(self, history: Sequence[TrainedPart]) -> ResumePoint:
         """Train what is left of the epoch of `history` in the next iteration, and later epochs after it."""
         self.seed, epoch = history[0].seed, history[0].epoch
         rest = self.planner.plan(self.seed, epoch, self.planned_ranks, history)
@@ -103,21 +103,21 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         if rest.steps == 0:  # the epoch was complete
             rest, self._rest_before = self.planner.plan(self.seed, epoch + 1, self.planned_ranks), ()
         self._rest = rest
-        return Place(rest.epoch, self._first(rest), self._length(rest) // self.world_size)
+        return ResumePoint(rest.epoch, self._first(rest), self._length(rest) // self.world_size)
 
-    def begin_at(self, epoch: int, batches: int) -> Place:
+    def begin_at(self, epoch: int, batches: int) -> ResumePoint:
         """Leave out `batches` batches of each process at the beginning of an epoch that this run plans."""
         global_batch = self.planner.planner(self.planned_ranks).global_batch
         steps = batches * self.world_size // self.planned_ranks
-        return self.resume([Progress(self.seed, epoch, tuple(global_batch.tolist()), steps)])
+        return self.resume([TrainedPart(self.seed, epoch, tuple(global_batch.tolist()), steps)])
 
-    def progress(self, steps: int) -> tuple[Progress, ...]:
+    def progress(self, steps: int) -> tuple[TrainedPart, ...]:
         """What is trained of the present epoch, when each process has trained `steps` (0: all)."""
         plan = self._current
         end = plan.first_step + plan.steps
         done = min(steps * self.world_size // self.planned_ranks, end) if steps else end
         done -= sum(part.steps for part in self._before)
-        return (*self._before, Progress(self.seed, self.epoch, tuple(plan.global_batch.tolist()), done))
+        return (*self._before, TrainedPart(self.seed, self.epoch, tuple(plan.global_batch.tolist()), done))
 
     def __len__(self) -> int:
         return self._length(self.plan)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from kohya_bucket.adapter.group import GroupPlanner, Progress
+from kohya_bucket.adapter.group import GroupPlanner, TrainedPart
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.atomic import write_file
@@ -26,7 +26,7 @@ class NoPlaceError(KohyaBucketError):
     """A saved state does not say at which image of this data set it was saved."""
 
 
-def write_history(folder: Path, planner: GroupPlanner, history: Sequence[Progress]) -> None:
+def write_history(folder: Path, planner: GroupPlanner, history: Sequence[TrainedPart]) -> None:
     """Save what is trained of the present epoch, in order; a disk that is full ends the run with one line."""
     state = {
         "format": _FORMAT,
@@ -38,7 +38,7 @@ def write_history(folder: Path, planner: GroupPlanner, history: Sequence[Progres
         write_file(folder / STATE_FILE, [json.dumps(state).encode("utf-8")])
 
 
-def read_history(folder: Path, planner: GroupPlanner) -> list[Progress]:
+def read_history(folder: Path, planner: GroupPlanner) -> list[TrainedPart]:
     """What was trained of the epoch when the state was saved, in order.
 
     Raises:
@@ -53,4 +53,4 @@ def read_history(folder: Path, planner: GroupPlanner) -> list[Progress]:
             f"the data set or its options changed since {folder} was saved ({state['count']} images then, "
             f"{len(planner.bucket_ids)} now)"
         )
-    return [Progress(**{**part, "global_batch": tuple(part["global_batch"])}) for part in state["trained"]]
+    return [TrainedPart(**{**part, "global_batch": tuple(part["global_batch"])}) for part in state["trained"]]

@@ -9,17 +9,17 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from kohya_bucket.adapter.group import Progress
+from kohya_bucket.adapter.group import TrainedPart
 from kohya_bucket.adapter.state_file import STATE_FILE
-from kohya_bucket.sdscripts.resuming.hooks import ResumeHooks
+from kohya_bucket.sdscripts.resuming.trainer_resume import TrainerResume
 from tests.full_disk import no_room  # noqa: F401
 
 
 def run_at(batches):
     """A run that has trained so many batches."""
-    run = ResumeHooks()
+    run = TrainerResume()
     run.accelerator = SimpleNamespace(step=batches)
-    history = [Progress(**dict.fromkeys(Progress.__dataclass_fields__, 1))]
+    history = [TrainedPart(**dict.fromkeys(TrainedPart.__dataclass_fields__, 1))]
     planner = SimpleNamespace(digest="digest", bucket_ids=list(range(200)))
     run.sampler = SimpleNamespace(planner=planner, progress=lambda step: history * step)
     return run
@@ -27,15 +27,15 @@ def run_at(batches):
 
 def test_a_full_disk_is_said_in_one_line_and_the_old_state_stays(no_room):  # noqa: F811
     file = no_room.folder / STATE_FILE
-    run_at(3)._on_save([], [], str(no_room.folder))
+    run_at(3).on_save([], [], str(no_room.folder))
     before = file.read_text(encoding="utf-8")
     assert len(json.loads(before)["trained"]) == 3
     with (
         no_room.full(),
         pytest.raises(SystemExit, match=rf"^kohya_bucket: cannot write .*{STATE_FILE}: {no_room.reason}"),
     ):
-        run_at(4)._on_save([], [], str(no_room.folder))
+        run_at(4).on_save([], [], str(no_room.folder))
     assert file.read_text(encoding="utf-8") == before
     assert [path.name for path in no_room.folder.iterdir()] == [STATE_FILE]
-    run_at(4)._on_save([], [], str(no_room.folder))
+    run_at(4).on_save([], [], str(no_room.folder))
     assert len(json.loads(file.read_text(encoding="utf-8"))["trained"]) == 4

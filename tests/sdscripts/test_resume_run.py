@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the sampler is torch's")
 
 from test_sampler_positions import sampler_of
 
-from kohya_bucket.sdscripts.resuming.hooks import ResumeHooks
+from kohya_bucket.sdscripts.resuming.trainer_resume import TrainerResume
 
 
 class Accelerator:
@@ -62,7 +62,7 @@ def train(folder, accumulate, total, *, resume=False, stop=None, seed=5, batch_s
     arguments = SimpleNamespace(
         gradient_accumulation_steps=accumulate, max_train_steps=total, resume=str(folder) if resume else None, **given
     )
-    run, accelerator = ResumeHooks(), Accelerator(accumulate)
+    run, accelerator = TrainerResume(), Accelerator(accumulate)
     run.take_arguments(arguments, counts=True)
     run.watch(accelerator)
     run.attach(sampler)

@@ -7,9 +7,8 @@ from kohya_bucket.sdscripts.seams.config import CONFIG
 from kohya_bucket.sdscripts.seams.loading import LOADING
 from kohya_bucket.sdscripts.seams.objects import OBJECTS
 from kohya_bucket.sdscripts.seams.resuming import RESUMING
-from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject, Unknown
 from kohya_bucket.sdscripts.seams.text_caching import TEXT_CACHING
 
-__all__ = ["SUBJECTS", "Door", "Owners", "Seam", "Subject", "Unknown"]
+__all__ = ["SUBJECTS"]
 
 SUBJECTS = (OBJECTS, BUCKETS, BATCHES, CONFIG, LOADING, CACHING, TEXT_CACHING, RESUMING)

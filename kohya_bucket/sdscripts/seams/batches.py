@@ -7,11 +7,11 @@ from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.messages import exit_with_message
+from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Inherits, Says, Takes, Uses
 from kohya_bucket.sdscripts.datasets.planned_item import numbered_item, planned_item
 from kohya_bucket.sdscripts.datasets.tables import BatchTable
 from kohya_bucket.sdscripts.objects import Dataset, Group
-from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
 
 __all__ = ["BATCHES"]
 

@@ -7,13 +7,13 @@ import glob
 from typing import Any
 
 from kohya_bucket.adapter.messages import exit_with_message
+from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import CoveredBy, Takes, Uses
 from kohya_bucket.sdscripts.datasets import make_buckets as replacements
 from kohya_bucket.sdscripts.datasets.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.datasets.listing import list_images
 from kohya_bucket.sdscripts.objects import Dataset, DelegatingDataset, Group
 from kohya_bucket.sdscripts.seams.objects import has_strategies
-from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
 
 __all__ = ["BUCKETS"]
 

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from kohya_bucket.adapter.messages import exit_with_message
+from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Offers, Takes, TakesAmong, Uses
 from kohya_bucket.sdscripts.caching import extra_sizes as variants
 from kohya_bucket.sdscripts.caching import one_size
@@ -13,7 +14,6 @@ from kohya_bucket.sdscripts.caching.item import architecture_of
 from kohya_bucket.sdscripts.caching.latents import cache_latents
 from kohya_bucket.sdscripts.objects import Dataset, Group, LatentsStrategy
 from kohya_bucket.sdscripts.seams.objects import has_own_modules, has_strategies
-from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
 
 __all__ = ["CACHING"]
 

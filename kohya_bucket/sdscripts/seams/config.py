@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Takes
-from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
 
 __all__ = ["CONFIG"]
 

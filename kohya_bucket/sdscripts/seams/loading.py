@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kohya_bucket.adapter.seams import Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Takes, TakesAmong, Uses
-from kohya_bucket.sdscripts.seams.seam import Owners, Seam, Subject
 
 __all__ = ["LOADING"]
 

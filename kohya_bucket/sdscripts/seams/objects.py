@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kohya_bucket.adapter.seams import Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Fields, Offers, Uses
 from kohya_bucket.sdscripts import objects
-from kohya_bucket.sdscripts.seams.seam import Owners, Seam, Subject
 
 __all__ = ["OBJECTS", "has_own_modules", "has_strategies"]
 
@@ -16,8 +16,7 @@ def has_strategies(owners: Owners) -> bool:
 
 def has_own_modules(owners: Owners) -> bool:
     """Whether data sets have modules of their own (since 0.11), and caching without strategies is gone."""
-    home = owners.home()
-    return home is not None and home.__name__ != "library.train_util"
+    return owners.home.__name__ != "library.train_util"
 
 
 _ENTRY = ("bucket_index", "bucket_batch_size", "batch_index")

@@ -7,9 +7,9 @@ import sys
 from typing import Any, Protocol
 
 from kohya_bucket.adapter.messages import exit_with_message
+from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Offers, Takes
 from kohya_bucket.sdscripts.resuming.initial_step import is_known
-from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
 
 __all__ = ["RESUMING", "Accelerator"]
 

@@ -6,11 +6,11 @@ import functools
 from typing import Any
 
 from kohya_bucket.adapter.messages import exit_with_message
+from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Offers, Takes, Uses, parameters_of
 from kohya_bucket.sdscripts.caching import text as text_caching
 from kohya_bucket.sdscripts.objects import Dataset, DroppedRecord, TextStrategy
 from kohya_bucket.sdscripts.seams.objects import has_strategies
-from kohya_bucket.sdscripts.seams.seam import Door, Owners, Seam, Subject
 
 __all__ = ["TEXT_CACHING"]
 

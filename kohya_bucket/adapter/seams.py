@@ -1,4 +1,4 @@
-"""What a seam is: a place of sd-scripts, what must be there, and what stands in for it."""
+"""What a seam is: a place of a trainer, what must be there, and what stands in for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.patching import StandIn
 from kohya_bucket.adapter.shapes import Check
-from kohya_bucket.sdscripts.home import PACKAGE, home_module
 
 __all__ = ["Door", "Owners", "Seam", "Subject", "Unknown"]
 
@@ -23,10 +22,14 @@ class Door(Protocol):
 
     owners: Owners
     resume: Any
-    in_worker: Callable[[], None]  # puts the adapter into a loader's worker process
+
+    @property
+    def in_worker(self) -> Callable[[], None]:
+        """What opens the door in a loader's worker process: a spawned one has imported the trainer afresh."""
+        ...
 
     def options(self) -> AdapterOptions:
-        """Those of the dataset config that was read last: it is read after the stand-ins are in place."""
+        """Those of the config that was read last: it is read after the stand-ins are in place."""
         ...
 
     def read_options(self, user_config: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +37,7 @@ class Door(Protocol):
         ...
 
     def knows(self, subject: str) -> bool:
-        """Whether that subject looks as it should; where not, it is left to sd-scripts."""
+        """Whether that subject looks as it should; where not, it is left to the trainer."""
         ...
 
 
@@ -46,7 +49,7 @@ class Seam:
     """One place.
 
     Attributes:
-        path: a class, function or member of a class, by the name that sd-scripts gives it.
+        path: a class, function or member of a class, by the name that the trainer gives it.
         checks: what must hold there.
         stand_in: (what is there, door) -> what is put there; None where it is only relied on.
     """
@@ -57,7 +60,7 @@ class Seam:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name of sd-scripts that this seam relies on."""
+        """Every name of the trainer that this seam relies on."""
         return tuple(dict.fromkeys((*self.path.split("."), *(name for check in self.checks for name in check.names))))
 
 
@@ -67,7 +70,7 @@ class Subject:
 
     Attributes:
         name: short, for programs.
-        text: what sd-scripts does itself where this is left to it.
+        text: what the trainer does itself where this is left to it.
         seams_of: the seams in a checkout, which versions have of several kinds.
         orders_epochs: without it there is no adapter.
     """
@@ -101,17 +104,17 @@ class Unknown:
 
 @dataclass
 class Owners:
-    """Finds what sd-scripts defines, wherever a version defines it.
+    """Finds what a trainer defines, wherever a version defines it.
 
     Args:
+        package: the package that holds its code.
+        home: its main module, whose names come first where modules disagree.
         foreign: classes of other packages that seams are about, by name.
     """
 
+    package: str
+    home: ModuleType
     foreign: dict[str, Any] = field(default_factory=dict)
-
-    def home(self) -> ModuleType | None:
-        """The module that defines the data sets' base class."""
-        return home_module()
 
     def find(self, path: str) -> tuple[Any, str, Any]:
         """(owner, name, value) of a path; the value is `_MISSING` where there is nothing."""
@@ -127,7 +130,7 @@ class Owners:
         return owner, name, value
 
     def named(self, name: str) -> Any:
-        """A class, function or value that some module of sd-scripts has."""
+        """A class, function or value that some module of the trainer has."""
         if name in self.foreign:
             return self.foreign[name]
         return next((vars(module)[name] for module in self._modules() if name in vars(module)), _MISSING)
@@ -144,12 +147,10 @@ class Owners:
         return ", ".join(filter(None, (check(value) for check in seam.checks)))
 
     def _modules(self) -> Iterable[ModuleType]:
-        """sd-scripts' modules, the home of its data sets first."""
-        home = self.home()
-        if home is not None:
-            yield home
+        """The trainer's modules, its home first."""
+        yield self.home
         for name, module in list(sys.modules.items()):
-            if name.startswith(f"{PACKAGE}.") and isinstance(module, ModuleType) and module is not home:
+            if name.startswith(f"{self.package}.") and isinstance(module, ModuleType) and module is not self.home:
                 yield module
 
 

@@ -1,0 +1,195 @@
+"""A trainer's door: opened when, and only when, all that orders its epochs is known; closed without trace.
+
+A trainer that is imported already is changed at once, otherwise as soon as its home module is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from kohya_bucket.adapter.guard import end_run, guards
+from kohya_bucket.adapter.messages import exit_with_message
+from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table
+from kohya_bucket.adapter.patching import ImportWatch, Patches, StandIn
+from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.seams import Owners, Subject, Unknown
+
+__all__ = ["TrainerDoor"]
+
+_LOADER = "torch.utils.data.dataloader"
+
+logger = logging.getLogger("kohya_bucket")
+
+
+class TrainerDoor(ABC):
+    """The adapter's state in this process, for one trainer; what stand-ins ask (`seams.Door`).
+
+    Attributes:
+        trainer: its name, for messages.
+        package: the package that holds its code.
+        owners: what it defines; set once it is imported.
+        resume: what takes part in its saved states; set once the door is open.
+        refusal: why the door stays shut.
+        unknown: {subject: why} of what is left to the trainer.
+    """
+
+    trainer: str
+    package: str
+    advice = "Update kohya-bucket, or train without it"
+    owners: Owners
+    resume: Any = None
+
+    def __init__(self) -> None:
+        self.guards, self.patches = Patches(), Patches()
+        self.watch = ImportWatch(self._is_of_interest, self.proceed)
+        self.root = Path()
+        self.refusal = ""
+        self.unknown: dict[str, Unknown] = {}
+        self.quiet = self.at_once = False
+        self._options = AdapterOptions()
+
+    # -- what a trainer's own door says -----------------------------------------------------------
+
+    @abstractmethod
+    def home(self) -> ModuleType | None:
+        """The module that tells this trainer from others; None while it is not imported."""
+
+    @abstractmethod
+    def subjects(self) -> Sequence[Subject]:
+        """Its seams; asked for when the home is imported."""
+
+    @abstractmethod
+    def is_group(self, dataset: Any) -> bool:
+        """Whether this is a data set, or group of data sets, that the trainer would train from."""
+
+    @abstractmethod
+    def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
+        """The arguments of a `DataLoader` call with the plan; None where it is not a trainer's."""
+
+    @property
+    @abstractmethod
+    def in_worker(self) -> Callable[[], None]:
+        """A function of a module, so that it travels by name, that opens the door in a loader's worker process."""
+
+    def complete(self) -> dict[str, Any]:
+        """Import what seams are about besides the home; returns classes of other packages by name."""
+        return {}
+
+    def check_options(self, options: AdapterOptions) -> None:
+        """Raise `ConfigError` for what this version of the trainer cannot do."""
+        return
+
+    def describe(self) -> str:
+        """The trainer's version and folder."""
+        return f"at {self.root}"
+
+    # -- what stand-ins ask -----------------------------------------------------------------------
+
+    def options(self) -> AdapterOptions:
+        return self._options
+
+    def read_options(self, user_config: dict[str, Any]) -> dict[str, Any]:
+        table: Mapping[str, Any] | None = user_config.get(TABLE) if isinstance(user_config, dict) else None
+        self._take_options(*([("dataset config", table)] if table is not None else []))
+        return {key: value for key, value in user_config.items() if key != TABLE} if table is not None else user_config
+
+    def knows(self, subject: str) -> bool:
+        return subject not in self.unknown
+
+    def why_inactive(self) -> str:
+        """What is wrong, for a run that is about to train; an empty text while the adapter is in place."""
+        if self.patches:
+            return ""
+        return self.refusal or f"{self.trainer} is not where a version that this adapter knows has it"
+
+    def end(self, why: str) -> NoReturn:
+        """End a run that would train without the plan."""
+        end_run(f"{why}. This run was started with kohya_bucket, so it does not go on without it. {self.advice}")
+
+    # -- opening and closing ----------------------------------------------------------------------
+
+    def open(self, *, quiet: bool, at_once: bool) -> None:
+        """Watch for the trainer, or change it now if it is there."""
+        self.quiet, self.at_once = quiet, at_once
+        self.watch.start()
+        self.proceed()
+
+    def close(self) -> None:
+        """Everything as it was."""
+        self.watch.stop()
+        self.patches.take_back()
+        self.guards.take_back()
+        self.refusal, self.unknown, self._options = "", {}, AdapterOptions()
+
+    def proceed(self) -> None:
+        """Take the next step that what is imported allows."""
+        if not self.guards and hasattr(sys.modules.get(_LOADER), "DataLoader"):
+            self.guards.apply(guards(self), lambda _: False)
+        if not self.patches and not self.refusal:
+            home = self.home()
+            if home is not None:
+                self._enter(home)
+
+    def _enter(self, home: ModuleType) -> None:
+        """Check everything, then replace everything."""
+        self.root = Path(home.__file__ or ".").resolve().parent.parent
+        foreign = self.complete()
+        if self.patches or self.refusal:  # what was imported just now came here by itself
+            return
+        self.owners = Owners(self.package, home, foreign)
+        subjects = self.subjects()
+        wrong = [
+            Unknown(subject, tuple(problems)) for subject in subjects if (problems := subject.problems(self.owners))
+        ]
+        fatal = [problem for unknown in wrong if unknown.subject.orders_epochs for problem in unknown.problems]
+        if fatal:
+            self._refuse(fatal)
+            return
+        self.unknown = {unknown.subject.name: unknown for unknown in wrong}
+        self._take_options()
+        known = [subject for subject in subjects if self.knows(subject.name)]
+        replaced = [stand_in for subject in known for stand_in in subject.stand_ins(self.owners, self)]
+        self.patches.apply(replaced, self._belongs)
+        if not self.quiet and is_first_process():
+            self._report(sum(len(subject.seams_of(self.owners)) for subject in known), replaced)
+
+    def _refuse(self, problems: Sequence[str]) -> None:
+        self.refusal = (
+            f"{self.trainer} {self.describe()} is not a version this adapter knows, so nothing was replaced: "
+            f"{'; '.join(problems)}"
+        )
+        if self.at_once:
+            self.end(self.refusal)
+        if is_first_process() and not self.quiet:
+            logger.warning("%s. A training that is started like this will end before its first step", self.refusal)
+
+    def _report(self, seams: int, replaced: Sequence[StandIn]) -> None:
+        lines = [f"kohya_bucket in {self.trainer} {self.describe()}", f"{seams} seams checked; replaced:"]
+        logger.info("\n".join(lines + [f"  {stand_in.path}" for stand_in in replaced]))
+        for unknown in self.unknown.values():
+            logger.warning(
+                "%s: this version is not known there (%s)", unknown.subject.text, "; ".join(unknown.problems)
+            )
+
+    def _take_options(self, *tables: tuple[str, Mapping[str, Any]]) -> None:
+        """The environment's file under the given tables."""
+        with exit_with_message():
+            self._options = AdapterOptions.from_tables(*environment_table(), *tables)
+            self.check_options(self._options)
+
+    def _is_of_interest(self, name: str) -> bool:
+        return name == _LOADER or name.startswith(self.package + ".")
+
+    def _belongs(self, module: ModuleType) -> bool:
+        """The trainer's own modules, its programs among them, however they were started."""
+        if module.__name__.split(".")[0] == self.package or module.__name__ in ("__main__", "__mp_main__"):
+            return True
+        file = getattr(module, "__file__", None)
+        return bool(file) and str(file).startswith(str(self.root) + os.sep)

@@ -1,0 +1,88 @@
+"""What keeps a run that was started with the adapter from training without it.
+
+These two stand in torch's own classes from the start, whether the trainer is known or not, and whichever of its modules
+it imports: `ConcatDataset`, which groups of data sets are, and `DataLoader`, which they must go through.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from kohya_bucket.adapter.patching import StandIn
+
+__all__ = ["Planned", "Watched", "end_run", "guards"]
+
+
+class Planned:
+    """What draws batches from a plan."""
+
+
+class Watched(Protocol):
+    """What the guards ask of a door."""
+
+    def is_group(self, dataset: Any) -> bool:
+        """Whether this is a data set, or group of data sets, that the trainer would train from."""
+        ...
+
+    def planned(self, signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any] | None:
+        """The arguments of a `DataLoader` call with the plan; None where it is not a trainer's."""
+        ...
+
+    def why_inactive(self) -> str:
+        """What is wrong, or an empty text while the adapter is in place."""
+        ...
+
+    def end(self, why: str) -> NoReturn:
+        """End the run with one line."""
+        ...
+
+
+def guards(door: Watched) -> list[StandIn]:
+    """What is put into torch's classes."""
+    from torch.utils.data.dataloader import DataLoader
+    from torch.utils.data.dataset import ConcatDataset
+
+    make_loader: Callable[..., None] = DataLoader.__init__
+    make_group: Callable[..., None] = ConcatDataset.__init__
+    signature = inspect.signature(make_loader)
+
+    @functools.wraps(make_loader)
+    def init_loader(self: Any, *args: Any, **kwargs: Any) -> None:
+        if door.is_group(kwargs.get("dataset", args[0] if args else None)):
+            arguments = None if door.why_inactive() else door.planned(signature, args, kwargs)
+            if arguments is not None:
+                make_loader(self, **arguments)
+                return
+            if not _holds_plan(signature, args, kwargs):
+                door.end(door.why_inactive() or "this loader is none that a trainer of a known version makes")
+        make_loader(self, *args, **kwargs)
+
+    @functools.wraps(make_group)
+    def init_group(self: Any, *args: Any, **kwargs: Any) -> None:
+        if door.is_group(self) and door.why_inactive():
+            door.end(door.why_inactive())
+        make_group(self, *args, **kwargs)
+
+    return [StandIn(DataLoader, "__init__", init_loader), StandIn(ConcatDataset, "__init__", init_group)]
+
+
+def end_run(line: str) -> NoReturn:
+    """One line, and exit code 2."""
+    print(f"kohya_bucket: {line}", file=sys.stderr, flush=True)
+    raise SystemExit(2)
+
+
+def _holds_plan(signature: inspect.Signature, args: Any, kwargs: Any) -> bool:
+    """Whether a loader is made of another one that has the plan, as accelerate does."""
+    given = signature.bind_partial(None, *args, **kwargs).arguments
+    found = [given.get("sampler"), given.get("batch_sampler")]
+    for sampler in found:  # grows while what samplers are made of is looked at
+        if isinstance(sampler, Planned):
+            return True
+        inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
+        found += [part for part in inner if part is not None and not any(part is known for known in found)]
+    return False

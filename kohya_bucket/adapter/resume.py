@@ -1,0 +1,87 @@
+"""Resuming at the exact image, behind accelerate's saved states.
+
+A file beside each saved state says what is trained of the epoch, so that a resumed run goes on with the next image,
+also without a seed and on another number of processes.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.sampler import PlanSampler, ResumePoint
+from kohya_bucket.adapter.state_file import NoPlaceError, read_history, write_history
+
+__all__ = ["ResumeHooks"]
+
+logger = logging.getLogger("kohya_bucket")
+
+
+class ResumeHooks:
+    """One training run: the accelerator that saves and loads states, and the sampler whose place they hold."""
+
+    def __init__(self) -> None:
+        self.sampler: PlanSampler | None = None
+        self.accelerator: Any = None
+        self._loaded: Path | None = None
+        self._uneven = 0  # batches of the present epoch that the accelerator does not count
+
+    def watch(self, accelerator: Any) -> None:
+        """Take part in every state that `accelerator` saves or loads."""
+        self.accelerator = accelerator
+        accelerator.register_save_state_pre_hook(self.on_save)
+        accelerator.register_load_state_pre_hook(self.on_load)
+
+    def attach(self, sampler: PlanSampler) -> None:
+        """The sampler of the run's training loader; a state that was loaded before is taken up now."""
+        self.sampler = sampler
+        sampler.on_start = self._on_start
+        if self._loaded is not None:
+            self._resume(sampler, self._loaded)
+
+    @property
+    def accumulation(self) -> int:
+        """Batches whose gradients make one update."""
+        return max(int(getattr(self.accelerator, "gradient_accumulation_steps", 1) or 1), 1)
+
+    def on_save(self, models: Any, weights: Any, output_dir: str) -> None:
+        """accelerate's hook."""
+        if self.sampler is not None and is_first_process():
+            step = int(self.accelerator.step)  # 0: the epoch is complete
+            history = self.sampler.progress(step + self._uneven if step else 0)
+            write_history(Path(output_dir), self.sampler.planner, history)
+
+    def on_load(self, models: Any, input_dir: str) -> None:
+        """accelerate's hook; trainers load states before and after they make their loader."""
+        if self.sampler is None:
+            self._loaded = Path(input_dir)
+        else:
+            self._resume(self.sampler, Path(input_dir))
+
+    def went_on(self, sampler: PlanSampler, point: ResumePoint, folder: Path) -> None:
+        """The sampler stands where the state in `folder` was saved."""
+        if is_first_process():
+            logger.info("going on with batch %d of epoch %d", point.done + 1, point.epoch)
+
+    def found_no_place(self, sampler: PlanSampler, folder: Path, error: NoPlaceError) -> None:
+        """The state in `folder` does not say at which image of this data set it was saved."""
+        if is_first_process():
+            logger.warning("%s: the epoch begins anew", error)
+
+    def _resume(self, sampler: PlanSampler, folder: Path) -> None:
+        self._loaded = None
+        try:
+            history = read_history(folder, sampler.planner)
+        except NoPlaceError as error:
+            self.found_no_place(sampler, folder, error)
+        else:
+            self.went_on(sampler, sampler.resume(history), folder)
+
+    def _on_start(self, first: int) -> None:
+        # The accelerator counts the batches of an epoch; states are saved, and gradients accumulated, by it. With
+        # another accumulation than before, the first batches may not make whole updates; the next update still does.
+        self._uneven = first % self.accumulation
+        if self.accelerator is not None:
+            self.accelerator.step = first - self._uneven
