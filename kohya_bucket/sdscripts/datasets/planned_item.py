@@ -14,10 +14,10 @@ from kohya_bucket.sdscripts.caching.extra_sizes import at_planned_size
 from kohya_bucket.sdscripts.datasets.masks import drop_unwanted_masks
 from kohya_bucket.sdscripts.objects import Group, HeldDataset, inner_of
 
-__all__ = ["numbered_item", "own_random", "planned_item", "set_current_epoch"]
+__all__ = ["note_epoch", "numbered_item", "own_random", "planned_item"]
 
 
-def set_current_epoch(dataset: HeldDataset, epoch: int) -> None:
+def note_epoch(dataset: HeldDataset, epoch: int) -> None:
     """Note the epoch. The order of an epoch follows from its number, so nothing is shuffled here."""
     dataset.current_epoch = epoch
     inner_of(dataset).current_epoch = epoch
@@ -26,7 +26,7 @@ def set_current_epoch(dataset: HeldDataset, epoch: int) -> None:
 def planned_item(group: Group, index: PlannedBatch) -> Any:
     """The batch that `index` describes, whatever epoch and step the dataset believes it is in."""
     dataset: HeldDataset = group.datasets[index.dataset]
-    set_current_epoch(dataset, index.epoch)
+    note_epoch(dataset, index.epoch)
     owner = inner_of(dataset)
     if index.global_step is not None:
         owner.current_step = index.global_step

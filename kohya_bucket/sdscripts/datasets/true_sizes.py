@@ -95,3 +95,4 @@ def _put_image_back(info: ImageRecord, subset: Subset) -> None:
     info.absolute_path = os.path.join(_folder(subset), info.image_key)  # noqa: PTH118
     if match["stem"] != PurePath(info.image_key).stem or os.path.exists(info.absolute_path):  # noqa: PTH110
         info.image_size = None
+        info.latents_npz = None  # since 0.10.2 that cache would be trained from without a look at it

@@ -9,7 +9,7 @@ from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Inherits, Says, Takes, Uses
-from kohya_bucket.sdscripts.datasets.planned_item import numbered_item, planned_item
+from kohya_bucket.sdscripts.datasets.planned_item import note_epoch, numbered_item, planned_item
 from kohya_bucket.sdscripts.datasets.tables import BatchTable
 from kohya_bucket.sdscripts.objects import Dataset, Group
 
@@ -28,7 +28,7 @@ def _shuffle_buckets(original: Any, door: Door) -> Any:
 def _set_current_epoch(original: Any, door: Door) -> Any:
     @functools.wraps(original)
     def set_current_epoch(self: Dataset, epoch: int) -> None:
-        set_current_epoch(self, epoch)
+        note_epoch(self, epoch)
 
     return set_current_epoch
 

@@ -9,7 +9,7 @@ from typing import Any
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import CoveredBy, Takes, Uses
-from kohya_bucket.sdscripts.datasets import make_buckets as replacements
+from kohya_bucket.sdscripts.datasets import make_buckets as own
 from kohya_bucket.sdscripts.datasets.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.datasets.listing import list_images
 from kohya_bucket.sdscripts.objects import Dataset, DelegatingDataset, Group
@@ -38,7 +38,7 @@ def _glob_images(original: Any, door: Door) -> Any:
 def _get_image_size(original: Any, door: Door) -> Any:
     @functools.wraps(original)
     def get_image_size(self: Dataset, image_path: str) -> tuple[int, int]:
-        return replacements.get_image_size(self, image_path)
+        return own.get_image_size(self, image_path)
 
     return get_image_size
 
@@ -49,7 +49,7 @@ def _make_buckets(original: Any, door: Door) -> Any:
     @functools.wraps(original)
     def make_buckets(self: Dataset) -> None:
         with exit_with_message():
-            replacements.make_buckets(self, door.options(), make_entry)
+            own.make_buckets(self, door.options(), make_entry)
 
     return make_buckets
 
@@ -66,7 +66,7 @@ def _make_control_buckets(original: Any, door: Door) -> Any:
 def _get_resolutions(original: Any, door: Door) -> Any:
     @functools.wraps(original)
     def get_resolutions(self: Group) -> list[tuple[int, int]]:
-        return replacements.get_resolutions(self, door.options())
+        return own.get_resolutions(self, door.options())
 
     return get_resolutions
 

@@ -8,8 +8,7 @@ from typing import Any
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Offers, Takes, TakesAmong, Uses
-from kohya_bucket.sdscripts.caching import extra_sizes as variants
-from kohya_bucket.sdscripts.caching import one_size
+from kohya_bucket.sdscripts.caching import extra_sizes, one_size
 from kohya_bucket.sdscripts.caching.item import architecture_of
 from kohya_bucket.sdscripts.caching.latents import cache_latents
 from kohya_bucket.sdscripts.objects import Dataset, Group, LatentsStrategy
@@ -23,7 +22,7 @@ def _cache_latents(original: Any, door: Door) -> Any:
     def cache_latents(
         self: Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, *args: Any
     ) -> None:
-        with exit_with_message(), variants.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
+        with exit_with_message(), extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
             original(self, vae, vae_batch_size, cache_to_disk, *args)
 
     return cache_latents
@@ -50,7 +49,7 @@ def _new_cache_latents(original: Any, door: Door) -> Any:
         strategy: LatentsStrategy | None = strategies.get_strategy()
         to_disk = bool(strategy is not None and strategy.cache_to_disk)
         known = strategy is not None and architecture_of(strategy.cache_suffix) is not None
-        with exit_with_message(), variants.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
+        with exit_with_message(), extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
             cache_latents(self, original, strategy, model, accelerator, door.options())
 
     return new_cache_latents
