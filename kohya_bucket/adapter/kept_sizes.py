@@ -1,4 +1,4 @@
-"""Image sizes for the adapter, kept between runs so that a second start opens no image.
+"""Image sizes, kept between runs and between commands so that a second start opens no image.
 
 Large data sets get a `MetadataCache` in the user's cache folder without being asked; a changed, new or missing file
 is noticed by its time and length. Small ones are read faster than a cache is opened.
@@ -17,6 +17,7 @@ from pathlib import Path
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, read_sizes
+from kohya_bucket.images.pool import Progress
 from kohya_bucket.images.scan import SizeScan
 
 __all__ = ["AUTOMATIC_FROM", "cache_file", "scan_sizes"]
@@ -26,21 +27,22 @@ AUTOMATIC_FROM = 5_000
 logger = logging.getLogger("kohya_bucket")
 
 
-def scan_sizes(paths: Sequence[str], setting: str = "auto") -> SizeScan:
+def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress | None = None) -> SizeScan:
     """Sizes of N files.
 
     Args:
         setting: `auto`, `off`, or the path of a cache file to keep (Parquet).
+        progress: called as `progress(done, total)` while headers are read.
     """
     file = cache_file(paths, setting)
     if file is None:
-        return read_sizes(paths)
+        return read_sizes(paths, progress=progress)
     try:
         cache = MetadataCache.load(file) if file.is_file() else None
     except KohyaBucketError as error:
         logger.warning("%s; it is made anew", error)
         cache = None
-    fresh = MetadataCache.build(paths) if cache is None else cache.refresh(paths)
+    fresh = MetadataCache.build(paths, progress=progress) if cache is None else cache.refresh(paths, progress=progress)
     changes = fresh.changes
     changed = cache is None or changes is None or bool(changes.reread or changes.added or changes.dropped)
     if changed and is_first_process():

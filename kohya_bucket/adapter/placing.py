@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.types import IntArray, Reason
 from kohya_bucket.errors import BucketSettingsError, ConfigError
+from kohya_bucket.images.text_column import TextColumn
 
-__all__ = ["bucketed", "first_placed", "place_all", "refuse_conflicts"]
+__all__ = ["Placing", "first_placed", "place_all", "place_images", "refuse_conflicts"]
 
 
 def refuse_conflicts(settings: DatasetKeys, options: AdapterOptions, *, own_sizes: bool = False) -> None:
@@ -84,28 +85,76 @@ def place_all(
     return tuple(columns)
 
 
-def bucketed(
-    keys: Sequence[str],
-    repeats: npt.NDArray[np.int64],
-    columns: tuple[Placement, ...],
+@dataclass(frozen=True)
+class Placing:
+    """What became of N images.
+
+    Attributes:
+        per_resolution: their placements, one per resolution; images without a bucket are still in them.
+        placement: each at the first resolution at which it has a bucket.
+        trained: the M images that have one, in their buckets.
+        kept: [N] whether an image is among them.
+        left_out: (position, reason) of the others.
+        place: places sizes by the same rule; None where there are several resolutions.
+    """
+
+    per_resolution: tuple[Placement, ...]
+    placement: Placement
+    trained: PlacedDataset
+    kept: npt.NDArray[np.bool_]
+    left_out: tuple[tuple[int, str], ...]
+    place: Callable[[Any], Placement] | None
+
+
+def place_images(
+    names: Sequence[str],
     sizes: IntArray,
+    repeats: npt.NDArray[np.int64],
     batch_size: int,
-    settings: DatasetKeys,
+    keys: DatasetKeys,
     options: AdapterOptions,
-) -> PlacedDataset:
-    """The images of a dataset with the placements from `place_all`; all arrays are of the images that have one."""
+    *,
+    unreadable: Mapping[int, str] | None = None,
+    prescribed: Callable[[Any], Placement] | None = None,
+) -> Placing:
+    """Give every image of a data set its bucket: training, plans and caches all do it here.
+
+    Args:
+        names: [N] image keys.
+        sizes: [N, 2] (width, height); (0, 0) where unreadable.
+        repeats: [N] how often an epoch trains each.
+        batch_size: images per process and step.
+        keys: the data set's bucket keys.
+        options: the `[kohya_bucket]` table.
+        unreadable: why a file could not be read, by position.
+        prescribed: places the images where the data set's metadata says in which buckets.
+
+    Raises:
+        ConfigError, BucketSettingsError: options that exclude each other, or from which no buckets follow.
+    """
+    refuse_conflicts(keys, options, own_sizes=prescribed is not None)
+    place = prescribed or (None if options.resolutions else rule_for(keys, options, sizes).place)
+    columns = place_all(keys, options, sizes, place)
+    placement = first_placed(columns)
+    kept = placement.placed
+    left_out = tuple(
+        (i, (unreadable or {}).get(i) or f"{sizes[i][0]}x{sizes[i][1]}: {placement.reason(i).text}")
+        for i in np.flatnonzero(~kept).tolist()
+    )
     several = options.resolutions is not None
-    return PlacedDataset(
-        keys,
-        repeats,
-        first_placed(columns),
+    mine = columns if kept.all() else tuple(column.select(kept) for column in columns)
+    trained = PlacedDataset(
+        TextColumn.of([name for name, keep in zip(names, kept.tolist(), strict=True) if keep]),
+        repeats[kept],
+        first_placed(mine),
         batch_size,
-        columns=columns if several else (),
-        sizes=sizes if options.several_sizes else None,
+        columns=mine if several else (),
+        sizes=sizes[kept] if options.several_sizes else None,
         mode=options.resolution_mode if several else None,
         weights=options.resolution_weights if several else None,
-        enlarge=not (settings.enable_bucket and settings.bucket_no_upscale),
+        enlarge=not (keys.enable_bucket and keys.bucket_no_upscale),
     )
+    return Placing(columns, placement, trained, kept, left_out, place)
 
 
 def first_placed(columns: tuple[Placement, ...]) -> Placement:

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the sampler is torch's")
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import bucketed, place_all
+from kohya_bucket.adapter.placing import place_images
 from kohya_bucket.adapter.sampler import PlanSampler
 
 IMAGES = 60
@@ -30,9 +30,8 @@ TABLES = [
 
 def sampler_of(table, batch_size, epoch=1, seed=5):
     options = AdapterOptions.from_tables(("here", table))
-    columns = place_all(KEYS, options, SIZES)
     names = [f"{i}.png" for i in range(IMAGES)]
-    images = bucketed(names, np.ones(IMAGES, dtype=int), columns, SIZES, batch_size, KEYS, options)
+    images = place_images(names, SIZES, np.ones(IMAGES, dtype=int), batch_size, KEYS, options).trained
     return PlanSampler(GroupPlanner([images], options), seed, SimpleNamespace(value=epoch))
 
 

@@ -13,7 +13,7 @@ from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.moved_images import moved_images
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import bucketed, first_placed, place_all, refuse_conflicts
+from kohya_bucket.adapter.placing import place_all, place_images, refuse_conflicts
 from kohya_bucket.sdscripts.datasets.tables import BatchTable, KeyTable
 
 TABLES = [
@@ -38,12 +38,9 @@ def datasets(draw):
     rng = np.random.RandomState(draw(st.integers(0, 2**31)))
     sizes = rng.randint(64, 1200, (n, 2)).astype(np.int32)
     keys = DatasetKeys((256, 256), True, 64, 2048, 64, no_upscale)
-    columns = place_all(keys, options(table), sizes)
-    placed = first_placed(columns).placed
-    repeats = rng.choice([1, 2], n)[placed]
-    kept = tuple(column.select(placed) for column in columns)
-    names = [f"{i}.png" for i in np.flatnonzero(placed)]
-    return bucketed(names, repeats, kept, sizes[placed], draw(st.integers(1, 5)), keys, options(table)), options(table)
+    names = [f"{i}.png" for i in range(n)]
+    placing = place_images(names, sizes, rng.choice([1, 2], n), draw(st.integers(1, 5)), keys, options(table))
+    return placing.trained, options(table)
 
 
 @settings(max_examples=60, deadline=None)
@@ -128,8 +125,7 @@ def test_the_digest_knows_the_sizes():
     keys = DatasetKeys((256, 256), True, 64, 1024)
     digests = []
     for table in [{}, *TABLES, {"remainder": "merge", "merge_max_crop": 0.1}]:
-        columns = place_all(keys, options(table), sizes)
-        images = bucketed(list("abcdefghi"), np.ones(9, dtype=int), columns, sizes, 2, keys, options(table))
+        images = place_images(list("abcdefghi"), sizes, np.ones(9, dtype=int), 2, keys, options(table)).trained
         digests.append(GroupPlanner([images], options(table)).digest)
     assert len(set(digests)) == len(digests)
 

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
+from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
-from kohya_bucket.adapter.placing import bucketed, first_placed, place_all, refuse_conflicts
+from kohya_bucket.adapter.placing import place_images
 from kohya_bucket.adapter.ranks import collector_paused, is_first_process
-from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.sdscripts.datasets.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.datasets.misread import misread_buckets
 from kohya_bucket.sdscripts.datasets.tables import BatchTable, KeyTable
@@ -69,44 +68,30 @@ def place_dataset(dataset: Dataset, settings: AdapterOptions) -> tuple[PlacedDat
     infos: list[ImageRecord] = list(dataset.image_data.values())
     sizes, unreadable = true_sizes(dataset, infos, settings.metadata_cache)
     has_own_sizes = dataset.bucket_manager is not None and dataset.enable_bucket
-    keys = dataset_keys(dataset)
-    refuse_conflicts(keys, settings, own_sizes=has_own_sizes)
     if not has_own_sizes:
         dataset.bucket_manager = _new_manager(dataset)
-    place = dataset.bucket_manager.place
-    if settings.own_buckets and dataset.enable_bucket and not has_own_sizes and not settings.resolutions:
-        place = rule_for(keys, settings, sizes).place
-    columns = place_all(keys, settings, sizes, place)
-    placement = first_placed(columns)
-    if is_first_process():
-        paths = [info.absolute_path for info in infos]
-        misread = misread_buckets(paths, sizes, placement, place) if len(columns) == 1 else []
+    names = [info.image_key for info in infos]
+    repeats = np.array([info.num_repeats for info in infos], dtype=np.int64)
+    placing = place_images(
+        names, sizes, repeats, dataset.batch_size, dataset_keys(dataset), settings,
+        unreadable=unreadable, prescribed=dataset.bucket_manager.place if has_own_sizes else None,
+    )  # fmt: skip
+    placement = placing.placement
+    if is_first_process() and placing.place is not None:
+        misread = misread_buckets([info.absolute_path for info in infos], sizes, placement, placing.place)
         if misread:
             logger.warning("\n".join(misread_lines(misread)))
-    placed = placement.placed
-    failures = []
-    for i in np.flatnonzero(~placed).tolist():
-        info = infos[i]
-        width, height = sizes[i].tolist()
-        reason = unreadable.get(i) or f"{width}x{height}: {placement.reason(i).text}"
-        failures.append((info.image_key, reason))
-        _take_out(dataset, info)
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
     pairs = map(_pairs, (sizes, placement.bucket_sizes, placement.resized_sizes))
-    for keep, info, size, bucket, resized in zip(placed.tolist(), infos, *pairs, strict=True):
+    for keep, info, size, bucket, resized in zip(placing.kept.tolist(), infos, *pairs, strict=True):
         if keep:
             bucket = buckets.setdefault(bucket, bucket)
             info.image_size, info.bucket_reso, info.resized_size = size, bucket, resized
-    repeats = np.array([info.num_repeats for info in infos], dtype=np.int64)
-    if failures:
-        infos = [info for info, keep in zip(infos, placed, strict=True) if keep]
-        repeats, sizes = repeats[placed], sizes[placed]
-        columns = tuple(column.select(placed) for column in columns)
-    names = TextColumn.of([info.image_key for info in infos])
-    images = bucketed(names, repeats, columns, sizes, dataset.batch_size, keys, settings)
-    if images.mode == "all":
-        _count_again(dataset, infos, images)
-    return images, failures
+    for i, _ in placing.left_out:
+        _take_out(dataset, infos[i])
+    if placing.trained.mode == "all":
+        _count_again(dataset, [info for info, keep in zip(infos, placing.kept, strict=True) if keep], placing.trained)
+    return placing.trained, [(names[i], reason) for i, reason in placing.left_out]
 
 
 def _pairs(rows: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:

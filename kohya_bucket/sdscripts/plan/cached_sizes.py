@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from kohya_bucket.adapter.moved_images import moved_images
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import bucketed, place_all, refuse_conflicts
 from kohya_bucket.buckets import BucketSet
 from kohya_bucket.buckets.placing import place_into_set
 from kohya_bucket.buckets.types import IntArray, Placement
 from kohya_bucket.sdscripts.config import ImageList, ReadDataset
+from kohya_bucket.sdscripts.plan.placing import place_listed
 
 __all__ = ["CachedSizes", "cached_sizes"]
 
@@ -55,9 +55,8 @@ def cached_sizes(
     Raises:
         ConfigError, BucketSettingsError: settings that exclude each other, or from which no buckets follow.
     """
-    keys = dataset.config.dataset_keys
-    refuse_conflicts(keys, options, own_sizes=bool(images.predefined))
-    columns = place_all(keys, options, sizes)
+    placing = place_listed(dataset, images, sizes, options)
+    columns, trained = placing.per_resolution, placing.trained
     names = [f"{width}x{height}" for width, height in options.resolutions or ()] or [collection]
     own = _own_column(columns)
     out = []
@@ -68,11 +67,7 @@ def cached_sizes(
                 out.append(CachedSizes(np.flatnonzero(rows), column.select(rows), names[number], further))
     if options.remainder not in ("merge", "catch_all"):
         return out
-    placed = np.flatnonzero(own >= 0)
-    trained = bucketed(
-        [images.keys[i] for i in placed.tolist()], images.repeats[placed],
-        tuple(column.select(placed) for column in columns), sizes[placed], dataset.config.batch_size, keys, options,
-    )  # fmt: skip
+    placed = np.flatnonzero(placing.kept)
     image, bucket = moved_images(trained, options, gpus)
     for target in np.unique(bucket).tolist():
         rows = placed[image[bucket == target]]

@@ -10,7 +10,6 @@ import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.types import IntArray
-from kohya_bucket.images import read_sizes
 from kohya_bucket.images.paths import file_key
 from kohya_bucket.images.pool import Progress
 from kohya_bucket.latents.wanted import Recipe, Wanted
@@ -19,6 +18,7 @@ from kohya_bucket.sdscripts.config.captions import caption_of
 from kohya_bucket.sdscripts.config.dreambooth import cached_captions
 from kohya_bucket.sdscripts.config.finetuning import metadata_captions
 from kohya_bucket.sdscripts.plan.cached_sizes import CachedSizes, cached_sizes
+from kohya_bucket.sdscripts.plan.placing import sizes_of
 
 __all__ = ["collection_names", "items_of", "wanted_by_config"]
 
@@ -62,8 +62,7 @@ def wanted_by_config(
     out = []
     for number, (dataset, collection, images) in enumerate([*training, *validation]):
         if len(images):
-            read = read_sizes(images.paths, progress=progress).sizes
-            sizes = np.where(images.stated_sizes > 0, images.stated_sizes, read).astype(np.int32)
+            sizes, _, _ = sizes_of(images, options, progress)
             for part in cached_sizes(dataset, images, sizes, options, gpus, collection):
                 found = _of_dataset(dataset, images, sizes, part, recipe, images_root, content_hash)
                 out += [replace(wanted, dataset=number) for wanted in found]

@@ -10,17 +10,15 @@ import numpy as np
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
-from kohya_bucket.adapter.placing import bucketed, first_placed, place_all, refuse_conflicts
 from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.types import IntArray, Placement
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images import read_sizes
 from kohya_bucket.images.pool import Progress
 from kohya_bucket.images.scan import SizeScan
 from kohya_bucket.planning.idle import idle_share_independent, idle_share_of
 from kohya_bucket.sdscripts.config import Config, Findings, ImageList, ReadDataset
 from kohya_bucket.sdscripts.config.image_checks import check_images
-from kohya_bucket.sdscripts.datasets.bucket_manager import BucketManager
+from kohya_bucket.sdscripts.plan.placing import place_listed, sizes_of
 
 __all__ = ["DatasetOverview", "GpuRow", "ImageRow", "Overview", "overview"]
 
@@ -153,34 +151,11 @@ def _place(
     progress: Progress | None,
     findings: Findings,
 ) -> DatasetOverview:
-    config = dataset.config
-    sizes, scan = images.stated_sizes.copy(), None
-    unknown = np.flatnonzero(sizes.min(axis=1, initial=1) <= 0)
-    unreadable: dict[int, str] = {}
-    if len(unknown):
-        scan = read_sizes([images.paths[i] for i in unknown], progress=progress)
-        sizes[unknown] = scan.sizes
-        unreadable = {int(unknown[i]): reason for i, _, reason in scan.failures}
+    sizes, unreadable, scan = sizes_of(images, settings, progress)
     check_images(dataset, sizes, findings, progress)
-    refuse_conflicts(config.dataset_keys, settings, own_sizes=bool(images.predefined))
-    if images.predefined:
-        manager = BucketManager(False, None, None, None, None)
-        manager.set_predefined_resos(images.predefined)
-        columns: tuple[Placement, ...] = (manager.place(sizes),)
-    else:
-        columns = place_all(config.dataset_keys, settings, sizes)
-    placement = first_placed(columns)
-    keep = placement.placed
-    left_out = tuple(
-        (images.keys[i], unreadable.get(i) or f"{sizes[i][0]}x{sizes[i][1]}: {placement.reason(i).text}")
-        for i in np.flatnonzero(~keep).tolist()
-    )
-    keys = [key for key, kept in zip(images.keys, keep, strict=True) if kept]
-    kept = tuple(column.select(keep) for column in columns)
-    trained = bucketed(
-        keys, images.repeats[keep], kept, sizes[keep], config.batch_size, config.dataset_keys, settings
-    )  # fmt: skip
-    return DatasetOverview(dataset, trained, sizes[keep], left_out, _rotated(scan))
+    placing = place_listed(dataset, images, sizes, settings, unreadable)
+    left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
+    return DatasetOverview(dataset, placing.trained, sizes[placing.kept], left_out, _rotated(scan))
 
 
 def _rotated(scan: SizeScan | None) -> int:
