@@ -1,0 +1,125 @@
+"""The toy trainer's door: what a trainer's door has to say, and nothing else."""
+
+import functools
+import sys
+
+import numpy as np
+
+from kohya_bucket.adapter.batches import PlannedBatch
+from kohya_bucket.adapter.dataset_keys import DatasetKeys
+from kohya_bucket.adapter.door import TrainerDoor
+from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.adapter.loader import call_arguments, draws_by_itself, with_plan
+from kohya_bucket.adapter.placing import place_images
+from kohya_bucket.adapter.resume import ResumeHooks
+from kohya_bucket.adapter.sampler import PlanSampler
+from kohya_bucket.adapter.seams import Seam, Subject
+from kohya_bucket.adapter.shapes import Takes, Uses
+
+PACKAGE = "toys"
+MODULE = f"{PACKAGE}.trainer"
+
+
+def place(pictures, options):
+    """A data set's pictures in this package's buckets."""
+    sizes = np.array([picture.size for picture in pictures.pictures], dtype=np.int32)
+    times = np.array([picture.times for picture in pictures.pictures], dtype=np.int64)
+    keys = DatasetKeys(pictures.resolution, True, 64, 512, 64)
+    placing = place_images([p.name for p in pictures.pictures], sizes, times, pictures.batch_size, keys, options)
+    pictures.pictures = [p for p, kept in zip(pictures.pictures, placing.kept, strict=True) if kept]
+    pictures.placed = placing.trained
+
+
+def sort_into_buckets(original, door):
+    @functools.wraps(original)
+    def stand_in(self):
+        place(self, door.options())
+        self.records = list(range(self.placed.batches))  # only their number is asked for
+
+    return stand_in
+
+
+def turn_to(original, door):
+    @functools.wraps(original)
+    def stand_in(self, epoch):
+        """The order of an epoch follows from its number."""
+
+    return stand_in
+
+
+def group_item(original, door):
+    def stand_in(self, index):
+        if not isinstance(index, PlannedBatch):
+            return original(self, index)
+        pictures = self.datasets[index.dataset]
+        size = pictures.placed.buckets[index.bucket]
+        return pictures.batch_of([pictures.pictures[i] for i in index.images], size)
+
+    return stand_in
+
+
+def make_accelerator(original, door):
+    @functools.wraps(original)
+    def stand_in(args):
+        accelerator = original(args)
+        door.resume.watch(accelerator)
+        return accelerator
+
+    return stand_in
+
+
+SUBJECTS = (
+    Subject(
+        "order",
+        "the order of an epoch",
+        lambda _: (
+            Seam("PictureSet.sort_into_buckets", (Takes(), Uses("pictures", "records")), sort_into_buckets),
+            Seam("PictureSet.turn_to", (Takes("epoch"),), turn_to),
+            Seam("PictureSet.batch_of", (Takes("pictures", "bucket"),)),
+            Seam("PictureGroup.__getitem__", (), group_item),
+            Seam("Collate.__init__", (Takes("epoch", "group"),)),
+        ),
+        orders_epochs=True,
+    ),
+    Subject(
+        "resuming",
+        "states are the trainer's own",
+        lambda _: (Seam("make_accelerator", (Takes("args"),), make_accelerator),),
+    ),
+)
+
+
+class ToyDoor(TrainerDoor):
+    trainer, package = "the toy trainer", PACKAGE
+
+    def home(self):
+        module = sys.modules.get(MODULE)
+        return module if hasattr(module, "PictureSet") else None
+
+    def subjects(self):
+        self.resume = ResumeHooks()
+        return SUBJECTS
+
+    def is_group(self, dataset):
+        return type(dataset).__name__ in ("PictureGroup", "PictureSet")
+
+    def planned(self, signature, args, kwargs):
+        arguments = call_arguments(signature, args, kwargs)
+        group, collate = arguments.get("dataset"), arguments.get("collate_fn")
+        if not isinstance(group, self.owners.named("PictureGroup")) or not draws_by_itself(arguments):
+            return None
+        planner = GroupPlanner([pictures.placed for pictures in group.datasets], self.options())
+        sampler = PlanSampler(planner, 0, collate.epoch)
+        self.resume.attach(sampler)
+        return with_plan(arguments, sampler, self.in_worker)
+
+    @property
+    def in_worker(self):
+        return open_door
+
+
+DOOR = ToyDoor()
+
+
+def open_door():
+    DOOR.open(quiet=True, at_once=False)
