@@ -1,7 +1,7 @@
 """Says in one line of JSON what the adapter finds in the checkout `SD_SCRIPTS_DIR`; run in that checkout's environment.
 
-`packages`: their versions; `seams`: how many places of each subject were checked; `left`: subjects that are left to
-sd-scripts, and why; `refused`: why the adapter is not put in at all.
+`packages`: their versions; `seams`: how many places of each subject are checked; `left`: what is left to sd-scripts
+there, and why; `refused`: why the adapter is not put in at all.
 """
 
 import importlib.metadata
@@ -18,13 +18,19 @@ for name in ("torch", "accelerate", "transformers", "diffusers", "numpy"):
     except importlib.metadata.PackageNotFoundError:
         continue
 
-from library import config_util, train_util  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+from kohya_bucket import sdscripts  # noqa: E402
 
-from kohya_bucket.sdscripts.seams import SeamError, check_seams  # noqa: E402
+sdscripts.install(quiet=True)
+import accelerate  # noqa: E402
+import library.config_util  # noqa: E402, F401
+import torch.utils.data  # noqa: E402
 
-try:
-    found["seams"]["all"] = len(check_seams(train_util, config_util, DataLoader))
-except SeamError as error:
-    found["refused"] = str(error)
+from kohya_bucket.sdscripts.seams import SUBJECTS, Owners  # noqa: E402
+
+why = sdscripts.why_inactive()
+if why:
+    found["refused"] = why
+owners = Owners({"Accelerator": accelerate.Accelerator, "DataLoader": torch.utils.data.DataLoader})
+found["seams"] = {subject.name: len(subject.seams_of(owners)) for subject in SUBJECTS}
+found["left"] = {subject.text: left for subject in SUBJECTS if (left := sdscripts.left_alone().get(subject.name))}
 print(json.dumps(found))

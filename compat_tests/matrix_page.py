@@ -78,7 +78,7 @@ def _row(result: dict[str, Any]) -> str:
     for file in files:
         runs.update(file["runs"])
     seams = sum(adapter.get("seams", {}).values())
-    limits = [f"{subject} is left to sd-scripts: {reason}" for subject, reason in adapter.get("left", {}).items()]
+    limits = [f"{text} ({reason})" for text, reason in adapter.get("left", {}).items()]
     limits = [f"refused: {adapter['refused']}"] if "refused" in adapter else limits
     cells = [result["version"], result["commit"][:8], result["date"], max((file["on"] for file in files), default="")]
     cells += [seams or "", sum(file["passed"] for file in files), skipped, sum(len(file["failed"]) for file in files)]

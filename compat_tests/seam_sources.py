@@ -4,20 +4,38 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 __all__ = ["Definition", "Sources", "watched"]
 
 _NOT_CODE = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # differ between versions of Python
 
 
-def watched() -> list[tuple[str, str]]:
-    """(subject, name) of every place in sd-scripts' own code that the adapter takes hold of."""
-    from kohya_bucket.sdscripts import seams
+_FOREIGN = ("Accelerator", "DataLoader")  # seams of other packages
+_COUNT = "NetworkTrainer.train"  # only what it does with its initial step is relied on
 
-    both = [*seams._seams(), *seams._caching_seams()]
-    return [("", path) for owner, path, _ in both if owner != "DataLoader"]
+
+def watched() -> list[tuple[str, str]]:
+    """(subject, name) of every place in sd-scripts' own code that the adapter relies on in some version."""
+    from kohya_bucket.sdscripts.seams import SUBJECTS
+
+    kinds = [
+        SimpleNamespace(has=lambda _, there=there: there, home=lambda: None, find=_find) for there in (True, False)
+    ]
+    subjects = {_COUNT: "resuming"}
+    for subject in SUBJECTS:
+        for seam in [seam for kind in kinds for seam in subject.seams_of(kind)]:
+            if seam.path.partition(".")[0] not in _FOREIGN:
+                subjects.setdefault(seam.path, subject.name)
+    return [(subject, path) for path, subject in subjects.items()]
+
+
+def _find(path: str) -> tuple[None, str, Callable[..., None]]:
+    """A version in which everything is there that seams are chosen by."""
+    return None, path, lambda cache_supports_dropout: None  # noqa: ARG005
 
 
 @dataclass(frozen=True)
@@ -28,7 +46,7 @@ class Definition:
     line: int
     digest: str
     takes: str
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of a function the attributes that it uses, of a class its members, each with its digest
 
 
 class Sources:
@@ -56,7 +74,7 @@ class Sources:
                 continue
             for inner in node.body:
                 if member in _names_of(inner):
-                    return _definition(file, inner)
+                    return _count(file, inner) if name == _COUNT else _definition(file, inner)
             for base in {ast.unparse(base).rpartition(".")[2] for base in node.bases} - passed - {first}:
                 inherited = self.find(f"{base}.{member}", passed | {first})
                 if inherited is not None:
@@ -72,14 +90,25 @@ def _names_of(node: ast.AST) -> list[str]:
 
 
 def _definition(file: str, node: ast.AST) -> Definition:
-    names = {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
     takes = ""
+    names = {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
     if isinstance(node, ast.ClassDef):
-        names = {name for inner in node.body for name in _names_of(inner)}
+        names = {f"{name}:{_digest(inner)[:6]}" for inner in node.body for name in _names_of(inner)}
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         takes = _parameters(node.args)
-    digest = hashlib.sha256(repr(_code(node)).encode()).hexdigest()[:12]
-    return Definition(file, getattr(node, "lineno", 0), digest, takes, tuple(sorted(names)))
+    return Definition(file, getattr(node, "lineno", 0), _digest(node), takes, tuple(sorted(names)))
+
+
+def _count(file: str, node: ast.AST) -> Definition:
+    from kohya_bucket.sdscripts.initial_step import arithmetic_of
+
+    steps = [step.replace(" ", "") for step in arithmetic_of(ast.unparse(node))]
+    digest = hashlib.sha256(repr(steps).encode()).hexdigest()[:12]
+    return Definition(file, getattr(node, "lineno", 0), digest, "", tuple(steps))
+
+
+def _digest(node: ast.AST) -> str:
+    return hashlib.sha256(repr(_code(node)).encode()).hexdigest()[:12]
 
 
 def _parameters(arguments: ast.arguments) -> str:

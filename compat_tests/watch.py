@@ -123,10 +123,14 @@ def difference(code: Definition | None, before: str | None) -> str:
     if before is None:
         return "new here"
     took, _, names = before.removeprefix("(").partition(") ")
-    now, then = set(code.names), set(names.split())
+    now, then = (dict(name.partition(":")[::2] for name in some) for some in (code.names, names.split()))
     parts = [f"takes ({code.takes}), took ({took})"] if code.takes != took else []
-    parts += [f"new: {', '.join(sorted(now - then))}"] if now - then else []
-    parts += [f"no longer: {', '.join(sorted(then - now))}"] if then - now else []
+    for title, some in (
+        ("new", now.keys() - then.keys()),
+        ("gone", then.keys() - now.keys()),
+        ("changed", {name for name in now.keys() & then.keys() if now[name] != then[name]}),
+    ):
+        parts += [f"{title}: {', '.join(sorted(some))}"] if some else []
     return "; ".join(parts) or "another body, of the same names"
 
 
