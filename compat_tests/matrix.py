@@ -25,6 +25,7 @@ from matrix_page import PAGE, RESULTS, read_results, write_page  # noqa: E402
 from suite_process import adapter_report, run_tests, states_of_files  # noqa: E402
 
 ROOT = HERE.parent
+SHOWN = 10  # failures of one test file
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -80,12 +81,8 @@ def test_files(only: list[str] | None) -> list[Path]:
 
 def run_suite(checkout: Checkout, python: Path, options: argparse.Namespace) -> int:
     """Run what is to be run on one checkout; how many tests failed in that."""
-    result = {"version": checkout.name, "commit": checkout.commit, "date": checkout.date, "fork": checkout.is_fork}
-    place = RESULTS / f"{checkout.name}.json"
-    old = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
-    result["files"] = old.get("files", {}) if old.get("commit") == checkout.commit else {}
-    result["adapter"] = adapter_report(python, checkout.root)
-    files = test_files(options.only)
+    files, known = test_files(options.only), known_results(checkout)
+    adapter = adapter_report(python, checkout.root)
     print(
         f"{checkout.name} {checkout.commit[:8]} {checkout.date} in {python.parent.parent}: {len(files)} files",
         flush=True,
@@ -93,9 +90,8 @@ def run_suite(checkout: Checkout, python: Path, options: argparse.Namespace) -> 
     failed = 0
     for i, file in enumerate(files, 1):
         code = code_digest(file)
-        known = result["files"].get(file.name)
-        if known and known["code"] == code and not options.again:
-            print(f"  {i}/{len(files)} {file.name}: known from {known['on']}", flush=True)
+        if known.get(file.name, {}).get("code") == code and not options.again:
+            print(f"  {i}/{len(files)} {file.name}: known from {known[file.name]['on']}", flush=True)
             continue
         print(f"  {i}/{len(files)} {file.name}: ", end="", flush=True)
         before = states_of_files(checkout.root)
@@ -103,16 +99,23 @@ def run_suite(checkout: Checkout, python: Path, options: argparse.Namespace) -> 
         touched = sorted(before.items() ^ states_of_files(checkout.root).items())
         if touched:
             found["failed"].append(f"wrote into the checkout: {', '.join(sorted({name for name, _ in touched}))}")
-        result["files"][file.name] = {**found, "code": code, "on": datetime.date.today().isoformat()}
-        save(place, result)
+        found |= {"code": code, "on": datetime.date.today().isoformat()}
+        save(checkout, adapter, {**known_results(checkout), file.name: found})
         failed += len(found["failed"])
         print(f"{found['passed']} passed, {sum(found['skipped'].values())} skipped, {len(found['failed'])} failed, "
               f"{found['seconds']:.0f} s", flush=True)  # fmt: skip
-        for line in found["failed"]:
+        for line in found["failed"][:SHOWN] + (["…"] if len(found["failed"]) > SHOWN else []):
             print(f"    {line}", flush=True)
-    result["files"] = {name: found for name, found in result["files"].items() if (HERE / name).is_file()}
-    save(place, result)
+    save(checkout, adapter, known_results(checkout))
     return failed
+
+
+def known_results(checkout: Checkout) -> dict[str, Any]:
+    """What was found on this commit before, by test file; two programs may be at work on one checkout."""
+    place = RESULTS / f"{checkout.name}.json"
+    before = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
+    files = before.get("files", {}) if before.get("commit") == checkout.commit else {}
+    return {name: found for name, found in files.items() if (HERE / name).is_file()}
 
 
 def code_digest(test: Path) -> str:
@@ -123,10 +126,13 @@ def code_digest(test: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def save(place: Path, result: dict[str, Any]) -> None:
+def save(checkout: Checkout, adapter: dict[str, Any], files: dict[str, Any]) -> None:
     """Whole or not at all."""
-    place.parent.mkdir(exist_ok=True)
-    partly = place.with_suffix(".partly")
+    result = {"version": checkout.name, "commit": checkout.commit, "date": checkout.date, "fork": checkout.is_fork}
+    result |= {"adapter": adapter, "files": files}
+    RESULTS.mkdir(exist_ok=True)
+    place = RESULTS / f"{checkout.name}.json"
+    partly = place.with_suffix(f".{os.getpid()}.partly")
     partly.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8", newline="\n")
     os.replace(partly, place)
 
