@@ -21,16 +21,17 @@ for name in ("torch", "accelerate", "transformers", "diffusers", "numpy"):
 from kohya_bucket import sdscripts  # noqa: E402
 
 sdscripts.install(quiet=True)
-import accelerate  # noqa: E402
 import library.config_util  # noqa: E402, F401
-import torch.utils.data  # noqa: E402
 
-from kohya_bucket.sdscripts.seams import SUBJECTS, Owners  # noqa: E402
+from kohya_bucket.adapter.seams import Owners  # noqa: E402
+from kohya_bucket.sdscripts.door import SdScriptsDoor  # noqa: E402
+from kohya_bucket.sdscripts.seams import SUBJECTS  # noqa: E402
 
 why = sdscripts.why_inactive()
 if why:
     found["refused"] = why
-owners = Owners({"Accelerator": accelerate.Accelerator, "DataLoader": torch.utils.data.DataLoader})
+door = SdScriptsDoor()
+owners = Owners(door.package, door.home(), door.complete())
 found["seams"] = {subject.name: len(subject.seams_of(owners)) for subject in SUBJECTS}
 found["left"] = {subject.text: left for subject in SUBJECTS if (left := sdscripts.left_alone().get(subject.name))}
 print(json.dumps(found))

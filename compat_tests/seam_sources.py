@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 __all__ = ["Definition", "Sources", "watched"]
 
@@ -22,19 +22,17 @@ def watched() -> list[tuple[str, str]]:
     """(subject, name) of every place in sd-scripts' own code that the adapter relies on in some version."""
     from kohya_bucket.sdscripts.seams import SUBJECTS
 
-    kinds = [
-        SimpleNamespace(has=lambda _, there=there: there, home=lambda: None, find=_find) for there in (True, False)
-    ]
+    every = SimpleNamespace(has=lambda _: True, find=_find, home=ModuleType("library.train_util"))
     subjects = {_COUNT: "resuming"}
     for subject in SUBJECTS:
-        for seam in [seam for kind in kinds for seam in subject.seams_of(kind)]:
+        for seam in subject.seams_of(every):
             if seam.path.partition(".")[0] not in _FOREIGN:
                 subjects.setdefault(seam.path, subject.name)
     return [(subject, path) for path, subject in subjects.items()]
 
 
 def _find(path: str) -> tuple[None, str, Callable[..., None]]:
-    """A version in which everything is there that seams are chosen by."""
+    """As in a version where everything is there that seams are chosen by."""
     return None, path, lambda cache_supports_dropout: None  # noqa: ARG005
 
 
@@ -100,7 +98,7 @@ def _definition(file: str, node: ast.AST) -> Definition:
 
 
 def _count(file: str, node: ast.AST) -> Definition:
-    from kohya_bucket.sdscripts.initial_step import arithmetic_of
+    from kohya_bucket.sdscripts.resuming.initial_step import arithmetic_of
 
     steps = [step.replace(" ", "") for step in arithmetic_of(ast.unparse(node))]
     digest = hashlib.sha256(repr(steps).encode()).hexdigest()[:12]
