@@ -13,6 +13,7 @@ import datetime
 import hashlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,9 @@ def test_files(only: list[str] | None) -> list[Path]:
 
 def run_suite(checkout: Checkout, python: Path, options: argparse.Namespace) -> int:
     """Run what is to be run on one checkout; how many tests failed in that."""
-    files, known = test_files(options.only), known_results(checkout)
-    adapter = adapter_report(python, checkout.root)
+    files, (adapter, known) = test_files(options.only), earlier_results(checkout)
+    if adapter.get("code") != code_digest() or options.again:
+        adapter = {**adapter_report(python, checkout.root), "code": code_digest()}
     print(
         f"{checkout.name} {checkout.commit[:8]} {checkout.date} in {python.parent.parent}: {len(files)} files",
         flush=True,
@@ -100,28 +102,29 @@ def run_suite(checkout: Checkout, python: Path, options: argparse.Namespace) -> 
         if touched:
             found["failed"].append(f"wrote into the checkout: {', '.join(sorted({name for name, _ in touched}))}")
         found |= {"code": code, "on": datetime.date.today().isoformat()}
-        save(checkout, adapter, {**known_results(checkout), file.name: found})
+        save(checkout, adapter, {**earlier_results(checkout)[1], file.name: found})
         failed += len(found["failed"])
         print(f"{found['passed']} passed, {sum(found['skipped'].values())} skipped, {len(found['failed'])} failed, "
               f"{found['seconds']:.0f} s", flush=True)  # fmt: skip
         for line in found["failed"][:SHOWN] + (["…"] if len(found["failed"]) > SHOWN else []):
             print(f"    {line}", flush=True)
-    save(checkout, adapter, known_results(checkout))
+    save(checkout, adapter, earlier_results(checkout)[1])
     return failed
 
 
-def known_results(checkout: Checkout) -> dict[str, Any]:
-    """What was found on this commit before, by test file; two programs may be at work on one checkout."""
+def earlier_results(checkout: Checkout) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what the adapter said, what each test file did) on this commit before; another matrix may be at work on it."""
     place = RESULTS / f"{checkout.name}.json"
     before = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
-    files = before.get("files", {}) if before.get("commit") == checkout.commit else {}
-    return {name: found for name, found in files.items() if (HERE / name).is_file()}
+    if before.get("commit") != checkout.commit:
+        return {}, {}
+    return before["adapter"], {name: found for name, found in before["files"].items() if (HERE / name).is_file()}
 
 
-def code_digest(test: Path) -> str:
-    """Of the package and of one test file: what a result depends on here."""
+def code_digest(*tests: Path) -> str:
+    """Of the package and of test files: what a result depends on here."""
     digest = hashlib.sha256()
-    for file in [*sorted((ROOT / "kohya_bucket").rglob("*.py")), test]:
+    for file in [*sorted((ROOT / "kohya_bucket").rglob("*.py")), *tests]:
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -138,4 +141,5 @@ def save(checkout: Checkout, adapter: dict[str, Any], files: dict[str, Any]) -> 
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped in either way, no test is left running
     raise SystemExit(main())
