@@ -29,8 +29,10 @@ from kohya_bucket import sdscripts  # noqa: E402
 
 sdscripts.install()
 import torch  # noqa: E402
-from library import config_util, strategy_base, strategy_sd, train_util  # noqa: E402
-from sdscripts_support import MeanVAE, build_groups  # noqa: E402
+from library import config_util, strategy_base, strategy_sd  # noqa: E402
+from sdscripts_support import LibraryNames, MeanVAE, build_groups  # noqa: E402
+
+train_util = LibraryNames()
 
 # all have imported by then: on a busy machine one may be later than the group would wait
 (options.out.parent / f"{options.out.name}.here{os.environ['RANK']}").touch()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--reference", metavar="DIR", type=Path, default=HERE / "reference", help="folder with reference tables"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "training_run(kind): a run of a real trainer, which the compatibility page names"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("training_run"):
+            item.user_properties.append(("training run", mark.args[0]))
 
 
 @pytest.fixture(scope="session")
@@ -38,17 +49,18 @@ def sd_scripts_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def unpatched(sd_scripts_dir: Path) -> SimpleNamespace:
-    """sd-scripts' modules as they are, imported once."""
+    """sd-scripts as it is, imported once. `train_util` has what was defined there until 0.10, wherever that is now."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(sd_scripts_dir))
     try:
-        modules = {
-            name: importlib.import_module(f"library.{name}") for name in ("train_util", "config_util", "model_util")
-        }
+        from library import config_util, model_util
+        from sdscripts_support import LibraryNames
+
+        names = LibraryNames()
     except ImportError as error:
         pytest.skip(f"sd-scripts' own dependencies are not installed here: {error}")
-    return SimpleNamespace(root=sd_scripts_dir, **modules)
+    return SimpleNamespace(root=sd_scripts_dir, train_util=names, config_util=config_util, model_util=model_util)
 
 
 @pytest.fixture

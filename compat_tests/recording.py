@@ -1,21 +1,19 @@
-"""What the recording trainers share: writing down what is trained, and running on several CPU processes."""
+"""What is trained, step by step: written down in the trainer's processes (`small_models`), read by the tests."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import accelerate
 
-
-def write_down(batch: dict[str, Any], latents: Any) -> None:
+def write_down(batch: dict[str, Any]) -> None:
     """Add a batch's images and their size in pixels to this process's file in the folder `RECORD_DIR`."""
-    row = {
-        "images": [caption.split(",")[0] for caption in batch["captions"]],
-        "size": [side * 8 for side in reversed(latents.shape[2:])],
-    }
+    latents = batch.get("latents")
+    shape = batch["images"].shape[2:] if latents is None else [side * 8 for side in latents.shape[2:]]
+    row = {"images": [caption.split(",")[0] for caption in batch["captions"]], "size": [shape[1], shape[0]]}
     file = Path(os.environ["RECORD_DIR"]) / f"rank{os.environ.get('RANK', '0')}.jsonl"
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(row) + "\n")
@@ -28,13 +26,13 @@ def recorded(folder: Path) -> list[tuple[dict[str, Any], ...]]:
     return list(zip(*rows, strict=True))
 
 
-def leave_frozen_models_unwrapped() -> None:
+def leave_frozen_models_unwrapped(accelerator: ModuleType) -> None:
     """On CPU accelerate wraps frozen models too, which torch refuses; on GPUs it leaves them alone."""
-    prepare_model = accelerate.Accelerator.prepare_model
+    prepare_model = accelerator.Accelerator.prepare_model
 
     def prepare(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         if self.num_processes > 1 and not any(p.requires_grad for p in model.parameters()):
             kwargs["evaluation_mode"] = True
         return prepare_model(self, model, *args, **kwargs)
 
-    accelerate.Accelerator.prepare_model = prepare
+    accelerator.Accelerator.prepare_model = prepare

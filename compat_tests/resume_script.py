@@ -33,8 +33,10 @@ from kohya_bucket import sdscripts  # noqa: E402
 
 sdscripts.install()
 import torch  # noqa: E402
-from library import config_util, deepspeed_utils, train_util  # noqa: E402
-from sdscripts_support import build_groups  # noqa: E402
+from library import config_util, deepspeed_utils  # noqa: E402
+from sdscripts_support import LibraryNames, build_groups  # noqa: E402
+
+train_util = LibraryNames()
 
 arguments = argparse.ArgumentParser()
 train_util.add_dataset_arguments(arguments, True, True, True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import inspect
 import json
 import random
 import struct
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +17,28 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+
+
+class LibraryNames:
+    """sd-scripts' classes and functions by their names, each from the module that defines it in the version at hand.
+
+    Until 0.10 most were in `library.train_util`, which only hands them on since 0.11.
+    """
+
+    _MODULES = ("train_util", "dataset", "caching", "args", "accelerator_setup", "strategy_base")
+
+    def __init__(self) -> None:
+        for name in self._MODULES:
+            if importlib.util.find_spec(f"library.{name}"):
+                importlib.import_module(f"library.{name}")
+
+    def __getattr__(self, name: str) -> Any:
+        modules = [module for key, module in list(sys.modules.items()) if key.startswith("library.")]
+        holders = [module for module in modules if name in vars(module)]
+        if not holders:
+            raise AttributeError(f"no module of this sd-scripts has {name}")
+        own = [module for module in holders if getattr(vars(module)[name], "__module__", None) == module.__name__]
+        return vars((own or holders)[0])[name]
 
 
 class StubTokenizer:

@@ -26,9 +26,11 @@ from kohya_bucket import sdscripts  # noqa: E402
 
 sdscripts.install()
 import torch  # noqa: E402
-from library import config_util, strategy_base, strategy_sd, train_util  # noqa: E402
-from sdscripts_support import MeanVAE, build_groups  # noqa: E402
+from library import config_util, strategy_base, strategy_sd  # noqa: E402
+from sdscripts_support import LibraryNames, MeanVAE, build_groups  # noqa: E402
 from several_sizes import at_size, sizes_of  # noqa: E402
+
+train_util = LibraryNames()
 
 arguments = argparse.ArgumentParser()
 train_util.add_training_arguments(arguments, True)

@@ -1,69 +1,31 @@
 """`--resume`, `--initial_step`, `--initial_epoch` and `--skip_until_initial_step` in the real `train_network.py`.
 
-Its loop, LoRA, states and file names are the real ones; only the model is a single layer, so that no checkpoint is
-needed and a run takes seconds. Each begins where an uninterrupted run has made so many updates, and trains the same
-images from there on, and the same weights where a state is loaded.
+Each run begins where an uninterrupted run has made so many updates, and trains the same images from there on, and the
+same weights where a state is loaded.
 """
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from recording import recorded
+import training_runs
 from sdscripts_support import metadata, random_sizes, tensors, write_images
 
-HERE = Path(__file__).parent
 EVERY = 5
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.training_run("resumed")]
 
 
 def train(sd_scripts_dir, folder, name, *options, accumulate=2, ranks=1, batch_size=2, total=17):
     """(batches in the order they were trained, log, folder with what was saved)."""
-    out, record = folder / name, folder / f"{name}-record"
-    record.mkdir()
-    config = folder / f"{name}.toml"
-    dataset = {"resolution": 128, "batch_size": batch_size, "enable_bucket": True}
-    dataset |= {"min_bucket_reso": 64, "max_bucket_reso": 512}
-    lines = ["[[datasets]]", *(f"{key} = {json.dumps(value)}" for key, value in dataset.items())]
-    lines += ["[[datasets.subsets]]", f"image_dir = '{folder / 'images'}'", "caption_extension = '.txt'"]
-    config.write_text("\n".join([*lines, "flip_aug = true", ""]), encoding="utf-8")
-    door = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command = [sys.executable, *door, str(HERE / "small_trainer.py"), "--pretrained_model_name_or_path", "none"]
-    command += ["--dataset_config", str(config), "--output_dir", str(out), "--output_name", "lora"]
-    command += ["--save_model_as", "safetensors", "--network_module", "networks.lora", "--network_dim", "2"]
-    command += ["--network_train_unet_only", "--learning_rate", "1e-2", "--optimizer_type", "AdamW"]
-    command += ["--lr_scheduler", "cosine", "--max_train_steps", str(total), "--max_data_loader_n_workers", "2"]
-    command += ["--gradient_accumulation_steps", str(accumulate), "--save_every_n_steps", str(EVERY), "--save_state"]
-    environment = {
-        **os.environ,
-        # Another accelerate than the installed one, where a folder holds it.
-        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("KOHYA_BUCKET_ACCELERATE"), str(HERE.parent)])),
-        "SD_SCRIPTS_DIR": str(sd_scripts_dir),
-        "RECORD_DIR": str(record),
-        "ACCELERATE_USE_CPU": "true",
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "COLUMNS": "500",
-        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # or an accelerate older than this torch loads no random states
-    }
-    done = subprocess.run(
-        [*command, *map(str, options)],
-        cwd=sd_scripts_dir,
-        env=environment,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return recorded(record), " ".join(done.stderr.split()), out
+    config = training_runs.write_config(folder, folder / "images", batch_size=batch_size)
+    options += ("--network_train_unet_only", "--lr_scheduler", "cosine", "--gradient_accumulation_steps", accumulate)
+    options += ("--save_every_n_steps", EVERY, "--save_state")
+    options = ("--max_train_steps", total, *options)
+    run = training_runs.train(sd_scripts_dir, config, *options, out=folder / name, ranks=ranks)
+    assert run.status == 0, run.log[-3000:]
+    return run.batches, run.log, run.out
 
 
 @dataclass

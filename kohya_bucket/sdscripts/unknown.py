@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ def given_options(arguments: Sequence[str]) -> set[str]:
     A switch that is off in that file counts as not given.
     """
     given = {argument[2:].partition("=")[0] for argument in arguments if argument.startswith("--")}
-    for here, after in zip(arguments, [*arguments[1:], ""], strict=True):
+    for here, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         if here.startswith("--config_file"):
             given |= _of_file(here.partition("=")[2] or after)
     return given

@@ -1,0 +1,93 @@
+"""Checkouts of sd-scripts on this machine: which version one is, which Python runs it, which is the newest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Checkout", "CheckoutError", "checkouts_folder", "environment_of", "identify", "newest"]
+
+
+class CheckoutError(Exception):
+    """A folder that is no checkout, or one without an environment; the text is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """One version of sd-scripts in a folder. `commit` and `date` (of the commit, ISO) are empty where unknown."""
+
+    root: Path
+    name: str
+    commit: str
+    date: str
+
+    @property
+    def is_fork(self) -> bool:
+        return self.name.startswith("fork")
+
+
+def identify(root: str | Path) -> Checkout:
+    """Which version lies in a folder, from git, or from a line `COMMIT DATE` in its file `.laid` where there is no git.
+
+    Its name is git's tag, else the folder's name; a folder called `fork-…` holds somebody else's version.
+
+    Raises:
+        CheckoutError: sd-scripts is not there.
+    """
+    root = Path(os.path.abspath(Path(root).expanduser()))  # a link stays one: the environment lies beside it
+    if not (root / "library" / "train_util.py").is_file() or not (root / "train_network.py").is_file():
+        raise CheckoutError(
+            f"{root} is no checkout of sd-scripts: it has no library/train_util.py and train_network.py"
+        )
+    if (root / ".git").exists():
+        commit, _, date = _git(root, "log", "-1", "--format=%H %cs").partition(" ")
+        tag = _git(root, "tag", "--points-at", "HEAD").partition("\n")[0]
+        return Checkout(root, tag or root.name, commit, date)
+    laid = root / ".laid"
+    commit, _, date = laid.read_text(encoding="utf-8").strip().partition(" ") if laid.is_file() else ("", "", "")
+    return Checkout(root, root.name, commit, date)
+
+
+def environment_of(root: Path) -> Path | None:
+    """The Python of the virtual environment that lies in a checkout or beside it.
+
+    The first of `.venv` and `venv` in it, `NAME-venv` beside it, and `.venv` and `venv` beside it.
+    """
+    beside = root.parent
+    for folder in (root / ".venv", root / "venv", beside / f"{root.name}-venv", beside / ".venv", beside / "venv"):
+        for python in (folder / "bin" / "python", folder / "Scripts" / "python.exe"):
+            if python.is_file():
+                return python
+    return None
+
+
+def checkouts_folder() -> Path:
+    """Where several checkouts lie side by side."""
+    return Path(os.environ.get("KOHYA_BUCKET_CHECKOUTS") or "~/.cache/kohya_bucket/checkouts").expanduser()
+
+
+def newest(folder: Path) -> Checkout | None:
+    """The youngest of sd-scripts' own versions in a folder that have an environment."""
+    found = [checkout for checkout in _all(folder) if not checkout.is_fork and environment_of(checkout.root)]
+    return max(found, key=lambda checkout: (checkout.date, checkout.name), default=None)
+
+
+def _all(folder: Path) -> Iterator[Checkout]:
+    for root in sorted(folder.iterdir()) if folder.is_dir() else []:
+        try:
+            yield identify(root)
+        except CheckoutError:
+            continue
+
+
+def _git(root: Path, *command: str) -> str:
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(root), *command], capture_output=True, text=True, encoding="utf-8", timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout.strip()

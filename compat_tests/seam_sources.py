@@ -1,0 +1,134 @@
+"""What the adapter holds on to in a checkout's sources, found by reading them: nothing is imported or run."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+__all__ = ["Definition", "Sources", "watched"]
+
+_NOT_CODE = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # differ between versions of Python
+
+
+_FOREIGN = ("Accelerator", "DataLoader")  # seams of other packages
+_COUNT = "NetworkTrainer.train"  # only what it does with its initial step is relied on
+
+
+def watched() -> list[tuple[str, str]]:
+    """(subject, name) of every place in sd-scripts' own code that the adapter relies on in some version."""
+    from kohya_bucket.sdscripts.seams import SUBJECTS
+
+    every = SimpleNamespace(has=lambda _: True, find=_find, home=ModuleType("library.train_util"))
+    subjects = {_COUNT: "resuming"}
+    for subject in SUBJECTS:
+        for seam in subject.seams_of(every):
+            if seam.path.partition(".")[0] not in _FOREIGN:
+                subjects.setdefault(seam.path, subject.name)
+    return [(subject, path) for path, subject in subjects.items()]
+
+
+def _find(path: str) -> tuple[None, str, Callable[..., None]]:
+    """As in a version where everything is there that seams are chosen by."""
+    return None, path, lambda cache_supports_dropout: None  # noqa: ARG005
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A class, function or constant. `digest` is of its code alone: comments, docstrings and layout do not count."""
+
+    file: str
+    line: int
+    digest: str
+    takes: str
+    names: tuple[str, ...]  # of a function the attributes that it uses, of a class its members, each with its digest
+
+
+class Sources:
+    """The definitions in a checkout's `library` and trainers.
+
+    Raises:
+        SyntaxError: a file that this Python cannot read.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._found: dict[str, list[tuple[str, ast.AST]]] = {}
+        for file in [*sorted((root / "library").glob("*.py")), *sorted(root.glob("*.py"))]:
+            tree = ast.parse(file.read_bytes(), filename=str(file))
+            for node in tree.body:
+                for name in _names_of(node):
+                    self._found.setdefault(name, []).append((file.relative_to(root).as_posix(), node))
+
+    def find(self, name: str, passed: frozenset[str] = frozenset()) -> Definition | None:
+        """The definition of `Class.method`, of what its bases define where it does not, or of a name of a module."""
+        first, _, member = name.partition(".")
+        for file, node in self._found.get(first, []):
+            if not member:
+                return _definition(file, node)
+            if not isinstance(node, ast.ClassDef):
+                continue
+            for inner in node.body:
+                if member in _names_of(inner):
+                    return _count(file, inner) if name == _COUNT else _definition(file, inner)
+            for base in {ast.unparse(base).rpartition(".")[2] for base in node.bases} - passed - {first}:
+                inherited = self.find(f"{base}.{member}", passed | {first})
+                if inherited is not None:
+                    return inherited
+        return None
+
+
+def _names_of(node: ast.AST) -> list[str]:
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _definition(file: str, node: ast.AST) -> Definition:
+    takes = ""
+    names = {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
+    if isinstance(node, ast.ClassDef):
+        names = {f"{name}:{_digest(inner)[:6]}" for inner in node.body for name in _names_of(inner)}
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        takes = _parameters(node.args)
+    return Definition(file, getattr(node, "lineno", 0), _digest(node), takes, tuple(sorted(names)))
+
+
+def _count(file: str, node: ast.AST) -> Definition:
+    from kohya_bucket.sdscripts.resuming.initial_step import arithmetic_of
+
+    steps = [step.replace(" ", "") for step in arithmetic_of(ast.unparse(node))]
+    digest = hashlib.sha256(repr(steps).encode()).hexdigest()[:12]
+    return Definition(file, getattr(node, "lineno", 0), digest, "", tuple(steps))
+
+
+def _digest(node: ast.AST) -> str:
+    return hashlib.sha256(repr(_code(node)).encode()).hexdigest()[:12]
+
+
+def _parameters(arguments: ast.arguments) -> str:
+    ordered = [*arguments.posonlyargs, *arguments.args]
+    required = len(ordered) - len(arguments.defaults)
+    found = [argument.arg + ("=" if i >= required else "") for i, argument in enumerate(ordered)]
+    if arguments.vararg or arguments.kwonlyargs:
+        found.append(f"*{arguments.vararg.arg if arguments.vararg else ''}")
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        found.append(argument.arg + ("=" if default is not None else ""))
+    return ", ".join([*found, *([f"**{arguments.kwarg.arg}"] if arguments.kwarg else [])])
+
+
+def _code(value: object) -> object:
+    """Nested tuples that say what the code does, the same in every version of Python."""
+    if isinstance(value, list):
+        return tuple(_code(item) for item in value)
+    if not isinstance(value, ast.AST):
+        return repr(value)
+    fields = {name: inner for name, inner in ast.iter_fields(value) if name not in _NOT_CODE}
+    if isinstance(value, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        first = value.body[0]
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            fields["body"] = value.body[1:]
+    return (type(value).__name__, *((name, _code(inner)) for name, inner in fields.items()))

@@ -1,0 +1,131 @@
+"""Runs of sd-scripts' real trainers by their own command lines, in processes of their own.
+
+No checkpoint is needed: `small_models` makes SD 1.5's models tiny in those processes, and a run takes seconds. Where
+`SD_MODEL` names an SD 1.5 safetensors file (`SD_TOKENIZERS` a folder for `--tokenizer_cache_dir`), that is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import string
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recording import recorded
+from sdscripts_support import metadata, tensors
+
+HERE = Path(__file__).resolve().parent
+LAUNCHER = ("-m", "kohya_bucket.launch")
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """How a run ended, and what it left. `batches`: a row for each step, with one entry per process."""
+
+    status: int
+    log: str
+    out: Path
+    batches: list[tuple[dict[str, Any], ...]]
+
+    @property
+    def weights(self) -> Path:
+        return self.out / "lora.safetensors"
+
+    def assert_trained(self, steps: int) -> None:
+        assert self.status == 0, self.log[-3000:]
+        assert "kohya_bucket in sd-scripts" in self.log
+        assert metadata(self.weights)["ss_steps"] == str(steps)
+
+    @property
+    def tensors(self) -> bytes:
+        return tensors(self.weights)
+
+
+def write_config(folder: Path, images: Path, table: str = "", subset: str = "flip_aug = true", **dataset: Any) -> Path:
+    """A dataset config of one folder of images, with the text of a `[kohya_bucket]` table after it."""
+    keys = {"resolution": 128, "batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
+    lines = ["[[datasets]]", *(f"{key} = {json.dumps(value)}" for key, value in {**keys, **dataset}.items())]
+    lines += ["[[datasets.subsets]]", f"image_dir = '{images}'", "caption_extension = '.txt'", subset, table, ""]
+    file = folder / "dataset.toml"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return file
+
+
+def train(
+    checkout: Path,
+    config: Path,
+    *options: Any,
+    out: Path,
+    door: tuple[str, ...] = LAUNCHER,
+    trainer: str = "train_network.py",
+    ranks: int = 1,
+    network: bool = True,
+) -> TrainingRun:
+    """Run a trainer to its end; `out` is made by it, and `out`-batches holds what was trained."""
+    record = out.with_name(f"{out.name}-batches")
+    record.mkdir()
+    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *several, *door, str(checkout / trainer)]
+    command += ["--dataset_config", str(config), "--output_dir", str(out), "--output_name", "lora"]
+    command += ["--save_model_as", "safetensors", "--learning_rate", "1e-2", "--optimizer_type", "AdamW", "--sdpa"]
+    command += ["--network_module", "networks.lora", "--network_dim", "2"] if network else []
+    command += ["--max_data_loader_n_workers", "2", *_models(out.parent), *map(str, options)]
+    environment = {
+        **os.environ,
+        # Another accelerate than the installed one, where a folder holds it.
+        "PYTHONPATH": os.pathsep.join(
+            filter(
+                None,
+                [os.environ.get("KOHYA_BUCKET_ACCELERATE"), str(HERE / "small_models"), str(HERE.parent), str(HERE)],
+            )
+        ),
+        "SMALL_MODELS": "" if os.environ.get("SD_MODEL") else "1",
+        "RECORD_DIR": str(record),
+        "ACCELERATE_USE_CPU": "true",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "COLUMNS": "500",
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # or an accelerate older than this torch loads no random states
+    }
+    output = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
+    done = subprocess.run(command, cwd=checkout, env=environment, **output, check=False, timeout=900)
+    return TrainingRun(done.returncode, " ".join((done.stderr + done.stdout).split()), out, recorded(record))
+
+
+def _models(folder: Path) -> list[str]:
+    """Arguments for the checkpoint and its tokenizer."""
+    model, tokenizers = os.environ.get("SD_MODEL"), os.environ.get("SD_TOKENIZERS")
+    if not model:
+        checkpoint = folder / "small.safetensors"
+        checkpoint.write_bytes(b"stands for a checkpoint")
+        model, tokenizers = str(checkpoint), str(_tokenizers(folder / "tokenizers"))
+    precision = ["--mixed_precision", "bf16" if os.environ.get("SD_MODEL") else "no"]
+    return [
+        "--pretrained_model_name_or_path",
+        model,
+        *precision,
+        *(["--tokenizer_cache_dir", tokenizers] if tokenizers else []),
+    ]
+
+
+def _tokenizers(folder: Path) -> Path:
+    """CLIP's tokenizer with a vocabulary of single letters, where sd-scripts looks for SD 1.5's."""
+    place = folder / "openai_clip-vit-large-patch14"
+    if not place.exists():
+        place.mkdir(parents=True)
+        letters = [c + end for end in ("", "</w>") for c in string.ascii_letters + string.digits + string.punctuation]
+        tokens = {token: number for number, token in enumerate(letters)}
+        tokens |= {"<|startoftext|>": 254, "<|endoftext|>": 255}
+        settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "bos_token": "<|startoftext|>"}
+        settings |= dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
+        (place / "vocab.json").write_text(json.dumps(tokens), encoding="utf-8")
+        (place / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+        (place / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
