@@ -21,7 +21,7 @@ real = os.open
 opened = itertools.count()
 def slow(path, *rest, **options):
     if str(path).endswith(".png"):
-        time.sleep(0.1 if next(opened) < 200 else 3)  # the scan cannot end before the signal, however late it comes
+        time.sleep(0.02 if next(opened) < 200 else 3)  # the scan cannot end before the signal, however late it comes
         os.write(1, b"opened\\n")
     return real(path, *rest, **options)
 os.open = slow
