@@ -20,8 +20,6 @@ from kohya_bucket.images import pool as pool_module
 
 pytest.importorskip("pyarrow")
 
-from tests.full_disk import no_room  # noqa: F401
-
 
 def make(folder: Path, n: int = 6) -> list[Path]:
     paths = []
@@ -321,7 +319,7 @@ def test_equal_hashes_of_different_texts_are_told_apart(monkeypatch: pytest.Monk
     assert column.is_first().tolist() == [True, True, True, True, False]
 
 
-def test_a_full_disk_is_said_and_the_old_cache_stays(tmp_path: Path, no_room) -> None:  # noqa: F811
+def test_a_full_disk_is_said_and_the_old_cache_stays(tmp_path: Path, no_room) -> None:
     images = make(tmp_path)
     file = no_room.folder / "meta.parquet"
     MetadataCache.build(images[:3]).save(file)

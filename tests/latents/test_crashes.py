@@ -25,7 +25,6 @@ from kohya_bucket.latents.state import verify  # noqa: E402
 from kohya_bucket.latents.upkeep import prune  # noqa: E402
 from kohya_bucket.latents.wanted import Recipe, Wanted  # noqa: E402
 from kohya_bucket.sdscripts.caching.item import CacheItem, save_latents  # noqa: E402
-from tests.full_disk import no_room  # noqa: E402, F401
 from tests.latents.crash_child import GROUP_WAITS, encode  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
@@ -217,18 +216,6 @@ def test_work_may_take_longer_than_a_process_group_waits(tmp_path):
     assert min(d["encoded"] for d in done) > 0
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 300 kB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)]
-    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small file system cannot be mounted here (needs root on Linux)")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=False)
-
-
 def test_a_full_disk_keeps_what_is_finished_and_says_what_to_do(tmp_path, small_disk):
     images = make_images(tmp_path / "images", [(512, 512)] * 30)
     rule = {"area": (512, 512), "min_size": 64, "max_size": 512, "reso_steps": 64}
@@ -330,7 +317,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
     assert precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out").encoded == len(images) - 8
 
 
-def test_a_full_disk_leaves_a_stale_npz_as_it_is(no_room):  # noqa: F811
+def test_a_full_disk_leaves_a_stale_npz_as_it_is(no_room):
     """Also where the file holds another resolution, which is read and written again."""
     for name in ("sd", "flux"):
         arch = ARCHITECTURES[name]
@@ -346,7 +333,7 @@ def test_a_full_disk_leaves_a_stale_npz_as_it_is(no_room):  # noqa: F811
     assert len(list(no_room.folder.iterdir())) == 2
 
 
-def test_a_full_disk_stops_the_adapters_npz_with_the_old_one_in_place(no_room, tmp_path):  # noqa: F811
+def test_a_full_disk_stops_the_adapters_npz_with_the_old_one_in_place(no_room, tmp_path):
     [image] = make_images(tmp_path / "images", [(64, 64)])
     item = CacheItem(str(image), (64, 64), (64, 64), vae="vae")
     path = no_room.folder / "a_0064x0064_sd.npz"
