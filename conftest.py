@@ -2,7 +2,7 @@
 
 import importlib.util
 
-pytest_plugins = ["tests.full_disk"]
+pytest_plugins = ["tests.command_line", "tests.full_disk"]
 
 if importlib.util.find_spec("hypothesis") is not None:  # `compat_tests` run without it
     from hypothesis import settings

@@ -8,7 +8,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.cli import app, main, register_commands
+from kohya_bucket.cli import app, register_commands
 from kohya_bucket.cli.precompute import _captions as read_captions
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.config import read_config
@@ -117,13 +117,6 @@ def test_without_a_config(folder):
     assert (data["datasets"][0]["images"], data["datasets"][0]["samples"]) == (7, 35)
 
 
-def exit_of(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr("sys.argv", ["kohya-bucket", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return end.value.code, capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -141,15 +134,15 @@ def exit_of(monkeypatch, capsys, *arguments):
         (["analyze", "FOLDER", "--outlier-threshold", "nan"], "outlier_threshold is nan"),
     ],
 )
-def test_a_users_mistake_is_one_line_and_exit_code_2(folder, monkeypatch, capsys, arguments, message):
+def test_a_users_mistake_is_one_line_and_exit_code_2(folder, command_line, arguments, message):
     arguments = [{"CONFIG": write(folder), "FOLDER": folder}.get(a, a) for a in arguments]
-    code, error = exit_of(monkeypatch, capsys, *arguments)
+    code, _, error = command_line(*arguments)
     assert code == 2
     assert message in error
     assert "Traceback" not in error
 
 
-def test_settings_that_cannot_work_name_the_dataset(folder, monkeypatch, capsys):
+def test_settings_that_cannot_work_name_the_dataset(folder):
     result = run("plan", write(folder, "max_bucket_reso = 128"))
     assert result.exit_code == 1
     assert "max_bucket_reso" in result.output

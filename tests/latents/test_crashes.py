@@ -26,10 +26,10 @@ from kohya_bucket.latents.upkeep import prune  # noqa: E402
 from kohya_bucket.latents.wanted import Recipe, Wanted  # noqa: E402
 from kohya_bucket.sdscripts.caching.item import CacheItem, save_latents  # noqa: E402
 from tests.latents.crash_child import GROUP_WAITS, encode  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
+from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 
-SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200), (61, 103), (64, 64), (90, 80)] * 5
+MANY = SIZES * 5
 KILLS = int(os.environ.get("KOHYA_BUCKET_KILLS", "12"))
 
 
@@ -88,7 +88,7 @@ def check_store(root, images, want):
 
 @pytest.mark.slow
 def test_killed_at_random_instants_a_store_keeps_what_is_finished(tmp_path):
-    images = make_images(tmp_path / "images", SIZES)
+    images = make_images(tmp_path / "images", MANY)
     precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "whole")
     whole = LatentStore(tmp_path / "whole")
     want = {whole.entry(i).source: whole.read(i).tobytes() for i in range(len(whole))}
@@ -120,7 +120,7 @@ def test_killed_at_random_instants_a_store_keeps_what_is_finished(tmp_path):
 @pytest.mark.slow
 def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
     """Files that are new, and files that replace stale ones: each is the old or the new one, and none is lost."""
-    images = make_images(tmp_path / "images", SIZES)
+    images = make_images(tmp_path / "images", MANY)
     dataset = dataset_of(images)
     arch, chance, out = ARCHITECTURES["sd"], random.Random(1), tmp_path / "out"
     recipe = Recipe(encoder_hash(PosteriorStub()), "float32", "latents", True)
@@ -179,7 +179,7 @@ def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
 
 @pytest.mark.slow
 def test_one_of_two_processes_dies_and_the_other_does_its_part(tmp_path):
-    images = make_images(tmp_path / "images", SIZES)
+    images = make_images(tmp_path / "images", MANY)
     first, second = (Run(tmp_path / "images", tmp_path / "out", seconds=0.05) for _ in range(2))
     for process in (first, second):
         process.wait_for("batch")
@@ -193,7 +193,7 @@ def test_one_of_two_processes_dies_and_the_other_does_its_part(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_share_the_work(tmp_path):
-    images = make_images(tmp_path / "images", SIZES)
+    images = make_images(tmp_path / "images", MANY)
     both = [Run(tmp_path / "images", tmp_path / "out", seconds=0.02, flush_seconds=60.0) for _ in range(2)]
     done = [run.result() for run in both]
     assert sum(d["encoded"] for d in done) == len(images)
@@ -205,7 +205,7 @@ def test_two_processes_share_the_work(tmp_path):
 
 @pytest.mark.slow
 def test_work_may_take_longer_than_a_process_group_waits(tmp_path):
-    images, seconds = make_images(tmp_path / "images", SIZES), 0.4
+    images, seconds = make_images(tmp_path / "images", MANY), 0.4
     both = [
         Run(tmp_path / "images", tmp_path / "out", seconds=seconds, rank=(tmp_path / "meeting", rank, 2))
         for rank in range(2)
@@ -302,7 +302,7 @@ def test_a_store_that_became_read_only_is_read(tmp_path, small_disk):
 
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path):
-    images = make_images(tmp_path / "images", SIZES)
+    images = make_images(tmp_path / "images", MANY)
 
     class Interrupted(MeanEncoder):
         def encode(self, pixels):

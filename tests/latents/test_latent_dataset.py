@@ -15,10 +15,8 @@ from kohya_bucket.datasets.latents import BucketedLatentDataset  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents import precompute_latents  # noqa: E402
 from tests.latents.latent_helpers import fill  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
+from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
-
-SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200), (61, 103), (64, 64), (90, 80)]
 
 
 @pytest.fixture

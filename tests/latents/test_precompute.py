@@ -19,14 +19,7 @@ from kohya_bucket.latents.dtypes import to_float32  # noqa: E402
 from kohya_bucket.latents.encoding import noise_seed, normalize  # noqa: E402
 from kohya_bucket.latents.npz import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.npz_import import import_npz  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
-
-SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200), (61, 103), (64, 64), (90, 80)]
-
-
-@pytest.fixture
-def images(tmp_path):
-    return make_images(tmp_path / "images", SIZES)
+from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 
 
 def expected(dataset, i, encoder):
