@@ -13,6 +13,7 @@ from kohya_bucket.cli.precompute import _captions as read_captions
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.config import read_config
 from kohya_bucket.sdscripts.plan.overview import overview
+from tests.pictures import make_pictures
 
 ROOT = Path(__file__).parents[2]
 SIZES = [(300, 200), (200, 300), (256, 256), (400, 100), (90, 300), (300, 200), (310, 205)]
@@ -20,12 +21,8 @@ SIZES = [(300, 200), (200, 300), (256, 256), (400, 100), (90, 300), (300, 200), 
 
 @pytest.fixture
 def folder(tmp_path):
-    images = tmp_path / "images"
-    images.mkdir()
-    for i, size in enumerate(SIZES):
-        Image.new("RGB", size, (i * 20, 0, 0)).save(images / f"{i}.png")
-        (images / f"{i}.txt").write_text("caption", encoding="utf-8")
-    return images
+    make_pictures(tmp_path / "images", SIZES, caption="caption")
+    return tmp_path / "images"
 
 
 def write(folder, dataset="", subset="", rest=""):
@@ -195,9 +192,7 @@ def test_the_ready_configs_hold_nothing_wrong_but_the_paths(file, monkeypatch):
 
 def test_sizes_that_do_not_fit_stop_the_plan(folder):
     control = folder.parent / "control"
-    control.mkdir()
-    for i, size in enumerate(SIZES):
-        Image.new("RGB", (size[0] // 2, size[1])).save(control / f"{i}.png")
+    make_pictures(control, [(width // 2, height) for width, height in SIZES])
     result = run("plan", write(folder, subset=f"conditioning_data_dir = '{control}'"))
     assert result.exit_code == 1
     assert "7 control images have another size than their image" in result.output
