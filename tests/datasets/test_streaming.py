@@ -65,14 +65,14 @@ def test_buffer_laws(ids: list[int], size: int, ranks: int, extra: int, remainde
     capacity = size * ranks + extra
     buffer: StreamBuffer[int] = StreamBuffer(size, ranks, capacity, remainder, rng)
     most = 0
+    seen: Counter[int] = Counter()
 
     def watched() -> Iterator[tuple[Bucket, int]]:
         nonlocal most
         for number, k in enumerate(ids):
+            most = max(most, number - len(seen))  # what it has taken and not given away when it asks for more
             yield BUCKETS[k], number
-            most = max(most, sum(map(len, buffer._waiting.values())))
 
-    seen: Counter[int] = Counter()
     for bucket, batch in buffer.batches(watched()):
         assert {BUCKETS[ids[i]] for i in batch} == {bucket}
         assert len(batch) % ranks == 0

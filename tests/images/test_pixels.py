@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,7 +19,7 @@ sides = st.integers(8, 90)
 
 @pytest.fixture
 def without_cv2(monkeypatch):
-    monkeypatch.setattr(pixels, "_cv2", lambda: None)
+    monkeypatch.setitem(sys.modules, "cv2", None)
 
 
 def image(width, height, channels=3, seed=0):
