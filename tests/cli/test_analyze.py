@@ -153,12 +153,12 @@ def test_html_is_written_and_json_still_printed(folder, tmp_path) -> None:
     ("arguments", "message"),
     [
         ((), "nothing to analyse: name a folder"),
-        (("/no/such/folder",), "/no/such/folder: no such file or folder"),
+        (("no_such_folder",), "no_such_folder: no such file or folder"),
         (("{folder}", "--resolution", "big"), "--resolution is 'big', but must be"),
         (("{folder}", "-p", "sdxl", "-c", "x.toml"), "--preset and --bucket-config both name a bucket set"),
         (("{folder}", "-p", "sdxxl"), "sdxxl"),
         (("{folder}", "--config", "x.toml"), "x.toml brings its own images and rules"),
-        (("--config", "/no/config.toml"), "/no/config.toml"),
+        (("--config", "no_config.toml"), "no_config.toml"),
         (("{folder}", "--max-bucket-reso", "512"), "max_bucket_reso 512 is below the longer side"),
     ],
 )

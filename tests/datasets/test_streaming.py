@@ -70,7 +70,7 @@ def test_buffer_laws(ids: list[int], size: int, ranks: int, extra: int, remainde
     def watched() -> Iterator[tuple[Bucket, int]]:
         nonlocal most
         for number, k in enumerate(ids):
-            most = max(most, number - len(seen))  # what it has taken and not given away when it asks for more
+            most = max(most, number - len(seen) - buffer.counts.dropped)  # held when it asks for more
             yield BUCKETS[k], number
 
     for bucket, batch in buffer.batches(watched()):

@@ -174,7 +174,10 @@ def test_files_listed_twice_are_stored_once(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="Windows names are always Unicode")
 def test_a_name_that_is_no_unicode_is_read_but_not_stored(tmp_path: Path) -> None:
     odd = os.fsencode(tmp_path) + b"/\xff.png"
-    Path(os.fsdecode(odd)).write_bytes(encode(picture(), "PNG"))
+    try:
+        Path(os.fsdecode(odd)).write_bytes(encode(picture(), "PNG"))
+    except OSError:
+        pytest.skip("this file system takes Unicode names only")
     cache = MetadataCache.build([*make(tmp_path, 2), os.fsdecode(odd)])
     assert (cache.sizes > 0).all()
     cache.save(tmp_path / "c.parquet")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +17,7 @@ sides = st.integers(8, 90)
 
 @pytest.fixture
 def without_cv2(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cv2", None)
+    monkeypatch.setattr(pixels, "_cv2", lambda: None)
 
 
 def image(width, height, channels=3, seed=0):
