@@ -1,6 +1,8 @@
-"""Settings of all tests."""
+"""Settings of all tests, and the fixtures that several folders of tests need."""
 
 import importlib.util
+
+pytest_plugins = ["tests.command_line", "tests.full_disk"]
 
 if importlib.util.find_spec("hypothesis") is not None:  # `compat_tests` run without it
     from hypothesis import settings

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -41,7 +42,7 @@ class NoRoom:
             filler.unlink()
 
 
-def _write(out) -> bool:
+def _write(out: BinaryIO) -> bool:
     """Whether there was room for 4 kB more."""
     try:
         return out.write(b"x" * 4096) == 4096
@@ -49,16 +50,24 @@ def _write(out) -> bool:
         return False
 
 
-@pytest.fixture(params=["tmpfs", "limit"])
-def no_room(request, tmp_path):
-    folder = tmp_path / "no_room"
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 400 kB of its own; skips where none can be mounted."""
+    folder = tmp_path / "small"
     folder.mkdir()
-    if request.param == "limit":
-        pytest.importorskip("resource", reason="this system has no limits on files")
-        yield NoRoom(folder, "limit")
-        return
     mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)]
     if not shutil.which("mount") or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a small file system cannot be mounted here (needs root on Linux)")
-    yield NoRoom(folder, "tmpfs")
+    yield folder
     subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+@pytest.fixture(params=["tmpfs", "limit"])
+def no_room(request: pytest.FixtureRequest, tmp_path: Path) -> NoRoom:
+    """A folder that can be full, as a disk is and as a limit on the length of files makes it."""
+    if request.param == "tmpfs":
+        return NoRoom(request.getfixturevalue("small_disk"), "tmpfs")
+    pytest.importorskip("resource", reason="this system has no limits on files")
+    folder = tmp_path / "no_room"
+    folder.mkdir()
+    return NoRoom(folder, "limit")

@@ -7,17 +7,14 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.adapter import kept_sizes as size_cache
+from tests.pictures import make_pictures
 
 pytest.importorskip("pyarrow", reason="metadata caches are Parquet files")
 
 
 @pytest.fixture
 def paths(tmp_path):
-    names = []
-    for i in range(6):
-        names.append(str(tmp_path / f"{i}.png"))
-        Image.new("RGB", (10 + i, 20)).save(names[-1])
-    return names
+    return [str(path) for path in make_pictures(tmp_path, [(10 + i, 20) for i in range(6)])]
 
 
 def test_a_second_scan_opens_no_image(paths, tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ pytest.importorskip("torch", reason="torch is not installed")
 from kohya_bucket.adapter.group import TrainedPart
 from kohya_bucket.adapter.state_file import STATE_FILE
 from kohya_bucket.sdscripts.resuming.trainer_resume import TrainerResume
-from tests.full_disk import no_room  # noqa: F401
 
 
 def run_at(batches):
@@ -25,7 +24,7 @@ def run_at(batches):
     return run
 
 
-def test_a_full_disk_is_said_in_one_line_and_the_old_state_stays(no_room):  # noqa: F811
+def test_a_full_disk_is_said_in_one_line_and_the_old_state_stays(no_room):
     file = no_room.folder / STATE_FILE
     run_at(3).on_save([], [], str(no_room.folder))
     before = file.read_text(encoding="utf-8")

@@ -22,8 +22,8 @@ def test_counts_equal_searchsorted_also_next_to_a_threshold(thresholds, numbers)
 def test_every_usual_set_gets_a_table() -> None:
     for resolution, high in ((512, 1024), (768, 1536), (1024, 2048)):
         for steps in (8, 16, 32, 64):
-            switch = KohyaBuckets(resolution, 256, high, steps)._switch
-            assert ThresholdCells.build(switch.thresholds) is not None
+            aspects = np.unique(KohyaBuckets(resolution, 256, high, steps).bucket_set.aspects)
+            assert ThresholdCells.build((aspects[1:] + aspects[:-1]) / 2) is not None
 
 
 def test_thresholds_too_close_for_a_table_have_none() -> None:

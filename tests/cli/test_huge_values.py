@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from typer.testing import CliRunner
 
 from kohya_bucket.buckets import KohyaBuckets
@@ -27,13 +26,6 @@ image_dir = '{folder}'
 [kohya_bucket]
 {table}
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "data").mkdir()
-    Image.new("RGB", (300, 400)).save(tmp_path / "data" / "0.png")
-    return tmp_path / "data"
 
 
 def planned(folder: Path, dataset: str = "", table: str = "", *options: str) -> str:

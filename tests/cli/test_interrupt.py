@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from PIL import Image
+
+from tests.pictures import make_pictures
 
 pytest.importorskip("pyarrow")
 ROOT = Path(__file__).parents[2]
@@ -21,7 +22,7 @@ real = os.open
 opened = itertools.count()
 def slow(path, *rest, **options):
     if str(path).endswith(".png"):
-        time.sleep(0.1 if next(opened) < 200 else 3)  # the scan cannot end before the signal, however late it comes
+        time.sleep(0.02 if next(opened) < 200 else 3)  # the scan cannot end before the signal, however late it comes
         os.write(1, b"opened\\n")
     return real(path, *rest, **options)
 os.open = slow
@@ -35,9 +36,7 @@ def test_build_cache_keeps_what_it_has_read(tmp_path: Path) -> None:
     from kohya_bucket import MetadataCache
 
     data = tmp_path / "data"
-    data.mkdir()
-    for i in range(400):
-        Image.new("RGB", (8 + i % 5, 9)).save(data / f"{i:04d}.png")
+    make_pictures(data, [(8 + i % 5, 9) for i in range(400)])
     target = tmp_path / "c.parquet"
     command = [sys.executable, "-c", SLOW, "build-cache", str(data), "--output", str(target)]
     child = subprocess.Popen(
@@ -60,9 +59,7 @@ def test_build_cache_keeps_what_it_has_read(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 @pytest.mark.parametrize("arguments", [("plan", "c.toml", "--json"), ("compare", "data"), ("analyze", "data")])
 def test_a_command_says_in_one_line_that_it_was_interrupted(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    (tmp_path / "data").mkdir()
-    for i in range(210):
-        Image.new("RGB", (300 + i, 300)).save(tmp_path / "data" / f"{i:04d}.png")
+    make_pictures(tmp_path / "data", [(300 + i, 300) for i in range(210)])
     config = (
         "[general]\nenable_bucket = true\n[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = 'data'\n"
     )

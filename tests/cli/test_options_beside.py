@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from typer.testing import CliRunner
 
 from kohya_bucket.cli import app, register_commands
@@ -15,11 +14,9 @@ register_commands()
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> str:
-    (tmp_path / "data").mkdir()
-    Image.new("RGB", (300, 400)).save(tmp_path / "data" / "0.png")
+def config(tmp_path: Path, folder: Path) -> str:
     table = "[[datasets]]\nresolution = 512\nenable_bucket = true\n[[datasets.subsets]]\n"
-    text = f"{table}image_dir = '{tmp_path / 'data'}'\n"
+    text = f"{table}image_dir = '{folder}'\n"
     (tmp_path / "c.toml").write_text(text, encoding="utf-8")
     return str(tmp_path / "c.toml")
 
@@ -59,9 +56,10 @@ def test_regularization_beside_metadata_is_named(config: str) -> None:
     assert "does not count beside --in_json" in result.output
 
 
-def test_a_config_of_which_nothing_can_be_trained_is_an_error(config: str) -> None:
+def test_a_config_of_which_nothing_can_be_trained_is_an_error(config: str, folder: Path) -> None:
     assert CliRunner().invoke(app, ["plan", config]).exit_code == 0
-    (Path(config).parent / "data" / "0.png").write_bytes(b"no image")
+    for image in folder.iterdir():
+        image.write_bytes(b"no image")
     result = CliRunner().invoke(app, ["plan", config])
     assert result.exit_code == 1
     assert "error: not one image can be trained" in result.output

@@ -19,15 +19,6 @@ register_commands()
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    data = tmp_path / "data"
-    data.mkdir()
-    for i in range(3):
-        Image.new("RGB", (300 + 100 * i, 400)).save(data / f"{i}.png")
-    return data
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -8,11 +8,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.cli import app, main, register_commands
+from kohya_bucket.cli import app, register_commands
 from kohya_bucket.cli.precompute import _captions as read_captions
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.config import read_config
 from kohya_bucket.sdscripts.plan.overview import overview
+from tests.pictures import make_pictures
 
 ROOT = Path(__file__).parents[2]
 SIZES = [(300, 200), (200, 300), (256, 256), (400, 100), (90, 300), (300, 200), (310, 205)]
@@ -20,12 +21,8 @@ SIZES = [(300, 200), (200, 300), (256, 256), (400, 100), (90, 300), (300, 200), 
 
 @pytest.fixture
 def folder(tmp_path):
-    images = tmp_path / "images"
-    images.mkdir()
-    for i, size in enumerate(SIZES):
-        Image.new("RGB", size, (i * 20, 0, 0)).save(images / f"{i}.png")
-        (images / f"{i}.txt").write_text("caption", encoding="utf-8")
-    return images
+    make_pictures(tmp_path / "images", SIZES, caption="caption")
+    return tmp_path / "images"
 
 
 def write(folder, dataset="", subset="", rest=""):
@@ -117,13 +114,6 @@ def test_without_a_config(folder):
     assert (data["datasets"][0]["images"], data["datasets"][0]["samples"]) == (7, 35)
 
 
-def exit_of(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr("sys.argv", ["kohya-bucket", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return end.value.code, capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -141,15 +131,15 @@ def exit_of(monkeypatch, capsys, *arguments):
         (["analyze", "FOLDER", "--outlier-threshold", "nan"], "outlier_threshold is nan"),
     ],
 )
-def test_a_users_mistake_is_one_line_and_exit_code_2(folder, monkeypatch, capsys, arguments, message):
+def test_a_users_mistake_is_one_line_and_exit_code_2(folder, command_line, arguments, message):
     arguments = [{"CONFIG": write(folder), "FOLDER": folder}.get(a, a) for a in arguments]
-    code, error = exit_of(monkeypatch, capsys, *arguments)
+    code, _, error = command_line(*arguments)
     assert code == 2
     assert message in error
     assert "Traceback" not in error
 
 
-def test_settings_that_cannot_work_name_the_dataset(folder, monkeypatch, capsys):
+def test_settings_that_cannot_work_name_the_dataset(folder):
     result = run("plan", write(folder, "max_bucket_reso = 128"))
     assert result.exit_code == 1
     assert "max_bucket_reso" in result.output
@@ -202,9 +192,7 @@ def test_the_ready_configs_hold_nothing_wrong_but_the_paths(file, monkeypatch):
 
 def test_sizes_that_do_not_fit_stop_the_plan(folder):
     control = folder.parent / "control"
-    control.mkdir()
-    for i, size in enumerate(SIZES):
-        Image.new("RGB", (size[0] // 2, size[1])).save(control / f"{i}.png")
+    make_pictures(control, [(width // 2, height) for width, height in SIZES])
     result = run("plan", write(folder, subset=f"conditioning_data_dir = '{control}'"))
     assert result.exit_code == 1
     assert "7 control images have another size than their image" in result.output

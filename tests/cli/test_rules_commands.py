@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from kohya_bucket import MetadataCache, list_presets, load_from_toml
 from kohya_bucket.cli import app, register_commands
 from kohya_bucket.errors import KohyaBucketError
+from tests.pictures import make_pictures
 
 register_commands()
 
@@ -26,9 +27,7 @@ def run(*arguments: object) -> str:
 def folder(tmp_path):
     rng = np.random.default_rng(0)
     data = tmp_path / "data"
-    data.mkdir()
-    for i in range(20):
-        Image.new("RGB", tuple(int(v) for v in rng.integers(200, 900, 2))).save(data / f"{i:02}.png")
+    make_pictures(data, rng.integers(200, 900, (20, 2)).tolist())
     (data / "broken.jpg").write_bytes(b"no image")
     return data
 

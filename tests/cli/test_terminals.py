@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from PIL import Image
 from typer.testing import CliRunner
 
 from kohya_bucket.cli import app, register_commands
@@ -13,15 +11,6 @@ from kohya_bucket.cli import app, register_commands
 register_commands()
 NARROW = {"COLUMNS": "30", "FORCE_COLOR": "1", "TERM": "xterm"}
 CONFIG = "[[datasets]]\nresolution = 512\nenable_bucket = true\n[[datasets.subsets]]\nimage_dir = '{}'\n"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    data = tmp_path / "data"
-    data.mkdir()
-    for i in range(3):
-        Image.new("RGB", (300 + 100 * i, 403)).save(data / f"{i}.png")
-    return data
 
 
 def config_of(folder: Path, name: str) -> str:

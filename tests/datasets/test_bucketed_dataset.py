@@ -26,6 +26,7 @@ from kohya_bucket import (  # noqa: E402
 from kohya_bucket.buckets import geometry  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.images.pixels import load_pixels, resize_and_crop  # noqa: E402
+from tests.warm import QUICK  # noqa: E402
 
 SIZES = [(100, 60), (60, 100), (64, 64), (120, 50), (30, 30), (64, 128)]
 SET = BucketSet.from_dims([(64, 64), (96, 64), (64, 96)])
@@ -84,7 +85,7 @@ def test_a_plain_loader_batches_it_with_the_default_collate(paths: list[Path]) -
 
 def test_spawned_workers_can_batch_it(paths: list[Path]) -> None:
     dataset = BucketedDataset(paths, FixedBuckets(BucketSet.from_dims([(64, 64)])))
-    loader = DataLoader(dataset, batch_sampler=[[0, 1], [2, 3]], num_workers=1, multiprocessing_context="spawn")
+    loader = DataLoader(dataset, batch_sampler=[[0, 1], [2, 3]], num_workers=1, multiprocessing_context=QUICK)
     batches = list(loader)
     assert [len(b["bucket"]) for b in batches] == [2, 2]
     assert torch.equal(batches[1]["image"][0], dataset[2]["image"])

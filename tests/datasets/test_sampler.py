@@ -12,12 +12,9 @@ from kohya_bucket import BucketBatchSampler, KohyaBuckets
 from kohya_bucket.datasets.planned_index import PlannedIndex, bucket_of
 from kohya_bucket.errors import PlanError, ResumeError
 from kohya_bucket.planning import plan_epoch
+from tests.warm import QUICK
 
 IDS = np.random.RandomState(3).choice(5, 103, p=[0.5, 0.3, 0.1, 0.07, 0.03])
-
-
-# Spawned workers import torch anew, which takes seconds; one test below spawns them.
-QUICK = "fork" if "fork" in torch.multiprocessing.get_all_start_methods() else "spawn"
 
 
 class Numbers(Dataset):

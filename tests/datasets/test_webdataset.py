@@ -26,6 +26,7 @@ from kohya_bucket.datasets.tar_index import TarIndex  # noqa: E402
 from kohya_bucket.datasets.tar_members import split_key  # noqa: E402
 from kohya_bucket.datasets.webdataset import dataset_from_shards, stream_from_shards  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from tests.warm import QUICK  # noqa: E402
 
 RULE = FixedBuckets(BucketSet.from_dims([(64, 64), (96, 64), (64, 96)]))
 
@@ -163,7 +164,7 @@ def test_a_broken_image_is_named_and_a_broken_shard_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stream_gives_every_sample_once(shards: list[str], workers: int) -> None:
     stream = stream_from_shards(shards, RULE, 4, buffer_size=12)
-    context = "spawn" if workers else None
+    context = QUICK if workers else None
     batches = list(DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=context))
     captions = {
         path.rpartition("#")[2]: caption

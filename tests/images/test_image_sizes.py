@@ -124,7 +124,7 @@ def test_mislabelled_files_have_a_size_and_are_named(tmp_path: Path) -> None:
 def test_every_kind_of_unreadable_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "empty.png").touch()
-    (tmp_path / "text.png").write_text("<html>not found</html>")
+    (tmp_path / "text.png").write_text("<html>not found</html>", encoding="utf-8")
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "forbidden.png").write_bytes(encode(picture(), "PNG"))
     (tmp_path / "forbidden.png").chmod(0)

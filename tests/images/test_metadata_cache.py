@@ -20,8 +20,6 @@ from kohya_bucket.images import pool as pool_module
 
 pytest.importorskip("pyarrow")
 
-from tests.full_disk import no_room  # noqa: F401
-
 
 def make(folder: Path, n: int = 6) -> list[Path]:
     paths = []
@@ -176,7 +174,10 @@ def test_files_listed_twice_are_stored_once(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="Windows names are always Unicode")
 def test_a_name_that_is_no_unicode_is_read_but_not_stored(tmp_path: Path) -> None:
     odd = os.fsencode(tmp_path) + b"/\xff.png"
-    Path(os.fsdecode(odd)).write_bytes(encode(picture(), "PNG"))
+    try:
+        Path(os.fsdecode(odd)).write_bytes(encode(picture(), "PNG"))
+    except OSError:
+        pytest.skip("this file system takes Unicode names only")
     cache = MetadataCache.build([*make(tmp_path, 2), os.fsdecode(odd)])
     assert (cache.sizes > 0).all()
     cache.save(tmp_path / "c.parquet")
@@ -321,7 +322,7 @@ def test_equal_hashes_of_different_texts_are_told_apart(monkeypatch: pytest.Monk
     assert column.is_first().tolist() == [True, True, True, True, False]
 
 
-def test_a_full_disk_is_said_and_the_old_cache_stays(tmp_path: Path, no_room) -> None:  # noqa: F811
+def test_a_full_disk_is_said_and_the_old_cache_stays(tmp_path: Path, no_room) -> None:
     images = make(tmp_path)
     file = no_room.folder / "meta.parquet"
     MetadataCache.build(images[:3]).save(file)

@@ -85,7 +85,9 @@ def test_area_is_the_mean_over_what_each_pixel_covers(width, height, to_width, t
         covered = np.minimum(high, edges[1:, None]) - np.maximum(low, edges[:-1, None])
         return np.maximum(covered, 0) * (after / before)
 
-    want = np.einsum("yh,xw,hwc->yxc", shares(height, to_height), shares(width, to_width), source.astype(float))
+    want = np.einsum(
+        "yh,xw,hwc->yxc", shares(height, to_height), shares(width, to_width), source.astype(float), optimize=True
+    )
     # slivers below a thousandth of a pixel are left out, on both axes
     assert np.abs(shrink_by_area(source, (to_width, to_height)) - want).max() <= 0.5 + 255 * 4e-3
 

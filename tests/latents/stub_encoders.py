@@ -14,6 +14,8 @@ from kohya_bucket.buckets import KohyaBuckets
 # its threads spin while they wait, and slow down everything else on a small machine
 torch.set_num_threads(1)
 
+SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200), (61, 103), (64, 64), (90, 80)]
+
 
 class MeanEncoder:
     """Scaled latents only, like a user's own encoder: 8x8 means, with a fourth channel of their sum."""

@@ -6,21 +6,46 @@ import errno
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.claims import WorkBoard
+from tests.warm import QUICK
 
 IDS = [f"piece{i}" for i in range(40)]
 
 
-def bury(board, folder):
-    """What is left when a process is killed: its files, and a last sign of life long ago."""
-    board._stop.set()
-    board._pulse.join()
-    os.utime(folder / f"{board.owner}.alive", (1, 1))
+def claimant(told, folder, claims, finishes):
+    """A process that claims so many pieces, finishes so many of them, and works on until it is killed."""
+    with WorkBoard(folder) as board:
+        claimed = board.claim_each(IDS)
+        mine = [next(claimed) for _ in range(claims)]
+        for piece in mine[:finishes]:
+            board.finish(piece)
+        told.send((board.owner, mine))
+        time.sleep(600)
+
+
+class Claimant:
+    """Such a process, by now at work on `mine`."""
+
+    def __init__(self, folder, claims, finishes=0):
+        receiver, sender = QUICK.Pipe(duplex=False)
+        self._process = QUICK.Process(target=claimant, args=(sender, folder, claims, finishes))
+        self._process.start()
+        owner, self.mine = receiver.recv()
+        self._alive = folder / f"{owner}.alive"
+
+    def kill(self):
+        self._process.kill()
+        self._process.join()
+
+    def die_long_ago(self):
+        self.kill()
+        os.utime(self._alive, (1, 1))
 
 
 def test_many_at_once_claim_every_piece_once(tmp_path):
@@ -58,17 +83,15 @@ def test_what_one_finished_and_left_is_not_claimed_again_by_one_that_comes_late(
 
 
 def test_pieces_of_the_dead_are_taken_over(tmp_path):
-    dead = WorkBoard(tmp_path / "w").__enter__()
-    claimed = dead.claim_each(IDS)
-    mine = [next(claimed) for _ in range(5)]
-    dead.finish(mine[0])
+    other = Claimant(tmp_path / "w", claims=5, finishes=1)
+    mine = other.mine
     with WorkBoard(tmp_path / "w", poll=0.01) as board:
         rest = list(board.claim_each(IDS))
         # the first was finished before this run began: whether that still counts is for the store to say
         assert sorted([*rest, *mine[1:]]) == sorted(IDS)
         for piece in rest:
             board.finish(piece)
-        bury(dead, tmp_path / "w")
+        other.die_long_ago()
         assert sorted(board.take_over(IDS)) == sorted(mine[1:])
         for piece in mine[1:]:
             board.finish(piece)
@@ -89,22 +112,13 @@ def test_one_that_lives_is_waited_for(tmp_path):
 
 
 def test_claims_left_by_an_earlier_run_do_not_stop_the_next(tmp_path):
-    earlier = WorkBoard(tmp_path / "w").__enter__()
-    for piece in list(earlier.claim_each(IDS)):
-        earlier.finish(piece)
-    bury(earlier, tmp_path / "w")
+    Claimant(tmp_path / "w", claims=len(IDS), finishes=len(IDS)).die_long_ago()
     with WorkBoard(tmp_path / "w") as board:
         assert list(board.claim_each(IDS)) == IDS
 
 
 def test_a_process_of_this_machine_that_ended_is_dead_at_once(tmp_path):
-    gone = WorkBoard(tmp_path / "w").__enter__()
-    next(gone.claim_each(IDS))
-    gone._stop.set()
-    gone._pulse.join()
-    alive = tmp_path / "w" / f"{gone.owner}.alive"
-    node, _, _ = alive.read_text(encoding="utf-8").partition(" ")
-    alive.write_text(f"{node} 999999999", encoding="utf-8")
+    Claimant(tmp_path / "w", claims=1).kill()
     with WorkBoard(tmp_path / "w") as board:
         assert len(list(board.claim_each(IDS))) == (len(IDS) if os.name != "nt" else len(IDS) - 1)
 
@@ -151,7 +165,7 @@ def test_the_last_to_leave_clears_nothing_of_one_that_comes_at_that_instant(tmp_
     monkeypatch.setattr(last, "_living", alone)
     last.__exit__(None, None, None)
     newcomer = newcomers[0]
-    assert newcomer._alive.exists()
+    assert (tmp_path / "w" / f"{newcomer.owner}.alive").exists()
     with WorkBoard(tmp_path / "w") as third:
         assert list(third.claim_each(IDS)) == []
     newcomer.__exit__(None, None, None)

@@ -25,12 +25,11 @@ from kohya_bucket.latents.state import verify  # noqa: E402
 from kohya_bucket.latents.upkeep import prune  # noqa: E402
 from kohya_bucket.latents.wanted import Recipe, Wanted  # noqa: E402
 from kohya_bucket.sdscripts.caching.item import CacheItem, save_latents  # noqa: E402
-from tests.full_disk import no_room  # noqa: E402, F401
 from tests.latents.crash_child import GROUP_WAITS, encode  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
+from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 
-SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200), (61, 103), (64, 64), (90, 80)] * 5
+MANY = SIZES * 5
 KILLS = int(os.environ.get("KOHYA_BUCKET_KILLS", "12"))
 
 
@@ -89,7 +88,7 @@ def check_store(root, images, want):
 
 @pytest.mark.slow
 def test_killed_at_random_instants_a_store_keeps_what_is_finished(tmp_path):
-    images = make_images(tmp_path / "images", SIZES)
+    images = make_images(tmp_path / "images", MANY)
     precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "whole")
     whole = LatentStore(tmp_path / "whole")
     want = {whole.entry(i).source: whole.read(i).tobytes() for i in range(len(whole))}
@@ -121,7 +120,7 @@ def test_killed_at_random_instants_a_store_keeps_what_is_finished(tmp_path):
 @pytest.mark.slow
 def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
     """Files that are new, and files that replace stale ones: each is the old or the new one, and none is lost."""
-    images = make_images(tmp_path / "images", SIZES)
+    images = make_images(tmp_path / "images", MANY)
     dataset = dataset_of(images)
     arch, chance, out = ARCHITECTURES["sd"], random.Random(1), tmp_path / "out"
     recipe = Recipe(encoder_hash(PosteriorStub()), "float32", "latents", True)
@@ -180,7 +179,7 @@ def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
 
 @pytest.mark.slow
 def test_one_of_two_processes_dies_and_the_other_does_its_part(tmp_path):
-    images = make_images(tmp_path / "images", SIZES)
+    images = make_images(tmp_path / "images", MANY)
     first, second = (Run(tmp_path / "images", tmp_path / "out", seconds=0.05) for _ in range(2))
     for process in (first, second):
         process.wait_for("batch")
@@ -194,7 +193,7 @@ def test_one_of_two_processes_dies_and_the_other_does_its_part(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_share_the_work(tmp_path):
-    images = make_images(tmp_path / "images", SIZES)
+    images = make_images(tmp_path / "images", MANY)
     both = [Run(tmp_path / "images", tmp_path / "out", seconds=0.02, flush_seconds=60.0) for _ in range(2)]
     done = [run.result() for run in both]
     assert sum(d["encoded"] for d in done) == len(images)
@@ -206,7 +205,7 @@ def test_two_processes_share_the_work(tmp_path):
 
 @pytest.mark.slow
 def test_work_may_take_longer_than_a_process_group_waits(tmp_path):
-    images, seconds = make_images(tmp_path / "images", SIZES), 0.4
+    images, seconds = make_images(tmp_path / "images", MANY), 0.4
     both = [
         Run(tmp_path / "images", tmp_path / "out", seconds=seconds, rank=(tmp_path / "meeting", rank, 2))
         for rank in range(2)
@@ -215,18 +214,6 @@ def test_work_may_take_longer_than_a_process_group_waits(tmp_path):
     assert sum(d["batches"] for d in done) * seconds / 2 > 1.5 * GROUP_WAITS
     assert sum(d["encoded"] for d in done) == len(images)
     assert min(d["encoded"] for d in done) > 0
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 300 kB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)]
-    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small file system cannot be mounted here (needs root on Linux)")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
 def test_a_full_disk_keeps_what_is_finished_and_says_what_to_do(tmp_path, small_disk):
@@ -315,7 +302,7 @@ def test_a_store_that_became_read_only_is_read(tmp_path, small_disk):
 
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path):
-    images = make_images(tmp_path / "images", SIZES)
+    images = make_images(tmp_path / "images", MANY)
 
     class Interrupted(MeanEncoder):
         def encode(self, pixels):
@@ -330,7 +317,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
     assert precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out").encoded == len(images) - 8
 
 
-def test_a_full_disk_leaves_a_stale_npz_as_it_is(no_room):  # noqa: F811
+def test_a_full_disk_leaves_a_stale_npz_as_it_is(no_room):
     """Also where the file holds another resolution, which is read and written again."""
     for name in ("sd", "flux"):
         arch = ARCHITECTURES[name]
@@ -346,7 +333,7 @@ def test_a_full_disk_leaves_a_stale_npz_as_it_is(no_room):  # noqa: F811
     assert len(list(no_room.folder.iterdir())) == 2
 
 
-def test_a_full_disk_stops_the_adapters_npz_with_the_old_one_in_place(no_room, tmp_path):  # noqa: F811
+def test_a_full_disk_stops_the_adapters_npz_with_the_old_one_in_place(no_room, tmp_path):
     [image] = make_images(tmp_path / "images", [(64, 64)])
     item = CacheItem(str(image), (64, 64), (64, 64), vae="vae")
     path = no_room.folder / "a_0064x0064_sd.npz"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-import kohya_bucket.cli  # noqa: E402
 from kohya_bucket.latents import LatentStore, diffusers_vae  # noqa: E402
 from kohya_bucket.latents.npz import ARCHITECTURES, npz_path  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, make_images  # noqa: E402
@@ -28,19 +26,11 @@ def images(tmp_path):
 
 
 @pytest.fixture
-def run(monkeypatch, capfd):
+def run(monkeypatch, command_line):
     """Runs a command; returns exit code, output and errors. The VAE is a stub."""
-    monkeypatch.setattr(diffusers_vae, "load_encoder", lambda name, **_: encoders[name]())
     encoders = {"mean": MeanEncoder, "posterior": PosteriorStub}
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["kohya-bucket", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            kohya_bucket.cli.main()
-        out, err = capfd.readouterr()
-        return ended.value.code or 0, out, err
-
-    return command
+    monkeypatch.setattr(diffusers_vae, "load_encoder", lambda name, **_: encoders[name]())
+    return command_line
 
 
 def bucket_file(tmp_path):

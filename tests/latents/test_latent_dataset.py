@@ -15,9 +15,8 @@ from kohya_bucket.datasets.latents import BucketedLatentDataset  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents import precompute_latents  # noqa: E402
 from tests.latents.latent_helpers import fill  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
-
-SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200), (61, 103), (64, 64), (90, 80)]
+from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
+from tests.warm import QUICK  # noqa: E402
 
 
 @pytest.fixture
@@ -41,8 +40,8 @@ def batches(dataset):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_plain_loader_gives_batches_of_one_bucket(tmp_path, images, workers):
     dataset = BucketedLatentDataset(stored(images, tmp_path / "out", dtype="bfloat16"))
-    context = {"multiprocessing_context": "spawn"} if workers else {}
-    loader = DataLoader(dataset, batch_sampler=batches(dataset), num_workers=workers, **context)
+    context = QUICK if workers else None
+    loader = DataLoader(dataset, batch_sampler=batches(dataset), num_workers=workers, multiprocessing_context=context)
     seen = []
     for batch in loader:
         (bucket,) = set(batch["bucket"])
@@ -157,7 +156,7 @@ def test_workers_and_epochs_draw_differently(tmp_path, images):
 
     def draws():
         torch.manual_seed(7)
-        loader = DataLoader(dataset, batch_size=1, sampler=[0] * 4, num_workers=2, multiprocessing_context="spawn")
+        loader = DataLoader(dataset, batch_size=1, sampler=[0] * 4, num_workers=2, multiprocessing_context=QUICK)
         return [batch["latents"] for _ in range(2) for batch in loader]
 
     first = draws()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -19,14 +20,7 @@ from kohya_bucket.latents.dtypes import to_float32  # noqa: E402
 from kohya_bucket.latents.encoding import noise_seed, normalize  # noqa: E402
 from kohya_bucket.latents.npz import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.npz_import import import_npz  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
-
-SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200), (61, 103), (64, 64), (90, 80)]
-
-
-@pytest.fixture
-def images(tmp_path):
-    return make_images(tmp_path / "images", SIZES)
+from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 
 
 def expected(dataset, i, encoder):
@@ -70,18 +64,24 @@ def test_the_second_run_does_nothing(tmp_path, images):
     assert sorted((tmp_path / "out").rglob("*")) == before
 
 
-def test_floats_made_while_decoding_are_those_of_normalize():
-    from kohya_bucket.latents.decode_ahead import _to_floats
+def test_floats_made_while_decoding_are_those_of_normalize(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
 
-    pixels = torch.arange(256 * 4, dtype=torch.int64).remainder(256).to(torch.uint8).reshape(1, 16, 16, 4)
-    pixels = pixels.flip(2).repeat(1, 3, 200, 1)
-    got = np.empty((3, 48, 3200), dtype=np.float32)
-    _to_floats(pixels[0].numpy(), got)
-    assert np.array_equal(got, normalize(pixels[:, :, :, :3])[0].numpy())
-    every = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).repeat(1, 1, 1, 3)
-    got = np.empty((3, 16, 16), dtype=np.float32)
-    _to_floats(every[0].numpy(), got)
-    assert np.array_equal(got, normalize(every)[0].numpy())
+    from kohya_bucket.latents.decode_ahead import decode_ahead
+    from kohya_bucket.latents.wanted import Recipe, Wanted
+
+    every = (np.arange(64 * 64).reshape(64, 64, 1) + np.array([0, 80, 160, 240])) % 256  # each value in each channel
+    images = [tmp_path / "opaque.png", tmp_path / "clear.png"]
+    for image, channels in zip(images, (3, 4), strict=True):
+        Image.fromarray(every[..., :channels].astype(np.uint8)).save(image)
+    data = dataset_of(images)
+    wanted = Wanted.from_placement([str(p) for p in images], data.sizes, data.placement, Recipe("vae"), tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        (batch,) = decode_ahead(range(2), wanted, 2, pool, 1, as_floats=True)
+    for i, got in zip(batch.items, batch.pixels, strict=True):
+        pixels = load_pixels(images[i])
+        assert len(np.unique(pixels)) == 256
+        assert np.array_equal(got, normalize(torch.from_numpy(pixels[None].copy()))[0].numpy())
 
 
 @pytest.mark.parametrize("as_floats", [False, True])

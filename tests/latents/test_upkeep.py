@@ -17,14 +17,7 @@ from kohya_bucket.latents.layout import Layout  # noqa: E402
 from kohya_bucket.latents.state import status, verify  # noqa: E402
 from kohya_bucket.latents.upkeep import pack, prune, repair  # noqa: E402
 from tests.latents.latent_helpers import fill, same  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, dataset_of, make_images  # noqa: E402
-
-SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200), (61, 103), (64, 64), (90, 80)]
-
-
-@pytest.fixture
-def images(tmp_path):
-    return make_images(tmp_path / "images", SIZES)
+from tests.latents.stub_encoders import SIZES, MeanEncoder, dataset_of, make_images  # noqa: E402
 
 
 @pytest.fixture
@@ -280,13 +273,6 @@ def test_repair_writes_where_the_images_are_if_that_was_lost(root, images):
     assert status(LatentStore(root)).healthy
 
 
-def test_verify_fails_where_a_shard_is_gone(root, images, monkeypatch):
-    import sys
-
-    import kohya_bucket.cli
-
+def test_verify_fails_where_a_shard_is_gone(root, images, command_line):
     flip_byte(root, images[3].name).unlink()
-    monkeypatch.setattr(sys, "argv", ["kohya-bucket", "cache", "verify", str(root)])
-    with pytest.raises(SystemExit) as ended:
-        kohya_bucket.cli.main()
-    assert ended.value.code == 1
+    assert command_line("cache", "verify", root)[0] == 1

@@ -3,15 +3,13 @@
 import re
 from pathlib import Path
 
-from PIL import Image
+from tests.pictures import make_pictures
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 
 
 def test_the_snippet_runs_as_printed(tmp_path, monkeypatch, capsys) -> None:
-    (tmp_path / "data").mkdir()
-    for i in range(3):
-        Image.new("RGB", (500 + 90 * i, 400)).save(tmp_path / "data" / f"{i}.png")
+    make_pictures(tmp_path / "data", [(500, 400), (590, 400), (680, 400)])
     monkeypatch.chdir(tmp_path)
     (snippet,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), flags=re.DOTALL)
     exec(compile(snippet, str(DOCS), "exec"), {})

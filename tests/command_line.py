@@ -1,0 +1,23 @@
+"""The command line as a user has it: with its exit codes, and a mistake in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """Runs `kohya-bucket ARGUMENTS` in this process; gives its exit code, output and errors."""
+    from kohya_bucket.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["kohya-bucket", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (int(ended.value.code or 0), *capfd.readouterr())
+
+    return run

@@ -1,0 +1,20 @@
+"""Image files of given sizes, where their pixels do not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from PIL import Image
+
+
+def make_pictures(folder: Path, sizes: Iterable[tuple[int, int]], caption: str | None = None) -> list[Path]:
+    """0.png, 1.png, ... of the sizes (width, height), each of another colour; with N.txt if there is a caption."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for i, size in enumerate(sizes):
+        paths.append(folder / f"{i}.png")
+        Image.new("RGB", size, (i * 20 % 256, 80, 90)).save(paths[-1], compress_level=1)
+        if caption is not None:
+            paths[-1].with_suffix(".txt").write_text(caption, encoding="utf-8")
+    return paths
