@@ -22,11 +22,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.compare import check_sources, compare
 from kohya_bucket.latents.entries import Entry
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.layout import LatentSpace
-from kohya_bucket.latents.npz import ARCHITECTURES, NpzLatents, npz_path, read_npz, write_npz
+from kohya_bucket.latents.npz import NpzLatents, read_npz, write_npz
+from kohya_bucket.latents.npz_names import npz_path
 from kohya_bucket.latents.state import source_paths
 from kohya_bucket.latents.store import LatentStore
 from kohya_bucket.latents.writer import StoreWriter, write_manifest

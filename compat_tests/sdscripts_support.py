@@ -8,8 +8,10 @@ import importlib.util
 import inspect
 import json
 import random
+import re
 import struct
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,6 +137,16 @@ def image_table(dataset: Any) -> list[tuple[Any, ...]]:
         (key, info.num_repeats, tuple(info.image_size), tuple(info.bucket_reso), tuple(info.resized_size))
         for key, info in dataset.image_data.items()
     ]
+
+
+def key_of(arrays: Mapping[str, Any], part: str) -> str:
+    """The one key in an npz of one size for a part: `latents`, or since 0.10.2 `latents_16x16`."""
+    (key,) = (key for key in arrays if re.fullmatch(rf"{part}(_\d+x\d+)?", key))
+    return key
+
+
+def part_of(arrays: Mapping[str, Any], part: str) -> Any:
+    return arrays[key_of(arrays, part)]
 
 
 def metadata(file: Path) -> dict[str, str]:

@@ -16,10 +16,11 @@ import torch
 from sdscripts_support import random_sizes, write_images
 
 from kohya_bucket.buckets import KohyaBuckets
+from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.encoding import noise_seed
 from kohya_bucket.latents.fingerprint import module_hash
-from kohya_bucket.latents.npz import ARCHITECTURES, read_npz
-from kohya_bucket.sdscripts.caching.item import CacheItem, check_npz
+from kohya_bucket.latents.npz import read_npz
+from kohya_bucket.sdscripts.caching.item import CacheItem, settle_latents
 from kohya_bucket.sdscripts.caching.shards import ShardCache
 
 
@@ -116,7 +117,7 @@ def test_what_sdscripts_encodes_is_read_and_kept(unpatched, family, tmp_path):
     items = []
     for info, path in zip(infos, cached_by_sdscripts(family, infos), strict=True):
         item = CacheItem(info.absolute_path, info.bucket_reso, info.image_size, True, False)
-        assert check_npz(path, info.bucket_reso, info.image_size, True, False, family.arch, item=item) is None
+        assert settle_latents(path, item, family.arch) == ([], False)
         found = read_npz(path, info.bucket_reso, family.arch)
         cache.save(item, found.latents, found.crop_ltrb, found.flipped)
         items.append((item, path))

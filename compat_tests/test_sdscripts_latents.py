@@ -17,25 +17,23 @@ from PIL import Image  # noqa: E402
 
 from kohya_bucket.buckets import KohyaBuckets  # noqa: E402
 from kohya_bucket.images.pixels import INTERPOLATIONS, load_pixels, resize_and_crop  # noqa: E402
+from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.encoding import noise_seed, normalize  # noqa: E402
 from kohya_bucket.latents.fingerprint import Fingerprint  # noqa: E402
-from kohya_bucket.latents.npz import (  # noqa: E402
-    ARCHITECTURES,
-    NpzLatents,
-    npz_path,
-    read_npz,
-    stored_fingerprint,
-    write_npz,
-)
+from kohya_bucket.latents.npz import NpzLatents, read_npz, write_npz  # noqa: E402
 from kohya_bucket.latents.npz_check import why_npz_bad  # noqa: E402
+from kohya_bucket.latents.npz_names import npz_path  # noqa: E402
+from kohya_bucket.latents.npz_note import stored_fingerprint  # noqa: E402
 from kohya_bucket.sdscripts.caching.item import (  # noqa: E402
     CacheItem,
     architecture_of,
-    check_npz,
+    architecture_read_by,
     check_text_npz,
     save_latents,
     savez,
+    settle_latents,
 )
+from kohya_bucket.sdscripts.checkout import npz_version  # noqa: E402
 
 BUCKET = (128, 64)
 SIZE = (300, 150)
@@ -57,7 +55,8 @@ def family(request, unpatched: SimpleNamespace) -> SimpleNamespace:
         strategy = getattr(importlib.import_module(f"library.{module}"), name)(*first, True, 1, False)
     except ImportError as error:
         pytest.skip(f"this sd-scripts has no {module}, or lacks something it needs: {error}")
-    return SimpleNamespace(arch=ARCHITECTURES[request.param], strategy=strategy)
+    assert architecture_of(strategy.cache_suffix) == ARCHITECTURES[request.param]
+    return SimpleNamespace(arch=architecture_read_by(strategy), strategy=strategy)
 
 
 def made(arch, seed=0, flip=True, mask=True):
@@ -87,7 +86,10 @@ def test_names_are_the_same(family, tmp_path):
     image = str(tmp_path / "a.b.png")
     for size in [(5, 7), SIZE, (12345, 8)]:
         assert str(npz_path(image, size, family.arch)) == family.strategy.get_latents_npz_path(image, size)
-    assert architecture_of(family.strategy.cache_suffix) == family.arch
+
+
+def test_the_kind_of_keys_is_known_with_the_code_and_without(family, sd_scripts_dir):
+    assert family.arch == ARCHITECTURES[family.arch.name].read_by(npz_version(sd_scripts_dir))
 
 
 @pytest.mark.parametrize("flip", [True, False])
@@ -156,15 +158,18 @@ def test_the_check_names_what_sdscripts_would_train_or_stop_at(family, tmp_path)
     latents = made(family.arch)
     save_latents(path, item, family.arch, torch.from_numpy(latents.latents), latents.crop_ltrb,
                  torch.from_numpy(latents.flipped), torch.from_numpy(latents.alpha_mask))  # fmt: skip
-    arguments = (path, BUCKET, SIZE, True, True, family.arch)
-    assert check_npz(*arguments, item=item, content=True) is None
+
+    def reasons(**changes):
+        return "; ".join(settle_latents(path, replace(item, **changes), family.arch)[0])
+
+    assert reasons() == ""
     assert family.strategy.is_disk_cached_latents_expected(BUCKET, str(path), True, True)
-    assert check_npz(path, (64, 128), SIZE, True, True, family.arch) is not None
-    assert "300x150, not 300x151" in check_npz(path, BUCKET, (300, 151), True, True, family.arch)
+    assert reasons(bucket_reso=(64, 128)) != ""
+    assert "300x150, not 300x151" in reasons(original_size=(300, 151))
     os.utime(image, ns=(1, 1))
-    assert "modification time" in check_npz(*arguments, item=item)
+    assert "modification time" in reasons()
     path.write_bytes(path.read_bytes()[:-7])
-    assert "broken" in check_npz(*arguments)
+    assert "broken" in reasons()
 
 
 class Deterministic(torch.nn.Module):
@@ -225,7 +230,7 @@ def test_pixels_are_the_same(unpatched, tmp_path, alpha):
 
 
 @pytest.mark.parametrize("mask", [False, True])
-def test_precomputed_npz_are_what_sdscripts_encodes(unpatched, tmp_path, mask):
+def test_precomputed_npz_are_what_sdscripts_encodes(unpatched, sd_scripts_dir, tmp_path, mask):
     strategy_sd = pytest.importorskip("library.strategy_sd", reason="this sd-scripts has no caching strategies")
     from kohya_bucket.latents.diffusers_vae import DiffusersEncoder
     from kohya_bucket.latents.precompute import precompute_latents
@@ -236,10 +241,11 @@ def test_precomputed_npz_are_what_sdscripts_encodes(unpatched, tmp_path, mask):
     data = SimpleNamespace(paths=paths, sizes=sizes, placement=placement)
     report = precompute_latents(
         data, DiffusersEncoder(Deterministic()), tmp_path / "ours", format="npz", architecture="sd", flip=True,
-        mask=mask, batch_size=2,
+        mask=mask, batch_size=2, sd_scripts=npz_version(sd_scripts_dir),
     )  # fmt: skip
     assert report.encoded == len(paths)
-    strategy, arch = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 1, False), ARCHITECTURES["sd"]
+    strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 1, False)
+    arch = architecture_read_by(strategy)
     vae = Deterministic()
     for i, path in enumerate(paths):
         info = info_of(unpatched, path, placement, i)
@@ -262,10 +268,11 @@ def test_the_old_generation_accepts_ours(unpatched, tmp_path):
     train_util = unpatched.train_util
     if not hasattr(train_util, "save_latents_to_disk"):
         pytest.skip("this sd-scripts has caching strategies")
-    arch, item = ARCHITECTURES["sd"], made(ARCHITECTURES["sd"])
+    arch, item = ARCHITECTURES["sd"].with_sizes(False), made(ARCHITECTURES["sd"])
     path = tmp_path / "a.npz"
     write_npz(path, item, BUCKET, arch, PRINT, source_name="a.png")
     assert npz_path(tmp_path / "a.png", SIZE, arch) == path
+    assert npz_version(unpatched.root) == "0.9"
     assert train_util.is_disk_cached_latents_is_expected(BUCKET, str(path), True, True)
     latents, size, ltrb, flipped, mask = train_util.load_latents_from_disk(str(path))
     for ours, theirs in [(item.latents, latents), (item.flipped, flipped), (item.alpha_mask, mask)]:

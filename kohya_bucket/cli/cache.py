@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.cli.encoders import load_vae
+from kohya_bucket.cli.for_sd_scripts import FOR_HELP, version_for
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import list_images
+from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.dtypes import dtype_name
-from kohya_bucket.latents.npz import ARCHITECTURES, Architecture
 from kohya_bucket.latents.store import LatentStore
 
 if TYPE_CHECKING:
@@ -192,12 +193,13 @@ def register(app: typer.Typer) -> None:
         ] = None,
         images: _Images = None,
         collection: Annotated[str, typer.Option(help="Part of the store.")] = "",
+        for_: Annotated[str, typer.Option("--for", help=FOR_HELP)] = "",
         quiet: _Quiet = False,
     ) -> None:
         """Write a store's latents as npz that unmodified sd-scripts trains from."""
         from kohya_bucket.latents.npz_export import export_npz
 
-        family = _arch(arch)
+        family = _arch(arch).read_by(version_for(for_))
         with scan_progress("exporting", quiet=quiet) as progress:
             done = export_npz(
                 LatentStore(store), family, output, images_root=images, collection=collection, progress=progress

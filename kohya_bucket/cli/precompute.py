@@ -15,13 +15,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kohya_bucket.buckets import BucketRule, FixedBuckets, KohyaBuckets, load_from_json, load_from_toml, load_preset
 from kohya_bucket.cli.console import plain_console
 from kohya_bucket.cli.encoders import load_vae
+from kohya_bucket.cli.for_sd_scripts import FOR_HELP, version_for
 from kohya_bucket.cli.gpus import gpu_counts
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import list_images, read_sizes
+from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.layout import Layout
-from kohya_bucket.latents.npz import ARCHITECTURES
 from kohya_bucket.latents.npz_names import paths_of_run
 from kohya_bucket.latents.wanted import Recipe, Wanted
 
@@ -58,6 +59,7 @@ def register(app: typer.Typer) -> None:
         posterior: Annotated[bool, typer.Option("--posterior", help="Store mean and deviation, no sample.")] = False,
         format: Annotated[str, typer.Option(help="shards, or npz: sd-scripts' own files.")] = "shards",
         arch: Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTURES)}.")] = "",
+        for_: Annotated[str, typer.Option("--for", help=FOR_HELP)] = "",
         interpolation: Annotated[str, typer.Option(help="Filter of the resize; auto is sd-scripts'.")] = "auto",
         collection: Annotated[str, typer.Option(help="Part of the store, to keep several models apart.")] = "",
         captions_file: Annotated[
@@ -79,6 +81,9 @@ def register(app: typer.Typer) -> None:
         """
         if not vae:
             raise ConfigError("nothing to encode with: add --vae, e.g. --vae stabilityai/sdxl-vae")
+        if for_ and format != "npz":
+            raise ConfigError("--for says which sd-scripts will read npz: add --format npz, or leave it out")
+        reader = version_for(for_) if format == "npz" else ""
         arch = arch or _ARCH_OF_PRESET.get(preset or "", "")
         encoder = load_vae(vae, device=device, dtype=dtype, architecture=arch, tiling=tiling, slicing=slicing,
                            xformers=xformers, compile=compile)  # fmt: skip
@@ -105,12 +110,12 @@ def register(app: typer.Typer) -> None:
         family = ARCHITECTURES.get(arch or str(getattr(encoder, "architecture", "")))
         paths: list[list[Path]] | list[None] = [None] * len(todo)
         if format == "npz" and family is not None and todo:  # without one, `encode_wanted` says what is missing
-            paths = paths_of_run([part.wanted for part in todo], family, output, todo[0].root)
+            paths = paths_of_run([part.wanted for part in todo], family.read_by(reader), output, todo[0].root)
         for part, npz_paths in zip(todo, paths, strict=True):
             with _shown(console, quiet) as show:
                 report = encode_wanted(
                     part.wanted, encoder, output, part.root, batch_size=batch_size, format=format,
-                    architecture=arch, workers=workers, progress_callback=show, npz_paths=npz_paths,
+                    architecture=arch, workers=workers, progress_callback=show, npz_paths=npz_paths, sd_scripts=reader,
                     say=lambda text: console.print(text, soft_wrap=True, markup=False),
                 )  # fmt: skip
             problems += len(report.failed)

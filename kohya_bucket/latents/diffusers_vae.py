@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.fingerprint import module_hash
-from kohya_bucket.latents.npz import ARCHITECTURES
 from kohya_bucket.latents.single_file import autoencoder_class, vae_from_single_file
 from kohya_bucket.latents.vae_names import OTHER_AUTOENCODERS
 

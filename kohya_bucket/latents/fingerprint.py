@@ -69,20 +69,10 @@ def why_stale(
 
     A flipped latent or mask that is stored but not wanted is no reason. A file whose modification time alone
     changed is current if both content hashes are known and equal; with `source` given and a hash stored, the
-    file is read to find out. `ignoring` names attributes that may differ, e.g. "dtype" or "vae".
+    file is read to find out. `ignoring` names attributes that may differ, e.g. "dtype" or "vae", or "source" for all
+    that is known of the image file.
     """
-    reasons = []
-    same_length = stored.source_bytes == wanted.source_bytes
-    same_time = stored.source_mtime_ns == wanted.source_mtime_ns
-    if source is not None and stored.source_hash and not wanted.source_hash and same_length and not same_time:
-        wanted = replace(wanted, source_hash=hash_file(os.fspath(source)))
-    if not same_length:
-        reasons.append(f"the image changed ({stored.source_bytes} -> {wanted.source_bytes} bytes)")
-    elif stored.source_hash and wanted.source_hash:
-        if stored.source_hash != wanted.source_hash:
-            reasons.append("the image changed (its content hash differs)")
-    elif not same_time:
-        reasons.append("the image changed (its modification time differs)")
+    reasons = [] if "source" in ignoring else _why_source_changed(stored, wanted, source)
     for name, label in _LABELS.items():
         if name in ignoring:
             continue
@@ -93,6 +83,18 @@ def why_stale(
         elif before != now:
             reasons.append(f"{label} ({_text(before)} -> {_text(now)})")
     return reasons
+
+
+def _why_source_changed(stored: Fingerprint, wanted: Fingerprint, source: Path | None) -> list[str]:
+    same_length = stored.source_bytes == wanted.source_bytes
+    same_time = stored.source_mtime_ns == wanted.source_mtime_ns
+    if source is not None and stored.source_hash and not wanted.source_hash and same_length and not same_time:
+        wanted = replace(wanted, source_hash=hash_file(os.fspath(source)))
+    if not same_length:
+        return [f"the image changed ({stored.source_bytes} -> {wanted.source_bytes} bytes)"]
+    if stored.source_hash and wanted.source_hash:
+        return ["the image changed (its content hash differs)"] if stored.source_hash != wanted.source_hash else []
+    return [] if same_time else ["the image changed (its modification time differs)"]
 
 
 def _text(value: object) -> str:

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.dtypes import to_float32
-from kohya_bucket.latents.npz import ARCHITECTURES, Architecture, NpzLatents, collisions, npz_path, write_npz
+from kohya_bucket.latents.npz import NpzLatents, write_npz
 from kohya_bucket.latents.npz_import import Exchange
+from kohya_bucket.latents.npz_names import collisions, npz_path
 from kohya_bucket.latents.sinks import convert_values
 from kohya_bucket.latents.state import source_paths
 from kohya_bucket.latents.store import LatentStore
@@ -29,6 +31,9 @@ def export_npz(
     progress: Callable[[int, int], None] | None = None,
 ) -> Exchange:
     """Write the items of a collection as sd-scripts' npz: beside the images, or in the same folders of `output`.
+
+    Args:
+        arch: the family, with the keys that are to be written, see `Architecture.read_by`.
 
     Raises:
         LatentStoreError: no such collection; an item does not fit `arch`, is a posterior, or has its image outside

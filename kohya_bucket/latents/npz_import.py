@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,19 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.geometry import cover_resize
-from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.pixels import choose_interpolation
+from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.entries import Entry
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, source_identity
 from kohya_bucket.latents.layout import LatentSpace, is_text, relative_source
-from kohya_bucket.latents.npz import Architecture, NpzLatents, buckets_in, read_npz, size_from_name, stored_fingerprint
+from kohya_bucket.latents.npz import NpzLatents, read_keys, sizes_in
+from kohya_bucket.latents.npz_file import BROKEN, OpenNpz
+from kohya_bucket.latents.npz_names import size_from_name, usual_name
+from kohya_bucket.latents.npz_note import read_note
 from kohya_bucket.latents.store import LatentStore
 from kohya_bucket.latents.writer import StoreWriter, write_manifest
 
 __all__ = ["Exchange", "import_npz"]
-
-_FURTHER = re.compile(r"(.+)_at_(\d{4,})x(\d{4,})\.npz")
 
 
 @dataclass
@@ -71,10 +71,10 @@ def import_npz(
 ) -> Exchange:
     """Take the npz beside `images` into a store.
 
-    A file that says what it was made from keeps its fingerprint. Others, made by sd-scripts itself, are believed
-    if they are not older than their image. Of a file with several resolutions the largest goes into
-    `collection`, the others into `<collection>@<side>`, side being the root of the bucket's area. Files of further
-    sizes (`…_at_<width>x<height>.npz`) go into `<collection> to <width>x<height>`.
+    All kinds of keys are read. A file that says what it was made from keeps its fingerprint. Others, made by
+    sd-scripts itself, are believed if they are not older than their image. Of a file with several resolutions the
+    largest goes into `collection`, the others into `<collection>@<side>`, side being the root of the bucket's area.
+    Files of further sizes (`…_at_<width>x<height>.npz`) go into `<collection> to <width>x<height>`.
 
     Args:
         dtype: storage type; float32 keeps every bit.
@@ -111,14 +111,14 @@ def _files_of(images: Sequence[str], arch: Architecture) -> Iterator[list[_Found
         stem = os.path.splitext(name)[0]
         file = next((f for f in usual.get(name, []) if size_from_name(f, name, arch)), None)
         whole = file is not None
-        if file is None and not arch.multi_resolution and os.path.exists(os.path.join(folder, stem + ".npz")):
+        if file is None and arch.plain_until and os.path.exists(os.path.join(folder, stem + ".npz")):
             file = stem + ".npz"
         if file is None:
             file = next((f for f in usual.get(stem, []) if size_from_name(f, stem, arch)), None)
         if file is None:
             yield []
             continue
-        more = [_Found(Path(folder, f), whole, further=True) for f in further.get(file.removesuffix(".npz"), [])]
+        more = [_Found(Path(folder, f), whole, further=True) for f in further.get(file, [])]
         yield [_Found(Path(folder, file), whole), *more]
 
 
@@ -129,8 +129,8 @@ def _listed(folder: str, arch: Architecture) -> tuple[dict[str, list[str]], dict
     for file in sorted(os.listdir(folder)):
         if file.endswith(arch.suffix):
             usual.setdefault(file[: -len(arch.suffix)].rpartition("_")[0], []).append(file)
-        elif match := _FURTHER.fullmatch(file):
-            further.setdefault(match[1], []).append(file)
+        elif (owner := usual_name(file)) is not None:
+            further.setdefault(owner, []).append(file)
     return usual, further
 
 
@@ -139,22 +139,21 @@ def _import_one(
 ) -> None:
     path, arch = found.path, asked.arch
     try:
-        buckets = sorted(buckets_in(path, arch), key=lambda b: -b[0] * b[1])
-        items = [(bucket, read_npz(path, bucket, arch), stored_fingerprint(path, bucket, arch)) for bucket in buckets]
-    except LatentStoreError as error:
-        result.skipped.append((str(path), str(error).removeprefix(f"{path} ")))
+        sizes = _latents_of(image, found, arch)
+    except BROKEN as error:
+        result.skipped.append((str(path), f"is broken ({error}): delete it, it will be made again"))
+        return
+    if not sizes:
+        result.skipped.append((str(path), f"has no latents of {arch.name}"))
         return
     source = relative_source([image], asked.images_root)[0]
     if not is_text(source):
         result.skipped.append((str(path), "the image's name is no UTF-8, which a store cannot hold: rename it"))
         return
     space = LatentSpace(arch.scale_factor, arch.shift_factor, arch.values, arch.stride, arch.name)
-    for rank, (bucket, item, known) in enumerate(items):
-        if known is not None and known[1] not in ("", os.path.basename(image)) and not found.whole:
-            result.skipped.append((str(path), f"it was made from {known[1]}, not from {os.path.basename(image)}"))
-            continue
-        if known is None and path.stat().st_mtime_ns < source_identity(image)[1]:
-            result.skipped.append((str(path), "it is older than its image and does not say what it was made from"))
+    for rank, (bucket, (item, known, why)) in enumerate(sorted(sizes.items(), key=lambda s: -s[0][0] * s[0][1])):
+        if why:
+            result.skipped.append((str(path), why))
             continue
         name = asked.collection if rank == 0 else f"{asked.collection}@{round((bucket[0] * bucket[1]) ** 0.5)}"
         if found.further:
@@ -162,7 +161,7 @@ def _import_one(
         mask: npt.NDArray[np.uint8] | None = None
         if item.alpha_mask is not None and not (item.alpha_mask == 1).all():
             mask = np.rint(item.alpha_mask * 255).astype(np.uint8)
-        fingerprint = _fingerprint(image, bucket, item, known[0] if known else None, asked)
+        fingerprint = _fingerprint(image, bucket, item, known, asked)
         writer.add(
             Entry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
             from_float32(item.latents, asked.dtype),
@@ -170,6 +169,31 @@ def _import_one(
             mask=mask, space=space,
         )  # fmt: skip
         result.done += 1
+
+
+def _latents_of(
+    image: str, found: _Found, arch: Architecture
+) -> dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]]:
+    """By bucket what a file holds: latents, fingerprint, and why they are not to be trusted, or "".
+
+    Of two kinds of keys for one bucket those are taken that are to be trusted, or else those that are read first.
+
+    Raises:
+        one of `BROKEN`.
+    """
+    name = os.path.basename(image)
+    out: dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]] = {}
+    with OpenNpz(found.path) as file:
+        for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
+            known = read_note(file, keys)
+            why = ""
+            if known is not None and known[1] not in ("", name) and not found.whole:
+                why = f"it was made from {known[1]}, not from {name}"
+            elif known is None and found.path.stat().st_mtime_ns < source_identity(image)[1]:
+                why = "it is older than its image and does not say what it was made from"
+            if bucket not in out or (out[bucket][2] and not why):
+                out[bucket] = read_keys(file, keys, arch), None if known is None else known[0], why
+    return out
 
 
 def _fingerprint(

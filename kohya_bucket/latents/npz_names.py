@@ -1,4 +1,4 @@
-"""Which npz each image of a run has: sd-scripts' own file, or a further one where that is already taken.
+"""The names of npz, and which one each image of a run has: sd-scripts' own, or a further one where that is taken.
 
 sd-scripts names a file for the stem and the size of the image. So `a.png` and `a.jpg` may meet in one file, and so do
 datasets that have an image at different sizes, for the families whose files hold one. Whoever comes first has the
@@ -8,18 +8,77 @@ usual name; the order is that of the datasets, and by name within each, so that 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kohya_bucket.buckets.types import IntArray
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.paths import file_key
-from kohya_bucket.latents.npz import Architecture, collisions, further_path, npz_path
+from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.wanted import Wanted
 
-__all__ = ["NpzNames", "has_whole_name", "paths_beside", "paths_of_run"]
+__all__ = [
+    "NpzNames",
+    "collisions",
+    "further_path",
+    "has_whole_name",
+    "npz_path",
+    "paths_beside",
+    "paths_of_run",
+    "size_from_name",
+    "usual_name",
+]
 
 Size = tuple[int, int]
+
+_FURTHER = re.compile(r"(.+)_at_(\d{4,})x(\d{4,})\.npz")
+
+
+def npz_path(image: str | os.PathLike[str], size: Size, arch: Architecture, *, shared: bool = False) -> Path:
+    """The file sd-scripts looks for: `<stem>_<width>x<height><suffix>` beside the image, of the image's own size.
+
+    With `shared`, another image of the folder has the same stem and size (`a.png`, `a.jpg`): sd-scripts lets
+    both use one file; here this one's file is named by the whole file name. SD and SDXL prefer an old
+    `<stem>.npz` where one exists; so does this function.
+    """
+    text = os.fspath(image)
+    stem = os.path.splitext(text)[0]
+    if arch.plain_until and not shared and os.path.exists(stem + ".npz"):
+        return Path(stem + ".npz")
+    return Path(f"{text if shared else stem}_{size[0]:04d}x{size[1]:04d}{arch.suffix}")
+
+
+def size_from_name(name: str, stem: str, arch: Architecture) -> Size | None:
+    """Image size (width, height) in the cache's file name, if it is the cache of exactly this stem; else None."""
+    match = re.fullmatch(re.escape(stem) + r"_(\d{4,})x(\d{4,})" + re.escape(arch.suffix), name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def further_path(path: Path, bucket_size: Size) -> Path:
+    """The file for a further size of an image, beside its usual npz.
+
+    Its name does not end as sd-scripts' do, so that without this package it is nobody's.
+    """
+    width, height = bucket_size
+    return path.with_name(f"{path.name.removesuffix('.npz')}_at_{width:04d}x{height:04d}.npz")
+
+
+def usual_name(further: str) -> str | None:
+    """The name of the usual npz beside which a file of that name holds a further size; None if it holds none."""
+    match = _FURTHER.fullmatch(further)
+    return f"{match[1]}.npz" if match else None
+
+
+def collisions(images: Sequence[str], sizes: Sequence[Size]) -> set[int]:
+    """Positions of images that would share a cache file with an earlier one (by name): same stem, same size."""
+    taken: dict[tuple[str, int, int], int] = {}
+    shared = set()
+    for i in sorted(range(len(images)), key=lambda i: images[i]):
+        key = (os.path.splitext(images[i])[0], int(sizes[i][0]), int(sizes[i][1]))
+        if taken.setdefault(key, i) != i:
+            shared.add(i)
+    return shared
 
 
 class NpzNames:
@@ -29,7 +88,7 @@ class NpzNames:
         self._arch = arch
         self._files: dict[tuple[str, Size], Path] = {}  # by image and its size
         self._owners: dict[str, tuple[str, Size]] = {}  # by file: whose it is
-        self._held: dict[Path, tuple[Size, Size]] = {}  # by file: bucket and resized size that it holds
+        self._held: dict[tuple[Path, Size | None], tuple[Size, Size]] = {}  # bucket and resized size, by room for one
 
     def add(
         self,
@@ -72,7 +131,8 @@ class NpzNames:
         return self._files[who]
 
     def _may_hold(self, path: Path, sizes: tuple[Size, Size]) -> bool:
-        return self._arch.multi_resolution or self._held.setdefault(path, sizes) == sizes
+        room = path, sizes[0] if self._arch.multi_resolution else None
+        return self._held.setdefault(room, sizes) == sizes
 
 
 def paths_of_run(parts: Sequence[Wanted], arch: Architecture, root: Path | None, images_root: Path) -> list[list[Path]]:

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.types import Placement
 from kohya_bucket.errors import KohyaBucketError, as_flag
+from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.claims import WorkBoard
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.encoder import PosteriorEncoder, VAEEncoder, check_encoder, encoder_hash, encoder_space
 from kohya_bucket.latents.layout import Layout, is_text
-from kohya_bucket.latents.npz import ARCHITECTURES, Architecture
 from kohya_bucket.latents.report import PrecomputeReport
 from kohya_bucket.latents.run import Run
 from kohya_bucket.latents.sinks import NpzSink, ShardSink
@@ -108,6 +108,7 @@ def encode_wanted(
     stale_after: float = 30.0,
     sync: bool = True,
     npz_paths: Sequence[Path] | None = None,
+    sd_scripts: str = "",
 ) -> PrecomputeReport:
     """`precompute_latents` for items that are known already.
 
@@ -119,6 +120,7 @@ def encode_wanted(
         stale_after: seconds without a sign of life after which another process counts as dead.
         sync: for npz, wait until each file is safe on disk.
         npz_paths: the file of each item, where these are part of a run, see `paths_of_run`.
+        sd_scripts: the version that will read the npz, e.g. "0.10.1"; "" for the newest.
     """
     if workers is not None and workers < 1:
         raise KohyaBucketError(f"workers is {workers}, but must be 1 or more; leave it out for one per processor")
@@ -142,7 +144,7 @@ def encode_wanted(
     space = encoder_space(encoder)
     sink: ShardSink | NpzSink
     if format == "npz":
-        arch = ARCHITECTURES[architecture or str(getattr(encoder, "architecture", ""))]
+        arch = ARCHITECTURES[architecture or str(getattr(encoder, "architecture", ""))].read_by(sd_scripts)
         sink = NpzSink(report.output, wanted, space, arch, images_root, run.safe, paths=npz_paths, sync=sync)
         for i in sink.shared:
             tell(f"{wanted.paths[i]}: another image of its folder has the same name and size, and sd-scripts would "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.npz import ARCHITECTURES
+from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.vae_names import OTHER_AUTOENCODERS, other_autoencoder, to_diffusers_names
 
 __all__ = ["autoencoder_class", "vae_from_single_file"]

@@ -15,17 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.atomic import remove_leftovers
 from kohya_bucket.latents.compare import Comparison, compare
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.entries import Entry
 from kohya_bucket.latents.layout import LatentSpace
-from kohya_bucket.latents.npz import (
-    Architecture,
-    NpzLatents,
-    write_npz,
-)
-from kohya_bucket.latents.npz_check import why_npz_stale
+from kohya_bucket.latents.npz import NpzLatents, write_npz
+from kohya_bucket.latents.npz_check import settle_npz
 from kohya_bucket.latents.npz_names import has_whole_name, paths_of_run
 from kohya_bucket.latents.store import LatentStore
 from kohya_bucket.latents.wanted import Wanted
@@ -143,9 +140,9 @@ class NpzSink:
         return np.array(keep, dtype=np.int64)
 
     def reasons(self, i: int) -> list[str]:
-        """Why the file of item `i` must be made; none if it is current."""
+        """Why item `i` must be encoded; none if it is current. Then its file is as the reader asks for it, too."""
         entry = self._wanted.entry(i, self._texts[i])
-        return why_npz_stale(self.paths[i], entry, self._arch, Path(self._wanted.paths[i]))
+        return settle_npz(self.paths[i], entry, self._arch, Path(self._wanted.paths[i]))[0]
 
     def write(self, batch: Finished) -> None:
         plain = self._values(batch.plain)

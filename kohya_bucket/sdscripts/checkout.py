@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kohya_bucket.errors import KohyaBucketError
 
-__all__ = ["CheckoutError", "SeamError", "describe_folder", "find_checkout"]
+__all__ = ["CheckoutError", "SeamError", "describe_folder", "find_checkout", "npz_version"]
 
 
 class CheckoutError(KohyaBucketError):
@@ -27,6 +27,17 @@ def find_checkout(folder: Path) -> Path:
         f"{folder} is no sd-scripts checkout: neither it nor its sd-scripts folder holds library/train_util.py; "
         f"name the folder that train_network.py lies in"
     )
+
+
+def npz_version(root: Path) -> str:
+    """A version of sd-scripts that reads npz as the checkout in a folder does: "0.9", "0.10.1", or "" for the newest.
+
+    Its strategy for SD and SDXL says so, in words that 0.10.2 brought; nothing is imported.
+    """
+    file = root / "library" / "strategy_sd.py"
+    if not file.is_file():
+        return "0.9"
+    return "" if "multi_resolution=True" in file.read_text(encoding="utf-8", errors="replace") else "0.10.1"
 
 
 def describe_folder(root: Path) -> str:

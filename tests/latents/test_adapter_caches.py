@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.npz import ARCHITECTURES, stored_fingerprint
+from kohya_bucket.latents.architectures import ARCHITECTURES
+from kohya_bucket.latents.fingerprint import source_identity
+from kohya_bucket.latents.npz_note import stored_fingerprint
 from kohya_bucket.sdscripts.caching.item import (
     CAPTION_KEY,
     CacheItem,
     architecture_of,
+    architecture_read_by,
     caption_mark,
-    check_npz,
     check_text_npz,
     save_latents,
     savez,
-    source_fingerprint,
+    settle_latents,
     write_npz_atomic,
 )
 
@@ -49,16 +52,23 @@ def test_a_saved_cache_is_checked_by_everything_it_depends_on(tmp_path, image):
     save_latents(path, item, "sdxl", latents(), ltrb(), latents(seed=1))
     known, name = stored_fingerprint(path, BUCKET, SDXL)
     assert name == "a.png"
-    assert (known.source_bytes, known.source_mtime_ns, "") == source_fingerprint(image)
-    arguments = (path, BUCKET, SIZE, True, False, "sdxl")
-    assert check_npz(*arguments, item=item, content=True) is None
-    assert check_npz(*arguments, item=CacheItem(str(image), BUCKET, SIZE, flip=True)) is None
-    assert "VAE" in check_npz(*arguments, item=CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v2"))
-    filtered = CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v1", interpolation="nearest")
-    assert "interpolation" in check_npz(*arguments, item=filtered)
-    image.rename(tmp_path / "a.jpg")
-    other = CacheItem(str(tmp_path / "a.jpg"), BUCKET, SIZE, flip=True, vae="v1")
-    assert check_npz(*arguments, item=other) == "it was made from a.png"
+    assert (known.source_bytes, known.source_mtime_ns, "") == source_identity(image)
+
+    def reasons(**changes):
+        return settle_latents(path, replace(item, **changes), SDXL)[0]
+
+    assert reasons() == reasons(vae="") == reasons(flip=False) == []
+    for changes, word in (
+        ({"vae": "v2"}, "VAE"), ({"interpolation": "nearest"}, "interpolation"), ({"alpha_mask": True}, "alpha_mask"),
+        ({"original_size": (300, 151)}, "300x150, not 300x151"), ({"bucket_reso": (64, 64)}, "latents_8x8"),
+    ):  # fmt: skip
+        assert [word in reason for reason in reasons(**changes)] == [True]
+    os.utime(image, ns=(1, 1))
+    assert "modification time" in reasons()[0]
+    other = image.rename(tmp_path / "a.jpg")
+    assert reasons(image=str(other))[-1] == "it was made from a.png"
+    other.unlink()
+    assert reasons(vae="") == []  # a cache outlives its image
 
 
 def test_what_is_not_finite_is_not_cached(tmp_path, image):
@@ -73,6 +83,25 @@ def test_every_suffix_has_its_family():
     for arch in ARCHITECTURES.values():
         assert architecture_of(arch.suffix) is arch
     assert architecture_of("_new.npz") is None
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_reader_is_asked_for_the_keys_that_it_reads(sized):
+    class Strategy:
+        cache_suffix = SDXL.suffix
+        asked = 0
+
+        def load_latents_from_disk(self, path, bucket):
+            Strategy.asked += 1
+            with np.load(path) as file:
+                return file[f"latents{SDXL.with_sizes(sized).key_suffix(bucket)}"], [1, 2], [0, 0, 1, 1], None, None
+
+    strategy = Strategy()
+    strategy.load_latents_from_disk = None  # what stands in for it there does not count
+    assert architecture_read_by(strategy) == SDXL.with_sizes(sized)
+    Strategy.cache_suffix = "_flux.npz"
+    assert architecture_read_by(strategy) == ARCHITECTURES["flux"]
+    assert Strategy.asked == 1
 
 
 def test_savez_writes_what_numpy_writes(tmp_path):

@@ -17,9 +17,11 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
+from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.encoder import encoder_hash  # noqa: E402
-from kohya_bucket.latents.npz import ARCHITECTURES, NpzLatents, npz_path, read_npz, write_npz  # noqa: E402
+from kohya_bucket.latents.npz import NpzLatents, read_npz, write_npz  # noqa: E402
 from kohya_bucket.latents.npz_check import why_npz_bad, why_npz_stale  # noqa: E402
+from kohya_bucket.latents.npz_names import npz_path  # noqa: E402
 from kohya_bucket.latents.sinks import NpzSink  # noqa: E402
 from kohya_bucket.latents.state import verify  # noqa: E402
 from kohya_bucket.latents.upkeep import prune  # noqa: E402

@@ -13,11 +13,13 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
+from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.encoder import encoder_hash  # noqa: E402
-from kohya_bucket.latents.npz import ARCHITECTURES, further_path, npz_path, read_npz, write_npz  # noqa: E402
+from kohya_bucket.latents.npz import read_npz, write_npz  # noqa: E402
 from kohya_bucket.latents.npz_check import why_npz_bad  # noqa: E402
 from kohya_bucket.latents.npz_export import export_npz  # noqa: E402
 from kohya_bucket.latents.npz_import import import_npz  # noqa: E402
+from kohya_bucket.latents.npz_names import further_path, npz_path  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.latents.test_npz import equal, item  # noqa: E402
 
@@ -219,7 +221,7 @@ def test_files_of_further_sizes_are_imported_too(tmp_path):
 
 
 def test_why_bad_names_the_part(tmp_path):
-    arch = ARCHITECTURES["sd"]
+    arch = ARCHITECTURES["sd"].read_by("0.10.1")
     path = tmp_path / "a.npz"
     assert why_npz_bad(path, BUCKET, arch) == "it does not exist"
     write_npz(path, item(arch, flip=False, mask=False), BUCKET, arch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.latents import LatentStore, diffusers_vae  # noqa: E402
-from kohya_bucket.latents.npz import ARCHITECTURES, npz_path  # noqa: E402
+from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
+from kohya_bucket.latents.npz_names import npz_path  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, make_images  # noqa: E402
 
 SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200)]
@@ -104,6 +106,58 @@ def test_npz_import_and_export(tmp_path, images, run):
     assert "5 latents imported" in run("cache", "import", folder, "-o", tmp_path / "out", "--arch", "sd")[1]
     assert "5 latents exported" in run("cache", "export", tmp_path / "out", "--arch", "sd", "-o", tmp_path / "npz")[1]
     assert (tmp_path / "npz" / before.name).read_bytes() == before.read_bytes()
+
+
+def keys_in(folder):
+    """Whether the npz of a folder have "plain" keys, "sized" ones, or both."""
+    kinds = set()
+    for path in folder.glob("*.npz"):
+        with np.load(path) as file:
+            kinds |= {"plain" for name in file.files if name == "latents"}
+            kinds |= {"sized" for name in file.files if re.fullmatch(r"latents_\d+x\d+", name)}
+    return " and ".join(sorted(kinds))
+
+
+def checkout(folder, strategy=None):
+    (folder / "library").mkdir(parents=True)
+    (folder / "library" / "train_util.py").touch()
+    if strategy is not None:
+        (folder / "library" / "strategy_sd.py").write_text(strategy, encoding="utf-8")
+    return folder
+
+
+def test_npz_have_the_keys_that_the_sd_scripts_at_hand_reads(tmp_path, images, run, monkeypatch):
+    out = tmp_path / "out"
+    run("precompute", tmp_path / "images", "--vae", "mean", "-c", bucket_file(tmp_path), "-o", out)
+    old, new = checkout(tmp_path / "old", "class X: pass"), checkout(tmp_path / "new", "f(multi_resolution=True)")
+    cases = [((), None, "sized"), ((), old, "plain"), ((), new, "sized"), (("--for", "0.11"), old, "sized")]
+    cases += [(("--for", value), new, "plain") for value in ("0.10.1", "v0.10.1", "0.10", old)]
+    for n, (options, where, kind) in enumerate(cases):
+        monkeypatch.chdir(where or tmp_path)
+        assert "5 latents exported" in run("cache", "export", out, "--arch", "sd", "-o", tmp_path / str(n), *options)[1]
+        assert keys_in(tmp_path / str(n)) == kind
+    for value, words in (
+        ("0.9.1", "looks for IMAGE.npz"), (checkout(tmp_path / "v0.9.1"), "looks for IMAGE.npz"),
+        ("main", "neither a version of sd-scripts"), (tmp_path, "no sd-scripts checkout"),
+    ):  # fmt: skip
+        code, _, err = run("cache", "export", out, "--arch", "sd", "-o", tmp_path / "wrong", "--for", value)
+        assert (code, len(err.splitlines()), words in err) == (2, 1, True)
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_npz_are_precomputed_for_an_older_sd_scripts_and_moved_for_it(tmp_path, images, run):
+    folder = tmp_path / "images"
+    options = ["--vae", "posterior", "-c", bucket_file(tmp_path), "--format", "npz", "--arch", "sd"]
+    assert "5 encoded" in run("precompute", folder, *options)[1]
+    assert keys_in(folder) == "sized"
+    assert "0 encoded, 5 were current" in run("precompute", folder, *options, "--for", "0.10.1")[1]
+    assert keys_in(folder) == "plain"
+    assert "0 encoded, 5 were current" in run("precompute", folder, *options)[1]  # which it reads too
+    assert keys_in(folder) == "plain"
+    assert "5 encoded" in run("precompute", folder, *options, "--flip", "--for", "0.10.1")[1]
+    assert keys_in(folder) == "plain"
+    code, _, err = run("precompute", folder, *options[:4], "-o", tmp_path / "out", "--for", "0.10.1")
+    assert (code, "add --format npz" in err) == (2, True)
 
 
 def test_the_vae_of_imported_npz_is_named_or_hashed(tmp_path, images, run):

@@ -11,11 +11,25 @@ from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents import npz
+from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.npz_check import why_npz_bad
+from kohya_bucket.latents.npz_file import OpenNpz
+from kohya_bucket.latents.npz_names import collisions, npz_path, size_from_name
+from kohya_bucket.latents.npz_note import stored_fingerprint
 from tests.latents.latent_helpers import PRINT
 
-ALL = list(npz.ARCHITECTURES.values())
+PLAIN = [ARCHITECTURES[name].read_by("0.10.1") for name in ("sd", "sdxl")]
+ALL = [*ARCHITECTURES.values(), *PLAIN]
 BUCKET = (128, 64)
+
+
+def named(arch):
+    return arch.name if arch.multi_resolution else f"{arch.name} until 0.10.1"
+
+
+def sizes_in(path, arch):
+    with OpenNpz(path) as file:
+        return [bucket for bucket, _ in npz.sizes_in(file, arch)]
 
 
 def item(arch, seed=0, bucket=BUCKET, flip=True, mask=True):
@@ -34,32 +48,29 @@ def equal(a, b):
     return all(np.array_equal(getattr(a, f), getattr(b, f)) for f in vars(a))
 
 
-@pytest.mark.parametrize("arch", ALL, ids=lambda a: a.name)
+@pytest.mark.parametrize("arch", ALL, ids=named)
 @pytest.mark.parametrize("flip", [True, False])
 @pytest.mark.parametrize("mask", [True, False])
 def test_what_is_written_is_read(tmp_path, arch, flip, mask):
-    path = npz.npz_path(tmp_path / "a.png", (300, 150), arch)
+    path = npz_path(tmp_path / "a.png", (300, 150), arch)
     want = item(arch, flip=flip, mask=mask)
     npz.write_npz(path, want, BUCKET, arch, replace(PRINT, bucket_size=BUCKET), source_name="a.png")
     assert equal(npz.read_npz(path, BUCKET, arch), want)
-    assert npz.buckets_in(path, arch) == [BUCKET]
-    assert npz.stored_fingerprint(path, BUCKET, arch) == (replace(PRINT, bucket_size=BUCKET), "a.png")
+    assert sizes_in(path, arch) == [BUCKET]
+    assert stored_fingerprint(path, BUCKET, arch) == (replace(PRINT, bucket_size=BUCKET), "a.png")
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("arch", ALL, ids=lambda a: a.name)
-def test_a_second_resolution_is_added_where_the_family_has_several(tmp_path, arch):
+@pytest.mark.parametrize("arch", ALL, ids=named)
+def test_a_second_resolution_is_added(tmp_path, arch):
     path, other = tmp_path / "a.npz", (64, 128)
     first, second = item(arch), item(arch, 1, other)
-    npz.write_npz(path, first, BUCKET, arch)
+    npz.write_npz(path, first, BUCKET, arch, replace(PRINT, bucket_size=BUCKET), source_name="a.png")
     npz.write_npz(path, second, other, arch)
     assert equal(npz.read_npz(path, other, arch), second)
-    if arch.multi_resolution:
-        assert equal(npz.read_npz(path, BUCKET, arch), first)
-        assert npz.buckets_in(path, arch) == [BUCKET, other]
-    else:
-        with pytest.raises(LatentStoreError, match="needs"):
-            npz.read_npz(path, BUCKET, arch)
+    assert equal(npz.read_npz(path, BUCKET, arch), first)
+    assert stored_fingerprint(path, BUCKET, arch) == (replace(PRINT, bucket_size=BUCKET), "a.png")
+    assert sorted(sizes_in(path, arch)) == [other, BUCKET]
 
 
 def test_latents_rewritten_by_another_program_have_no_fingerprint(tmp_path):
@@ -70,20 +81,20 @@ def test_latents_rewritten_by_another_program_have_no_fingerprint(tmp_path):
             arrays = dict(file)
         arrays[f"latents{arch.key_suffix(BUCKET)}"] += 1
         np.savez(path, **arrays)
-        assert npz.stored_fingerprint(path, BUCKET, arch) is None
+        assert stored_fingerprint(path, BUCKET, arch) is None
 
 
 def test_without_a_fingerprint_there_is_none(tmp_path):
-    arch = npz.ARCHITECTURES["sd"]
+    arch = ARCHITECTURES["sd"]
     npz.write_npz(tmp_path / "a.npz", item(arch), BUCKET, arch)
-    assert npz.stored_fingerprint(tmp_path / "a.npz", BUCKET, arch) is None
-    assert npz.stored_fingerprint(tmp_path / "missing.npz", BUCKET, arch) is None
+    assert stored_fingerprint(tmp_path / "a.npz", BUCKET, arch) is None
+    assert stored_fingerprint(tmp_path / "missing.npz", BUCKET, arch) is None
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["flip", "cut"]))
 @settings(max_examples=60, deadline=None)
 def test_a_damaged_file_never_reads_as_other_latents(tmp_path_factory, seed, how):
-    arch = npz.ARCHITECTURES["flux"]
+    arch = ARCHITECTURES["flux"]
     path = tmp_path_factory.mktemp("npz") / "a.npz"
     want = item(arch)
     npz.write_npz(path, want, BUCKET, arch)
@@ -105,7 +116,7 @@ def test_a_damaged_file_never_reads_as_other_latents(tmp_path_factory, seed, how
 
 
 def test_an_unreadable_file_is_replaced(tmp_path):
-    arch = npz.ARCHITECTURES["sd3"]
+    arch = ARCHITECTURES["sd3"]
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 half of a zip")
     with pytest.raises(LatentStoreError, match="broken"):
         npz.read_npz(tmp_path / "a.npz", BUCKET, arch)
@@ -114,7 +125,7 @@ def test_an_unreadable_file_is_replaced(tmp_path):
 
 
 def test_wrong_shapes_are_refused(tmp_path):
-    sd, flux = npz.ARCHITECTURES["sd"], npz.ARCHITECTURES["flux"]
+    sd, flux = ARCHITECTURES["sd"], ARCHITECTURES["flux"]
     with pytest.raises(LatentStoreError, match="do not belong to sd"):
         npz.write_npz(tmp_path / "a.npz", item(flux), BUCKET, sd)
     npz.write_npz(tmp_path / "a.npz", item(flux), BUCKET, flux)
@@ -125,13 +136,13 @@ def test_wrong_shapes_are_refused(tmp_path):
 
 
 def test_names(tmp_path):
-    sd, flux = npz.ARCHITECTURES["sd"], npz.ARCHITECTURES["flux"]
+    sd, flux = ARCHITECTURES["sd"], ARCHITECTURES["flux"]
     image = tmp_path / "x.y.png"
-    assert npz.npz_path(image, (64, 1200), sd).name == "x.y_0064x1200_sd.npz"
-    assert npz.npz_path(image, (64, 12000), flux, shared=True).name == "x.y.png_0064x12000_flux.npz"
+    assert npz_path(image, (64, 1200), sd).name == "x.y_0064x1200_sd.npz"
+    assert npz_path(image, (64, 12000), flux, shared=True).name == "x.y.png_0064x12000_flux.npz"
     (tmp_path / "x.y.npz").touch()
-    assert npz.npz_path(image, (64, 1200), sd).name == "x.y.npz"
-    assert npz.npz_path(image, (64, 1200), flux).name == "x.y_0064x1200_flux.npz"
+    assert npz_path(image, (64, 1200), sd).name == "x.y.npz"
+    assert npz_path(image, (64, 1200), flux).name == "x.y_0064x1200_flux.npz"
 
 
 @given(st.text(st.characters(codec="ascii", categories=["L", "N"], include_characters="_-.x0"), min_size=1, max_size=9),
@@ -140,24 +151,24 @@ def test_names(tmp_path):
 @settings(max_examples=100, deadline=None)
 def test_sizes_come_from_the_cache_of_exactly_this_image(stem, other, width, height, arch):
     assume(stem.strip("."))  # a name of dots alone has no extension
-    name = npz.npz_path(f"{stem}.png", (width, height), arch).name
-    assert npz.size_from_name(name, stem, arch) == (width, height)
+    name = npz_path(f"{stem}.png", (width, height), arch).name
+    assert size_from_name(name, stem, arch) == (width, height)
     if other != stem:
-        assert npz.size_from_name(name, other, arch) is None
+        assert size_from_name(name, other, arch) is None
 
 
 def test_the_known_prefix_case():
-    assert npz.size_from_name("img_10_0300x0200_sd.npz", "img_1", npz.ARCHITECTURES["sd"]) is None
+    assert size_from_name("img_10_0300x0200_sd.npz", "img_1", ARCHITECTURES["sd"]) is None
 
 
 def test_images_that_would_share_a_file():
     images = ["b/a.png", "b/a.jpg", "b/a.webp", "c/a.png"]
     sizes = [(64, 64), (64, 64), (65, 64), (64, 64)]
-    assert npz.collisions(images, sizes) == {0}
+    assert collisions(images, sizes) == {0}
 
 
 def test_early_caches_of_anima_are_read_and_not_trained_from(tmp_path):
-    arch, path = npz.ARCHITECTURES["anima"], tmp_path / "a_0300x0150_anima.npz"
+    arch, path = ARCHITECTURES["anima"], tmp_path / "a_0300x0150_anima.npz"
     want = item(arch)
     npz.write_npz(path, want, BUCKET, arch)
     with np.load(path) as file:
@@ -166,6 +177,6 @@ def test_early_caches_of_anima_are_read_and_not_trained_from(tmp_path):
         arrays[name] = arrays[name][:, None]
     np.savez(path, **arrays)
     assert equal(npz.read_npz(path, BUCKET, arch), want)
-    assert npz.buckets_in(path, arch) == [BUCKET]
+    assert sizes_in(path, arch) == [BUCKET]
     # in one batch with newer ones they would not stack
     assert "shape [16, 1, 8, 16], not [16, 8, 16]" in why_npz_bad(path, BUCKET, arch)

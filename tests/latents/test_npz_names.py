@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.npz import ARCHITECTURES
+from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.npz_names import NpzNames, has_whole_name, paths_beside
 
 SIZE, SMALL, LARGE = (640, 480), (512, 384), (1024, 768)
-SD, FLUX = ARCHITECTURES["sd"], ARCHITECTURES["flux"]
+SD, SDXL = (ARCHITECTURES[name].read_by("0.10.1") for name in ("sd", "sdxl"))  # a file holds one size
 
 
 def add(names, folder, images, bucket, further=False, resized=None):
@@ -22,7 +22,7 @@ def add(names, folder, images, bucket, further=False, resized=None):
     return [path.name for path in paths]
 
 
-@pytest.mark.parametrize("arch", [SD, ARCHITECTURES["sdxl"]], ids=lambda arch: arch.name)
+@pytest.mark.parametrize("arch", [SD, SDXL], ids=lambda arch: arch.name)
 def test_the_first_dataset_has_the_usual_file_and_other_sizes_further_ones(tmp_path, arch):
     names = NpzNames(arch)
     usual, further = f"a_0640x0480_{arch.name}.npz", f"a_0640x0480_{arch.name}_at_1024x0768.npz"
@@ -34,10 +34,14 @@ def test_the_first_dataset_has_the_usual_file_and_other_sizes_further_ones(tmp_p
     assert add(NpzNames(arch), tmp_path, ["a.png"], LARGE) == [usual]
 
 
-def test_one_file_for_all_sizes_where_a_file_holds_several(tmp_path):
-    names = NpzNames(FLUX)
-    assert add(names, tmp_path, ["a.png"], SMALL) == add(names, tmp_path, ["a.png"], LARGE) == ["a_0640x0480_flux.npz"]
-    assert add(names, tmp_path, ["a.jpg"], LARGE) == ["a.jpg_0640x0480_flux.npz"]
+@pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda arch: arch.name)
+def test_one_file_for_all_sizes_where_a_file_holds_several(tmp_path, arch):
+    names, usual = NpzNames(arch), f"a_0640x0480{arch.suffix}"
+    assert add(names, tmp_path, ["a.png"], SMALL) == add(names, tmp_path, ["a.png"], LARGE) == [usual]
+    assert add(names, tmp_path, ["a.jpg"], LARGE) == [f"a.jpg_0640x0480{arch.suffix}"]
+    # at one size, but of another picture: not resized to cover the bucket
+    further = usual.replace(".npz", "_at_0512x0384.npz")
+    assert add(names, tmp_path, ["a.png"], SMALL, resized=(600, 450)) == [further]
 
 
 def test_a_size_besides_does_not_take_the_usual_file(tmp_path):

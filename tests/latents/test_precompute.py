@@ -16,9 +16,9 @@ from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.images.content_hash import hash_file  # noqa: E402
 from kohya_bucket.images.pixels import load_pixels, resize_and_crop  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
+from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.dtypes import to_float32  # noqa: E402
 from kohya_bucket.latents.encoding import noise_seed, normalize  # noqa: E402
-from kohya_bucket.latents.npz import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.npz_import import import_npz  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 

@@ -15,7 +15,8 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.adapter.options import AdapterOptions  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.latents.npz import ARCHITECTURES, npz_path  # noqa: E402
+from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
+from kohya_bucket.latents.npz_names import npz_path  # noqa: E402
 from kohya_bucket.latents.store import LatentStore  # noqa: E402
 from kohya_bucket.sdscripts.caching.latents import cache_latents  # noqa: E402
 
@@ -29,6 +30,10 @@ class Strategy:
 
     def get_latents_npz_path(self, absolute_path: str, image_size: tuple[int, int]) -> str:
         return str(npz_path(absolute_path, image_size, ARCH))
+
+    def load_latents_from_disk(self, npz_path: str, bucket_reso: tuple[int, int]) -> tuple[np.ndarray]:
+        with np.load(npz_path) as file:
+            return (file["latents"],)
 
 
 class Dataset(SimpleNamespace):

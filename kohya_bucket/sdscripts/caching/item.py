@@ -1,8 +1,6 @@
-"""What the adapter puts behind sd-scripts' caching strategies: npz that are whole, and checked before they count.
+"""What the adapter puts behind sd-scripts' caching strategies: npz that are whole, and say what they were made from.
 
-Nothing here imports sd-scripts. Where the fingerprint lives: in one more array inside each npz. sd-scripts' readers
-ask for arrays by name and never see it; its writer loads a file and writes all arrays back, so the fingerprint
-carries the checksum of the latents that it belongs to.
+Nothing here imports sd-scripts.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,28 +21,23 @@ from kohya_bucket.buckets.geometry import cover_resize
 from kohya_bucket.buckets.types import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.pixels import choose_interpolation, resampler
+from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.entries import Entry
 from kohya_bucket.latents.fingerprint import Fingerprint, source_identity
-from kohya_bucket.latents.npz import (
-    ARCHITECTURES,
-    Architecture,
-    NpzLatents,
-    stored_fingerprint,
-    write_arrays,
-    write_npz,
-)
-from kohya_bucket.latents.npz_check import why_npz_bad, why_npz_stale
+from kohya_bucket.latents.npz import NpzLatents, write_npz
+from kohya_bucket.latents.npz_check import settle_npz
+from kohya_bucket.latents.npz_file import write_arrays
 
 __all__ = [
     "CacheItem",
     "architecture_of",
+    "architecture_read_by",
     "as_array",
     "caption_mark",
-    "check_npz",
     "check_text_npz",
     "save_latents",
     "savez",
-    "source_fingerprint",
+    "settle_latents",
     "write_npz_atomic",
 ]
 
@@ -75,14 +69,28 @@ class CacheItem:
     interpolation: str | None = None
     further: bool = False
 
-    def fingerprint(self, dtype: str = "float32", *, of_gone: Fingerprint | None = None) -> Fingerprint:
+    def fingerprint(self, dtype: str = "float32") -> Fingerprint:
         """What the item's latents depend on, with the image file as it is now.
 
-        Args:
-            dtype: storage type.
-            of_gone: stored fingerprint, whose file counts where the image is not there any more: there is nothing to
-                compare with, nor to encode. Without it, that is an `OSError`.
+        Raises:
+            OSError: the image is gone.
         """
+        return self._fingerprint(dtype, *source_identity(self.image)[:2])
+
+    def to_compare(self, dtype: str = "float32") -> tuple[Entry, tuple[str, ...]]:
+        """The item as stored latents of it must be, and what of it cannot be compared, as `why_stale` ignores it.
+
+        That is a VAE whose hash is not known yet, and an image that is gone: a cache outlives it.
+        """
+        unknown = () if self.vae else ("vae",)
+        try:
+            print_ = self.fingerprint(dtype)
+        except OSError:
+            print_, unknown = self._fingerprint(dtype, -1, -1), (*unknown, "source")
+        entry = Entry(Path(self.image).name, print_, as_pair(self.original_size), (0.0, 0.0, 0.0, 0.0))
+        return entry, unknown
+
+    def _fingerprint(self, dtype: str, nbytes: int, mtime: int) -> Fingerprint:
         resized = self.resized_size or _cover(self.original_size, self.bucket_reso)
         name = "none"
         if tuple(resized) != tuple(self.original_size):
@@ -90,12 +98,6 @@ class CacheItem:
             shrinks = all(after <= before for after, before in zip(resized, self.original_size, strict=True))
             name = f"{name}/{resampler(name, shrinks=shrinks)}"
         crop = (resized[0] - self.bucket_reso[0]) // 2, (resized[1] - self.bucket_reso[1]) // 2
-        try:
-            nbytes, mtime, _ = source_identity(self.image)
-        except OSError:
-            if of_gone is None:
-                raise
-            nbytes, mtime = of_gone.source_bytes, of_gone.source_mtime_ns
         return Fingerprint(
             nbytes, mtime, "", self.vae, as_pair(self.bucket_reso), as_pair(resized), crop, name, dtype, "latents",
             self.flip, self.alpha_mask,
@@ -107,46 +109,37 @@ def architecture_of(cache_suffix: str) -> Architecture | None:
     return next((arch for arch in ARCHITECTURES.values() if arch.suffix == cache_suffix), None)
 
 
-def source_fingerprint(path: str | os.PathLike[str], *, content: bool = False) -> tuple[int, int, str]:
-    """Length, modification time in ns and, with `content`, hash of an image file."""
-    return source_identity(path, content=content)
+def architecture_read_by(strategy: Any) -> Architecture | None:
+    """The model family of a caching strategy, with the kind of keys that its reader asks for first.
 
-
-def check_npz(
-    path: str | os.PathLike[str],
-    bucket_reso: tuple[int, int],
-    original_size: tuple[int, int],
-    flip: bool,
-    alpha_mask: bool,
-    arch: Architecture | str,
-    *,
-    item: CacheItem | None = None,
-    content: bool = False,
-) -> str | None:
-    """Why a latent cache cannot be trained from, or None if it can.
-
-    Missing, broken, cut off, of another shape or image size, without the flipped latents or the mask that are
-    asked for. With `item`, also: made from another image, an older state of it, another VAE, crop or filter.
-    With `content`, every checksum in the file is read. A cache outlives its image: what cannot be compared with an
-    image that is gone is believed.
+    Where a family has had two kinds, the reader is asked: it is given a file that has both.
     """
-    family = ARCHITECTURES[arch] if isinstance(arch, str) else arch
-    bad = why_npz_bad(
-        Path(path), as_pair(bucket_reso), family, original_size=as_pair(original_size), flip=flip, mask=alpha_mask,
-        content=content,
-    )  # fmt: skip
-    if bad is not None or item is None:
-        return bad
-    try:
-        print_ = item.fingerprint()
-    except OSError:
-        known = stored_fingerprint(Path(path), as_pair(bucket_reso), family)
-        if known is None:
-            return None
-        print_ = item.fingerprint(of_gone=known[0])
-    entry = Entry(Path(item.image).name, print_, as_pair(original_size), (0.0, 0.0, 0.0, 0.0))
-    unknown = () if item.vae else ("vae",)
-    return "; ".join(why_npz_stale(Path(path), entry, family, Path(item.image), ignoring=unknown)) or None
+    arch = architecture_of(strategy.cache_suffix)
+    if arch is None or not arch.plain_until:
+        return arch
+    bucket = arch.stride, arch.stride
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for sized in (False, True):
+        keys = arch.with_sizes(sized).key_suffix(bucket)
+        arrays |= {f"latents{keys}": np.full(arch.shape(bucket), float(sized), np.float32)}
+        arrays |= {f"original_size{keys}": np.array(bucket), f"crop_ltrb{keys}": np.array((0, 0, *bucket))}
+    # one that this process left open for a moment cannot be removed on Windows
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        path = Path(folder, f"both{arch.suffix}")
+        write_arrays(path, arrays, sync=False)
+        latents = type(strategy).load_latents_from_disk(strategy, str(path), bucket)[0]
+    return arch.with_sizes(bool(latents.ravel()[0]))
+
+
+def settle_latents(path: str | os.PathLike[str], item: CacheItem, arch: Architecture) -> tuple[list[str], bool]:
+    """Why an item must be encoded, and none if it is in the npz as `arch` reads it; see `settle_npz`.
+
+    Returns the reasons, and whether latents that lay elsewhere were put there. They are stale if the file is missing,
+    broken or cut off, if they are of another shape, image size, crop, filter or VAE, of another image or an older state
+    of it, or without the flipped ones or the mask that are asked for.
+    """
+    entry, unknown = item.to_compare()
+    return settle_npz(Path(path), entry, arch, Path(item.image), ignoring=unknown)
 
 
 def save_latents(

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error
 from kohya_bucket.latents.fingerprint import module_hash
-from kohya_bucket.sdscripts.caching.item import architecture_of
+from kohya_bucket.sdscripts.caching.item import architecture_of, architecture_read_by
 from kohya_bucket.sdscripts.caching.replaced import replaced
 from kohya_bucket.sdscripts.caching.session import _Files, _names, _Shards, _wishes, logger
 from kohya_bucket.sdscripts.datasets.wording import recached_lines
@@ -24,11 +24,15 @@ def cache_latents(
     dataset: Any, original: Original, strategy: Any, model: Any, accelerator: Any, settings: AdapterOptions
 ) -> None:
     """`BaseDataset.new_cache_latents`, with the cache of this package under it where latents go to disk."""
-    arch = None if strategy is None else architecture_of(strategy.cache_suffix)
-    if strategy is None or not strategy.cache_to_disk or arch is None:
+    on_disk = strategy is not None and strategy.cache_to_disk
+    in_shards = settings.latent_cache == "shards"
+    arch = None
+    if on_disk:
+        arch = architecture_of(strategy.cache_suffix) if in_shards else architecture_read_by(strategy)
+    if arch is None:
         original(dataset, model, accelerator)
         return
-    kind = _Shards if settings.latent_cache == "shards" else _Files
+    kind = _Shards if in_shards else _Files
     session = kind(dataset, strategy, arch, settings, _hash_of(model))
     with replaced(strategy, session.methods()):
         try:

@@ -20,10 +20,12 @@ from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
 from kohya_bucket.buckets.types import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.paths import file_key
-from kohya_bucket.latents.npz import Architecture, read_npz
+from kohya_bucket.latents.architectures import Architecture
+from kohya_bucket.latents.npz import read_npz
+from kohya_bucket.latents.npz_check import holds_npz
 from kohya_bucket.latents.npz_names import NpzNames
 from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
-from kohya_bucket.sdscripts.caching.item import CacheItem, check_npz, save_latents
+from kohya_bucket.sdscripts.caching.item import CacheItem, save_latents, settle_latents
 from kohya_bucket.sdscripts.caching.shards import ShardCache
 
 logger = logging.getLogger("kohya_bucket")
@@ -115,7 +117,10 @@ class _Session:
     def why_missing(self, path: str, item: CacheItem) -> str | None:
         raise NotImplementedError
 
-    def save(self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any) -> None:
+    def save(
+        self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, sized: bool
+    ) -> None:
+        """Put an item on disk, where it has keys with its size or plain ones: as sd-scripts' own `save` is told."""
         raise NotImplementedError
 
     def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
@@ -150,11 +155,17 @@ class _Session:
             flipped = stored_flipped if kept.flip else flipped
             alpha_mask = stored_mask if kept.alpha_mask else alpha_mask
             item = replace(item, flip=flipped is not None, alpha_mask=alpha_mask is not None)
-        self.save(path, item, latents, crop_ltrb, flipped, alpha_mask)
+        self.save(path, item, latents, crop_ltrb, flipped, alpha_mask, bool(key_reso_suffix))
 
 
 class _Files(_Session):
-    """sd-scripts' own npz files and names, each written whole and checked before it counts."""
+    """sd-scripts' own npz files and names, each written whole and checked before it counts.
+
+    Attributes:
+        moved: how many latents of other versions' files were put where this sd-scripts finds them.
+    """
+
+    moved: int = 0
 
     def paths_of(self, infos: list[Any]) -> list[str]:
         names = _names.setdefault(self.strategy, NpzNames(self.arch))
@@ -169,19 +180,26 @@ class _Files(_Session):
         return [str(path) for path in paths]
 
     def exists(self, path: str, item: CacheItem) -> bool:
-        return os.path.exists(path)  # noqa: PTH110
+        return holds_npz(Path(path), as_pair(item.bucket_reso), self.arch)
 
     def why_missing(self, path: str, item: CacheItem) -> str | None:
-        return check_npz(path, item.bucket_reso, item.original_size, item.flip, item.alpha_mask, self.arch, item=item)
+        """Also puts latents that serve where this sd-scripts finds them: another version may have written them."""
+        reasons, moved = settle_latents(path, item, self.arch)
+        self.moved += moved
+        return "; ".join(reasons) or None
 
-    def save(self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any) -> None:
-        save_latents(path, item, self.arch, latents, crop_ltrb, flipped, alpha_mask)
+    def save(
+        self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, sized: bool
+    ) -> None:
+        save_latents(path, item, self.arch.with_sizes(sized), latents, crop_ltrb, flipped, alpha_mask)
 
     def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
         found = read_npz(Path(path), as_pair(item.bucket_reso), self.arch)
         return found.flipped, found.alpha_mask
 
     def finish(self) -> None:
+        if self.moved:
+            logger.info("%d latents were cached by another version, and are put where this one finds them", self.moved)
         wait_for_ranks()
 
 
@@ -207,7 +225,9 @@ class _Shards(_Session):
     def why_missing(self, path: str, item: CacheItem) -> str | None:
         return self.cache.why_missing(item)
 
-    def save(self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any) -> None:
+    def save(
+        self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, sized: bool
+    ) -> None:
         self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)
 
     def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:

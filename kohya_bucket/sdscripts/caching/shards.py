@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.types import as_pair
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.entries import Entry
 from kohya_bucket.latents.fingerprint import why_stale
 from kohya_bucket.latents.layout import LatentSpace, relative_source
-from kohya_bucket.latents.npz import Architecture
 from kohya_bucket.latents.sinks import convert_values
 from kohya_bucket.latents.store import LatentStore
 from kohya_bucket.latents.writer import StoreWriter, write_manifest
@@ -91,9 +91,9 @@ class ShardCache:
         entry = self._opened().entry(i)
         if entry.original_size != as_pair(item.original_size):
             return "the image changed (its size differs)"
-        wanted = item.fingerprint(entry.fingerprint.dtype, of_gone=entry.fingerprint)
-        unknown = () if item.vae else ("vae",)
-        return "; ".join(why_stale(entry.fingerprint, wanted, Path(item.image), ignoring=unknown)) or None
+        wanted, unknown = item.to_compare(entry.fingerprint.dtype)
+        reasons = why_stale(entry.fingerprint, wanted.fingerprint, Path(item.image), ignoring=unknown)
+        return "; ".join(reasons) or None
 
     def save(
         self, item: CacheItem, latents: Any, crop_ltrb: Iterable[float], flipped: Any = None, alpha_mask: Any = None

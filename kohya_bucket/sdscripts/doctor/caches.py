@@ -11,9 +11,9 @@ import numpy as np
 
 from kohya_bucket.adapter.options import DEFAULT_STORE, AdapterOptions
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.compare import FACTORS, Comparison, compare
 from kohya_bucket.latents.layout import Layout, relative_source
-from kohya_bucket.latents.npz import ARCHITECTURES, Architecture
 from kohya_bucket.latents.npz_check import why_npz_stale
 from kohya_bucket.latents.npz_names import paths_of_run
 from kohya_bucket.latents.precompute import common_root

@@ -1,0 +1,107 @@
+"""The model families of sd-scripts: how each caches latents, and what its encoder and its training do to them.
+
+Source: the `LatentsCachingStrategy` classes of kohya-ss/sd-scripts 0.9 to 0.11 (names, keys, shapes, types) and the
+encoders they call (scaling).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from kohya_bucket.errors import KohyaBucketError
+
+__all__ = ["ARCHITECTURES", "Architecture", "is_version"]
+
+_OLDEST = (0, 10)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How sd-scripts caches one model family.
+
+    Attributes:
+        name: its name here and in `--arch`.
+        suffix: end of the file's name.
+        stride: pixels per latent in each side.
+        channels: latent channels.
+        multi_resolution: keys end in the latent's size, and one file holds several.
+        plain_until: the last version of sd-scripts whose keys had no size, so that a file held one resolution; "" for
+            families whose keys always had one. Newer versions still read such files.
+        scale_factor, shift_factor: training takes `(raw - shift_factor) * scale_factor`.
+        values: whether the file holds "raw" latents or ones already "scaled".
+        per_channel: each channel has a scale of its own, which only the autoencoder knows. Early caches of such a
+            family have an axis of length 1 after the channels, which is dropped when they are read.
+    """
+
+    name: str
+    suffix: str
+    stride: int
+    channels: int
+    multi_resolution: bool = True
+    plain_until: str = ""
+    scale_factor: float = 1.0
+    shift_factor: float = 0.0
+    values: str = "raw"
+    per_channel: bool = False
+
+    def key_suffix(self, bucket_size: tuple[int, int]) -> str:
+        """What keys end in for a bucket (width, height): "" or `_{latent height}x{latent width}`."""
+        return self.key_suffixes(bucket_size)[0]
+
+    def key_suffixes(self, bucket_size: tuple[int, int]) -> tuple[str, ...]:
+        """What keys may end in for a bucket, whoever wrote them; first what this family's readers ask for first."""
+        sized = f"_{bucket_size[1] // self.stride}x{bucket_size[0] // self.stride}"
+        if not self.plain_until:
+            return (sized,)
+        return (sized, "") if self.multi_resolution else ("", sized)
+
+    def shape(self, bucket_size: tuple[int, int]) -> tuple[int, ...]:
+        """Shape of the latents of a bucket: [C, h, w]."""
+        return self.channels, bucket_size[1] // self.stride, bucket_size[0] // self.stride
+
+    def read_by(self, version: str) -> Architecture:
+        """The family as a version of sd-scripts reads it, such as "0.10.1" or "0.11"; "" is the newest.
+
+        Raises:
+            KohyaBucketError: that is no version, or one that looks for files of other names.
+        """
+        if not version:
+            return self
+        if not is_version(version):
+            raise KohyaBucketError(f"{version!r} is no version of sd-scripts: use one such as 0.10.1 or 0.11")
+        if _numbers(version) < _OLDEST:
+            raise KohyaBucketError(
+                f"sd-scripts {version} looks for IMAGE.npz and not for the files that are written here: 0.10 is the "
+                "oldest that reads them"
+            )
+        return self.with_sizes(_numbers(version) > _numbers(self.plain_until)) if self.plain_until else self
+
+    def with_sizes(self, sized: bool) -> Architecture:
+        """The same family with keys that have a size or none, where there are both."""
+        return replace(self, multi_resolution=sized) if self.plain_until else self
+
+
+def is_version(text: str) -> bool:
+    """Whether this is a version of sd-scripts, as "0.10.1" or "v0.11"."""
+    return re.fullmatch(r"v?\d+(\.\d+)*", text) is not None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.removeprefix("v").split(".")))
+
+
+# the Flux autoencoder scales in its own encode, SD3 and HunyuanImage scale when they train, Anima's normalizes
+# each channel by a mean and a standard deviation
+ARCHITECTURES = {
+    a.name: a
+    for a in (
+        Architecture("sd", "_sd.npz", 8, 4, plain_until="0.10.1", scale_factor=0.18215),
+        Architecture("sdxl", "_sdxl.npz", 8, 4, plain_until="0.10.1", scale_factor=0.13025),
+        Architecture("sd3", "_sd3.npz", 8, 16, scale_factor=1.5305, shift_factor=0.0609),
+        Architecture("flux", "_flux.npz", 8, 16, scale_factor=0.3611, shift_factor=0.1159, values="scaled"),
+        Architecture("lumina", "_lumina.npz", 8, 16, scale_factor=0.3611, shift_factor=0.1159, values="scaled"),
+        Architecture("hunyuan_image", "_hi.npz", 32, 64, scale_factor=0.75289),
+        Architecture("anima", "_anima.npz", 8, 16, values="scaled", per_channel=True),
+    )
+}
