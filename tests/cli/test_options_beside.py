@@ -8,10 +8,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from kohya_bucket.cli import app, register_commands
+from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
-
-register_commands()
 
 
 @pytest.fixture
