@@ -13,7 +13,7 @@ from typer.main import get_group
 from kohya_bucket.cli.commands import COMMANDS
 from kohya_bucket.errors import KohyaBucketError, why_not_written
 
-__all__ = ["app", "run"]
+__all__ = ["app", "load_command", "run"]
 
 _INTERRUPTED = 130
 
@@ -22,7 +22,7 @@ class _Unread(TyperCommand):
     """A command of which the name and one line are known: enough to list it, or to suggest it for a slip."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        return _command(str(self.name)).make_context(info_name, args, parent, **extra)
+        return load_command(str(self.name)).make_context(info_name, args, parent, **extra)
 
 
 class _Commands(TyperGroup):
@@ -32,6 +32,12 @@ class _Commands(TyperGroup):
         super().__init__(**attrs)
         for name, line in COMMANDS.items():
             self.add_command(_Unread(name, help=line))
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False  # typer 0.29 imports pydantic (70 ms) to make that of None, for every command
+        return option
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -70,7 +76,7 @@ def run() -> None:
     sys.exit(2)
 
 
-def _command(name: str) -> Any:
+def load_command(name: str) -> Any:
     """A command as typer makes it from its module. The line that lists it is the first of its help."""
     module = importlib.import_module(f"kohya_bucket.cli.commands.{name.replace('-', '_')}")
     alone = typer.Typer()
