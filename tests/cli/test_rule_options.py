@@ -7,6 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import KohyaBuckets, list_presets, load_preset
 from kohya_bucket.buckets.by_name import RULE_NAMES
 from kohya_bucket.buckets.kohya import NO_UPSCALE_FITS
@@ -17,7 +18,6 @@ from kohya_bucket.cli.group import load_command
 from kohya_bucket.cli.rule_options import RULE_OPTIONS, RuleOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.sdscripts.config.arguments import DEFAULTS
-from kohya_bucket.sdscripts.settings import AdapterSettings
 
 COMMANDS = ("simulate", "analyze", "compare", "chart", "buckets-from-dataset", "precompute")
 SIZES = np.random.default_rng(0).integers(300, 3000, (200, 2)).astype(np.int32)
@@ -28,7 +28,7 @@ def options_of(command: str):
 
 
 def test_what_is_not_given_is_what_sd_scripts_takes() -> None:
-    adapter = AdapterSettings()
+    adapter = AdapterOptions()
     for field in fields(RuleOptions):
         if field.name in DEFAULTS and field.name != "resolution":  # which sd-scripts wants given
             assert field.default == DEFAULTS[field.name]
