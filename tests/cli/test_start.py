@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -22,12 +23,14 @@ try:
 except SystemExit:
     print(*sys.modules, file=sys.stderr)
 """
+ROOT = Path(__file__).parents[2]
 HEAVY = {"numpy", "PIL", "toml", "torch", "pyarrow"}
 ROOM = "kohya_bucket.cli.commands."
 
 
 def imported(*arguments: str) -> set[str]:
-    done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", RUN, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout
     return set(done.stderr.split())
 
@@ -36,6 +39,10 @@ def test_version_imports_one_command() -> None:
     modules = imported("version")
     assert [name for name in modules if name.startswith(ROOM)] == [ROOM + "version"]
     assert not modules & {*HEAVY, "rich"}
+
+
+def test_a_plan_needs_no_torch() -> None:
+    assert not imported("plan", "configs/demo.toml") & {"torch", "pyarrow", "diffusers"}
 
 
 def test_the_list_of_commands_imports_none() -> None:
