@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +48,15 @@ def test_all_commands_mean_the_same_by_an_option(command: str) -> None:
         other = common[name]
         assert (option.default, option.help) == (other.default, other.help)
         assert set(other.opts) <= set(option.opts)
+
+
+def test_the_page_lists_them_with_their_defaults() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text(encoding="utf-8")
+    rows = {line.split("`")[1]: line.split(" | ")[1] for line in page.splitlines() if line.startswith("| `--")}
+    assert set(rows) == {f"--{name.replace('_', '-')}" for name in RULE_OPTIONS}
+    for name, option in options_of("precompute").items():
+        if option.default not in (None, False):
+            assert rows[f"--{name.replace('_', '-')}"] == f"`{option.default}`"
 
 
 def test_the_help_names_what_there_is() -> None:
