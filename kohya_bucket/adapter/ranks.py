@@ -11,8 +11,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-import torch.distributed
-
 from kohya_bucket.errors import KohyaBucketError
 
 __all__ = [
@@ -108,6 +106,8 @@ def stop_all_ranks_on_error() -> Iterator[None]:
 
 def _store_and_ranks() -> tuple[Any, int]:
     """What the processes of a run share, and their number; None where there is one."""
+    import torch.distributed
+
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         return None, 1

@@ -1,23 +1,35 @@
-"""The terminal: texts of users as they are, and numbers whole however narrow it is."""
+"""The terminal: texts of users as they are, and numbers whole however narrow it is. rich is imported when used."""
 
 from __future__ import annotations
 
 import codecs
+import io
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
-__all__ = ["ENCODING_ERRORS", "plain_console", "print_table", "wide_console"]
+__all__ = ["plain_console", "print_table", "say_plainly", "wide_console"]
 
-ENCODING_ERRORS = "kohya_bucket.plain"
+_ENCODING_ERRORS = "kohya_bucket.plain"
 _PLAIN = {"→": "->", "…": "...", "█": "#", **dict(zip("▁▂▃▄▅▆▇", "..::++#", strict=True))}
 
 _FILE_WIDTH = 140
 _ANY_WIDTH = 10_000
 
 
+def say_plainly(*streams: TextIO) -> None:
+    """Show what a stream's encoding lacks, and file names that are no text, escaped and not as a traceback."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ENCODING_ERRORS)
+
+
 def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
     """A console that shows names and paths as they are: `:x:` in one is no picture."""
+    from rich.console import Console
+
     return Console(stderr=stderr, width=width, highlight=False, emoji=False)
 
 
@@ -42,4 +54,4 @@ def _in_other_words(error: UnicodeError) -> tuple[str, int]:
     return "".join(_PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode("ascii") for c in text), error.end
 
 
-codecs.register_error(ENCODING_ERRORS, _in_other_words)
+codecs.register_error(_ENCODING_ERRORS, _in_other_words)

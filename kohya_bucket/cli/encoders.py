@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from kohya_bucket.errors import KohyaBucketError
+import typer
+
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.latents.architectures import ARCHITECTURES
+
+__all__ = ["VaeOptions", "load_vae"]
 
 
-def load_vae(vae: str, **settings: Any) -> Any:
+@dataclass(frozen=True)
+class VaeOptions:
+    """Which VAE, and how it runs; each field is an option."""
+
+    vae: Annotated[str, typer.Option("--vae", help="Hub name, folder, or .safetensors file.")] = ""
+    dtype: Annotated[str, typer.Option(help="Stored and computed as float32, float16 or bfloat16.")] = "bfloat16"
+    arch: Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTURES)}.")] = ""
+    device: Annotated[str | None, typer.Option(help="E.g. cuda:0; by default this process' GPU.")] = None
+    tiling: Annotated[bool, typer.Option("--tiling", help="Encode in tiles: less memory.")] = False
+    slicing: Annotated[bool, typer.Option("--slicing", help="Encode image by image: less memory.")] = False
+    xformers: Annotated[bool, typer.Option("--xformers", help="xformers' attention.")] = False
+    compile: Annotated[bool, typer.Option("--compile", help="Let torch.compile translate the VAE.")] = False
+
+    def load(self) -> Any:
+        """The encoder.
+
+        Raises:
+            KohyaBucketError: none is named, or it cannot be loaded.
+        """
+        if not self.vae:
+            raise ConfigError("nothing to encode with: add --vae, e.g. --vae stabilityai/sdxl-vae")
+        return load_vae(
+            self.vae, device=self.device, dtype=self.dtype, architecture=self.arch, tiling=self.tiling,
+            slicing=self.slicing, xformers=self.xformers, compile=self.compile,
+        )  # fmt: skip
+
+
+def load_vae(vae: str, **options: Any) -> Any:
     """An encoder from a hub name, a folder or a .safetensors file; see `diffusers_vae.load_encoder`.
 
     Raises:
@@ -16,7 +49,7 @@ def load_vae(vae: str, **settings: Any) -> Any:
     try:
         from kohya_bucket.latents.diffusers_vae import load_encoder
 
-        return load_encoder(vae, **settings)
+        return load_encoder(vae, **options)
     except ModuleNotFoundError as missing:
         raise KohyaBucketError(
             f"a VAE needs {missing.name}, which is not installed: pip install 'kohya-bucket[train]'"

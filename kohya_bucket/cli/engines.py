@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.pool import Engine
+
+if TYPE_CHECKING:
+    from kohya_bucket.images.pool import Engine
 
 __all__ = ["ENGINE_HELP", "engine_of"]
 

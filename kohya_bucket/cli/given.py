@@ -8,7 +8,13 @@ import typer
 
 from kohya_bucket.errors import ConfigError
 
-__all__ = ["refuse_beside"]
+__all__ = ["given", "refuse_beside"]
+
+
+def given(context: typer.Context, names: Iterable[str]) -> list[str]:
+    """Those of a command's parameters that were given, as options: `bucket_reso_steps` is "--bucket-reso-steps"."""
+    sources = ((name, context.get_parameter_source(name)) for name in names)
+    return [f"--{name.replace('_', '-')}" for name, source in sources if source and source.name == "COMMANDLINE"]
 
 
 def refuse_beside(context: typer.Context, what: str, names: Iterable[str]) -> None:
@@ -22,10 +28,6 @@ def refuse_beside(context: typer.Context, what: str, names: Iterable[str]) -> No
     Raises:
         ConfigError: one of them was given.
     """
-    given = []
-    for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            given.append(f"--{name.replace('_', '-')}")
-    if given:
-        raise ConfigError(f"{what}: leave out {' and '.join(given)}")
+    options = given(context, names)
+    if options:
+        raise ConfigError(f"{what}: leave out {' and '.join(options)}")

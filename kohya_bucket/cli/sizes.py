@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kohya_bucket.buckets.types import IntArray
 from kohya_bucket.cli.progress import scan_progress
-from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.images import list_images, read_sizes
-from kohya_bucket.images.size_table import TABLE_SUFFIXES, read_size_table
+from kohya_bucket.errors import KohyaBucketError
 
-__all__ = ["SizedImages", "parse_resolution", "sizes_of"]
+if TYPE_CHECKING:
+    from kohya_bucket.buckets.types import IntArray
+
+__all__ = ["SizedImages", "images_in", "sizes_of"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,16 @@ class SizedImages:
         return f"{len(self.sizes):,} images of {self.source}{broken}"
 
 
+def images_in(sources: list[str], *, recursive: bool = True) -> list[str]:
+    """The images that folders, files, patterns and lists name. `KohyaBucketError` where there is none."""
+    from kohya_bucket.images import list_images
+
+    paths = list_images(sources, recursive=recursive)
+    if not paths:
+        raise KohyaBucketError(f"{', '.join(sources)}: no images found there")
+    return paths
+
+
 def sizes_of(
     sources: list[str], *, recursive: bool = True, workers: int | None = None, quiet: bool = False
 ) -> SizedImages:
@@ -35,28 +46,17 @@ def sizes_of(
     Raises:
         KohyaBucketError: nothing readable there.
     """
+    from kohya_bucket.images import read_sizes
+    from kohya_bucket.images.size_table import TABLE_SUFFIXES, read_size_table
+
     source = ", ".join(sources)
     if len(sources) == 1 and Path(sources[0]).suffix.lower() in TABLE_SUFFIXES and Path(sources[0]).is_file():
         sizes = read_size_table(sources[0]).sizes
     else:
-        paths = list_images(sources, recursive=recursive)
-        if not paths:
-            raise KohyaBucketError(f"{source}: no images found there")
+        paths = images_in(sources, recursive=recursive)
         with scan_progress("reading headers", quiet=quiet) as progress:
             sizes = read_sizes(paths, workers=workers, progress=progress).sizes
     readable = sizes[sizes.min(axis=1, initial=1) > 0]
     if not len(readable):
         raise KohyaBucketError(f"{source}: none of its {len(sizes)} images has a readable size")
     return SizedImages(readable, len(sizes) - len(readable), source)
-
-
-def parse_resolution(text: str) -> tuple[int, int]:
-    """`1024` or `832,1216` or `832x1216`.
-
-    Raises:
-        ConfigError: anything else.
-    """
-    sides = text.lower().replace("x", ",").split(",")
-    if len(sides) not in (1, 2) or not all(side.strip().isdigit() for side in sides):
-        raise ConfigError(f"--resolution is {text!r}, but must be one number or width,height, e.g. 1024 or 832,1216")
-    return int(sides[0]), int(sides[-1])

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import toml
 
 from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
-from kohya_bucket.adapter.options import AdapterOptions, environment_table
-from kohya_bucket.buckets.by_name import rule_from_name
+from kohya_bucket.cli.configs import adapter_options
 from kohya_bucket.cli.progress import scan_progress
-from kohya_bucket.cli.sizes import parse_resolution
-from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.images import MetadataCache, list_images
+from kohya_bucket.cli.rule_options import RuleOptions
+from kohya_bucket.cli.sizes import images_in
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.decoding import undecodable
 from kohya_bucket.images.pool import Engine
 from kohya_bucket.reports.images import ImageTable, Subject
 from kohya_bucket.sdscripts.config import Finding, ReadDataset, Severity, read_config
 
-__all__ = ["Reading", "RuleOptions", "from_config", "from_folders", "is_bucket_set"]
+__all__ = ["Reading", "from_config", "from_folders"]
 
 
 @dataclass(frozen=True)
@@ -59,47 +56,15 @@ class Reading:
             return dict(undecodable([images.paths[i] for i in np.flatnonzero(images.readable).tolist()], progress))
 
 
-@dataclass(frozen=True)
-class RuleOptions:
-    """Options that make a rule, as `rule_from_name` takes them; `None` stands for its own default."""
-
-    name: str
-    resolution: str
-    min_size: int
-    max_size: int | None
-    steps: int
-    no_upscale: bool
-    switching: str | None
-    no_upscale_fit: str
-    max_crop: float | None
-    num_buckets: int
-
-    def rule(self, sizes: Any) -> Any:
-        """The rule; `sizes` [N, 2] are for rules that are made from the data."""
-        width, height = parse_resolution(self.resolution)
-        if self.steps < 1:
-            raise ConfigError(f"--bucket-reso-steps is {self.steps}, but must be 1 or more; 64 is usual")
-        high = self.max_size or -(-2 * max(width, height) // self.steps) * self.steps
-        return rule_from_name(
-            self.name, max_reso=(width, height), min_size=self.min_size, max_size=high, reso_steps=self.steps,
-            no_upscale=self.no_upscale, sizes=sizes, switching=self.switching, no_upscale_fit=self.no_upscale_fit,
-            max_crop=self.max_crop, num_buckets=self.num_buckets,
-        )  # fmt: skip
-
-
 def from_folders(sources: list[str], options: RuleOptions, batch_size: int, reading: Reading) -> list[Subject]:
     """One data set of all images that `sources` name."""
     if not sources:
         raise ConfigError("nothing to analyse: name a folder, e.g. kohya-bucket analyze data/, or give --config")
-    paths = list_images(sources, recursive=reading.recursive)
-    if not paths:
-        raise KohyaBucketError(f"{', '.join(sources)}: no images found there")
-    images = reading.table(paths)
+    images = reading.table(images_in(sources, recursive=reading.recursive))
     images = images.without(reading.undecodable(images))
     name = ", ".join(Path(source).name or Path(source).resolve().name for source in sources)
     origin = "" if options.name == "kohya" else options.name.replace(":", " ", 1)
-    rule = options.rule(images.sizes)
-    return [Subject(name, images, rule, batch_size, origin, limit_follows=options.max_size is None)]
+    return [Subject(name, images, options.make(images.sizes), batch_size, origin)]
 
 
 def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[list[Subject], list[Finding]]:
@@ -118,15 +83,15 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
     everything = reading.table(paths)
     broken = reading.undecodable(everything)
     row_of = {name: i for i, name in enumerate(paths)}
-    settings = AdapterOptions.from_tables(*environment_table(), (str(path), config.table or {}))
+    adapter = adapter_options(config)
     subjects = []
     for dataset in usable:
         rows = np.array([row_of[name] for name in dataset.images.paths], dtype=np.intp)
         name = f"{path.stem}, dataset {dataset.config.number}" if len(usable) > 1 else path.stem
         images = _with_config(everything.take(rows), dataset).without(broken)
-        for one in at_resolutions(dataset.config.dataset_keys, settings):
-            at = f"{name}, {one.resolution[0]}x{one.resolution[1]}" if settings.resolutions else name
-            rule = rule_for(one, settings, images.sizes)
+        for keys in at_resolutions(dataset.config.dataset_keys, adapter):
+            at = f"{name}, {keys.resolution[0]}x{keys.resolution[1]}" if adapter.resolutions else name
+            rule = rule_for(keys, adapter, images.sizes)
             subjects.append(Subject(at, images, rule, batch_size or dataset.config.batch_size, str(path)))
     return subjects, findings
 
@@ -143,13 +108,3 @@ def _with_config(images: ImageTable, dataset: ReadDataset) -> ImageTable:
         repeats=dataset.images.repeats,
         captions=endings or images.captions,
     )
-
-
-def is_bucket_set(path: Path) -> bool:
-    """Whether a TOML or JSON file holds a bucket set rather than a dataset config."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        data = json.loads(text) if path.suffix.lower() == ".json" else toml.loads(text)
-    except (OSError, ValueError):
-        return False
-    return isinstance(data, dict) and "buckets" in data and "datasets" not in data

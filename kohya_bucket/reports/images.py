@@ -127,7 +127,6 @@ class Subject:
         rule: what decides buckets.
         batch_size: images per process and step.
         source: where the rule comes from, for the reader, e.g. a config's path.
-        limit_follows: the longest side of a bucket is twice the resolution, and so changes with it.
     """
 
     name: str
@@ -135,7 +134,6 @@ class Subject:
     rule: BucketRule
     batch_size: int = 1
     source: str = ""
-    limit_follows: bool = False
 
 
 def shared_folder(paths: Sequence[str]) -> tuple[int, bool]:

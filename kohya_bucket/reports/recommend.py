@@ -155,8 +155,7 @@ def _lower_resolution(analysis: Analysis, rule: KohyaBuckets) -> Iterator[_Chang
     side = int(math.sqrt(rule.max_area)) // steps * steps
     low = max(steps, rule.min_size)
     for resolution in range(side - steps, max(low, side // 2) - 1, -steps):
-        high = -(-2 * resolution // steps) * steps if analysis.subject.limit_follows else max(rule.max_size, resolution)
-        changed = _kohya(rule, max_reso=(resolution, resolution), max_size=high)
+        changed = _kohya(rule, max_reso=(resolution, resolution))
         if changed is not None and _summary(analysis, changed).enlarged <= _ENLARGED_GOAL:
             why = "Most images hold fewer pixels than the resolution asks for"
             yield _Change("resolution", f"{rule.max_reso[0]},{rule.max_reso[1]}", str(resolution), why, changed)

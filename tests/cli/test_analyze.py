@@ -8,10 +8,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from kohya_bucket import KohyaBuckets, load_preset
-from kohya_bucket.cli import app, register_commands
+from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
-
-register_commands()
 
 
 @pytest.fixture
@@ -47,7 +45,7 @@ def test_json_counts_what_is_there(folder) -> None:
     assert data["batch_size"] == 4
     assert [b["path"] for b in data["broken"]["listed"]] == [str(folder / "broken.jpg")]
     assert data["duplicates"]["listed"] == [[str(folder / "00.png"), str(folder / "00copy.png")]]
-    assert len(data["buckets"]) == len(KohyaBuckets(1024, 256, 2048).bucket_set)
+    assert len(data["buckets"]) == len(KohyaBuckets(512).bucket_set)
     assert sum(b["images"] for b in data["buckets"]) == 13
 
 
@@ -71,7 +69,7 @@ def test_decoding_finds_what_headers_hide(folder) -> None:
 def test_options_choose_the_rule(folder) -> None:
     assert len(read(folder, "--preset", "sdxl")["buckets"]) == len(load_preset("sdxl"))
     assert read(folder, "--resolution", "512,768", "--bucket-reso-steps", 32)["rule"] == repr(
-        KohyaBuckets((512, 768), 256, 1536, 32)
+        KohyaBuckets((512, 768), reso_steps=32)
     )
     assert "no_upscale=True" in read(folder, "--bucket-no-upscale")["rule"]
     assert read(folder, "--no-recursive")["images"]["found"] == 6
@@ -154,12 +152,13 @@ def test_html_is_written_and_json_still_printed(folder, tmp_path) -> None:
     [
         ((), "nothing to analyse: name a folder"),
         (("no_such_folder",), "no_such_folder: no such file or folder"),
-        (("{folder}", "--resolution", "big"), "--resolution is 'big', but must be"),
+        (("{folder}", "--resolution", "big"), "resolution is 'big', but must be"),
         (("{folder}", "-p", "sdxl", "-c", "x.toml"), "--preset and --bucket-config both name a bucket set"),
         (("{folder}", "-p", "sdxxl"), "sdxxl"),
         (("{folder}", "--config", "x.toml"), "x.toml brings its own images and rules"),
         (("--config", "no_config.toml"), "no_config.toml"),
-        (("{folder}", "--max-bucket-reso", "512"), "max_bucket_reso 512 is below the longer side"),
+        (("{folder}", "--max-bucket-reso", "448"), "max_bucket_reso 448 is below the longer side"),
+        (("{folder}", "--resolution", "1536"), "max_bucket_reso 1024 is below the longer side"),
     ],
 )
 def test_mistakes_end_with_one_line_and_exit_code_2(folder, command_line, arguments, message) -> None:
@@ -170,11 +169,10 @@ def test_mistakes_end_with_one_line_and_exit_code_2(folder, command_line, argume
 
 
 def test_a_lower_resolution_gains_what_was_promised(tmp_path) -> None:
-    """max_bucket_reso is twice the resolution unless it is given, and so moves with it."""
     for i in range(20):
         Image.new("RGB", (700, 720 + 10 * i)).save(tmp_path / f"{i:02}.png")
     Image.new("RGB", (3000, 300)).save(tmp_path / "long.png")
-    for options in ([], ["--max-bucket-reso", 2048]):
+    for options in (["--resolution", 1024], ["--resolution", 1024, "--max-bucket-reso", 2048]):
         advice = {r["setting"]: r for r in read(tmp_path, *options)["recommendations"]}["resolution"]
         assert read(tmp_path, *options, "--resolution", advice["proposed"])["summary"] == advice["after"]
 
@@ -182,7 +180,7 @@ def test_a_lower_resolution_gains_what_was_promised(tmp_path) -> None:
 def test_the_reports_place_is_looked_at_before_the_images(folder, tmp_path, monkeypatch) -> None:
     run(folder, "--html", tmp_path / "new" / "deep" / "r.html", "--thumbnails", 0)
     assert (tmp_path / "new" / "deep" / "r.html").stat().st_size > 10_000
-    monkeypatch.setattr("kohya_bucket.cli.analyze.from_folders", None)
+    monkeypatch.setattr("kohya_bucket.cli.subjects.from_folders", None)
     (tmp_path / "file").write_bytes(b"")
     for place, message in (
         (tmp_path, "a folder: name a file in it"),

@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from kohya_bucket.buckets import KohyaBuckets
-from kohya_bucket.cli import app, register_commands
+from kohya_bucket.cli import app
 from kohya_bucket.latents.wanted import Recipe, Wanted
 from kohya_bucket.sdscripts.doctor import packages
 from kohya_bucket.sdscripts.doctor.checkout import pins_of
@@ -49,7 +49,6 @@ def write(folder, subset="", rest=""):
 
 
 def run(*arguments):
-    register_commands()
     return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
 
 

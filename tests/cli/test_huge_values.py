@@ -10,11 +10,10 @@ from typer.testing import CliRunner
 from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.buckets.kohya import kohya_bucket_sizes
 from kohya_bucket.buckets.novelai import novelai_bucket_sizes
-from kohya_bucket.cli import app, register_commands
+from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError, PlanError
 from kohya_bucket.planning import plan_epoch
 
-register_commands()
 HUGE = 10**23
 CONFIG = """
 [[datasets]]

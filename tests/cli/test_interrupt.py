@@ -83,3 +83,43 @@ def test_a_command_says_in_one_line_that_it_was_interrupted(tmp_path: Path, argu
     assert len(lines) == 1, errors
     assert lines[0].startswith(f"kohya-bucket {arguments[0]}: interrupted after")
     assert lines[0].endswith("of 210 files")
+
+
+IMPORTING = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            print("importing", flush=True)
+            time.sleep(300)
+sys.meta_path.insert(0, Slow())
+from kohya_bucket.cli import main
+sys.argv = ["kohya-bucket", "simulate", "576x768"]
+main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("typer", "kohya-bucket: interrupted"),
+        ("kohya_bucket.cli.commands.simulate", "kohya-bucket simulate: interrupted"),
+        ("kohya_bucket.reports.explain", "kohya-bucket simulate: interrupted"),
+    ],
+)
+def test_an_interrupt_while_a_command_is_imported_is_one_line(module: str, line: str) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", IMPORTING.format(module=module)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline().strip() == "importing"
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert (child.returncode, errors.splitlines()) == (130, [line])

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kohya_bucket.cli import app, register_commands
+from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
-
-register_commands()
 
 
 @pytest.fixture

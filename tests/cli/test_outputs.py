@@ -12,10 +12,9 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from kohya_bucket.cli import app, register_commands
+from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
 
-register_commands()
 ROOT = Path(__file__).parents[2]
 
 

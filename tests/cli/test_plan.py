@@ -8,8 +8,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.cli import app, register_commands
-from kohya_bucket.cli.precompute import _captions as read_captions
+from kohya_bucket.cli import app
+from kohya_bucket.cli.precompute_items import captions_of
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.config import read_config
 from kohya_bucket.sdscripts.plan.overview import overview
@@ -37,7 +37,6 @@ def write(folder, dataset="", subset="", rest=""):
 
 
 def run(*arguments):
-    register_commands()
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
@@ -243,9 +242,9 @@ def test_several_resolutions_and_merged_remainders(folder):
 def test_captions_that_are_no_utf_8_are_named(tmp_path):
     (tmp_path / "a.txt").write_bytes("grün".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"a\.txt: the caption cannot be read .* it must be UTF-8 text"):
-        read_captions([str(tmp_path / "a.png")], None)
+        captions_of([str(tmp_path / "a.png")], None)
     with pytest.raises(ConfigError, match=r"a\.txt: the caption cannot be read"):
-        read_captions(["a.png"], tmp_path / "a.txt")
+        captions_of(["a.png"], tmp_path / "a.txt")
 
 
 def test_one_image_is_not_several(folder):

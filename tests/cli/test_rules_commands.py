@@ -8,11 +8,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from kohya_bucket import MetadataCache, list_presets, load_from_toml
-from kohya_bucket.cli import app, register_commands
+from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
 from tests.pictures import make_pictures
-
-register_commands()
 
 
 def run(*arguments: object) -> str:
@@ -99,7 +97,7 @@ def test_chart(folder, tmp_path) -> None:
         (["chart", "--rule", "exact"], "no fixed set of buckets"),
         (["chart", "--method", "mean"], "switching is 'mean'"),
         (["chart", "--output", "chart.pdf"], "drawn as .svg or .png"),
-        (["chart", "--resolution", "big"], "--resolution is 'big'"),
+        (["chart", "--resolution", "big"], "resolution is 'big'"),
         (["compare", "nowhere", "--rules", "kohya"], "nowhere"),
     ],
 )

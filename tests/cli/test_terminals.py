@@ -6,9 +6,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from kohya_bucket.cli import app, register_commands
+from kohya_bucket.cli import app
 
-register_commands()
 NARROW = {"COLUMNS": "30", "FORCE_COLOR": "1", "TERM": "xterm"}
 CONFIG = "[[datasets]]\nresolution = 512\nenable_bucket = true\n[[datasets.subsets]]\nimage_dir = '{}'\n"
 

@@ -46,7 +46,6 @@ def test_sizes(data: Path) -> None:
 
 
 def test_commands(data: Path) -> None:
-    cli.register_commands()
     said = []
     for line in blocks("bash").splitlines():
         program, *arguments = line.partition("#")[0].split()

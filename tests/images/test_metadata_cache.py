@@ -275,7 +275,6 @@ def test_ctrl_c_keeps_the_finished_rows(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_command_builds_and_refreshes(tmp_path: Path) -> None:
-    cli.register_commands()
     folder = tmp_path / "data"
     folder.mkdir()
     make(folder)

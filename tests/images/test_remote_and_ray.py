@@ -131,7 +131,6 @@ def test_ray_gives_the_rows_of_the_local_pool(folder: Path, tmp_path: Path) -> N
     pytest.importorskip("pyarrow")
     from kohya_bucket import cli
 
-    cli.register_commands()
     local, ray = tmp_path / "local.parquet", tmp_path / "ray.parquet"
     for engine, target in (("local", local), ("ray", ray)):
         done = CliRunner().invoke(
@@ -150,7 +149,6 @@ def test_analyze_on_ray_says_what_it_says_locally(folder: Path) -> None:
     pytest.importorskip("ray", reason="Ray Data is not installed: pip install 'kohya-bucket[ray]'")
     from kohya_bucket import cli
 
-    cli.register_commands()
     said = []
     for engine in ("local", "ray"):
         done = CliRunner().invoke(cli.app, ["analyze", str(folder), "--preset", "sdxl", "--json", "--engine", engine])
@@ -162,6 +160,5 @@ def test_analyze_on_ray_says_what_it_says_locally(folder: Path) -> None:
 def test_an_unknown_engine_is_named(folder: Path) -> None:
     from kohya_bucket import cli
 
-    cli.register_commands()
     done = CliRunner().invoke(cli.app, ["build-cache", str(folder), "-o", "x.parquet", "--engine", "spark"])
     assert "--engine spark: use one of local, ray" in str(done.exception)

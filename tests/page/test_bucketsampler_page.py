@@ -80,7 +80,6 @@ def run_snippet(name: str, **given: Any) -> dict[str, Any]:
 
 def run_commands(name: str) -> list[str]:
     """Run each line of a block; the output of each, also of what the line sends to a file."""
-    cli.register_commands()
     outputs = []
     for line in BLOCKS["commands", name].splitlines():
         command, _, target = line.partition(" > ")

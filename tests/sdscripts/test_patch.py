@@ -115,9 +115,8 @@ def test_without_the_package_the_block_warns_and_goes_on(checkout):
 
 
 def test_the_command(checkout):
-    from kohya_bucket.cli import app, register_commands
+    from kohya_bucket.cli import app
 
-    register_commands()
     for name, answer in (
         ("status", "not installed"),
         ("install", ": installed"),
@@ -131,9 +130,8 @@ def test_the_command(checkout):
 
 def test_the_command_does_not_patch_what_the_adapter_does_not_know(checkout):
     pytest.importorskip("torch", reason="without torch the adapter cannot be tried")
-    from kohya_bucket.cli import app, register_commands
+    from kohya_bucket.cli import app
 
-    register_commands()
     (checkout / "library" / "config_util.py").write_text("", encoding="utf-8")
     result = CliRunner().invoke(app, ["patch", "install", str(checkout)])
     assert isinstance(result.exception, CheckoutError)

@@ -5,17 +5,22 @@ everywhere in this package, for an image scaled to cover its bucket, so that tra
 names its source; `compat_tests/test_other_trainers.py` compares with the real code where a checkout is present.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
 
-from kohya_bucket.buckets.trainers.ai_toolkit import AIToolkitBuckets
-from kohya_bucket.buckets.trainers.diffusers_dreambooth import DiffusersBuckets
-from kohya_bucket.buckets.trainers.diffusion_pipe import DiffusionPipeBuckets
-from kohya_bucket.buckets.trainers.everydream2 import EveryDream2Buckets
-from kohya_bucket.buckets.trainers.musubi_tuner import MusubiTunerBuckets
-from kohya_bucket.buckets.trainers.one_trainer import OneTrainerBuckets
-from kohya_bucket.buckets.trainers.simple_tuner import SimpleTunerBuckets
-from kohya_bucket.buckets.types import BucketRule
+from typing import TYPE_CHECKING
+
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.lazy import importer
+
+if TYPE_CHECKING:
+    from kohya_bucket.buckets.trainers.ai_toolkit import AIToolkitBuckets
+    from kohya_bucket.buckets.trainers.diffusers_dreambooth import DiffusersBuckets
+    from kohya_bucket.buckets.trainers.diffusion_pipe import DiffusionPipeBuckets
+    from kohya_bucket.buckets.trainers.everydream2 import EveryDream2Buckets
+    from kohya_bucket.buckets.trainers.musubi_tuner import MusubiTunerBuckets
+    from kohya_bucket.buckets.trainers.one_trainer import OneTrainerBuckets
+    from kohya_bucket.buckets.trainers.simple_tuner import SimpleTunerBuckets
+    from kohya_bucket.buckets.types import BucketRule
 
 __all__ = [
     "TRAINERS",
@@ -29,15 +34,20 @@ __all__ = [
     "trainer_rule",
 ]
 
-TRAINERS: dict[str, Callable[[int], BucketRule]] = {
-    "onetrainer": OneTrainerBuckets,
-    "simpletuner": SimpleTunerBuckets,
-    "ai-toolkit": AIToolkitBuckets,
-    "diffusion-pipe": DiffusionPipeBuckets,
-    "musubi-tuner": MusubiTunerBuckets,
-    "everydream2": EveryDream2Buckets,
-    "diffusers": DiffusersBuckets,
+TRAINERS = {
+    "onetrainer": ("one_trainer", "OneTrainerBuckets"),
+    "simpletuner": ("simple_tuner", "SimpleTunerBuckets"),
+    "ai-toolkit": ("ai_toolkit", "AIToolkitBuckets"),
+    "diffusion-pipe": ("diffusion_pipe", "DiffusionPipeBuckets"),
+    "musubi-tuner": ("musubi_tuner", "MusubiTunerBuckets"),
+    "everydream2": ("everydream2", "EveryDream2Buckets"),
+    "diffusers": ("diffusers_dreambooth", "DiffusersBuckets"),
 }
+"""Name -> the file here and the rule in it, which is imported when it is used."""
+
+_class_of = importer(__name__, {f"{__name__}.{file}": [rule] for file, rule in TRAINERS.values()})
+if not TYPE_CHECKING:
+    __getattr__ = _class_of
 
 
 def trainer_rule(name: str, resolution: int) -> BucketRule:
@@ -48,4 +58,5 @@ def trainer_rule(name: str, resolution: int) -> BucketRule:
     """
     if name not in TRAINERS:
         raise ConfigError(f"there is no trainer {name!r}; there are {', '.join(TRAINERS)}")
-    return TRAINERS[name](resolution)
+    rule: BucketRule = _class_of(TRAINERS[name][1])(resolution)
+    return rule

@@ -6,6 +6,7 @@ silent: subset > dataset > general > command line > default.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,12 +77,14 @@ def arguments(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 
 def parse_resolution(text: str | int, name: str = "resolution") -> tuple[int, int]:
-    """`512`, `512,768` or `512x768` as (width, height). `name` is the option's, for messages.
+    """`512`, `512,768` or `512x768` as (width, height); sd-scripts has the first two.
+
+    `name` is the option's, for messages.
 
     Raises:
         ConfigError: anything else.
     """
-    parts = str(text).lower().replace("x", ",").split(",")
+    parts = re.split("[,x×*]", str(text).lower())
     try:
         sides = [int(part) for part in parts]
     except ValueError:

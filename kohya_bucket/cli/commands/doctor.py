@@ -35,10 +35,8 @@ def register(app: typer.Typer) -> None:
         quick: Annotated[bool, typer.Option("--quick", help="decode no image and import no sd-scripts")] = False,
         as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
     ) -> None:
-        """Look at this environment, a checkout of sd-scripts, and a config with its images and caches.
-
-        Nothing on disk is changed. Exit code 0: nothing was found that stops a training; 1: something was; 2: unusable
-        input.
+        """Nothing on disk is changed.
+        Exit code 0: nothing was found that stops a training; 1: something was; 2: unusable input.
         """
         given = {"resolution": resolution, "train_batch_size": train_batch_size}
         given = {key: value for key, value in given.items() if value is not None}

@@ -28,7 +28,7 @@ _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")
 
 
 def register(app: typer.Typer) -> None:
-    cache = typer.Typer(help="Look after stored latents.", no_args_is_help=True)
+    cache = typer.Typer(no_args_is_help=True)
     app.add_typer(cache, name="cache")
 
     @cache.command()

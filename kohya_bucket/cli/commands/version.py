@@ -8,7 +8,8 @@ from kohya_bucket._version import __version__
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def version() -> None:
-        """Print the version."""
-        typer.echo(__version__)
+    app.command()(version)
+
+
+def version() -> None:
+    typer.echo(__version__)

@@ -16,9 +16,7 @@ Checkout = Annotated[Path, typer.Argument(metavar="DIR", help="the sd-scripts ch
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        help="Put the adapter into an sd-scripts checkout for good, or take it out.", no_args_is_help=True
-    )
+    group = typer.Typer(no_args_is_help=True)
     app.add_typer(group, name="patch")
     group.command("install")(_install)
     group.command("status")(_status)

@@ -1,0 +1,20 @@
+"""The commands, in the order of the help, with the line that says what each does.
+
+`register(app)` of the module of that name (`build-cache` is in `build_cache.py`) adds it to a typer app.
+"""
+
+COMMANDS = {
+    "analyze": "Count, place and judge a data set before training: crops, buckets, outliers, broken files, advice.",
+    "buckets-from-dataset": "Make a bucket set from your images' aspects, and say what it crops.",
+    "build-cache": "Read the size of every image into a Parquet file, so that later runs open none of them.",
+    "chart": "Show which aspects go to which bucket: a table, or with --output a picture.",
+    "compare": "Compare rules, also those of other trainers, on your images: crops, upscaling, batches.",
+    "doctor": "Look at this environment, a checkout of sd-scripts, and a config with its images and caches.",
+    "plan": "Show what a dataset config trains: buckets, batches, crops, what is left out, steps per epoch.",
+    "precompute": "Encode images with a VAE once; run it again at any time, and it does only what is missing or stale.",
+    "presets": "List the bundled bucket sets and their sizes.",
+    "simulate": "Explain one image: its bucket, the neighbours, the switching points, resize and crop.",
+    "version": "Print the version.",
+    "cache": "Look after stored latents.",
+    "patch": "Put the adapter into an sd-scripts checkout for good, or take it out.",
+}

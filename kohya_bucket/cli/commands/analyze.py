@@ -1,0 +1,138 @@
+"""`kohya-bucket analyze`: what a data set becomes, in the terminal, as JSON, or as one HTML file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, Workers
+from kohya_bucket.cli.configs import is_bucket_set
+from kohya_bucket.cli.console import plain_console
+from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
+from kohya_bucket.cli.given import refuse_beside
+from kohya_bucket.cli.option_groups import with_option_groups
+from kohya_bucket.cli.outputs import check_output
+from kohya_bucket.cli.progress import scan_progress
+from kohya_bucket.cli.rule_options import RULE_OPTIONS, RuleOptions
+from kohya_bucket.errors import ConfigError, KohyaBucketError, why_not_written
+
+if TYPE_CHECKING:
+    from kohya_bucket.cli.subjects import Reading
+    from kohya_bucket.reports.analysis import Analysis
+    from kohya_bucket.reports.images import Subject
+    from kohya_bucket.sdscripts.config import Finding
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(analyze)
+
+
+@with_option_groups()
+def analyze(
+    context: typer.Context,
+    path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, or .txt lists of paths.")] = None,
+    config: Annotated[Path | None, typer.Option(help="An sd-scripts dataset config: its images, its rules.")] = None,
+    *,
+    options: RuleOptions,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", "-b", min=1, help="Images per step; 1, or the config's.")
+    ] = None,
+    recursive: Recursive = True,
+    hash: Annotated[bool, typer.Option("--hash", help="Hash every file's content, to find duplicates.")] = False,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Decode every image: some are broken behind a whole header.")
+    ] = False,
+    cache: Annotated[
+        Path | None, typer.Option(help="A file of build-cache: spares opening unchanged images, and is updated.")
+    ] = None,
+    workers: Workers = None,
+    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "local",
+    min_count: Annotated[int, typer.Option(help="Buckets with fewer images are counted as rare.")] = 10,
+    outlier_threshold: Annotated[
+        float, typer.Option(help="Images further than this in log aspect from their bucket are outliers.")
+    ] = 0.25,
+    as_json: AsJson = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the report to this file.")] = None,
+    thumbnails: Annotated[int, typer.Option(min=0, help="At most this many small pictures in the HTML.")] = 240,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many images in each list.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    quiet = quiet or as_json
+    check_output("--html", html, "a web page", [*(path or []), config, options.bucket_config, cache])
+    check_output("--cache", cache, "a Parquet file", [])
+    if html is not None:
+        _make_room(html)
+    from kohya_bucket.cli.subjects import Reading
+    from kohya_bucket.reports.analysis import analyze as look_at
+
+    reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine), decode)
+    subjects, findings = _subjects(context, path or [], config, options, batch_size, reading)
+    analyses = [look_at(s, min_count=min_count, outlier_threshold=outlier_threshold) for s in subjects]
+    if html is not None:
+        _write_page(analyses, html, config.name if config is not None else "", thumbnails, limit or 300, quiet)
+    if as_json:
+        _print_json(analyses, findings, limit or 100)
+    else:
+        _print(analyses, findings, None if html is not None else limit or 5)
+
+
+def _subjects(
+    context: typer.Context, path: list[str], config: Path | None, options: RuleOptions, batch_size: int | None,
+    reading: Reading,
+) -> tuple[list[Subject], list[Finding]]:  # fmt: skip
+    from kohya_bucket.cli.subjects import from_config, from_folders
+
+    if config is not None and options.bucket_config is None and is_bucket_set(config):
+        config, options = None, replace(options, bucket_config=config)
+    if config is None:
+        return from_folders(path, options, batch_size or 1, reading), []
+    what = f"--config {config} brings its own images and rules"
+    if path:
+        raise ConfigError(f"{what}: leave out {' '.join(path)}")
+    refuse_beside(context, what, (*RULE_OPTIONS, "recursive"))
+    return from_config(config, batch_size, reading)
+
+
+def _make_room(html: Path) -> None:
+    """Before a million images are read: the report's folder, and nothing in the report's place."""
+    if html.is_dir():
+        raise KohyaBucketError(f"--html is {html}, a folder: name a file in it, e.g. {html / 'report.html'}")
+    try:
+        html.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KohyaBucketError(f"--html is {html}, but cannot be written: {why_not_written(error)}") from error
+
+
+def _write_page(analyses: Sequence[Analysis], html: Path, title: str, thumbnails: int, limit: int, quiet: bool) -> None:
+    from kohya_bucket.reports.page import render_page
+
+    with scan_progress("making thumbnails", quiet=quiet) as progress:
+        page = render_page(analyses, title=title, thumbnails=thumbnails, limit=limit, progress=progress)
+    html.write_bytes(page.encode("utf-8"))
+    typer.echo(f"{html}: {len(page) / 1e6:.1f} MB, opens in any browser", err=True)
+
+
+def _print_json(analyses: Sequence[Analysis], findings: Sequence[Finding], limit: int) -> None:
+    from kohya_bucket.reports.as_json import report_as_dict
+
+    report = report_as_dict(analyses, limit, [f.as_dict() for f in findings])
+    sys.stdout.write(json.dumps(report, indent=1, allow_nan=False) + "\n")
+
+
+def _print(analyses: Sequence[Analysis], findings: Sequence[Finding], limit: int | None) -> None:
+    """The findings; with a limit also the report, with at most so many images in each list."""
+    from rich.markup import escape
+
+    from kohya_bucket.reports.terminal import print_analysis
+
+    console = plain_console(stderr=limit is None)
+    for finding in findings:
+        console.print(f"[yellow]{finding.severity.value}[/yellow]: {escape(finding.text)}", soft_wrap=True)
+    for analysis in analyses if limit is not None else ():
+        print_analysis(analysis, console, limit or 0)

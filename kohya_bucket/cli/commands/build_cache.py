@@ -1,0 +1,77 @@
+"""`kohya-bucket build-cache`: read every header once, and keep what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kohya_bucket.cli.common_options import Recursive, Sources, Workers
+from kohya_bucket.cli.console import plain_console
+from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
+from kohya_bucket.cli.outputs import check_output
+from kohya_bucket.cli.progress import scan_progress
+from kohya_bucket.cli.sizes import images_in
+from kohya_bucket.errors import KohyaBucketError
+
+if TYPE_CHECKING:
+    from kohya_bucket.images import MetadataCache
+
+_SHOWN = 10
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(build_cache)
+
+
+def build_cache(
+    path: Sources,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file to write.")],
+    refresh: Annotated[bool, typer.Option("--refresh", help="Reuse rows of --output for unchanged files.")] = False,
+    hash: Annotated[bool, typer.Option("--hash", help="Hash every file's content too, to find duplicates.")] = False,
+    recursive: Recursive = True,
+    workers: Workers = None,
+    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "local",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    from kohya_bucket.images import MetadataCache, ScanInterrupted
+    from kohya_bucket.images.parquet import is_metadata_cache
+
+    check_output("--output", output, "a Parquet file", path)
+    runs_on = engine_of(engine)
+    if output.is_file() and output.stat().st_size and not is_metadata_cache(str(output)):
+        raise KohyaBucketError(
+            f"--output is {output}, a file that no build-cache wrote, and would be lost: give another name, or "
+            "delete it first"
+        )
+    build = MetadataCache.build
+    if refresh and output.exists():
+        build = MetadataCache.load(output).refresh
+    paths = images_in(path, recursive=recursive)
+    try:
+        with scan_progress("reading headers", quiet=quiet) as progress:
+            cache = build(paths, hash=hash, workers=workers, engine=runs_on, progress=progress)
+    except ScanInterrupted as interrupt:
+        if interrupt.cache is not None and len(interrupt.cache):
+            interrupt.cache.save(output)
+            kept = f"{len(interrupt.cache)} rows kept in {output}: go on with --refresh"
+            raise KeyboardInterrupt(f"{interrupt}; {kept}") from None
+        raise
+    cache.save(output)
+    if not quiet:
+        _report(cache, output)
+
+
+def _report(cache: MetadataCache, output: Path) -> None:
+    changes = cache.changes
+    assert changes is not None
+    typer.echo(
+        f"{len(cache)} files in {output}: {changes.reused} unchanged, {changes.reread} read again, "
+        f"{changes.added} new, {changes.dropped} gone, {changes.unreadable} unreadable"
+    )
+    console = plain_console(stderr=True)
+    for i in sorted(cache.reasons)[:_SHOWN]:
+        console.print(f"  {cache.paths[i]}: {cache.reasons[i]}", markup=False, soft_wrap=True)
+    if len(cache.reasons) > _SHOWN:
+        console.print(f"  and {len(cache.reasons) - _SHOWN} more; all of them are in the file's column 'reason'")

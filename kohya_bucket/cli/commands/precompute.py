@@ -1,0 +1,140 @@
+"""`kohya-bucket precompute`: encode a data set once, on every GPU there is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kohya_bucket.cli.common_options import Recursive
+from kohya_bucket.cli.console import plain_console
+from kohya_bucket.cli.encoders import VaeOptions
+from kohya_bucket.cli.for_sd_scripts import FOR_HELP, version_for
+from kohya_bucket.cli.given import given, refuse_beside
+from kohya_bucket.cli.option_groups import with_option_groups
+from kohya_bucket.cli.rule_options import RULE_OPTIONS, RuleOptions
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.latents.architectures import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from kohya_bucket.cli.precompute_items import Part
+    from kohya_bucket.latents.report import PrecomputeReport
+
+_ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai": "sd"}
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(precompute)
+
+
+@with_option_groups()
+def precompute(
+    context: typer.Context,
+    path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, .txt lists.")] = None,
+    *,
+    vae: VaeOptions,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of the store; npz go beside the images without.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="An sd-scripts dataset config instead of PATH.")] = None,
+    gpus: Annotated[
+        str, typer.Option(help="With --config: numbers of GPUs that will train, e.g. 1,2; else those used here.")
+    ] = "",
+    train_batch_size: Annotated[int | None, typer.Option(min=1, help="With --config, where it is silent.")] = None,
+    options: RuleOptions,
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per run of the VAE.")] = 8,
+    flip: Annotated[bool, typer.Option("--flip", help="Store the mirrored images too.")] = False,
+    mask: Annotated[bool, typer.Option("--mask", help="Store the alpha channel too.")] = False,
+    posterior: Annotated[bool, typer.Option("--posterior", help="Store mean and deviation, no sample.")] = False,
+    format: Annotated[str, typer.Option(help="shards, or npz: sd-scripts' own files.")] = "shards",
+    for_: Annotated[str, typer.Option("--for", help=FOR_HELP)] = "",
+    interpolation: Annotated[str, typer.Option(help="Filter of the resize; auto is sd-scripts'.")] = "auto",
+    collection: Annotated[str, typer.Option(help="Part of the store, to keep several models apart.")] = "",
+    captions_file: Annotated[Path | None, typer.Option(help="One caption per line; else .txt files are read.")] = None,
+    hash: Annotated[bool, typer.Option("--hash", help="Store a hash of each image's content.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")] = None,
+    recursive: Recursive = True,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but problems.")] = False,
+) -> None:
+    """On several GPUs: torchrun --nproc-per-node 8 -m kohya_bucket.precompute …, or accelerate launch -m."""
+    if for_ and format != "npz":
+        raise ConfigError("--for says which sd-scripts will read npz: add --format npz, or leave it out")
+    reader = version_for(for_) if format == "npz" else ""
+    if not vae.arch:
+        vae = replace(vae, arch=_ARCH_OF_PRESET.get(options.name, ""))
+    encoder = vae.load()
+    from kohya_bucket.cli.precompute_items import by_config, by_path
+    from kohya_bucket.latents.dtypes import dtype_name
+    from kohya_bucket.latents.encoder import encoder_hash
+    from kohya_bucket.latents.wanted import Recipe
+
+    kind = "posterior" if posterior else "latents"
+    recipe = Recipe(encoder_hash(encoder), dtype_name(vae.dtype), kind, flip, mask, interpolation, collection)
+    if config is not None:
+        _check_config(context, config, path)
+        todo = by_config(
+            config, recipe, output, content_hash=hash, gpus=gpus, train_batch_size=train_batch_size, quiet=quiet
+        )
+    else:
+        _check_rule(context, options)
+        todo = by_path(
+            path or [], options, recipe, output, content_hash=hash, recursive=recursive, captions_file=captions_file,
+            quiet=quiet,
+        )  # fmt: skip
+    failed = _encode(todo, encoder, output, quiet, batch_size=batch_size, format=format, architecture=vae.arch,
+                     workers=workers, sd_scripts=reader)  # fmt: skip
+    if failed:
+        raise KohyaBucketError(f"{failed} images could not be encoded, see above; the others are done")
+
+
+def _check_config(context: typer.Context, config: Path, path: list[str] | None) -> None:
+    what = f"--config {config} says which images and buckets there are"
+    if path:
+        raise ConfigError(f"{what}: leave out {' '.join(path)}")
+    refuse_beside(context, what, (*RULE_OPTIONS, "captions_file"))
+
+
+def _check_rule(context: typer.Context, options: RuleOptions) -> None:
+    """Encoding takes long: nobody shall find out afterwards that it was at other sizes than was meant."""
+    if given(context, ("gpus", "train_batch_size")):
+        raise ConfigError("--gpus and --train-batch-size say how a --config will be trained: leave them out")
+    if not given(context, ("rule", "preset", "bucket_config", "resolution")):
+        raise ConfigError("choose the buckets by --resolution, --rule, --preset, --bucket-config or --config")
+    if options.brings_sizes:
+        sizes = ("resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps")
+        refuse_beside(context, f"{options.name.replace(':', ' ', 1)} brings its own sizes", sizes)
+
+
+def _encode(todo: list[Part], encoder: Any, output: Path | None, quiet: bool, **options: Any) -> int:
+    """Encode the parts; how many images could not be. `options` as for `encode_wanted`."""
+    from kohya_bucket.cli.precompute_console import Shown, print_report
+    from kohya_bucket.latents.npz_names import paths_of_run
+    from kohya_bucket.latents.precompute import encode_wanted
+    from kohya_bucket.latents.report import joined
+
+    further: list[PrecomputeReport] = []
+    failed = 0
+    console = plain_console(stderr=True)
+    family = ARCHITECTURES.get(options["architecture"] or str(getattr(encoder, "architecture", "")))
+    paths: list[list[Path]] | list[None] = [None] * len(todo)
+    if options["format"] == "npz" and family is not None and todo:  # without one, `encode_wanted` says what is missing
+        paths = paths_of_run(
+            [part.wanted for part in todo], family.read_by(options["sd_scripts"]), output, todo[0].root
+        )
+    for part, npz_paths in zip(todo, paths, strict=True):
+        with Shown(console, quiet) as show:
+            report = encode_wanted(
+                part.wanted, encoder, output, part.root, progress_callback=show, npz_paths=npz_paths,
+                say=lambda text: console.print(text, soft_wrap=True, markup=False), **options,
+            )  # fmt: skip
+        failed += len(report.failed)
+        if part.wanted.further:
+            further.append(report)
+        elif not quiet:
+            print_report(report)
+    if further and not quiet:
+        typer.echo("at further sizes:")
+        print_report(joined(further))
+    return failed

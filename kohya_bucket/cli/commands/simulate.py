@@ -1,0 +1,105 @@
+"""`kohya-bucket simulate`: one image's bucket, explained."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kohya_bucket.cli.configs import rules_of_config
+from kohya_bucket.cli.console import plain_console
+from kohya_bucket.cli.given import refuse_beside
+from kohya_bucket.cli.option_groups import with_option_groups
+from kohya_bucket.cli.outputs import check_output
+from kohya_bucket.cli.previews import draw_into
+from kohya_bucket.cli.rule_options import RULE_OPTIONS, RuleOptions
+from kohya_bucket.errors import KohyaBucketError
+
+if TYPE_CHECKING:
+    from kohya_bucket.reports.explain import Explanation
+
+_SIZE = re.compile(r"(\d+)\s*[xX×*,]\s*(\d+)")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(simulate)
+
+
+@with_option_groups(without=("num",))
+def simulate(
+    context: typer.Context,
+    image: Annotated[str, typer.Argument(help="a size such as 576x768, or an image file")],
+    *,
+    options: RuleOptions,
+    config: Annotated[Path | None, typer.Option(help="take the rules of this dataset config")] = None,
+    preview: Annotated[Path | None, typer.Option(help="draw the kept area into this picture")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
+) -> None:
+    from kohya_bucket.reports.explain import explain
+
+    if config is not None:
+        refuse_beside(context, f"--config {config} brings its own rules", RULE_OPTIONS)
+    file, size = _size_of(image)
+    check_output("--preview", preview, "a picture", [file, config])
+    if config is not None:
+        rules = rules_of_config(config)
+    else:
+        width, height = options.size
+        how = "no upscaling" if options.bucket_no_upscale else options.name
+        rules = [(f"{width}x{height}, {how}", options.make())]
+    found = [(name, explain(rule, *size)) for name, rule in rules]
+    if as_json:
+        rows = [{"settings": name, **asdict(e), "aspect": e.aspect} for name, e in found]
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        for name, explanation in found:
+            _print(name, explanation)
+    if preview is not None:
+        draw_into(preview, file, [explanation for _, explanation in found])
+    if all(explanation.bucket is None for _, explanation in found):
+        raise typer.Exit(1)
+
+
+def _size_of(image: str) -> tuple[Path | None, tuple[int, int]]:
+    match = _SIZE.fullmatch(image.strip())
+    if match:
+        width, height = int(match[1]), int(match[2])
+        if min(width, height) < 1:
+            raise KohyaBucketError(f"{image} is no image size: both sides must be 1 or more")
+        return None, (width, height)
+    from kohya_bucket.images import read_sizes
+
+    scan = read_sizes([image])
+    if scan.failures:
+        raise KohyaBucketError(f"{image} is neither a size such as 576x768 nor a readable image: {scan.failures[0][2]}")
+    width, height = scan.sizes[0].tolist()
+    return Path(image), (width, height)
+
+
+def _print(name: str, e: Explanation) -> None:
+    console = plain_console()
+
+    def line(label: str, text: str) -> None:
+        console.print(f"  {label:<10}{text}", soft_wrap=True)
+
+    console.print(f"[bold]{e.size[0]}x{e.size[1]}[/bold], aspect {e.aspect:.4f}, in {name}")
+    if e.bucket is None:
+        line("bucket", f"none: {e.reason}")
+        return
+    why = "exactly the image's size" if e.exact else f"aspect {e.bucket.aspect_ratio:.4f}, {e.distance:.4f} away"
+    line("bucket", f"[bold green]{e.bucket}[/bold green]  ({why})")
+    for other in e.neighbours:
+        side = "narrower" if other.bucket.aspect_ratio < e.bucket.aspect_ratio else "wider"
+        switch = "" if other.switch is None else f"; they switch at {other.switch:.4f}"
+        if other.switch is not None and other.switch < 1:
+            switch += f" (height/width {1 / other.switch:.4f})"
+        line(side, f"{other.bucket!s:<10} aspect {other.bucket.aspect_ratio:.4f}, {other.distance:.4f} away{switch}")
+    change = "enlarged" if e.scale > 1 else "reduced" if e.scale < 1 else "kept"
+    line("resize", f"to {e.resized[0]}x{e.resized[1]}  ({change}, factor {e.scale:.3f})")
+    left, top, right, bottom = e.cut
+    parts = [f"{n} {side}" for n, side in ((left, "left"), (top, "top"), (right, "right"), (bottom, "bottom")) if n]
+    line("crop", f"{', '.join(parts)}  ({e.crop_loss:.1%} of the picture)" if parts else "nothing")

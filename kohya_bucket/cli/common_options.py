@@ -1,0 +1,16 @@
+"""Options that several commands have, spelled and explained once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["AsJson", "Quiet", "Recursive", "Sources", "TableOrSources", "Workers"]
+
+Sources = Annotated[list[str], typer.Argument(help="Folders, files, patterns, or .txt lists of paths.")]
+TableOrSources = Annotated[list[str], typer.Argument(help="Folders, files, lists, or one table of sizes.")]
+Recursive = Annotated[bool, typer.Option(help="Look into subfolders.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="At most this many threads or processes.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]

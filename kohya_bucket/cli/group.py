@@ -1,0 +1,86 @@
+"""The commands as one program: each is imported when it is called, and a user's mistake is one line."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+from kohya_bucket.cli.commands import COMMANDS
+from kohya_bucket.errors import KohyaBucketError, why_not_written
+
+__all__ = ["app", "load_command", "run"]
+
+_INTERRUPTED = 130
+
+
+class _Unread(TyperCommand):
+    """A command of which the name and one line are known: enough to list it, or to suggest it for a slip."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return load_command(str(self.name)).make_context(info_name, args, parent, **extra)
+
+
+class _Commands(TyperGroup):
+    """The commands. Ctrl-C ends each of them with one line that says which was interrupted, and how far it was."""
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        for name, line in COMMANDS.items():
+            self.add_command(_Unread(name, help=line))
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False  # typer 0.29 imports pydantic (70 ms) to make that of None, for every command
+        return option
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:  # typer itself would end without a word
+            # that of a scan says how far it was
+            print(f"kohya-bucket {ctx.invoked_subcommand}: {str(interrupt) or 'interrupted'}", file=sys.stderr)
+            raise typer.Exit(_INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="kohya-bucket",
+    help="Aspect ratio bucketing for sd-scripts and any PyTorch loop: plan it, explain it, train on it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # sd-scripts spells its options with underscores; people paste them.
+    context_settings={"token_normalize_func": lambda token: token.replace("_", "-")},
+)
+app.callback()(lambda: None)  # without it typer asks for a command of its own
+
+
+def run() -> None:
+    """Run the command that `sys.argv` names, and exit. A user's mistake is one line and exit code 2."""
+    try:
+        app()
+    except KohyaBucketError as error:
+        print(f"kohya-bucket: {error}", file=sys.stderr)
+    except OSError as error:
+        if error.filename is None and error.errno is None:
+            raise
+        # Without a name it is most often standard output, redirected to a disk that is full.
+        text = why_not_written(error) if error.filename is None else f"{error.filename}: {error.strerror}"
+        print(f"kohya-bucket: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def load_command(name: str) -> Any:
+    """A command as typer makes it from its module. The line that lists it is the first of its help."""
+    module = importlib.import_module(f"kohya_bucket.cli.commands.{name.replace('-', '_')}")
+    alone = typer.Typer()
+    module.register(alone)
+    command = get_group(alone).commands[name]
+    command.help = f"{COMMANDS[name]}\n\n{command.help}" if command.help else COMMANDS[name]
+    return command

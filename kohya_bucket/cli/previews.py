@@ -1,0 +1,60 @@
+"""The picture of what is kept of one image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kohya_bucket.errors import KohyaBucketError, why_not_written
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from kohya_bucket.reports.explain import Explanation
+
+__all__ = ["draw_into"]
+
+
+def draw_into(target: Path, file: Path | None, found: Sequence[Explanation]) -> None:
+    """Draw the first of `found` that has a bucket, over the image or, without its file, over a grid.
+
+    Raises:
+        KohyaBucketError: none has a bucket, the image cannot be decoded, or the picture not be written.
+    """
+    from PIL import Image
+
+    from kohya_bucket.reports.preview import draw_preview
+
+    placed = [explanation for explanation in found if explanation.bucket is not None]
+    if not placed:
+        raise KohyaBucketError(f"no preview: {found[0].reason}")
+    try:
+        image = Image.open(file) if file is not None else _grid(placed[0].size)
+        picture = draw_preview(image, placed[0])
+    except OSError as error:
+        raise KohyaBucketError(f"{file} cannot be decoded: {error}") from error
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(target)
+    except OSError as error:
+        raise KohyaBucketError(f"the preview cannot be written to {target}: {why_not_written(error)}") from error
+    except ValueError as error:
+        raise KohyaBucketError(f"the preview cannot be written to {target}: {error}; name a .png file") from error
+    typer.echo(f"preview of {placed[0].bucket} in {target}", err=True)
+
+
+def _grid(size: tuple[int, int]) -> Image:
+    """A grey picture with a grid of eighths, to stand for an image of which only the size is known."""
+    from PIL import Image, ImageDraw
+
+    scale = min(1.0, 1024 / max(size))
+    width, height = (max(1, round(side * scale)) for side in size)
+    image = Image.new("RGB", (width, height), (200, 205, 212))
+    draw = ImageDraw.Draw(image)
+    for i in range(1, 8):
+        draw.line([(width * i // 8, 0), (width * i // 8, height)], fill=(160, 166, 176))
+        draw.line([(0, height * i // 8), (width, height * i // 8)], fill=(160, 166, 176))
+    return image

@@ -1,0 +1,120 @@
+"""The options that make a bucket rule: the same everywhere, with sd-scripts' defaults."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.buckets import KohyaBuckets, list_presets, load_preset
+from kohya_bucket.buckets.by_name import RULE_NAMES
+from kohya_bucket.buckets.kohya import NO_UPSCALE_FITS
+from kohya_bucket.buckets.switching import SWITCHING_METHODS
+from kohya_bucket.buckets.trainers import TRAINERS
+from kohya_bucket.cli.compared_rules import GROUPS, compared_rule, names_of
+from kohya_bucket.cli.group import load_command
+from kohya_bucket.cli.rule_options import RULE_OPTIONS, RuleOptions
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.sdscripts.config.arguments import DEFAULTS
+
+COMMANDS = ("simulate", "analyze", "compare", "chart", "buckets-from-dataset", "precompute")
+SIZES = np.random.default_rng(0).integers(300, 3000, (200, 2)).astype(np.int32)
+
+
+def options_of(command: str):
+    return {p.name: p for p in load_command(command).params if p.name in RULE_OPTIONS}
+
+
+def test_what_is_not_given_is_what_sd_scripts_takes() -> None:
+    adapter = AdapterOptions()
+    for field in fields(RuleOptions):
+        if field.name in DEFAULTS and field.name != "resolution":  # which sd-scripts wants given
+            assert field.default == DEFAULTS[field.name]
+        elif hasattr(adapter, field.name) and field.name != "rule":
+            assert field.default == getattr(adapter, field.name)
+    assert repr(RuleOptions().make()) == repr(KohyaBuckets((512, 512), 256, 1024, 64))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_all_commands_mean_the_same_by_an_option(command: str) -> None:
+    common = options_of("precompute")
+    assert set(common) == set(RULE_OPTIONS)
+    mine = options_of(command)
+    assert {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps"} <= set(mine)
+    for name, option in mine.items():
+        other = common[name]
+        assert (option.default, option.help) == (other.default, other.help)
+        assert set(other.opts) <= set(option.opts)
+
+
+def test_the_page_lists_them_with_their_defaults() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text(encoding="utf-8")
+    rows = {line.split("`")[1]: line.split(" | ")[1] for line in page.splitlines() if line.startswith("| `--")}
+    assert set(rows) == {f"--{name.replace('_', '-')}" for name in RULE_OPTIONS}
+    for name, option in options_of("precompute").items():
+        if option.default not in (None, False):
+            assert rows[f"--{name.replace('_', '-')}"] == f"`{option.default}`"
+
+
+def test_the_help_names_what_there_is() -> None:
+    texts = {name: option.help for name, option in options_of("precompute").items()}
+    for name, choices in (("rule", RULE_NAMES), ("switching", SWITCHING_METHODS), ("no_upscale_fit", NO_UPSCALE_FITS)):
+        assert all(choice in texts[name] for choice in choices)
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_a_preset_is_taken_whatever_its_step(name: str) -> None:
+    assert RuleOptions(preset=name).make().bucket_set == load_preset(name)
+
+
+def test_sides_are_rounded_to_the_step_as_sd_scripts_does() -> None:
+    assert RuleOptions(min_bucket_reso=300, max_bucket_reso=1000).limits == (256, 1024)
+
+
+def test_what_sd_scripts_stops_at_is_refused_for_every_rule() -> None:
+    for rule in (None, "novelai", "exact", "auto"):
+        with pytest.raises(KohyaBucketError, match="max_bucket_reso 1024 is below the longer side of resolution 1536"):
+            RuleOptions(rule=rule, resolution="1536").make(SIZES)
+        RuleOptions(rule=rule, resolution="1536", max_bucket_reso=1536).make(SIZES)
+    with pytest.raises(KohyaBucketError, match="min_bucket_reso 640 is above the shorter side"):
+        RuleOptions(min_bucket_reso=640, bucket_no_upscale=True).make()
+
+
+def test_one_rule_is_named() -> None:
+    assert RuleOptions(rule="preset:sdxl").name == RuleOptions(preset="sdxl").name == "preset:sdxl"
+    with pytest.raises(ConfigError, match="--rule and --preset both name a bucket set"):
+        _ = RuleOptions(rule="kohya", preset="sdxl").name
+
+
+@pytest.mark.parametrize("text", ["832,1216", "832x1216", "832X1216", "832×1216", " 832 , 1216 "])
+def test_a_resolution_is_spelled_in_several_ways(text: str) -> None:
+    assert RuleOptions(resolution=text).size == (832, 1216)
+
+
+@pytest.mark.parametrize("name", GROUPS["all"])
+def test_every_name_that_can_be_compared_makes_a_rule(name: str) -> None:
+    rule = compared_rule(name, RuleOptions(), SIZES)
+    assert rule.place(SIZES).placed.any()
+
+
+def test_the_rules_are_those_of_their_names() -> None:
+    options = RuleOptions(resolution="1024", max_bucket_reso=2048, num=3)
+    largest = compared_rule("kohya-largest", options, SIZES)
+    assert (largest.no_upscale, largest.no_upscale_fit) == (True, "largest")
+    assert compared_rule("auto-optimal", options, SIZES).result.method == "optimal"
+    area = RuleOptions(resolution="1024", max_bucket_reso=2048, switching="area")
+    assert compared_rule("exact", area, SIZES).max_side == 2048
+    assert compared_rule("kohya", area, SIZES).switching == "area"
+    for name in TRAINERS:
+        assert type(compared_rule(name, options, SIZES)).__name__ == TRAINERS[name][1]
+    with pytest.raises(ConfigError, match="no rule 'konya'"):
+        compared_rule("konya", options, SIZES)
+
+
+def test_names_are_split_and_groups_taken_apart() -> None:
+    assert names_of("kohya, exact,,kohya") == ["kohya", "exact"]
+    assert names_of("kohya,trainers") == ["kohya", *TRAINERS]
+    assert names_of("all") == list(GROUPS["all"])
