@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.latents.architectures import is_version
 
 __all__ = ["FOR_HELP", "version_for"]
 
@@ -22,6 +21,7 @@ def version_for(given: str) -> str:
         ConfigError: neither a version nor a folder.
         CheckoutError: a folder without a checkout.
     """
+    from kohya_bucket.latents.architectures import is_version
     from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, npz_version
 
     if is_version(given):
