@@ -9,6 +9,8 @@ from typing import Any
 
 from PIL import Image
 
+from kohya_bucket.sdscripts.config import Change, Release
+
 _SIZES = [(64, 64), (80, 64), (64, 96), (128, 72), (50, 120), (200, 64), (72, 73)]
 
 
@@ -72,13 +74,17 @@ def _metadata(root: Path) -> None:
     prepared = {f"img_{i}": {"caption": "x", "train_resolution": [64 * (1 + i % 2), 64]} for i in range(12)}
     stems = {f"img_{i}": {"caption": "x"} for i in range(12)}
     gone = {"nowhere.png": {"caption": "x"}}
+    partly = {n: {"tags": "t", **({"image_size": [40 * i, 90]} if i % 3 else {})} for i, n in enumerate(names, 1)}
     for name, content in {
         "plain": plain, "sized": sized, "absolute": absolute, "prepared": prepared, "stems": stems, "none": {},
+        "partly": partly,
         "gone": gone, "list": [1], "flat": {"a.png": "caption"},
     }.items():  # fmt: skip
         (root / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
     lines = [json.dumps({"image_path": n, "image_size": [100, 64 + i], "caption": "é"}) for i, n in enumerate(names)]
     (root / "lines.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    sides = [{"image_path": n, "width": 50 * i, "height": 70, "image_size": [9, 9]} for i, n in enumerate(names, 1)]
+    (root / "sides.jsonl").write_text("\n".join(map(json.dumps, sides)), encoding="utf-8")
     (root / "blank_line.jsonl").write_text(lines[0] + "\n\n" + lines[1] + "\n", encoding="utf-8")
     (root / "broken.json").write_text("{", encoding="utf-8")
 
@@ -96,6 +102,12 @@ _DATASET: dict[str, list[Any]] = {
     "validation_split": [0.25, 0.5, 0.1, 0.0],
     "validation_seed": [0, 7, 42],
     "network_multiplier": [0.5],
+    "skip_image_resolution": [64, [100, 60], 75, [128, 100], 200, 0],
+}
+#: Keys that are not known from the beginning, by the change that brought them.
+NEW_KEYS = {
+    Change.VALIDATION: ("validation_split", "validation_seed", "custom_attributes", "resize_interpolation"),
+    Change.SKIPPING: ("skip_image_resolution",),
 }
 _SUBSET: dict[str, list[Any]] = {
     "num_repeats": [1, 2, 5, 0],
@@ -126,6 +138,7 @@ _FOLDERS = [
 _REGULAR = ["reg", "reg2"]
 _JSON = [
     "plain.json", "sized.json", "absolute.json", "prepared.json", "stems.json", "none.json", "lines.jsonl", "gone.json",
+    "partly.json", "sides.jsonl",
 ]  # fmt: skip
 _SLIPS: list[tuple[str, Any]] = [
     ("batch_siz", 2), ("resolution", "512"), ("enable_bucket", 1), ("validation_split", 1), ("is_reg", True),
@@ -135,21 +148,26 @@ _SLIPS: list[tuple[str, Any]] = [
     ("batch_size", True),
     ("caption_dropout_rate", "0.1"), ("keep_tokens", None), ("kohya_bucket", {"a": 1}), ("custom_attributes", "x"),
     ("resolution", [64, 64.0]), ("subsets", {}), ("batch_size", 2), ("cache_info", True),
+    ("skip_image_resolution", 80), ("skip_image_resolution", "512,768"), ("skip_image_resolution", [1, 2, 3]),
+    ("train_inpainting", True),
 ]  # fmt: skip
 
 
-def random_config(seed: int, *, slips: bool, new_keys: bool) -> dict[str, Any]:
-    """A config with one to three datasets; with `slips`, some key may be wrong or in the wrong place."""
+def random_config(seed: int, release: Release, *, slips: bool) -> dict[str, Any]:
+    """A config of keys that the release knows, with one to three datasets.
+
+    With `slips`, some key may be wrong, too new, or in the wrong place.
+    """
     rng = random.Random(seed)
     config: dict[str, Any] = {}
     if rng.random() < 0.6:
         config["general"] = _draw(rng, {**_DATASET, **_SUBSET, **_CAPTIONED}, 4)
     config["datasets"] = [_dataset(rng) for _ in range(rng.choice([1, 1, 2, 3]))]
     tables = [config.get("general", {}), *config["datasets"], *(s for d in config["datasets"] for s in d["subsets"])]
-    if not new_keys:
-        for table in tables:
-            for key in ("validation_split", "validation_seed", "custom_attributes", "resize_interpolation"):
-                table.pop(key, None)
+    unknown = {key for change, keys in NEW_KEYS.items() if change not in release for key in keys}
+    for table in tables:
+        for key in unknown & table.keys():
+            del table[key]
     if slips:
         for _ in range(rng.choice([0, 1, 1, 2])):
             key, value = rng.choice(_SLIPS)

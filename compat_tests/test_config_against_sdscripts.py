@@ -17,28 +17,45 @@ import pytest
 import toml
 
 from compat_tests.config_playground import make_playground, random_config
+from compat_tests.hand_made_configs import HAND_MADE, SUBSET, one
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.errors import BucketSettingsError, ConfigError
-from kohya_bucket.sdscripts.config import Config, Release, Severity, Supports, read_config, read_folders
+from kohya_bucket.sdscripts.config import (
+    NEWEST,
+    Change,
+    Config,
+    Kind,
+    ReadDataset,
+    Release,
+    Severity,
+    Supports,
+    read_config,
+    read_folders,
+)  # fmt: skip
 from kohya_bucket.sdscripts.config.check import REFUSALS
+from kohya_bucket.sdscripts.config.finetuning import metadata_captions
 from kohya_bucket.sdscripts.config.model import ImageList
+from kohya_bucket.sdscripts.config.schema import Level, known_keys
 from kohya_bucket.sdscripts.plan.overview import overview
 
 PLACED: list[int] = []
+SKIPPED: list[int] = []
 FULL = (True, True, True, True)
 
 
 @pytest.fixture(scope="module")
 def real(unpatched: SimpleNamespace) -> Iterator[SimpleNamespace]:
-    """sd-scripts, the release it is, and its own command line defaults."""
+    """sd-scripts, what this package takes it for, and its own command line defaults."""
     import importlib
 
+    release = Release.in_checkout(unpatched.root)
     names = {f.name for f in fields(unpatched.config_util.BaseDatasetParams)}
-    release = Release.V0_10 if "validation_split" in names else Release.V0_9
+    assert (Change.VALIDATION in release) == ("validation_split" in names)
+    assert (Change.SKIPPING in release) == ("skip_image_resolution" in names)
     parser = argparse.ArgumentParser()
     unpatched.train_util.add_dataset_arguments(parser, True, True, True)
     unpatched.train_util.add_training_arguments(parser, True)
-    if release is Release.V0_10:
+    if Change.VALIDATION in release:
         parser.add_argument("--validation_seed", type=int, default=None)
         parser.add_argument("--validation_split", type=float, default=0.0)
         base = importlib.import_module("library.strategy_base").LatentsCachingStrategy
@@ -49,7 +66,7 @@ def real(unpatched: SimpleNamespace) -> Iterator[SimpleNamespace]:
     logging.disable(logging.CRITICAL)
     yield SimpleNamespace(**vars(unpatched), release=release, parser=parser)
     logging.disable(logging.NOTSET)
-    if release is Release.V0_10:
+    if Change.VALIDATION in release:
         base._strategy = before
 
 
@@ -79,7 +96,7 @@ def arguments(real: SimpleNamespace, *given: str) -> argparse.Namespace:
 def blueprint(
     real: SimpleNamespace, config: dict[str, Any], args: argparse.Namespace, flags: tuple[bool, ...] = FULL
 ) -> Any:
-    runtime = {"tokenizer": SimpleNamespace(model_max_length=77)} if real.release is Release.V0_9 else {}
+    runtime = {"tokenizer": SimpleNamespace(model_max_length=77)} if Change.VALIDATION not in real.release else {}
     sanitizer = real.config_util.ConfigSanitizer(*flags)
     return real.config_util.BlueprintGenerator(sanitizer).generate(config, args, **runtime)
 
@@ -147,6 +164,12 @@ def assert_same_images(images: ImageList, dataset: Any, seeded: bool) -> None:
             assert tuple(info.image_size) == tuple(stated)
 
 
+def assert_same_captions(dataset: ReadDataset, other: Any, release: Release) -> None:
+    of_subset = [metadata_captions(subset, release) for subset in dataset.config.subsets]
+    for key, number in zip(dataset.images.keys, dataset.images.subset.tolist(), strict=True):
+        assert of_subset[number - 1][key] == other.image_data[key].caption
+
+
 def assert_same_plan(mine: Config, others: Any) -> None:
     """What `kohya-bucket plan` shows is what sd-scripts' own make_buckets made of it."""
     try:
@@ -196,6 +219,9 @@ def compare(config: dict[str, Any], folder: Path, real: SimpleNamespace, *given:
     for dataset, other in zip(mine.datasets, train.datasets, strict=True):
         split = dataset.config.validation_split > 0 and dataset.config.validation_seed is None
         assert_same_images(dataset.images, other, seeded=not split)
+        SKIPPED.append(len(dataset.images.skipped))
+        if dataset.config.kind is Kind.FINE_TUNING and Change.IMAGE_LISTS in real.release:
+            assert_same_captions(dataset, other, real.release)
     assert_same_plan(mine, train.datasets)
     held_back = [d for d in mine.datasets if d.validation is not None]
     assert len(held_back) == (len(validation.datasets) if validation is not None else 0)
@@ -204,19 +230,54 @@ def compare(config: dict[str, Any], folder: Path, real: SimpleNamespace, *given:
     return "built"
 
 
-def test_two_hundred_configs_name_the_same_images(there: Path, real: SimpleNamespace) -> None:
+def compare_all(configs: list[dict[str, Any]], folder: Path, real: SimpleNamespace) -> dict[str, int]:
+    """How many configs were refused, stopped or built; caches that sd-scripts writes are taken away after each."""
     outcomes = {"built": 0, "stopped": 0, "refused": 0}
-    for seed in range(200):
-        config = random_config(seed, slips=False, new_keys=real.release is Release.V0_10)
-        print(seed, json.dumps(config))
-        outcomes[compare(config, there, real)] += 1
-        for cache in there.glob("*/metadata_cache.json"):
+    for number, config in enumerate(configs):
+        print(number, json.dumps(config))
+        outcomes[compare(config, folder, real)] += 1
+        for cache in folder.glob("*/metadata_cache.json"):
             if cache.parent.name not in ("cached", "broken_cache"):
                 cache.unlink()
+    return outcomes
+
+
+def skip_where_unknown(real: SimpleNamespace) -> None:
+    if Change.SKIPPING not in real.release:
+        pytest.skip("this sd-scripts does not know skip_image_resolution")
+
+
+def test_two_hundred_configs_name_the_same_images(there: Path, real: SimpleNamespace) -> None:
+    outcomes = compare_all([random_config(seed, real.release, slips=False) for seed in range(200)], there, real)
     print(f"{real.root.name}: {outcomes}; {sum(PLACED)} images in {len(PLACED)} datasets placed alike")
     assert sum(PLACED) > 500
     assert outcomes["built"] > 60
     assert outcomes["refused"] == 0
+
+
+def test_the_same_images_are_skipped(there: Path, real: SimpleNamespace) -> None:
+    skip_where_unknown(real)
+    configs = []
+    for seed in range(40_000, 40_080):
+        config, rng = random_config(seed, real.release, slips=False), random.Random(seed)
+        for table in rng.choice([[config.setdefault("general", {})], config["datasets"]]):
+            table["skip_image_resolution"] = rng.choice([64, [100, 60], 75, [128, 100]])
+        configs.append(config)
+    SKIPPED.clear()
+    outcomes = compare_all(configs, there, real)
+    print(f"{outcomes}; {sum(SKIPPED)} images skipped, in {sum(map(bool, SKIPPED))} of {len(SKIPPED)} datasets")
+    assert sum(map(bool, SKIPPED)) > 40
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+def test_the_keys_are_those_of_the_schemas(dropout: bool, real: SimpleNamespace) -> None:
+    schemas = real.config_util.ConfigSanitizer(True, True, True, dropout)
+    supports = Supports(dropout=dropout)
+    assert set(map(str, schemas.general_schema)) == known_keys(Level.GENERAL, None, supports, real.release)
+    for kind, short in ((Kind.DREAMBOOTH, "db"), (Kind.FINE_TUNING, "ft"), (Kind.CONTROLNET, "cn")):
+        for level, name in ((Level.SUBSET, "subset"), (Level.DATASET, "dataset")):
+            theirs = set(map(str, getattr(schemas, f"{short}_{name}_schema"))) - {"subsets"}
+            assert theirs == known_keys(level, kind, supports, real.release)
 
 
 @pytest.mark.parametrize("flags", [(True, True, False, True), (True, True, True, True), (True, False, False, True),
@@ -225,74 +286,12 @@ def test_two_hundred_configs_name_the_same_images(there: Path, real: SimpleNames
 def test_the_same_configs_are_refused(flags: tuple[bool, ...], there: Path, real: SimpleNamespace) -> None:
     refusals = 0
     for seed in range(150):
-        config = random_config(10_000 + seed, slips=True, new_keys=seed % 3 > 0)
+        config = random_config(10_000 + seed, NEWEST if seed % 3 else Release.of("0.9"), slips=True)
         mine = {f.code for f in ours(config, there, real, flags).findings}
         expected = refused(real, config, flags)
         refusals += expected
         assert bool(REFUSALS & mine) == expected, (json.dumps(config), sorted(mine))
     assert refusals > 20
-
-
-SUBSET = {"image_dir": "txt", "caption_extension": ".txt"}
-BASE = {"resolution": 128, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 256}
-
-
-def one(*subsets: dict[str, Any], **keys: Any) -> dict[str, Any]:
-    return {"datasets": [{**BASE, **keys, "subsets": list(subsets)}]}
-
-
-HAND_MADE = {
-    "no datasets": {"general": {"resolution": 128}, "datasets": []},
-    "no subsets": one(),
-    "no resolution": {"datasets": [{"subsets": [SUBSET]}]},
-    "no resolution, fine-tuning": {"datasets": [{"subsets": [{"metadata_file": "plain.json", "image_dir": "plain"}]}]},
-    "min above resolution": one(SUBSET, min_bucket_reso=192),
-    "max below resolution": one(SUBSET, max_bucket_reso=64),
-    "steps of zero": one(SUBSET, bucket_reso_steps=0),
-    "batch of zero": one(SUBSET, batch_size=0),
-    "table in datasets": one({**SUBSET, "kohya_bucket": {}}),
-    "subsets as table": {"datasets": [{**BASE, "subsets": SUBSET}]},
-    "datasets as table": {"datasets": {**BASE, "subsets": [SUBSET]}},
-    "general as list": {"general": [], "datasets": [{**BASE, "subsets": [SUBSET]}]},
-    "mixed kinds": one(SUBSET, {"metadata_file": "plain.json"}),
-    "missing image_dir": one({"num_repeats": 2}),
-    "empty caption": one({"image_dir": "emptycaption", "caption_extension": ".txt"}),
-    "broken cache": one({"image_dir": "broken_cache", "cache_info": True}),
-    "relative keys without folder": one({"metadata_file": "plain.json"}),
-    "broken metadata": one({"metadata_file": "broken.json", "image_dir": "plain"}),
-    "metadata that is a list": one({"metadata_file": "list.json", "image_dir": "plain"}),
-    "metadata with captions for entries": one({"metadata_file": "flat.json", "image_dir": "plain"}),
-    "blank line in jsonl": one({"metadata_file": "blank_line.jsonl", "image_dir": "plain"}),
-    "control images missing": one({"image_dir": "images", "conditioning_data_dir": "control_missing"}),
-    "control images to spare": one({"image_dir": "images", "conditioning_data_dir": "control_extra"}),
-    "control with random_crop": one({"image_dir": "images", "conditioning_data_dir": "control", "random_crop": True}),
-    "unknown interpolation": one(SUBSET, resize_interpolation="sharp"),
-    "split in percent": one(SUBSET, validation_split=20.0, validation_seed=1),
-    "negative split": one(SUBSET, validation_split=-0.5, validation_seed=1),
-    "all held back": one(SUBSET, validation_split=1.0, validation_seed=1),
-    "empty folder and split": one({"image_dir": "empty"}, validation_split=0.5, validation_seed=1),
-    "cached and split": one({**SUBSET, "cache_info": True}, validation_split=0.5, validation_seed=1),
-    "control and split": one(
-        {"image_dir": "images", "conditioning_data_dir": "control"}, validation_split=0.5, validation_seed=3
-    ),
-    "fine-tuning and split": one({"metadata_file": "plain.json", "image_dir": "plain"}, validation_split=0.5),
-    "more regularization": one({**SUBSET, "num_repeats": 1}, {"image_dir": "reg", "is_reg": True, "num_repeats": 7}),
-    "less regularization": one({**SUBSET, "num_repeats": 9}, {"image_dir": "reg2", "is_reg": True}),
-    "regularization alone": one({"image_dir": "reg2", "is_reg": True}),
-    "two regularization folders": one(
-        {**SUBSET, "num_repeats": 4}, {"image_dir": "reg", "is_reg": True}, {"image_dir": "reg2", "is_reg": True}
-    ),
-    "folder twice": one(SUBSET, {**SUBSET, "num_repeats": 3}),
-    "folder twice, spelled otherwise": one(SUBSET, {"image_dir": "txt/", "num_repeats": 3}),
-    "zero first, then the same": one({**SUBSET, "num_repeats": 0}, SUBSET),
-    "two resolutions": {"datasets": [{**BASE, "subsets": [SUBSET]}, {**BASE, "resolution": 64, "subsets": [SUBSET]}]},
-    "two datasets, one cache": {"datasets": [
-        {**BASE, "subsets": [{**SUBSET, "cache_info": True}]}, {**BASE, "subsets": [{**SUBSET, "cache_info": True}]},
-    ]},
-    "false below true": {"general": {"enable_bucket": True, "flip_aug": True}, "datasets": [
-        {"resolution": 64, "enable_bucket": False, "flip_aug": False, "subsets": [{**SUBSET, "flip_aug": True}]},
-    ]},
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HAND_MADE)
@@ -306,12 +305,31 @@ def test_hand_made_configs(name: str, there: Path, real: SimpleNamespace) -> Non
         assert outcome == "built"
 
 
+@pytest.mark.parametrize("name", [name for name in HAND_MADE if "skipped" in name and "split" not in name])
+def test_as_many_images_are_skipped_as_sd_scripts_logs(
+    name: str, there: Path, real: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    skip_where_unknown(real)
+    mine = ours(HAND_MADE[name], there, real)
+    theirs = blueprint(real, HAND_MADE[name], arguments(real))
+    logging.disable(logging.NOTSET)
+    try:
+        with caplog.at_level(logging.INFO):
+            real.config_util.generate_dataset_group_by_blueprint(theirs.dataset_group)
+    finally:
+        logging.disable(logging.CRITICAL)
+    counts = [int(text.split()[1]) for text in caplog.messages if text.startswith("filtered ")]
+    assert sum(counts) == sum(len(dataset.images.skipped) for dataset in mine.datasets)
+    assert counts or name == "nothing skipped"
+
+
 def test_the_command_line_counts_where_the_config_is_silent(there: Path, real: SimpleNamespace) -> None:
     given = ["--train_batch_size", "3", "--resolution", "128,64", "--enable_bucket", "--min_bucket_reso", "64",
              "--caption_extension", "txt", "--keep_tokens", "2", "--prior_loss_weight", "0.5", "--flip_aug",
              "--dataset_repeats", "4", "--bucket_reso_steps", "32", "--face_crop_aug_range", "1.5,2.5"]  # fmt: skip
+    given += ["--skip_image_resolution", "70,80"] if Change.SKIPPING in real.release else []
     for seed in range(60):
-        config = random_config(20_000 + seed, slips=False, new_keys=real.release is Release.V0_10)
+        config = random_config(20_000 + seed, real.release, slips=False)
         for table in config["datasets"]:
             table.pop("resolution")
         args = arguments(real, *given)
@@ -345,7 +363,7 @@ def _made(path: Path) -> Path:
 
 def test_toml_files_are_read_alike(there: Path, real: SimpleNamespace) -> None:
     for seed in range(40):
-        config = random_config(30_000 + seed, slips=False, new_keys=real.release is Release.V0_10)
+        config = random_config(30_000 + seed, real.release, slips=False)
         path = there / "config.toml"
         path.write_text(toml.dumps(config), encoding="utf-8")
         loaded = real.config_util.load_user_config(str(path))
@@ -369,5 +387,5 @@ def test_the_ready_configs_are_accepted(real: SimpleNamespace, monkeypatch: pyte
 
 def test_validation_does_not_touch_the_global_random_state(there: Path, real: SimpleNamespace) -> None:
     state = random.getstate()
-    ours(one(SUBSET, validation_split=0.5) if real.release is Release.V0_10 else one(SUBSET), there, real)
+    ours(one(SUBSET, validation_split=0.5) if Change.VALIDATION in real.release else one(SUBSET), there, real)
     assert random.getstate() == state

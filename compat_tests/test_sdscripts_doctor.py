@@ -1,5 +1,6 @@
 """`kohya-bucket doctor` on the real checkout, in the environment that trains."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from compat_tests.sdscripts_support import write_images
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,6 +46,21 @@ def test_a_known_version(unpatched, copy, tmp_path):
     assert files_of(copy) == before
 
 
+def test_a_config_is_read_as_this_version_reads_it(copy, unpatched, tmp_path):
+    write_images(tmp_path / "set", [(64, 64), (65, 64), (100, 90)])
+    config = {"general": {"skip_image_resolution": 64}, "datasets": [{"resolution": 64, "subsets": [
+        {"image_dir": str(tmp_path / "set"), "caption_extension": ".txt"}]}]}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    code, found, facts = doctor(tmp_path, tmp_path / "config.json", "--sd-scripts", copy, "--quick")
+    fields = {field.name for field in dataclasses.fields(unpatched.config_util.BaseDatasetParams)}
+    if "skip_image_resolution" in fields:
+        assert (code, facts["dataset 1"][:8], "misplaced-key" in found) == (0, "2 images", False)
+        assert facts["dataset 1"].endswith("1 left out by skip_image_resolution")
+    else:
+        assert code == 1
+        assert f"is new in sd-scripts 0.10.2, and {copy} does not know it" in found["misplaced-key"]["message"]
+
+
 def test_a_patched_checkout_is_found_from_within(copy):
     from kohya_bucket.adapter.marked_block import patch_install
 
@@ -54,11 +72,10 @@ def test_a_patched_checkout_is_found_from_within(copy):
 
 
 def test_a_version_that_nobody_knows(copy, tmp_path):
-    file = copy / "library" / "train_util.py"
-    text = file.read_text(encoding="utf-8")
-    changed = text.replace("def shuffle_buckets(self)", "def shuffle_buckets(self, once_more=None)")
-    assert changed != text
-    file.write_text(changed, encoding="utf-8")
+    method = "def shuffle_buckets(self)"
+    texts = {file: file.read_text(encoding="utf-8") for file in (copy / "library").glob("*.py")}
+    (owner,) = [file for file, text in texts.items() if method in text]
+    owner.write_text(texts[owner].replace(method, "def shuffle_buckets(self, once_more=None)"), encoding="utf-8")
     code, found, facts = doctor(tmp_path, "--sd-scripts", copy)
     assert (code, "adapter" in facts) == (1, False)
     assert "BaseDataset.shuffle_buckets takes (once_more), expected ()" in found["adapter-refuses"]["message"]

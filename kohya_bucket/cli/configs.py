@@ -24,14 +24,17 @@ def adapter_options(read: Config) -> AdapterOptions:
     return AdapterOptions.from_tables(*environment_table(), *own)
 
 
-def rules_of_config(path: Path) -> list[tuple[str, BucketRule]]:
+def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, BucketRule]]:
     """What each data set of a config is trained by, at each of its resolutions, and its name for the reader.
+
+    The name says if the data set leaves out an image of this size.
 
     Raises:
         ConfigError: the config has a mistake other than missing images, or its rule depends on all images.
     """
     from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
     from kohya_bucket.sdscripts.config import Severity, read_config
+    from kohya_bucket.sdscripts.config.skipping import skipped_images
 
     read = read_config(path, check_captions=False)
     wrong = [f for f in read.findings if f.severity is Severity.ERROR and f.code not in ("missing-folder", "no-images")]
@@ -42,9 +45,11 @@ def rules_of_config(path: Path) -> list[tuple[str, BucketRule]]:
         raise ConfigError(f"{path}: rule 'auto' depends on all images; `kohya-bucket plan {path} --images` shows them")
     rules = []
     for number, dataset in enumerate(read.datasets, 1):
+        skipped = skipped_images([str(path)], [size], dataset.config.skip_image_resolution).reasons.get(0)
+        but = f", which does not train it ({skipped})" if skipped else ""
         for keys in at_resolutions(dataset.config.dataset_keys, adapter):
             width, height = keys.resolution
-            rules.append((f"dataset {number} ({width}x{height})", rule_for(keys, adapter)))
+            rules.append((f"dataset {number} ({width}x{height}){but}", rule_for(keys, adapter)))
     return rules
 
 

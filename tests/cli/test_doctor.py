@@ -112,6 +112,24 @@ def test_an_unreadable_header_is_named_with_its_reason(folder):
     assert "empty" in name
 
 
+def test_small_images_are_counted_and_not_complained_of(folder):
+    config = write(folder, rest="[general]\nskip_image_resolution = 200")
+    found, facts = findings(config)
+    assert found == {}
+    text = "5 images in 3 buckets, 4 batches an epoch, 2 left out by skip_image_resolution"
+    assert facts["config"]["dataset 1"] == text
+    assert facts["config"]["decoded"].startswith("5 images")
+    (folder / "0.png").write_bytes(b"")
+    assert "unreadable-image" in findings(config)[0]
+
+
+def test_the_config_is_read_for_the_checkout(folder):
+    there = checkout(folder.parent / "sd", "", '"validation_split": float,')
+    config = write(folder, rest="[general]\nskip_image_resolution = 200")
+    found, _ = findings(config, "--sd-scripts", there, "--quick", code=1)
+    assert "new in sd-scripts 0.10.2" in found["misplaced-key"]["message"]
+
+
 def test_names_are_printed_as_they_are(folder):
     odd = folder / "[bold]x[red].png"
     (folder / "3.png").rename(odd)

@@ -171,6 +171,14 @@ def test_simulate_a_file_with_a_config_and_a_preview(folder):
     assert top + bottom > 0 or left > 0
 
 
+def test_simulate_says_that_a_dataset_leaves_the_image_out(folder):
+    config = write(folder, dataset="skip_image_resolution = 200")
+    small, large = (run("simulate", size, "--config", config).output for size in ("400x100", "400x101"))
+    why = "which does not train it (400x100: no more pixels than skip_image_resolution 200x200)"
+    assert f"dataset 1 (256x256), {why}" in " ".join(small.split())
+    assert "dataset 1 (256x256)\n" in large
+
+
 def test_the_demo_is_what_the_readme_promises(monkeypatch):
     monkeypatch.chdir(ROOT)
     seen = overview(read_config("configs/demo.toml"), AdapterOptions(), (1, 2))
@@ -210,6 +218,53 @@ def test_the_release_of_sd_scripts_counts(folder):
     result = run("plan", file, "--sd-scripts", "v0.9.1")
     assert result.exit_code == 1
     assert "new in sd-scripts 0.10" in result.output
+    assert (
+        "--sd-scripts is 'newest', but must be a version such as 0.11.1, or: newest is no sd-scripts"
+        in exit_message("plan", file, "--sd-scripts", "newest")
+    )
+
+
+def exit_message(*arguments):
+    return str(run(*arguments).exception)
+
+
+def test_the_checkout_at_hand_counts(folder, monkeypatch):
+    file = write(folder, dataset="skip_image_resolution = 64")
+    library = folder.parent / "here" / "sd-scripts" / "library"
+    library.mkdir(parents=True)
+    for name, text in {"train_util": "", "config_util": '"validation_split": float,'}.items():
+        (library / f"{name}.py").write_text(text, encoding="utf-8")
+    checkout = library.parent
+    assert run("plan", file).exit_code == 0
+    for options in (("--sd-scripts", checkout), ("--sd-scripts", checkout.parent)):
+        result = run("plan", file, *options)
+        assert result.exit_code == 1
+        assert f"new in sd-scripts 0.10.2, and {checkout} does not know it" in " ".join(result.output.split())
+    monkeypatch.chdir(checkout.parent)
+    assert run("plan", file).exit_code == 1
+    assert run("plan", file, "--sd-scripts", "0.11.1").exit_code == 0
+
+
+def test_small_images_are_named_and_counted(folder):
+    file = write(folder, dataset="skip_image_resolution = [200, 200]")
+    data = as_json("plan", file, "--images")
+    (dataset,) = data["datasets"]
+    left_out = {Path(row["image"]).name: row["reason"] for row in dataset["not_trained"]}
+    assert left_out == {
+        "3.png": "400x100: no more pixels than skip_image_resolution 200x200",
+        "4.png": "90x300: no more pixels than skip_image_resolution 200x200",
+    }
+    assert (dataset["images"], dataset["samples"], len(dataset["image_rows"])) == (5, 15, 5)
+    text = run("plan", file, "--strict")
+    assert (text.exit_code, "not trained: 2" in text.output) == (0, True)
+    assert ": 5 images, 3 times each" in text.output
+    plain = write(folder)
+    for spelling in ("--skip-image-resolution", "--skip_image_resolution"):
+        assert as_json("plan", plain, spelling, "200")["datasets"][0]["images"] == 5
+    everything = run("plan", plain, "--skip-image-resolution", "1000")
+    assert everything.exit_code == 1
+    assert "all 7 images have no more pixels than skip_image_resolution 1000x1000" in everything.output
+    assert "skip_image_resolution is 'small'" in exit_message("plan", plain, "--skip-image-resolution", "small")
 
 
 def test_simulate_takes_both_spellings():

@@ -46,7 +46,7 @@ def simulate(
     file, size = _size_of(image)
     check_output("--preview", preview, "a picture", [file, config])
     if config is not None:
-        rules = rules_of_config(config)
+        rules = rules_of_config(config, size)
     else:
         width, height = options.size
         how = "no upscaling" if options.bucket_no_upscale else options.name

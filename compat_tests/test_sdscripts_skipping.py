@@ -1,0 +1,78 @@
+"""`skip_image_resolution` with the adapter in the real sd-scripts: what trains is what `plan` reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from compat_tests.sdscripts_support import build_groups, random_sizes, write_images
+from kohya_bucket.sdscripts.config import Change, ReadDataset, Release, read_config
+
+BASE = {"resolution": 128, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 256}
+
+
+@pytest.fixture
+def skipping(patched: SimpleNamespace) -> SimpleNamespace:
+    if Change.SKIPPING not in Release.in_checkout(patched.root):
+        pytest.skip("this sd-scripts does not know skip_image_resolution")
+    return patched
+
+
+def built(sd: SimpleNamespace, folder: Path, *subsets: dict[str, Any], **keys: Any) -> tuple[Any, Any, ReadDataset]:
+    """(training data set, validation data set or None) of sd-scripts with the adapter, and the same as read here."""
+    config = {"datasets": [{**BASE, **keys, "subsets": [dict(s, **_captions(s)) for s in subsets]}]}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    read = read_config(folder / "config.json", release=Release.in_checkout(sd.root)).datasets[0]
+    train, validation = build_groups(sd, config)
+    return train.datasets[0], validation and validation.datasets[0], read
+
+
+def _captions(subset: dict[str, Any]) -> dict[str, Any]:
+    return {} if "metadata_file" in subset else {"caption_extension": ".txt"}
+
+
+def names(dataset: Any) -> list[str]:
+    return [Path(key).stem for key in dataset.image_data]
+
+
+def sized(folder: Path, **sizes: tuple[int, int]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, size in sizes.items():
+        Image.new("RGB", size).save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text("a caption", encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["folder", "cached"])
+def test_what_trains_is_what_was_planned(kind: str, skipping: SimpleNamespace, tmp_path: Path) -> None:
+    images = write_images(tmp_path / "a", random_sizes(40, 3, 40, 200), formats=("png", "jpg", "webp"))
+    regular = write_images(tmp_path / "r", random_sizes(15, 4, 40, 200))
+    subset = {"image_dir": str(tmp_path / "a"), "num_repeats": 2}
+    more = [{"image_dir": str(tmp_path / "r"), "is_reg": True}]
+    keys: dict[str, Any] = {"validation_split": 0.3, "validation_seed": 5}
+    if kind == "cached":
+        subset["cache_info"] = True
+        keys = {}
+    train, validation, read = built(skipping, tmp_path, subset, *more, skip_image_resolution=[110, 120], **keys)
+    assert list(train.image_data) == list(read.images.keys)
+    assert [info.num_repeats for info in train.image_data.values()] == read.images.repeats.tolist()
+    assert 5 < len(read.images.skipped) < len(images) + len(regular) - 5
+    if validation is not None:
+        assert list(validation.image_data) == list(read.validation.keys)
+    regular_too = read.images.is_reg
+    assert train.num_train_images == read.images.repeats[~regular_too].sum()
+    counted = [subset.img_count for subset in train.subsets if not getattr(subset, "is_reg", False)]
+    assert counted == [len(read.images) - regular_too.sum()]
+
+
+def test_extended_webp_is_skipped_by_its_true_size(skipping: SimpleNamespace, tmp_path: Path) -> None:
+    sized(tmp_path, plain=(64, 64))
+    Image.new("RGBA", (65, 65), (1, 2, 3, 4)).save(tmp_path / "alpha.webp")
+    (tmp_path / "alpha.txt").write_text("x", encoding="utf-8")
+    train, _, read = built(skipping, tmp_path, {"image_dir": str(tmp_path)}, skip_image_resolution=64)
+    assert names(train) == ["alpha"] == [Path(key).stem for key in read.images.keys]
