@@ -1,7 +1,8 @@
 """Says in one line of JSON what the adapter finds in the checkout `SD_SCRIPTS_DIR`; run in that checkout's environment.
 
 `packages`: their versions; `seams`: how many places of each subject are checked; `left`: what is left to sd-scripts
-there, and why; `refused`: why the adapter is not put in at all.
+there, and why; `absent`: the same where this version has nothing of that subject; `refused`: why the adapter is not put
+in at all.
 """
 
 import importlib.metadata
@@ -33,5 +34,6 @@ if why:
 door = SdScriptsDoor()
 owners = Owners(door.package, door.home(), door.complete())
 found["seams"] = {subject.name: len(subject.seams_of(owners)) for subject in SUBJECTS}
+found["absent"] = [subject.text for subject in SUBJECTS if not subject.seams_of(owners)]
 found["left"] = {subject.text: left for subject in SUBJECTS if (left := sdscripts.left_alone().get(subject.name))}
 print(json.dumps(found))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,13 @@ def is_verified(result: dict[str, Any]) -> bool:
 
 
 def newest_verified(results: list[dict[str, Any]]) -> str:
-    """The youngest of sd-scripts' own versions in which everything passed; empty if there is none."""
-    return next((result["version"] for result in reversed(results) if not result["fork"] and is_verified(result)), "")
+    """The youngest release of sd-scripts in which everything passed, and what is younger still; empty without one."""
+    verified = [result for result in results if not result["fork"] and is_verified(result)]
+    release = next((result for result in reversed(verified) if re.fullmatch(r"v[\d.]+", result["version"])), None)
+    if release is None:
+        return ""
+    younger = [f"{r['version']} of {r['date']}" for r in verified[verified.index(release) + 1 :]]
+    return ", and ".join([release["version"], *younger[-1:]])
 
 
 def write_page(results: list[dict[str, Any]]) -> None:
@@ -62,9 +67,8 @@ def page_of(results: list[dict[str, Any]]) -> str:
         packages = ", ".join(f"{name} {version}" for name, version in result["adapter"].get("packages", {}).items())
         seconds = sum(file["seconds"] for file in result["files"].values())
         lines.append(f"| {result['version']} | {packages} | {seconds / 60:.0f} minutes |")
-    lines += ["", "## What is skipped, and why", ""]
-    for reason, versions in sorted(_skips(results).items()):
-        lines.append(f"- {reason}: {', '.join(f'{version} ({n})' for version, n in versions.items())}")
+    lines += ["", "## Training runs, and where they were made", "", *_by_text(results, "runs")]
+    lines += ["", "## What is skipped, and why", "", *_by_text(results, "skipped")]
     failures = [(r["version"], line) for r in results for file in r["files"].values() for line in file["failed"]]
     if failures:
         lines += ["", "## What fails", "", *(f"- {version}: `{line}`" for version, line in failures)]
@@ -74,23 +78,27 @@ def page_of(results: list[dict[str, Any]]) -> str:
 def _row(result: dict[str, Any]) -> str:
     files, adapter = result["files"].values(), result["adapter"]
     skipped = sum(n for file in files for n in file["skipped"].values())
-    runs = collections.Counter[str]()
-    for file in files:
-        runs.update(file["runs"])
     seams = sum(adapter.get("seams", {}).values())
     limits = [f"{text} ({reason})" for text, reason in adapter.get("left", {}).items()]
+    limits += [f"{text} (nothing there to take hold of)" for text in adapter.get("absent", [])]
     limits = [f"refused: {adapter['refused']}"] if "refused" in adapter else limits
     cells = [result["version"], result["commit"][:8], result["date"], max((file["on"] for file in files), default="")]
     cells += [seams or "", sum(file["passed"] for file in files), skipped, sum(len(file["failed"]) for file in files)]
-    cells += [", ".join(f"{n} {kind}" if n > 1 else kind for kind, n in sorted(runs.items())) or "none"]
+    cells.append(sum(n for file in files for n in file["runs"].values()))
     return "| " + " | ".join(map(str, [*cells, "; ".join(limits) or "nothing"])) + " |"
 
 
-def _skips(results: list[dict[str, Any]]) -> dict[str, collections.Counter[str]]:
-    """{reason: {version: how many tests}}."""
-    found: dict[str, collections.Counter[str]] = {}
+def _by_text(results: list[dict[str, Any]], key: str) -> list[str]:
+    """A line for each reason or kind, with the versions and how many tests there."""
+    found: dict[str, dict[str, int]] = {}
     for result in results:
         for file in result["files"].values():
-            for reason, n in file["skipped"].items():
-                found.setdefault(reason.removeprefix("Skipped: "), collections.Counter())[result["version"]] += n
-    return found
+            for text, n in file[key].items():
+                versions = found.setdefault(text.removeprefix("Skipped: "), {})
+                versions[result["version"]] = versions.get(result["version"], 0) + n
+    lines = []
+    for text, versions in sorted(found.items()):
+        everywhere = len(versions) == len(results) > 1 and len(set(versions.values())) == 1
+        where = ", ".join(f"{version} ({n})" for version, n in versions.items())
+        lines.append(f"- {text}: {f'everywhere ({next(iter(versions.values()))})' if everywhere else where}")
+    return lines or ["- none"]

@@ -72,7 +72,7 @@ def test_results_are_counted_and_written_down(checkout, suite, capsys):
     assert bad["failed"][1:] == ["wrote into the checkout: left.txt"]
     page = suite.page.read_text(encoding="utf-8")
     assert "| v1.2.3 | 01234567 | 2026-01-02 |" in page
-    assert "2 cached on disk" in page
+    assert "- cached on disk: v1.2.3 (2)" in page
     assert "this version has no such thing: v1.2.3 (1)" in page
     assert "one is not two" in page
     assert "Newest version verified" not in page

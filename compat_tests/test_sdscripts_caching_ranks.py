@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
@@ -64,8 +63,8 @@ def reference(unpatched, tmp_path):
         group.new_cache_latents(MeanVAE(), accelerator)
         found = {}
         for info in group.image_data.values():
-            with np.load(info.latents_npz) as file:
-                bits = file["latents"].tobytes() + file["latents_flipped"].tobytes()
+            latents, _, _, flipped, _ = strategy.load_latents_from_disk(info.latents_npz, info.bucket_reso)
+            bits = latents.tobytes() + flipped.tobytes()
             found[f"{Path(info.absolute_path).name} at {side}"] = hashlib.sha256(bits).hexdigest()
         assert len(set(found.values())) == IMAGES
         return found
