@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.npz_import import Exchange
-    from kohya_bucket.latents.state import StoreStatus
-    from kohya_bucket.latents.upkeep import Upkeep
+    from kohya_bucket.latents.maintenance import MaintenanceReport
+    from kohya_bucket.latents.npz.import_npz import Exchange
+    from kohya_bucket.latents.store.state import StoreStatus
 
 __all__ = ["print_exchange", "print_files_in_use", "print_rows", "print_status"]
 
@@ -53,7 +53,7 @@ def print_rows(rows: list[tuple[str, str]], limit: int | None = _SHOWN) -> None:
         typer.echo(f"… and {len(rows) - len(shown)} more")
 
 
-def print_files_in_use(done: Upkeep) -> None:
+def print_files_in_use(done: MaintenanceReport) -> None:
     """Files that could not be removed."""
     if done.in_use:
         typer.echo(f"{len(done.in_use)} files are open in another program and stay for now: {done.in_use[0]}", err=True)

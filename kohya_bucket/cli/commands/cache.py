@@ -41,7 +41,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """What is in a store, what is stale, and why. Exit code 1 if anything is damaged or stale."""
-    from kohya_bucket.latents import state
+    from kohya_bucket.latents.store import state
 
     found = state.status(_open(store), images_root=images, content=hash)
     if as_json:
@@ -58,7 +58,7 @@ def status(
 
 def verify(store: _Store, quiet: Quiet = False) -> None:
     """Read every checksum. Exit code 1 if anything is damaged."""
-    from kohya_bucket.latents import state
+    from kohya_bucket.latents.store import state
 
     opened = _open(store)
     with scan_progress("reading", quiet=quiet) as progress:
@@ -80,7 +80,7 @@ def repair(
     images: _Images = None,
 ) -> None:
     """Put damaged files into quarantine, keep their healthy items, and encode the others again."""
-    from kohya_bucket.latents.upkeep import repair as repair_store
+    from kohya_bucket.latents.maintenance import repair as repair_store
 
     encoder = load_vae(vae, dtype=dtype, architecture=arch) if vae else None
     opened = _open(store)
@@ -107,9 +107,9 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
 ) -> None:
     """Free the space of replaced rows and of what dead writers left. Not while something writes."""
-    from kohya_bucket.latents import state
-    from kohya_bucket.latents.compare import check_sources
-    from kohya_bucket.latents.upkeep import prune as prune_store
+    from kohya_bucket.latents.maintenance import prune as prune_store
+    from kohya_bucket.latents.store import state
+    from kohya_bucket.latents.store.sources import check_sources
 
     opened = _open(store)
     drop: set[int] = set()
@@ -142,7 +142,7 @@ def pack(
     shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Size of a shard.")] = 256,
 ) -> None:
     """Bring a store into as few files as there need be. Not while something writes."""
-    from kohya_bucket.latents.upkeep import pack as pack_store
+    from kohya_bucket.latents.maintenance import pack as pack_store
 
     opened = _open(store)
     before = len(opened.shards)
@@ -173,8 +173,8 @@ def import_(
     """
     from kohya_bucket.images import list_images
     from kohya_bucket.latents.dtypes import dtype_name
-    from kohya_bucket.latents.npz_import import import_npz
-    from kohya_bucket.latents.precompute import common_root
+    from kohya_bucket.latents.encode.precompute import common_root
+    from kohya_bucket.latents.npz.import_npz import import_npz
 
     family = _arch(arch)
     if vae and vae_hash:
@@ -201,7 +201,7 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """Write a store's latents as npz that unmodified sd-scripts trains from."""
-    from kohya_bucket.latents.npz_export import export_npz
+    from kohya_bucket.latents.npz.export_npz import export_npz
 
     family = _arch(arch).read_by(version_for(for_))
     with scan_progress("exporting", quiet=quiet) as progress:
@@ -222,8 +222,8 @@ def _arch(name: str) -> Architecture:
 
 
 def _hash_of(vae: str, family: Architecture) -> str:
-    from kohya_bucket.latents.encoder import encoder_hash
-    from kohya_bucket.latents.precompute import check_family
+    from kohya_bucket.latents.encode.precompute import check_family
+    from kohya_bucket.latents.vae.encoder import encoder_hash
 
     encoder = load_vae(vae, device="cpu", architecture=family.name)
     check_family(encoder, family)

@@ -17,13 +17,13 @@ from weakref import WeakKeyDictionary, ref
 
 from kohya_bucket.adapter.options import DEFAULT_STORE, AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
-from kohya_bucket.buckets.types import as_pair
+from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.images.paths import file_key
+from kohya_bucket.images.files.paths import file_key
 from kohya_bucket.latents.architectures import Architecture
-from kohya_bucket.latents.npz import read_npz
-from kohya_bucket.latents.npz_check import holds_npz
-from kohya_bucket.latents.npz_names import NpzNames
+from kohya_bucket.latents.npz.check import holds_npz
+from kohya_bucket.latents.npz.names import NpzNames
+from kohya_bucket.latents.npz.read_write import read_npz
 from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
 from kohya_bucket.sdscripts.caching.item import CacheItem, save_latents, settle_latents
 from kohya_bucket.sdscripts.caching.shards import ShardCache
