@@ -22,34 +22,36 @@ _SHOWN = 10
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def doctor(
-        config: Annotated[Path | None, typer.Argument(help="dataset config of sd-scripts (TOML or JSON)")] = None,
-        sd_scripts: Annotated[
-            Path | None, typer.Option("--sd-scripts", help="its checkout; by default the folder one is in")
-        ] = None,
-        resolution: Annotated[str | None, typer.Option(help="512 or 512,768, where the config is silent")] = None,
-        train_batch_size: Annotated[
-            int | None, typer.Option("--train-batch-size", min=1, help="where the config is silent")
-        ] = None,
-        quick: Annotated[bool, typer.Option("--quick", help="decode no image and import no sd-scripts")] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
-    ) -> None:
-        """Nothing on disk is changed.
-        Exit code 0: nothing was found that stops a training; 1: something was; 2: unusable input.
-        """
-        given = {"resolution": resolution, "train_batch_size": train_batch_size}
-        given = {key: value for key, value in given.items() if value is not None}
-        sections = []
-        for section in _sections(config, sd_scripts, given, quick):
-            sections.append(section)
-            if not as_json:
-                _print(plain_console(), section)
-        if as_json:
-            typer.echo(json.dumps({"sections": [section.as_dict() for section in sections]}, indent=2))
-        else:
-            _conclude(sections)
-        raise typer.Exit(1 if any(section.stops for section in sections) else 0)
+    app.command()(doctor)
+
+
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="dataset config of sd-scripts (TOML or JSON)")] = None,
+    sd_scripts: Annotated[
+        Path | None, typer.Option("--sd-scripts", help="its checkout; by default the folder one is in")
+    ] = None,
+    resolution: Annotated[str | None, typer.Option(help="512 or 512,768, where the config is silent")] = None,
+    train_batch_size: Annotated[
+        int | None, typer.Option("--train-batch-size", min=1, help="where the config is silent")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="decode no image and import no sd-scripts")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
+) -> None:
+    """Nothing on disk is changed.
+    Exit code 0: nothing was found that stops a training; 1: something was; 2: unusable input.
+    """
+    given = {"resolution": resolution, "train_batch_size": train_batch_size}
+    given = {key: value for key, value in given.items() if value is not None}
+    sections = []
+    for section in _sections(config, sd_scripts, given, quick):
+        sections.append(section)
+        if not as_json:
+            _print(plain_console(), section)
+    if as_json:
+        typer.echo(json.dumps({"sections": [section.as_dict() for section in sections]}, indent=2))
+    else:
+        _conclude(sections)
+    raise typer.Exit(1 if any(section.stops for section in sections) else 0)
 
 
 def _sections(
