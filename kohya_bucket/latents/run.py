@@ -104,7 +104,7 @@ class Run:
             for i in range(len(self.wanted)):
                 for reason in sink.reasons(i):
                     to_do[i] = True
-                    reasons[reason] = reasons.get(reason, 0) + 1
+                    reasons[str(reason)] = reasons.get(str(reason), 0) + 1
         self.report.reasons = reasons
         return to_do
 

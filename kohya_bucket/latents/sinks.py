@@ -24,6 +24,7 @@ from kohya_bucket.latents.layout import LatentSpace
 from kohya_bucket.latents.npz import NpzLatents, write_npz
 from kohya_bucket.latents.npz_check import settle_npz
 from kohya_bucket.latents.npz_names import has_whole_name, paths_of_run
+from kohya_bucket.latents.stale import Reason
 from kohya_bucket.latents.store import LatentStore
 from kohya_bucket.latents.wanted import Wanted
 from kohya_bucket.latents.writer import StoreWriter
@@ -139,7 +140,7 @@ class NpzSink:
         keep = [i for i in items.tolist() if self.reasons(i)]
         return np.array(keep, dtype=np.int64)
 
-    def reasons(self, i: int) -> list[str]:
+    def reasons(self, i: int) -> list[Reason]:
         """Why item `i` must be encoded; none if it is current. Then its file is as the reader asks for it, too."""
         entry = self._wanted.entry(i, self._texts[i])
         return settle_npz(self.paths[i], entry, self._arch, Path(self._wanted.paths[i]))[0]

@@ -27,6 +27,7 @@ from kohya_bucket.latents.fingerprint import Fingerprint, source_identity
 from kohya_bucket.latents.npz import NpzLatents, write_npz
 from kohya_bucket.latents.npz_check import settle_npz
 from kohya_bucket.latents.npz_file import write_arrays
+from kohya_bucket.latents.stale import Reason, Stale
 
 __all__ = [
     "CacheItem",
@@ -77,16 +78,16 @@ class CacheItem:
         """
         return self._fingerprint(dtype, *source_identity(self.image)[:2])
 
-    def to_compare(self, dtype: str = "float32") -> tuple[Entry, tuple[str, ...]]:
+    def to_compare(self, dtype: str = "float32") -> tuple[Entry, tuple[Stale, ...]]:
         """The item as stored latents of it must be, and what of it cannot be compared, as `why_stale` ignores it.
 
         That is a VAE whose hash is not known yet, and an image that is gone: a cache outlives it.
         """
-        unknown = () if self.vae else ("vae",)
+        unknown = () if self.vae else (Stale.VAE,)
         try:
             print_ = self.fingerprint(dtype)
         except OSError:
-            print_, unknown = self._fingerprint(dtype, -1, -1), (*unknown, "source")
+            print_, unknown = self._fingerprint(dtype, -1, -1), (*unknown, Stale.SOURCE)
         entry = Entry(Path(self.image).name, print_, as_pair(self.original_size), (0.0, 0.0, 0.0, 0.0))
         return entry, unknown
 
@@ -131,7 +132,7 @@ def architecture_read_by(strategy: Any) -> Architecture | None:
     return arch.with_sizes(bool(latents.ravel()[0]))
 
 
-def settle_latents(path: str | os.PathLike[str], item: CacheItem, arch: Architecture) -> tuple[list[str], bool]:
+def settle_latents(path: str | os.PathLike[str], item: CacheItem, arch: Architecture) -> tuple[list[Reason], bool]:
     """Why an item must be encoded, and none if it is in the npz as `arch` reads it; see `settle_npz`.
 
     Returns the reasons, and whether latents that lay elsewhere were put there. They are stale if the file is missing,
@@ -200,7 +201,7 @@ def check_text_npz(
     caption: str | Iterable[str] | None = None,
     dropout: float | None = None,
     encoders: str = "",
-) -> str | None:
+) -> Reason | None:
     """Why cached text-encoder outputs cannot be used, or None: every byte is read, so what is broken shows.
 
     With `caption`, outputs of another caption are refused, with `dropout` those that are saved with another
@@ -212,10 +213,10 @@ def check_text_npz(
             members = set(archive.namelist())
             missing = [name for name in required if f"{name}.npy" not in members]
             if missing:
-                return f"it has no {missing[0]}"
+                return Reason(Stale.PART, missing[0])
             bad = archive.testzip()
             if bad is not None:
-                return f"the checksum of {bad.removesuffix('.npy')} is wrong"
+                return Reason(Stale.CHECKSUM, bad.removesuffix(".npy"))
             notes = {
                 name: np.load(io.BytesIO(archive.read(f"{name}.npy")))
                 for name in (CAPTION_KEY, ENCODERS_KEY, DROPOUT_KEY)
@@ -223,17 +224,17 @@ def check_text_npz(
             }
         marked = None if caption is None else caption_mark(caption).tobytes()
         if marked is not None and CAPTION_KEY in notes and notes[CAPTION_KEY].tobytes() != marked:
-            return "the caption changed"
+            return Reason(Stale.CAPTION)
         if encoders and ENCODERS_KEY in notes and notes[ENCODERS_KEY].tobytes() != encoders.encode():
-            return "the text encoders changed"
+            return Reason(Stale.ENCODERS)
         if dropout is not None and DROPOUT_KEY in notes:
             rate = float(notes[DROPOUT_KEY])
             if rate != float(np.float32(dropout)):
-                return f"the caption_dropout_rate changed ({rate:g} -> {dropout:g})"
+                return Reason(Stale.DROPOUT, rate, dropout)
     except FileNotFoundError:
-        return "it does not exist"
+        return Reason(Stale.MISSING)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-        return f"it is broken ({error or type(error).__name__})"
+        return Reason(Stale.BROKEN, error or type(error).__name__)
     return None
 
 

@@ -24,6 +24,7 @@ from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.npz import read_npz
 from kohya_bucket.latents.npz_check import holds_npz
 from kohya_bucket.latents.npz_names import NpzNames
+from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
 from kohya_bucket.sdscripts.caching.item import CacheItem, save_latents, settle_latents
 from kohya_bucket.sdscripts.caching.shards import ShardCache
@@ -61,7 +62,7 @@ class _Session:
     paths: dict[tuple[str, Size | None], str] = field(default_factory=dict)
     sizes: dict[tuple[str, tuple[int, ...]], Size] = field(default_factory=dict)
     shared: Wishes = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, list[Reason]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         infos = list(self.dataset.image_data.values())
@@ -114,7 +115,8 @@ class _Session:
         """Whether there is anything on disk, good or not."""
         raise NotImplementedError
 
-    def why_missing(self, path: str, item: CacheItem) -> str | None:
+    def why_missing(self, path: str, item: CacheItem) -> list[Reason]:
+        """Why an item must be encoded; none if it is on disk as it should be."""
         raise NotImplementedError
 
     def save(
@@ -131,10 +133,10 @@ class _Session:
         item = self.items[path, tuple(bucket_reso)]
         if self.strategy.skip_disk_cache_validity_check and self.exists(path, item):
             return True
-        reason = self.why_missing(path, item)
-        if reason is not None and reason not in ("it does not exist", "not encoded yet"):
-            self.reasons[item.image] = reason
-        return reason is None
+        reasons = self.why_missing(path, item)
+        if any(reason.kind is not Stale.MISSING for reason in reasons):
+            self.reasons[item.image] = reasons
+        return not reasons
 
     def _save(
         self,
@@ -150,7 +152,7 @@ class _Session:
         item = self.items[path, size]
         flip, mask = self.shared.get((path, size), (False, False))
         kept = replace(item, flip=flip and flipped is None, alpha_mask=mask and alpha_mask is None)
-        if (kept.flip or kept.alpha_mask) and self.why_missing(path, kept) is None:
+        if (kept.flip or kept.alpha_mask) and not self.why_missing(path, kept):
             stored_flipped, stored_mask = self.stored(path, item)
             flipped = stored_flipped if kept.flip else flipped
             alpha_mask = stored_mask if kept.alpha_mask else alpha_mask
@@ -182,11 +184,11 @@ class _Files(_Session):
     def exists(self, path: str, item: CacheItem) -> bool:
         return holds_npz(Path(path), as_pair(item.bucket_reso), self.arch)
 
-    def why_missing(self, path: str, item: CacheItem) -> str | None:
+    def why_missing(self, path: str, item: CacheItem) -> list[Reason]:
         """Also puts latents that serve where this sd-scripts finds them: another version may have written them."""
         reasons, moved = settle_latents(path, item, self.arch)
         self.moved += moved
-        return "; ".join(reasons) or None
+        return reasons
 
     def save(
         self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, sized: bool
@@ -222,7 +224,7 @@ class _Shards(_Session):
     def exists(self, path: str, item: CacheItem) -> bool:
         return self.cache.holds(item)
 
-    def why_missing(self, path: str, item: CacheItem) -> str | None:
+    def why_missing(self, path: str, item: CacheItem) -> list[Reason]:
         return self.cache.why_missing(item)
 
     def save(

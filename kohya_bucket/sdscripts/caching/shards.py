@@ -18,6 +18,7 @@ from kohya_bucket.latents.entries import Entry
 from kohya_bucket.latents.fingerprint import why_stale
 from kohya_bucket.latents.layout import LatentSpace, relative_source
 from kohya_bucket.latents.sinks import convert_values
+from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store import LatentStore
 from kohya_bucket.latents.writer import StoreWriter, write_manifest
 from kohya_bucket.sdscripts.caching.item import CacheItem, as_array
@@ -83,17 +84,16 @@ class ShardCache:
         """Whether the store has the image at that size, made from whatever."""
         return self._find(item.image, item.bucket_reso) is not None
 
-    def why_missing(self, item: CacheItem) -> str | None:
-        """Why the item must be encoded (again), or None if the store has it as it should be."""
+    def why_missing(self, item: CacheItem) -> list[Reason]:
+        """Why the item must be encoded (again); none if the store has it as it should be."""
         i = self._find(item.image, item.bucket_reso)
         if i is None:
-            return "not encoded yet"
+            return [Reason(Stale.MISSING)]
         entry = self._opened().entry(i)
         if entry.original_size != as_pair(item.original_size):
-            return "the image changed (its size differs)"
+            return [Reason(Stale.SOURCE, "its size differs")]
         wanted, unknown = item.to_compare(entry.fingerprint.dtype)
-        reasons = why_stale(entry.fingerprint, wanted.fingerprint, Path(item.image), ignoring=unknown)
-        return "; ".join(reasons) or None
+        return why_stale(entry.fingerprint, wanted.fingerprint, Path(item.image), ignoring=unknown)
 
     def save(
         self, item: CacheItem, latents: Any, crop_ltrb: Iterable[float], flipped: Any = None, alpha_mask: Any = None
