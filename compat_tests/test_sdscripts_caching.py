@@ -414,11 +414,11 @@ def test_the_weights_are_hashed_once_for_all_data_sets(patched, strategies, fold
 
 
 def test_nothing_of_every_image_is_kept_once_loaders_are_made(patched, strategies, folder):
-    from kohya_bucket.sdscripts.caching import session as caching
+    from kohya_bucket.sdscripts.caching import npz, session
 
     group = cache(patched, strategies, folder, MeanVAE())
     strategy = strategies.base.LatentsCachingStrategy._strategy
-    assert strategy in caching._names
+    assert strategy in npz._names
     assert len(latents_of(patched, group)) == 7
-    assert strategy not in caching._names
-    assert strategy not in caching._wishes
+    assert strategy not in npz._names
+    assert strategy not in session._wishes

@@ -29,11 +29,10 @@ from kohya_bucket.sdscripts.caching.item import (  # noqa: E402
     CacheItem,
     architecture_of,
     architecture_read_by,
-    check_text_npz,
     save_latents,
-    savez,
     settle_latents,
 )
+from kohya_bucket.sdscripts.caching.text_npz import check_text_npz, savez  # noqa: E402
 from kohya_bucket.sdscripts.checkout import npz_version  # noqa: E402
 
 BUCKET = (128, 64)

@@ -13,20 +13,17 @@ from PIL import Image
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import source_identity
+from kohya_bucket.latents.npz_file import write_arrays
 from kohya_bucket.latents.npz_note import stored_fingerprint
 from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.sdscripts.caching.item import (
-    CAPTION_KEY,
     CacheItem,
     architecture_of,
     architecture_read_by,
-    caption_mark,
-    check_text_npz,
     save_latents,
-    savez,
     settle_latents,
-    write_npz_atomic,
 )
+from kohya_bucket.sdscripts.caching.text_npz import CAPTION_KEY, caption_mark, check_text_npz, savez
 
 SIZE, BUCKET = (300, 150), (128, 64)
 SDXL = ARCHITECTURES["sdxl"]
@@ -121,13 +118,13 @@ def test_savez_writes_what_numpy_writes(tmp_path):
         savez(file, **arrays)
     assert (tmp_path / "open.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
     with pytest.raises(LatentStoreError, match="cannot write"):
-        write_npz_atomic(tmp_path / "missing" / "a.npz", arrays)
+        write_arrays(tmp_path / "missing" / "a.npz", arrays)
 
 
 def test_text_encoder_outputs_are_checked(tmp_path):
     path = tmp_path / "te.npz"
     assert check_text_npz(path, ["a"]) == Reason(Stale.MISSING)
-    write_npz_atomic(path, {"a": np.random.default_rng(0).random(500), CAPTION_KEY: caption_mark("a cat, 猫")})
+    write_arrays(path, {"a": np.random.default_rng(0).random(500), CAPTION_KEY: caption_mark("a cat, 猫")})
     assert check_text_npz(path, ["a"]) is None
     assert check_text_npz(path, ["a"], "a cat, 猫") is None
     assert check_text_npz(path, ["a"], "a dog") == Reason(Stale.CAPTION)

@@ -19,8 +19,8 @@ from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error
 from kohya_bucket.images.paths import file_key
 from kohya_bucket.latents.fingerprint import sampled_hash
 from kohya_bucket.latents.stale import Reason
-from kohya_bucket.sdscripts.caching.item import CAPTION_KEY, ENCODERS_KEY, caption_mark, check_text_npz, savez
 from kohya_bucket.sdscripts.caching.replaced import replaced
+from kohya_bucket.sdscripts.caching.text_npz import CAPTION_KEY, ENCODERS_KEY, caption_mark, check_text_npz, savez
 from kohya_bucket.sdscripts.datasets.wording import recached_lines
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 
