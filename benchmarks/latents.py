@@ -23,15 +23,16 @@ import numpy as np
 import torch
 
 from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.compare import check_sources, compare
-from kohya_bucket.latents.entries import Entry
+from kohya_bucket.latents.encode.comparison import compare
 from kohya_bucket.latents.fingerprint import Fingerprint
-from kohya_bucket.latents.layout import LatentSpace
-from kohya_bucket.latents.npz import NpzLatents, read_npz, write_npz
-from kohya_bucket.latents.npz_names import npz_path
-from kohya_bucket.latents.state import source_paths
-from kohya_bucket.latents.store import LatentStore
-from kohya_bucket.latents.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.npz.names import npz_path
+from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz
+from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.sources import check_sources
+from kohya_bucket.latents.store.state import source_paths
+from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 
 ARCH = ARCHITECTURES["sdxl"]
 BUCKET = (1024, 1024)
@@ -222,7 +223,7 @@ def measure(kind, n: int) -> dict[str, float]:
 def check_table(root: Path, n: int) -> list[tuple[str, str]]:
     """Open and compare `n` entries with sources on disk. The shards hold one small latent per entry."""
     from kohya_bucket.buckets import KohyaBuckets
-    from kohya_bucket.latents.wanted import Recipe, Wanted
+    from kohya_bucket.latents.items import EncodeSettings, LatentItems
 
     images = root / "images"
     for k in range(n):
@@ -233,8 +234,9 @@ def check_table(root: Path, n: int) -> list[tuple[str, str]]:
     names = [f"{k // 10_000:04d}/{k:07d}.png" for k in range(n)]
     rule = KohyaBuckets((64, 64), 32, 128, 16)
     sizes = np.tile(np.array([(64, 64)], dtype=np.int32), (n, 1))
-    wanted = Wanted.from_placement([str(images / name) for name in names], sizes, rule.place(sizes), Recipe("vae"),
-                                   images)  # fmt: skip
+    wanted = LatentItems.from_placement(
+        [str(images / name) for name in names], sizes, rule.place(sizes), EncodeSettings("vae"), images
+    )
     texts = wanted.interpolations()
     small = np.zeros((4, 1, 1), dtype=np.uint16)
     with StoreWriter(root / "many", images_root=images, flush_seconds=None, shard_bytes=8 * 25_000) as writer:
@@ -271,7 +273,7 @@ def pipeline_idle(root: Path, n: int) -> list[tuple[str, str]]:
     from PIL import Image
 
     from kohya_bucket.buckets import KohyaBuckets
-    from kohya_bucket.images.pixels import resize_and_crop
+    from kohya_bucket.images.pixels.resize import resize_and_crop
     from kohya_bucket.latents import precompute_latents
 
     class Stub:

@@ -108,7 +108,8 @@ def ours(config: str, batch: int, stub: bool, _: bool) -> float:
     import torch
 
     from kohya_bucket.cli import main
-    from kohya_bucket.latents import diffusers_vae, precompute
+    from kohya_bucket.latents.encode import precompute
+    from kohya_bucket.latents.vae import diffusers_vae
 
     class Encoder:
         downsample_factor, latent_channels, scale_factor, fingerprint = 8, 4, 0.18215, "stub"

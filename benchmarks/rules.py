@@ -36,7 +36,7 @@ sys.path.insert(0, str(REPO))
 from kohya_bucket import ExactBuckets, FixedBuckets, KohyaBuckets, NovelAIBuckets, load_preset  # noqa: E402
 from kohya_bucket.buckets import generate_buckets  # noqa: E402
 from kohya_bucket.buckets.trainers import AIToolkitBuckets, DiffusersBuckets, MusubiTunerBuckets  # noqa: E402
-from kohya_bucket.planning.novelai import NovelAIEpochs  # noqa: E402
+from kohya_bucket.originals.novelai_epochs import NovelAIEpochs  # noqa: E402
 
 FEW = 100_000
 # musubi-tuner's table of steps names these; all have the step 16 or 32.

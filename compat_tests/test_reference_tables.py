@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kohya_bucket import KohyaBuckets, Reason
-from kohya_bucket.buckets.kohya import kohya_bucket_sizes
+from kohya_bucket.buckets.rules.kohya import kohya_bucket_sizes
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from sdscripts_support import random_sizes, write_images
 
 from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.encoding import noise_seed
+from kohya_bucket.latents.encode.batch_encoder import noise_seed
 from kohya_bucket.latents.fingerprint import module_hash
-from kohya_bucket.latents.npz import read_npz
+from kohya_bucket.latents.npz.read_write import read_npz
 from kohya_bucket.sdscripts.caching.item import CacheItem, settle_latents
 from kohya_bucket.sdscripts.caching.shards import ShardCache
 
@@ -88,8 +88,8 @@ def test_precomputed_npz_are_what_sdscripts_encodes(unpatched, family, tmp_path)
         pytest.skip(f"diffusers {diffusers.__version__} has not these autoencoders")
     from safetensors.torch import load_file, save_file
 
-    from kohya_bucket.latents.diffusers_vae import load_encoder
-    from kohya_bucket.latents.precompute import precompute_latents
+    from kohya_bucket.latents.encode.precompute import precompute_latents
+    from kohya_bucket.latents.vae.diffusers_vae import load_encoder
 
     data, infos = images_of(unpatched, tmp_path / "images")
     save_file(family.vae.state_dict(), tmp_path / "vae.safetensors")
@@ -133,7 +133,7 @@ def test_the_hash_of_flux_weights_is_of_the_model_that_sdscripts_makes_of_them(u
     pytest.importorskip("diffusers", reason="diffusers is not installed")
     from safetensors.torch import load_file, save_file
 
-    from kohya_bucket.latents.diffusers_vae import load_encoder
+    from kohya_bucket.latents.vae.diffusers_vae import load_encoder
 
     flux = library("flux_models")
     torch.manual_seed(0)

@@ -209,7 +209,7 @@ def test_npz_of_unmodified_sd_scripts_are_trained_from_a_store(unpatched, strate
     pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
     from kohya_bucket.latents.architectures import ARCHITECTURES
     from kohya_bucket.latents.fingerprint import module_hash
-    from kohya_bucket.latents.npz_import import import_npz
+    from kohya_bucket.latents.npz.import_npz import import_npz
 
     encoder = MeanVAE()
     cache(unpatched, strategies, folder, encoder)
@@ -253,7 +253,7 @@ def test_what_precompute_encoded_is_not_encoded_again(
 ):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents import precompute_latents
-    from kohya_bucket.latents.diffusers_vae import DiffusersEncoder
+    from kohya_bucket.latents.vae.diffusers_vae import DiffusersEncoder
 
     table = {"latent_cache": kind, "latent_cache_dir": str(tmp_path / "store")}
     paths = sorted(folder.glob("*.png"))

@@ -16,14 +16,15 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from PIL import Image  # noqa: E402
 
 from kohya_bucket.buckets import KohyaBuckets  # noqa: E402
-from kohya_bucket.images.pixels import INTERPOLATIONS, load_pixels, resize_and_crop  # noqa: E402
+from kohya_bucket.images.pixels.load import load_pixels  # noqa: E402
+from kohya_bucket.images.pixels.resize import INTERPOLATIONS, resize_and_crop  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
-from kohya_bucket.latents.encoding import noise_seed, normalize  # noqa: E402
+from kohya_bucket.latents.encode.batch_encoder import noise_seed, normalize  # noqa: E402
 from kohya_bucket.latents.fingerprint import Fingerprint  # noqa: E402
-from kohya_bucket.latents.npz import NpzLatents, read_npz, write_npz  # noqa: E402
-from kohya_bucket.latents.npz_check import why_npz_bad  # noqa: E402
-from kohya_bucket.latents.npz_names import npz_path  # noqa: E402
-from kohya_bucket.latents.npz_note import stored_fingerprint  # noqa: E402
+from kohya_bucket.latents.npz.check import why_npz_bad  # noqa: E402
+from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
+from kohya_bucket.latents.npz.note import stored_fingerprint  # noqa: E402
+from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
 from kohya_bucket.latents.stale import Reason, Stale, as_text  # noqa: E402
 from kohya_bucket.sdscripts.caching.item import (  # noqa: E402
     CacheItem,
@@ -232,8 +233,8 @@ def test_pixels_are_the_same(unpatched, tmp_path, alpha):
 @pytest.mark.parametrize("mask", [False, True])
 def test_precomputed_npz_are_what_sdscripts_encodes(unpatched, sd_scripts_dir, tmp_path, mask):
     strategy_sd = pytest.importorskip("library.strategy_sd", reason="this sd-scripts has no caching strategies")
-    from kohya_bucket.latents.diffusers_vae import DiffusersEncoder
-    from kohya_bucket.latents.precompute import precompute_latents
+    from kohya_bucket.latents.encode.precompute import precompute_latents
+    from kohya_bucket.latents.vae.diffusers_vae import DiffusersEncoder
 
     paths = images(tmp_path)
     sizes = np.array(IMAGES, dtype=np.int32)

@@ -18,8 +18,8 @@ from versions_of_npz import cached_digests
 
 from kohya_bucket import sdscripts
 from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.npz_export import export_npz
-from kohya_bucket.latents.npz_import import import_npz
+from kohya_bucket.latents.npz.export_npz import export_npz
+from kohya_bucket.latents.npz.import_npz import import_npz
 from kohya_bucket.sdscripts.checkout import npz_version
 
 COUNT = 5
@@ -107,7 +107,7 @@ def test_by_a_store(unpatched, other, run_other, folder, tmp_path):
         assert (done.done, done.skipped) == (COUNT, [])
         for path in folder.glob("*.npz"):
             path.unlink()
-        from kohya_bucket.latents.store import LatentStore
+        from kohya_bucket.latents.store.latent_store import LatentStore
 
         export_npz(LatentStore(store), family.read_by(npz_version(reader)), images_root=folder)
         assert runs[reader]() == {**written, "encoded": 0}

@@ -2,7 +2,7 @@
 
 It uses a stand-in for a VAE, so nothing is downloaded. With a real one:
 
-    from kohya_bucket.latents.diffusers_vae import load_encoder
+    from kohya_bucket.latents.vae.diffusers_vae import load_encoder
     encoder = load_encoder("stabilityai/sdxl-vae", dtype="bfloat16")
 """
 

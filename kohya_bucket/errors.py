@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
 
 __all__ = [
     "BucketSettingsError",
@@ -13,7 +12,6 @@ __all__ = [
     "LatentStoreError",
     "PlanError",
     "ResumeError",
-    "as_flag",
     "why_not_written",
 ]
 
@@ -44,19 +42,6 @@ class ResumeError(PlanError):
 
 class LatentStoreError(KohyaBucketError):
     """A latent store or cache file that cannot be read, written or trusted."""
-
-
-def as_flag(name: str, value: Any, error: type[KohyaBucketError] = KohyaBucketError) -> bool:
-    """A setting that is on or off, as a plain bool: `True`, `False`, numpy's, or 1 and 0.
-
-    Raises:
-        KohyaBucketError: anything else, of the type given. A text such as "no" would count as true.
-    """
-    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
-        return bool(value)
-    if isinstance(value, int) and value in (0, 1):
-        return bool(value)
-    raise error(f"{name} is {value!r}, but must be True or False")
 
 
 _REASONS = {

@@ -9,9 +9,11 @@ import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import BucketRule, BucketSet, KohyaBuckets, Placement
-from kohya_bucket.buckets.by_name import rule_from_name
-from kohya_bucket.buckets.placing import place_into_set, single
-from kohya_bucket.buckets.types import Bucket, IntArray, as_sizes
+from kohya_bucket.buckets.arrays.build_placement import place_into_set
+from kohya_bucket.buckets.bucket import Bucket
+from kohya_bucket.buckets.rule import place_one
+from kohya_bucket.buckets.rules.registry import rule_from_name
+from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["DatasetKeys", "OneBucket", "adjust_to_steps", "at_resolutions", "rule_for"]
@@ -44,7 +46,7 @@ class OneBucket:
         return place_into_set(array, self._bucket_set, self.assign_many_indices(array))
 
     def assign(self, width: int, height: int) -> Bucket:
-        return single(self, width, height)
+        return place_one(self, width, height)
 
     def assign_many_indices(self, sizes: Any) -> IntArray:
         readable = as_sizes(sizes).min(axis=1, initial=1) > 0

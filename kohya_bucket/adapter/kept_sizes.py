@@ -17,8 +17,8 @@ from pathlib import Path
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, read_sizes
-from kohya_bucket.images.pool import Progress
-from kohya_bucket.images.scan import SizeScan
+from kohya_bucket.images.progress import Progress
+from kohya_bucket.images.scan.size_scan import SizeScan
 
 __all__ = ["AUTOMATIC_FROM", "cache_file", "scan_sizes"]
 

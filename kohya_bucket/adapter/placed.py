@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import BucketSet, Placement
-from kohya_bucket.buckets.placing import place_into_set
-from kohya_bucket.buckets.types import Bucket, IntArray
+from kohya_bucket.buckets.arrays.build_placement import place_into_set
+from kohya_bucket.buckets.bucket import Bucket
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.planning.asking import Asking
+from kohya_bucket.planning.demand_model import DemandModel
 
 __all__ = ["BucketRow", "PlacedDataset"]
 
@@ -126,7 +127,7 @@ class PlacedDataset:
     @cached_property
     def samples_per_bucket(self) -> npt.NDArray[np.int64]:
         """[K] trainings asked of the first epoch: images times repeats, each resolution in its turn."""
-        asking = Asking(self.bucket_ids, len(self.buckets), self.repeats, None, None, self.mode, self.weights)
+        asking = DemandModel(self.bucket_ids, len(self.buckets), self.repeats, None, None, self.mode, self.weights)
         return asking.for_epoch(0, 1).demand.per_bucket()
 
     @property

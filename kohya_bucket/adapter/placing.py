@@ -13,9 +13,10 @@ from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.buckets import Placement
-from kohya_bucket.buckets.types import IntArray, Reason
+from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import BucketSettingsError, ConfigError
-from kohya_bucket.images.text_column import TextColumn
+from kohya_bucket.images.tables.text_column import TextColumn
 
 __all__ = ["Placing", "first_placed", "place_all", "place_images", "refuse_conflicts"]
 

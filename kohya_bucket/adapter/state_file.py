@@ -13,7 +13,7 @@ from pathlib import Path
 from kohya_bucket.adapter.group import GroupPlanner, TrainedPart
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.atomic import write_file
+from kohya_bucket.files import write_file
 
 __all__ = ["STATE_FILE", "NoPlaceError", "read_history", "write_history"]
 

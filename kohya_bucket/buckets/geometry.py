@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kohya_bucket.buckets.types import FloatArray, IntArray
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
-__all__ = ["cover_resize", "crop_loss", "crop_ltrb", "cut_pixels", "round_half_up"]
+__all__ = ["aspect_loss", "cover_resize", "crop_loss", "crop_ltrb", "cut_pixels", "round_half_up"]
 
 # Whole numbers of pixels; doubles where a caller already has them, which saves the conversion.
 Sides = IntArray | FloatArray
@@ -70,3 +70,8 @@ def cut_pixels(resized_sizes: IntArray, bucket_sizes: IntArray) -> IntArray:
     excess = np.maximum(resized_sizes - bucket_sizes, 0)
     before = excess // 2
     return np.concatenate([before, excess - before], axis=1)
+
+
+def aspect_loss(bucket_aspect: FloatArray, aspect: FloatArray) -> FloatArray:
+    """Share of an image cut off when it is scaled to cover a bucket, before any rounding to pixels. [N]."""
+    return np.asarray(1.0 - np.minimum(bucket_aspect / aspect, aspect / bucket_aspect))

@@ -18,7 +18,7 @@ from typing import Any
 
 import toml
 
-from kohya_bucket.buckets.types import BucketSet
+from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.errors import ConfigError, InvalidBucketError
 
 __all__ = ["bucket_set_to_toml", "load_from_json", "load_from_toml", "parse_bucket_set"]

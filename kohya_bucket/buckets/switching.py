@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.nearest import AspectSwitch, first_double_where, first_per_aspect, midpoint_thresholds
-from kohya_bucket.buckets.types import Bucket, BucketSet, FloatArray, IntArray
+from kohya_bucket.buckets.arrays.nearest import AspectSwitch, first_double_where, first_per_aspect, midpoint_thresholds
+from kohya_bucket.buckets.bucket import Bucket, BucketSet
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["SWITCHING_METHODS", "SwitchingPoint", "aspect_switch", "switching_points"]

@@ -12,7 +12,7 @@ from kohya_bucket.errors import ConfigError
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
-    from kohya_bucket.buckets.types import IntArray
+    from kohya_bucket.buckets.sizes import IntArray
 
 __all__ = ["COMPARABLE", "GROUPS", "compared_rule", "names_of"]
 

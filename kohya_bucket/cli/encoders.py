@@ -41,13 +41,13 @@ class VaeOptions:
 
 
 def load_vae(vae: str, **options: Any) -> Any:
-    """An encoder from a hub name, a folder or a .safetensors file; see `diffusers_vae.load_encoder`.
+    """An encoder from a hub name, a folder or a .safetensors file; see `load_encoder`.
 
     Raises:
         KohyaBucketError: what is needed to load it is not installed, or it cannot be loaded.
     """
     try:
-        from kohya_bucket.latents.diffusers_vae import load_encoder
+        from kohya_bucket.latents.vae.diffusers_vae import load_encoder
 
         return load_encoder(vae, **options)
     except ModuleNotFoundError as missing:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kohya_bucket.latents.report import PrecomputeReport
+from kohya_bucket.latents.encode.report import PrecomputeReport
 
 __all__ = ["Shown", "print_report"]
 

@@ -15,9 +15,9 @@ from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import images_in
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import read_sizes
-from kohya_bucket.latents.layout import Layout
-from kohya_bucket.latents.precompute import common_root
-from kohya_bucket.latents.wanted import Recipe, Wanted
+from kohya_bucket.latents.encode.precompute import common_root
+from kohya_bucket.latents.items import EncodeSettings, LatentItems
+from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.sdscripts.config import Severity, read_config
 from kohya_bucket.sdscripts.plan.latents import wanted_by_config
 
@@ -28,12 +28,12 @@ __all__ = ["Part", "by_config", "by_path", "captions_of"]
 class Part:
     """Items that are encoded in one go, and the folder that their names start from."""
 
-    wanted: Wanted
+    wanted: LatentItems
     root: Path
 
 
 def by_path(
-    sources: list[str], options: RuleOptions, recipe: Recipe, output: Path | None, *, content_hash: bool,
+    sources: list[str], options: RuleOptions, recipe: EncodeSettings, output: Path | None, *, content_hash: bool,
     recursive: bool, captions_file: Path | None, quiet: bool,
 ) -> list[Part]:  # fmt: skip
     """All images that `sources` name, in the buckets that the options say."""
@@ -46,7 +46,7 @@ def by_path(
         scan = read_sizes(paths, progress=progress)
     placement = (rule or options.make(scan.sizes)).place(scan.sizes)
     root = _root(paths, sources, output)
-    wanted = Wanted.from_placement(
+    wanted = LatentItems.from_placement(
         paths, scan.sizes, placement, recipe, root, captions=captions, content_hash=content_hash
     )
     reasons = {path: reason for _, path, reason in scan.failures}
@@ -55,9 +55,15 @@ def by_path(
 
 
 def by_config(
-    config: Path, recipe: Recipe, output: Path | None, *, content_hash: bool, gpus: str, train_batch_size: int | None,
+    config: Path,
+    recipe: EncodeSettings,
+    output: Path | None,
+    *,
+    content_hash: bool,
+    gpus: str,
+    train_batch_size: int | None,
     quiet: bool,
-) -> list[Part]:  # fmt: skip
+) -> list[Part]:
     """All that sd-scripts would cache for a dataset config, one part for each kind of caching."""
     read = read_config(config, {} if train_batch_size is None else {"train_batch_size": train_batch_size})
     errors = read.findings.of(Severity.ERROR)

@@ -17,7 +17,7 @@ from kohya_bucket.errors import ConfigError
 if TYPE_CHECKING:
     from kohya_bucket.adapter.dataset_keys import DatasetKeys
     from kohya_bucket.buckets import BucketRule
-    from kohya_bucket.buckets.types import IntArray
+    from kohya_bucket.buckets.sizes import IntArray
 
 __all__ = ["RULE_OPTIONS", "RuleOptions"]
 

@@ -10,7 +10,7 @@ from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.errors import KohyaBucketError
 
 if TYPE_CHECKING:
-    from kohya_bucket.buckets.types import IntArray
+    from kohya_bucket.buckets.sizes import IntArray
 
 __all__ = ["SizedImages", "images_in", "sizes_of"]
 
@@ -47,7 +47,7 @@ def sizes_of(
         KohyaBucketError: nothing readable there.
     """
     from kohya_bucket.images import read_sizes
-    from kohya_bucket.images.size_table import TABLE_SUFFIXES, read_size_table
+    from kohya_bucket.images.tables.size_table import TABLE_SUFFIXES, read_size_table
 
     source = ", ".join(sources)
     if len(sources) == 1 and Path(sources[0]).suffix.lower() in TABLE_SUFFIXES and Path(sources[0]).is_file():

@@ -15,8 +15,8 @@ from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import images_in
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import MetadataCache
-from kohya_bucket.images.decoding import undecodable
-from kohya_bucket.images.pool import Engine
+from kohya_bucket.images.pixels.undecodable import undecodable
+from kohya_bucket.images.scan.pool import Engine
 from kohya_bucket.reports.images import ImageTable, Subject
 from kohya_bucket.sdscripts.config import Finding, ReadDataset, Severity, read_config
 

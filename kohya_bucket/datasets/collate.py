@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from kohya_bucket.buckets.types import Bucket
+from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.errors import KohyaBucketError
 
 __all__ = ["Batch", "Item", "register_bucket_collation"]

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from kohya_bucket.buckets.types import BucketRule, BucketSet, Reason, check_rule
+from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.datasets.collate import register_bucket_collation
 from kohya_bucket.datasets.items import Transform, build_item, check_transform
 from kohya_bucket.datasets.planned_index import bucket_of
@@ -20,8 +22,8 @@ from kohya_bucket.datasets.sources import ImageSource
 from kohya_bucket.datasets.sources.files import FileSource
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
-from kohya_bucket.images.pixels import choose_interpolation
-from kohya_bucket.images.pool import Progress
+from kohya_bucket.images.pixels.resize import choose_interpolation
+from kohya_bucket.images.progress import Progress
 
 __all__ = ["BucketedDataset"]
 
@@ -50,7 +52,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         transform: called on the finished [3, H, W] tensor; must keep its shape equal within a bucket.
         metadata_cache: sizes of files that have not changed are taken from it instead of their headers.
         interpolation: "auto" as sd-scripts (area down, Lanczos up) or one of
-            `kohya_bucket.images.pixels.INTERPOLATIONS`.
+            `kohya_bucket.images.pixels.resize.INTERPOLATIONS`.
         obey_exif: turn images upright as their EXIF asks; sd-scripts does not, so this is off.
         num_workers: at most this many threads or processes to read headers with; None: as measured.
         progress: called as `progress(done, total)` while headers are read.

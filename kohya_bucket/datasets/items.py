@@ -9,11 +9,11 @@ import numpy.typing as npt
 import torch
 
 from kohya_bucket.buckets import geometry
-from kohya_bucket.buckets.types import Bucket
+from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.datasets.collate import Item
 from kohya_bucket.datasets.tensors import to_unit_tensor
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.pixels import resize_and_crop
+from kohya_bucket.images.pixels.resize import resize_and_crop
 
 __all__ = ["Transform", "build_item", "check_transform", "cover_size"]
 

@@ -13,12 +13,13 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from kohya_bucket.buckets.types import Bucket, BucketSet
+from kohya_bucket.buckets.bucket import Bucket, BucketSet
+from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.planned_index import bucket_of
-from kohya_bucket.errors import LatentStoreError, as_flag
+from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE
-from kohya_bucket.latents.layout import LatentSpace
-from kohya_bucket.latents.store import LatentStore
+from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.store.latent_store import LatentStore
 
 __all__ = ["BucketedLatentDataset"]
 

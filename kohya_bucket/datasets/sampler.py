@@ -10,12 +10,12 @@ import numpy.typing as npt
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
+from kohya_bucket.checks import as_flag, integer, whole
 from kohya_bucket.datasets.accelerate_view import called_by_accelerate_loop, reading_shard
 from kohya_bucket.datasets.agreement import agree_on
 from kohya_bucket.datasets.planned_index import PlannedIndex
-from kohya_bucket.errors import PlanError, as_flag
+from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import EpochPlan, EpochPlanner, Ledger, Position
-from kohya_bucket.planning.planner import integer, whole
 
 __all__ = ["BucketBatchSampler"]
 

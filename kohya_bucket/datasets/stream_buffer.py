@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from kohya_bucket.buckets.types import Bucket
+from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.errors import KohyaBucketError
 
 __all__ = ["REMAINDERS", "StreamBuffer", "StreamCounts"]

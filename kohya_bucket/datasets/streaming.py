@@ -10,16 +10,17 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
-from kohya_bucket.buckets.types import Bucket, BucketRule, check_rule
+from kohya_bucket.buckets.bucket import Bucket
+from kohya_bucket.buckets.rule import BucketRule, check_rule
+from kohya_bucket.checks import as_flag, integer
 from kohya_bucket.datasets.captions import caption_of_cell
 from kohya_bucket.datasets.collate import Batch, Item, register_bucket_collation
 from kohya_bucket.datasets.items import Transform, build_item, check_transform
 from kohya_bucket.datasets.sources.columns import cell_pixels, cell_size, explained
 from kohya_bucket.datasets.stream_buffer import StreamBuffer, StreamCounts
-from kohya_bucket.errors import KohyaBucketError, as_flag
-from kohya_bucket.images.pixels import choose_interpolation
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.pixels.resize import choose_interpolation
 from kohya_bucket.images.unreadable import UnreadableImageError
-from kohya_bucket.planning.planner import integer
 
 __all__ = ["StreamingBuckets"]
 

@@ -22,9 +22,10 @@ import numpy.typing as npt
 from kohya_bucket.datasets.tar_members import Oddities, plain_ending, split_key
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import TextColumn
-from kohya_bucket.images.header import header_of
-from kohya_bucket.images.parquet import pyarrow_modules, read_table, replace_file
-from kohya_bucket.images.reading import Region
+from kohya_bucket.images.files.pieces import Region
+from kohya_bucket.images.files.replace import replace_file
+from kohya_bucket.images.headers.header import header_of
+from kohya_bucket.images.tables.parquet import pyarrow_modules, read_table
 from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["TarIndex"]

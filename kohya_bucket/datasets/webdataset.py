@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from kohya_bucket.buckets.types import BucketRule
+from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.images import BucketedDataset
 from kohya_bucket.datasets.sources.tars import TarSource

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from kohya_bucket.lazy import importer
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.encoder import PosteriorEncoder, VAEEncoder
-    from kohya_bucket.latents.precompute import PrecomputeReport, precompute_latents
-    from kohya_bucket.latents.store import LatentStore
-    from kohya_bucket.latents.writer import StoreWriter
+    from kohya_bucket.latents.encode.precompute import PrecomputeReport, precompute_latents
+    from kohya_bucket.latents.store.latent_store import LatentStore
+    from kohya_bucket.latents.store.writer import StoreWriter
+    from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder
 else:
     __getattr__ = importer(
         __name__,
         {
-            "kohya_bucket.latents.encoder": ["PosteriorEncoder", "VAEEncoder"],
-            "kohya_bucket.latents.precompute": ["PrecomputeReport", "precompute_latents"],
-            "kohya_bucket.latents.store": ["LatentStore"],
-            "kohya_bucket.latents.writer": ["StoreWriter"],
+            "kohya_bucket.latents.encode.precompute": ["PrecomputeReport", "precompute_latents"],
+            "kohya_bucket.latents.store.latent_store": ["LatentStore"],
+            "kohya_bucket.latents.store.writer": ["StoreWriter"],
+            "kohya_bucket.latents.vae.encoder": ["PosteriorEncoder", "VAEEncoder"],
         },
     )
 

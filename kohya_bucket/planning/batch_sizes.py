@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.types import IntArray, as_sizes
+from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.errors import PlanError
 
 __all__ = ["as_global_batch", "count_buckets", "one_or_all", "per_rank_batches"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.types import as_sizes
+from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.planning.plan import EpochPlan
 from kohya_bucket.planning.planner import EpochPlanner
 

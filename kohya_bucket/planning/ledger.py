@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.buckets.sizes import IntArray
 
 __all__ = ["Ledger", "LedgerReason"]
 
@@ -133,8 +133,8 @@ class Ledger:
         why = []
         if dropped := self.count(LedgerReason.DROPPED):
             why.append(f"{dropped:,} dropped with the remainder of {self._where(LedgerReason.DROPPED)}")
-        if homeless := self.count(LedgerReason.NO_BUCKET):
-            why.append(f"{homeless:,} without a bucket")
+        if unplaced := self.count(LedgerReason.NO_BUCKET):
+            why.append(f"{unplaced:,} without a bucket")
         return f"{self.missed:,} missed" + (f" ({', '.join(why)})" if why else "")
 
     def _repeated_text(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.demand import Change
 from kohya_bucket.planning.ledger import Ledger, LedgerReason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -11,20 +10,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.types import as_sizes
-from kohya_bucket.errors import PlanError, as_flag
-from kohya_bucket.planning.apart import keep_apart
-from kohya_bucket.planning.asking import Asking, as_bucket_ids
+from kohya_bucket.buckets.sizes import as_sizes
+from kohya_bucket.checks import as_flag, integer, whole
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.batch_layout import cut_batches, split_batches
 from kohya_bucket.planning.batch_sizes import as_global_batch, count_buckets, one_or_all, per_rank_batches
-from kohya_bucket.planning.cutting import cut_batches, split_batches
 from kohya_bucket.planning.demand import Change, Demand
+from kohya_bucket.planning.demand_model import DemandModel, as_bucket_ids
 from kohya_bucket.planning.fingerprint import fingerprint_of
 from kohya_bucket.planning.ledger import LedgerReason
 from kohya_bucket.planning.orders import ORDERS
-from kohya_bucket.planning.plan import EpochPlan, LedgerRows
+from kohya_bucket.planning.plan import EpochPlan
 from kohya_bucket.planning.remainders import REMAINDERS, RemainderContext
-from kohya_bucket.planning.sequencing import sequence_items, smallest_ids
+from kohya_bucket.planning.separate_repeats import separate_repeats
+from kohya_bucket.planning.sequencing import sequence_items
 from kohya_bucket.planning.stream import Purpose, stream
+from kohya_bucket.planning.untrained import untrained
 
 __all__ = ["EpochPlanner"]
 
@@ -34,6 +35,7 @@ _REASONS = {
     "merge": LedgerReason.MERGED,
     "catch_all": LedgerReason.CAUGHT,
 }
+
 _GlobalBatch = npt.NDArray[np.int64]
 
 
@@ -85,7 +87,7 @@ class EpochPlanner:
         self.enlarge = _enlarge(enlarge, self.n_buckets, self.sizes)
         if regularization_uses is not None:
             regularization_uses = whole("regularization_uses", regularization_uses, 0)
-        self.asking = Asking(
+        self.asking = DemandModel(
             ids, self.n_buckets, repeats, regularization, regularization_uses, resolutions, resolution_weights
         )
         self.equal_epochs = as_flag("equal_epochs", equal_epochs, PlanError)
@@ -123,7 +125,7 @@ class EpochPlanner:
         stages = [(as_global_batch(size, self.n_buckets), whole("done", steps, 0)) for size, steps in done]
         stages.append((self.global_batch, 0))
         plan = self._arranged(asked.demand, stages[0][0], seed, epoch, 0)
-        lost = Change(asked.homeless, _nowhere(asked.homeless), _nowhere(asked.homeless), -1)
+        lost = Change(asked.unplaced, _nowhere(asked.unplaced), _nowhere(asked.unplaced), -1)
         plan = plan.with_ledger(asked.total, [(lost, LedgerReason.NO_BUCKET)])
         part, moved = 0, plan.ledger_rows
         for global_batch, steps in stages:
@@ -184,7 +186,7 @@ class EpochPlanner:
         rng = stream(Purpose.STEPS, seed, epoch, part)
         steps = ORDERS[self.order](cut, rng, self.run_length)
         if self.order != "file" and demand.times is not None:
-            keep_apart(items, cut, rng)
+            separate_repeats(items, cut, rng)
         plan = EpochPlan(
             world_size=self.world_size,
             global_batch=global_batch,
@@ -202,64 +204,6 @@ class EpochPlanner:
             bucket_sizes=self.sizes,
         )
         return plan.with_ledger(asked, [(c, _REASONS[self.remainder]) for c in changes])
-
-
-def untrained(plan: EpochPlan, n_buckets: int, changes: LedgerRows) -> Demand:
-    """What a plan trains, as a demand: each image as often as it is in the plan's steps, in the bucket it was given.
-
-    `changes` are what the remainder policy changed when the epoch was planned.
-    """
-    bucket = np.repeat(plan.bucket_of_step.astype(np.int64), plan.length)
-    ends = np.cumsum(plan.length, dtype=np.int64)
-    at = np.repeat(plan.start - ends + plan.length, plan.length) + np.arange(len(bucket))
-    keys, times = np.unique(_sent_home(bucket << 32 | plan.items[at], changes), return_counts=True)
-    image, in_bucket = (keys & 0xFFFFFFFF).astype(np.int32), smallest_ids(keys >> 32, n_buckets)
-    return Demand(image, in_bucket, times.astype(np.int64), n_buckets)
-
-
-def _sent_home(keys: npt.NDArray[np.int64], rows: LedgerRows) -> npt.NDArray[np.int64]:
-    """(bucket << 32 | image) of trainings, with those that the remainder policy moved back in their own bucket."""
-    moved = np.flatnonzero(rows.delta == 0)
-    if len(moved) == 0 or len(keys) == 0:
-        return keys
-    keys = np.sort(keys)
-    away = rows.to_bucket[moved].astype(np.int64) << 32 | rows.image[moved]
-    order = np.argsort(away, kind="stable")
-    first, turn = np.searchsorted(keys, away[order]), np.arange(len(order)) - np.searchsorted(away[order], away[order])
-    at = first + turn
-    there = (at < len(keys)) & (keys[np.minimum(at, len(keys) - 1)] == away[order])
-    home = rows.bucket[moved].astype(np.int64) << 32 | rows.image[moved]
-    keys[at[there]] = home[order][there]
-    return keys
-
-
-def integer(name: str, value: Any) -> int:
-    """`value` as a plain int, whatever integer type it has.
-
-    Raises:
-        PlanError: it is none: a fraction, a text, None.
-    """
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise PlanError(f"{name} is {value!r}, but must be a whole number") from None
-
-
-def whole(name: str, value: Any, low: int, bits: int = 63) -> int:
-    """`value` as an int, `low` or more, that fits into so many bits.
-
-    Raises:
-        PlanError: it is something else.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = low - 1
-    if number < low or isinstance(value, bool):
-        raise PlanError(f"{name} is {value!r}, but must be a whole number, {low} or more")
-    if number >= 1 << bits:
-        raise PlanError(f"{name} is {number}, but must be less than {1 << bits:,}")
-    return number
 
 
 def _share(name: str, value: Any) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import Bucket, Placement, Reason
-from kohya_bucket.buckets.types import FloatArray
+from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.reports.images import ImageTable, Subject
 from kohya_bucket.reports.summary import Summary, enlargement, images_per_bucket, samples_per_bucket, summarize

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kohya_bucket.buckets import BucketSet, switching_points
-from kohya_bucket.buckets.types import FloatArray, IntArray
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.reports.drawing import Drawing
 from kohya_bucket.reports.labels import spread_labels
 

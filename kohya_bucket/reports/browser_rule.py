@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kohya_bucket.buckets import AutoBuckets, BucketRule, BucketSet, FixedBuckets, KohyaBuckets, NovelAIBuckets
-from kohya_bucket.buckets.nearest import first_per_aspect, midpoint_thresholds
+from kohya_bucket.buckets.arrays.nearest import first_per_aspect, midpoint_thresholds
+from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.buckets.switching import aspect_switch
-from kohya_bucket.buckets.types import as_sizes
 
 __all__ = ["browser_rule", "describe_rule"]
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.buckets import BucketRule
-from kohya_bucket.buckets.types import IntArray, Reason
+from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.reports.summary import Summary, summarize
 
 __all__ = ["Compared", "compare_rules"]

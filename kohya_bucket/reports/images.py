@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import BucketRule
-from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images import SizeScan
 
 __all__ = ["ImageTable", "Subject"]

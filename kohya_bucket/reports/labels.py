@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kohya_bucket.buckets.types import FloatArray
+from kohya_bucket.buckets.sizes import FloatArray
 
 __all__ = ["spread_labels"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import Placement
-from kohya_bucket.buckets.types import FloatArray, IntArray
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
 __all__ = ["Summary", "enlargement", "summarize"]
 

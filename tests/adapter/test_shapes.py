@@ -46,7 +46,7 @@ class Step(NamedTuple):
     right: int
 
 
-class Wanted(Protocol):
+class LatentItems(Protocol):
     pace: int
     trace: int
 
@@ -77,9 +77,9 @@ class Wanted(Protocol):
         (Inherits("made"), Child, ""),
         (Inherits("walk"), Child, "has a walk of its own"),
         (Inherits("fly"), Child, "has no fly"),
-        (Offers(Wanted), Child, ""),
-        (Offers(Wanted), Base, "has no run, trace"),
-        (Offers(Wanted), Child(), "is no class"),
+        (Offers(LatentItems), Child, ""),
+        (Offers(LatentItems), Base, "has no run, trace"),
+        (Offers(LatentItems), Child(), "is no class"),
         (CoveredBy(Child), Base, ""),
         (CoveredBy(Base), Child, "has run, trace too"),
     ],
@@ -90,5 +90,5 @@ def test_each_says_what_is_wrong(check, found, problem):
 
 def test_each_tells_the_names_it_insists_on():
     assert Takes("step", "fast").names == ("step", "fast")
-    assert Offers(Wanted).names == ("far", "pace", "run", "trace")
+    assert Offers(LatentItems).names == ("far", "pace", "run", "trace")
     assert {"kind", "pace", "walk", "made", "far"} <= attributes_of(Base)

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kohya_bucket.buckets import KohyaBuckets
-from kohya_bucket.buckets.kohya import kohya_bucket_sizes
-from kohya_bucket.buckets.novelai import novelai_bucket_sizes
+from kohya_bucket.buckets.rules.kohya import kohya_bucket_sizes
+from kohya_bucket.buckets.rules.novelai import novelai_bucket_sizes
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError, PlanError
 from kohya_bucket.planning import plan_epoch

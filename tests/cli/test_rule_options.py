@@ -10,8 +10,8 @@ import pytest
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import KohyaBuckets, list_presets, load_preset
-from kohya_bucket.buckets.by_name import RULE_NAMES
-from kohya_bucket.buckets.kohya import NO_UPSCALE_FITS
+from kohya_bucket.buckets.rules.kohya import NO_UPSCALE_FITS
+from kohya_bucket.buckets.rules.registry import RULE_NAMES
 from kohya_bucket.buckets.switching import SWITCHING_METHODS
 from kohya_bucket.buckets.trainers import TRAINERS
 from kohya_bucket.cli.compared_rules import GROUPS, compared_rule, names_of

@@ -17,11 +17,11 @@ from image_corpus import corpus, encode, exif, picture
 from PIL import Image
 
 from kohya_bucket.images import ImageFormat, read_size, read_sizes
-from kohya_bucket.images import decoder as decoder_module
-from kohya_bucket.images import header as header_module
-from kohya_bucket.images.exif import orientation_of
 from kohya_bucket.images.formats import sniff
-from kohya_bucket.images.header import header_of
+from kohya_bucket.images.headers import by_pillow as decoder_module
+from kohya_bucket.images.headers import header as header_module
+from kohya_bucket.images.headers.exif import orientation_of
+from kohya_bucket.images.headers.header import header_of
 from kohya_bucket.images.unreadable import UnreadableImageError
 
 CORPUS = corpus()

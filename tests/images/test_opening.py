@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kohya_bucket.images.arrow_stat import can_stat_together, stat_together
-from kohya_bucket.images.opening import READING, beside_each_other
-from kohya_bucket.images.pool import Job
+from kohya_bucket.images.files.opening import READING, beside_each_other
+from kohya_bucket.images.scan.arrow_stat import can_stat_together, stat_together
+from kohya_bucket.images.scan.pool import Job
 
 
 def contents(paths: list[str]) -> list[bytes]:
@@ -100,10 +100,10 @@ def test_what_arrow_does_not_tell_is_asked_one_by_one(tmp_path: Path, odd: str) 
 
 @pytest.mark.usefixtures("arrow")
 def test_threads_share_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kohya_bucket.images.pool._CHUNK", 100)
-    monkeypatch.setattr("kohya_bucket.images.pool.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("kohya_bucket.images.scan.pool._CHUNK", 100)
+    monkeypatch.setattr("kohya_bucket.images.scan.pool.os.cpu_count", lambda: 4)
     # A machine so busy that the first look takes it for a slow disk would choose otherwise.
-    monkeypatch.setattr("kohya_bucket.images.pool._COMPUTING", 0.0)
+    monkeypatch.setattr("kohya_bucket.images.scan.pool._COMPUTING", 0.0)
     paths = write(tmp_path, [f"{i}.txt" for i in range(2000)])
     paths[1500] = str(tmp_path / "gone")
     job = Job("stat", paths)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images import pixels
-from kohya_bucket.images.area_resize import shrink_by_area
+from kohya_bucket.images.pixels import resize as pixels
+from kohya_bucket.images.pixels.area_resize import shrink_by_area
+from kohya_bucket.images.pixels.load import load_pixels
 
 sides = st.integers(8, 90)
 
@@ -124,17 +125,17 @@ def test_loading_ignores_orientation_and_keeps_alpha(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(image(30, 20)).save(tmp_path / "turned.jpg", exif=exif)
-    assert pixels.load_pixels(tmp_path / "turned.jpg").shape == (20, 30, 3)
+    assert load_pixels(tmp_path / "turned.jpg").shape == (20, 30, 3)
     with_alpha = image(30, 20, 4)
     Image.fromarray(with_alpha).save(tmp_path / "a.png")
-    assert np.array_equal(pixels.load_pixels(tmp_path / "a.png", alpha=True), with_alpha)
-    assert pixels.load_pixels(tmp_path / "a.png").shape == (20, 30, 3)
+    assert np.array_equal(load_pixels(tmp_path / "a.png", alpha=True), with_alpha)
+    assert load_pixels(tmp_path / "a.png").shape == (20, 30, 3)
 
 
 def test_errors_name_the_file_and_the_remedy(tmp_path):
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     with pytest.raises(KohyaBucketError, match=r"broken\.png: cannot be read"):
-        pixels.load_pixels(tmp_path / "broken.png")
+        load_pixels(tmp_path / "broken.png")
     with pytest.raises(KohyaBucketError, match="does not exist"):
         pixels.resize_and_crop(image(9, 9), (8, 8), (8, 8), "sinc")
     with pytest.raises(KohyaBucketError, match="does not cover"):

@@ -15,9 +15,9 @@ from image_corpus import encode, picture
 from PIL import Image
 
 from kohya_bucket.images import ScanInterrupted, read_sizes
-from kohya_bucket.images import pool as pool_module
-from kohya_bucket.images import worker as worker_module
-from kohya_bucket.images.worker import WorkerProcess
+from kohya_bucket.images.scan import pool as pool_module
+from kohya_bucket.images.scan import worker as worker_module
+from kohya_bucket.images.scan.worker import WorkerProcess
 
 
 @pytest.fixture(scope="module")

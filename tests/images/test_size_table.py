@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.size_pickle import load_size_pickle
-from kohya_bucket.images.size_table import read_size_table
+from kohya_bucket.images.tables.size_pickle import load_size_pickle
+from kohya_bucket.images.tables.size_table import read_size_table
 
 ROWS = [(7, 640, 480), (3, 512, 768), (1000000007, 1, 20000)]
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from kohya_bucket.latents.dtypes import carrier
-from kohya_bucket.latents.entries import Entry
 from kohya_bucket.latents.fingerprint import Fingerprint
-from kohya_bucket.latents.layout import LatentSpace
-from kohya_bucket.latents.writer import StoreWriter
+from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.writer import StoreWriter
 
 SPACE = LatentSpace(0.13025)
 PRINT = Fingerprint(100, 200, "", "vae", (64, 32), (70, 32), (3, 0), "area/cv2", "bfloat16")

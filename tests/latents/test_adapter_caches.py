@@ -13,8 +13,8 @@ from PIL import Image
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import source_identity
-from kohya_bucket.latents.npz_file import write_arrays
-from kohya_bucket.latents.npz_note import stored_fingerprint
+from kohya_bucket.latents.npz.note import stored_fingerprint
+from kohya_bucket.latents.npz.opened import write_arrays
 from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.sdscripts.caching.item import (
     CacheItem,
@@ -165,7 +165,7 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
 
 def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from kohya_bucket.latents.store import LatentStore
+    from kohya_bucket.latents.store.latent_store import LatentStore
     from kohya_bucket.sdscripts.caching.shards import ShardCache
 
     other = (64, 32)
@@ -225,7 +225,7 @@ def test_what_precompute_stored_is_found(tmp_path):
 @pytest.mark.parametrize("collections", [("", "sdxl"), ("sdxl", "")])
 def test_of_two_items_for_one_image_and_size_the_newer_counts(tmp_path, image, collections):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from kohya_bucket.latents.store import LatentStore
+    from kohya_bucket.latents.store.latent_store import LatentStore
     from kohya_bucket.sdscripts.caching.shards import ShardCache
 
     writers = [ShardCache(tmp_path / "store", SDXL, tmp_path, collection=name or "other") for name in collections]

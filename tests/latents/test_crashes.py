@@ -18,14 +18,14 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
-from kohya_bucket.latents.encoder import encoder_hash  # noqa: E402
-from kohya_bucket.latents.npz import NpzLatents, read_npz, write_npz  # noqa: E402
-from kohya_bucket.latents.npz_check import why_npz_bad, why_npz_stale  # noqa: E402
-from kohya_bucket.latents.npz_names import npz_path  # noqa: E402
-from kohya_bucket.latents.sinks import NpzSink  # noqa: E402
-from kohya_bucket.latents.state import verify  # noqa: E402
-from kohya_bucket.latents.upkeep import prune  # noqa: E402
-from kohya_bucket.latents.wanted import Recipe, Wanted  # noqa: E402
+from kohya_bucket.latents.encode.sinks import NpzSink  # noqa: E402
+from kohya_bucket.latents.items import EncodeSettings, LatentItems  # noqa: E402
+from kohya_bucket.latents.maintenance import prune  # noqa: E402
+from kohya_bucket.latents.npz.check import why_npz_bad, why_npz_stale  # noqa: E402
+from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
+from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
+from kohya_bucket.latents.store.state import verify  # noqa: E402
+from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
 from kohya_bucket.sdscripts.caching.item import CacheItem, save_latents  # noqa: E402
 from tests.latents.crash_child import GROUP_WAITS, encode  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
@@ -35,7 +35,7 @@ MANY = SIZES * 5
 KILLS = int(os.environ.get("KOHYA_BUCKET_KILLS", "12"))
 
 
-class Run:
+class PrecomputeWorker:
     """One run in a process of its own, by now at its work."""
 
     def __init__(self, images, output, *arguments, **settings):
@@ -63,14 +63,14 @@ class Run:
 
 def run_whole(*arguments):
     """A run to its end; returns how many it encoded and how long that took."""
-    run = Run(*arguments)
+    run = PrecomputeWorker(*arguments)
     run.wait_for("ready")
     started = time.monotonic()
     return run.result()["encoded"], time.monotonic() - started
 
 
 def run_killed(images, output, format, seconds):
-    run = Run(images, output, format, 0.002)
+    run = PrecomputeWorker(images, output, format, 0.002)
     run.wait_for("ready")
     time.sleep(seconds)
     run.kill()
@@ -125,7 +125,7 @@ def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
     images = make_images(tmp_path / "images", MANY)
     dataset = dataset_of(images)
     arch, chance, out = ARCHITECTURES["sd"], random.Random(1), tmp_path / "out"
-    recipe = Recipe(encoder_hash(PosteriorStub()), "float32", "latents", True)
+    recipe = EncodeSettings(encoder_hash(PosteriorStub()), "float32", "latents", True)
     buckets = [tuple(map(int, size)) for size in dataset.placement.bucket_sizes]
     names = [npz_path(p.name, tuple(map(int, dataset.sizes[i])), arch).name for i, p in enumerate(images)]
     run_whole(tmp_path / "images", out, "npz", 0.002)
@@ -135,7 +135,7 @@ def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
 
     def check():
         """Which items are there as wanted; whatever is there, is whole."""
-        wanted = Wanted.from_placement([str(p) for p in images], dataset.sizes, dataset.placement, recipe,
+        wanted = LatentItems.from_placement([str(p) for p in images], dataset.sizes, dataset.placement, recipe,
                                        tmp_path / "images")  # fmt: skip
         texts, current = wanted.interpolations(), set()
         for i, (name, bucket) in enumerate(zip(names, buckets, strict=True)):
@@ -182,7 +182,7 @@ def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
 @pytest.mark.slow
 def test_one_of_two_processes_dies_and_the_other_does_its_part(tmp_path):
     images = make_images(tmp_path / "images", MANY)
-    first, second = (Run(tmp_path / "images", tmp_path / "out", seconds=0.05) for _ in range(2))
+    first, second = (PrecomputeWorker(tmp_path / "images", tmp_path / "out", seconds=0.05) for _ in range(2))
     for process in (first, second):
         process.wait_for("batch")
     first.wait_for("batch")
@@ -196,7 +196,7 @@ def test_one_of_two_processes_dies_and_the_other_does_its_part(tmp_path):
 @pytest.mark.slow
 def test_two_processes_share_the_work(tmp_path):
     images = make_images(tmp_path / "images", MANY)
-    both = [Run(tmp_path / "images", tmp_path / "out", seconds=0.02, flush_seconds=60.0) for _ in range(2)]
+    both = [PrecomputeWorker(tmp_path / "images", tmp_path / "out", seconds=0.02, flush_seconds=60.0) for _ in range(2)]
     done = [run.result() for run in both]
     assert sum(d["encoded"] for d in done) == len(images)
     assert sum(d["encoded"] + d["elsewhere"] + d["current"] for d in done) == 2 * len(images)
@@ -209,7 +209,7 @@ def test_two_processes_share_the_work(tmp_path):
 def test_work_may_take_longer_than_a_process_group_waits(tmp_path):
     images, seconds = make_images(tmp_path / "images", MANY), 0.4
     both = [
-        Run(tmp_path / "images", tmp_path / "out", seconds=seconds, rank=(tmp_path / "meeting", rank, 2))
+        PrecomputeWorker(tmp_path / "images", tmp_path / "out", seconds=seconds, rank=(tmp_path / "meeting", rank, 2))
         for rank in range(2)
     ]
     done = [run.result() for run in both]
@@ -275,7 +275,7 @@ def test_an_error_is_raised_when_nobody_writes_any_more(tmp_path, monkeypatch):
     real_flush, real_close = NpzSink.flush, NpzSink.close
     monkeypatch.setattr(NpzSink, "flush", flush)
     monkeypatch.setattr(NpzSink, "close", close)
-    monkeypatch.setattr("kohya_bucket.latents.sinks.write_npz", first_fails)
+    monkeypatch.setattr("kohya_bucket.latents.encode.sinks.write_npz", first_fails)
     with pytest.raises(LatentStoreError, match="the disk is full"):
         precompute_latents(
             dataset_of(images), PosteriorStub(), tmp_path / "out", format="npz", architecture="sd", batch_size=4

@@ -12,8 +12,8 @@ diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed"
 safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
 
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.latents.diffusers_vae import DiffusersEncoder, TinyEncoder, load_encoder  # noqa: E402
-from kohya_bucket.latents.encoder import PosteriorEncoder, VAEEncoder, encoder_hash, encoder_space  # noqa: E402
+from kohya_bucket.latents.vae.diffusers_vae import DiffusersEncoder, TinyEncoder, load_encoder  # noqa: E402
+from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, encoder_hash, encoder_space  # noqa: E402
 
 torch.set_num_threads(1)
 FAMILIES = {"sd": (4, 0.18215, None), "sdxl": (4, 0.13025, None), "sd3": (16, 1.5305, 0.0609),
@@ -185,7 +185,7 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
 
 
 def test_overflow_in_float16_is_encoded_again(tmp_path):
-    from kohya_bucket.latents.encoding import BatchEncoder
+    from kohya_bucket.latents.encode.batch_encoder import BatchEncoder
 
     vae = model()
     with torch.no_grad():

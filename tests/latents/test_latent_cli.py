@@ -12,9 +12,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from kohya_bucket.latents import LatentStore, diffusers_vae  # noqa: E402
+from kohya_bucket.latents import LatentStore  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
-from kohya_bucket.latents.npz_names import npz_path  # noqa: E402
+from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
+from kohya_bucket.latents.vae import diffusers_vae  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, make_images  # noqa: E402
 
 SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200)]

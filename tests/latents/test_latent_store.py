@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.layout import Layout
-from kohya_bucket.latents.store import LatentStore
-from kohya_bucket.latents.upkeep import pack
-from kohya_bucket.latents.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.maintenance import pack
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.layout import Layout
+from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

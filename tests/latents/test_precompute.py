@@ -13,13 +13,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.images.content_hash import hash_file  # noqa: E402
-from kohya_bucket.images.pixels import load_pixels, resize_and_crop  # noqa: E402
+from kohya_bucket.images.files.content_hash import hash_file  # noqa: E402
+from kohya_bucket.images.pixels.load import load_pixels  # noqa: E402
+from kohya_bucket.images.pixels.resize import resize_and_crop  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.dtypes import to_float32  # noqa: E402
-from kohya_bucket.latents.encoding import noise_seed, normalize  # noqa: E402
-from kohya_bucket.latents.npz_import import import_npz  # noqa: E402
+from kohya_bucket.latents.encode.batch_encoder import noise_seed, normalize  # noqa: E402
+from kohya_bucket.latents.npz.import_npz import import_npz  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 
 
@@ -67,17 +68,19 @@ def test_the_second_run_does_nothing(tmp_path, images):
 def test_floats_made_while_decoding_are_those_of_normalize(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
-    from kohya_bucket.latents.decode_ahead import decode_ahead
-    from kohya_bucket.latents.wanted import Recipe, Wanted
+    from kohya_bucket.latents.encode.prefetch import prefetch
+    from kohya_bucket.latents.items import EncodeSettings, LatentItems
 
     every = (np.arange(64 * 64).reshape(64, 64, 1) + np.array([0, 80, 160, 240])) % 256  # each value in each channel
     images = [tmp_path / "opaque.png", tmp_path / "clear.png"]
     for image, channels in zip(images, (3, 4), strict=True):
         Image.fromarray(every[..., :channels].astype(np.uint8)).save(image)
     data = dataset_of(images)
-    wanted = Wanted.from_placement([str(p) for p in images], data.sizes, data.placement, Recipe("vae"), tmp_path)
+    wanted = LatentItems.from_placement(
+        [str(p) for p in images], data.sizes, data.placement, EncodeSettings("vae"), tmp_path
+    )
     with ThreadPoolExecutor(1) as pool:
-        (batch,) = decode_ahead(range(2), wanted, 2, pool, 1, as_floats=True)
+        (batch,) = prefetch(range(2), wanted, 2, pool, 1, as_floats=True)
     for i, got in zip(batch.items, batch.pixels, strict=True):
         pixels = load_pixels(images[i])
         assert len(np.unique(pixels)) == 256
@@ -89,17 +92,19 @@ def test_floats_made_while_decoding_are_those_of_normalize(tmp_path):
 def test_batches_are_decoded_ahead_into_one_array(tmp_path, as_floats, alpha):
     from concurrent.futures import ThreadPoolExecutor
 
-    from kohya_bucket.latents.decode_ahead import decode_ahead
-    from kohya_bucket.latents.wanted import Recipe, Wanted
+    from kohya_bucket.latents.encode.prefetch import prefetch
+    from kohya_bucket.latents.items import EncodeSettings, LatentItems
 
     images = make_images(tmp_path / "images", [(64, 64)] * 7 + [(100, 60)] * 3, alpha=alpha)
     data = dataset_of(images)
     for broken in (1, 5, 9):
         images[broken].write_bytes(images[broken].read_bytes()[:60])
-    recipe = Recipe("vae", mask=alpha)
-    wanted = Wanted.from_placement([str(p) for p in images], data.sizes, data.placement, recipe, tmp_path / "images")
+    recipe = EncodeSettings("vae", mask=alpha)
+    wanted = LatentItems.from_placement(
+        [str(p) for p in images], data.sizes, data.placement, recipe, tmp_path / "images"
+    )
     with ThreadPoolExecutor(2) as pool:
-        batches = list(decode_ahead(range(10), wanted, 3, pool, 1, as_floats=as_floats))
+        batches = list(prefetch(range(10), wanted, 3, pool, 1, as_floats=as_floats))
     assert [batch.items for batch in batches] == [[0, 2], [3, 4], [6], [7, 8]]
     assert [[i for i, _ in batch.failed] for batch in batches] == [[1], [5], [], [9]]
     for batch in batches:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from kohya_bucket.buckets import ExactBuckets, FixedBuckets, KohyaBuckets, load_preset
-from kohya_bucket.errors import KohyaBucketError, as_flag
+from kohya_bucket.checks import as_flag
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import list_images, read_sizes
+from kohya_bucket.originals.exact_batches import exact_batches
 from kohya_bucket.planning import plan_epoch
-from kohya_bucket.planning.exact_batches import exact_batches
 
 IDS = [0, 0, 1]
 SETTINGS: dict[str, Callable[[Any], object]] = {

@@ -44,7 +44,10 @@ def test_a_missing_package_is_named_with_the_extra_to_install() -> None:
     ("code", "absent"),
     [
         ("import kohya_bucket", ("numpy", "PIL", "torch", "pyarrow")),
-        ("import kohya_bucket.images.worker", ("numpy", "PIL", "torch", "pyarrow", "kohya_bucket.images.cache")),
+        (
+            "import kohya_bucket.images.scan.worker",
+            ("numpy", "PIL", "torch", "pyarrow", "kohya_bucket.images.cache.metadata_cache"),
+        ),
         ("from kohya_bucket import read_sizes", ("torch", "pyarrow")),
     ],
 )

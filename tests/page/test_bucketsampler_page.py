@@ -162,7 +162,7 @@ def test_build_cache(place: Path) -> None:
 
 def test_metadata_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_commands("build-cache")
-    monkeypatch.setattr("kohya_bucket.images.work.read_headers", None)
+    monkeypatch.setattr("kohya_bucket.images.scan.work.read_headers", None)
     names = run_snippet("metadata-cache", image_paths=sorted(Path("data").glob("*.jpg")))
     assert len(names["dataset"]) == COUNT
 
@@ -192,7 +192,7 @@ class TinyVAE:
 
 
 def test_precompute_and_train_on_latents(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kohya_bucket.latents import diffusers_vae
+    from kohya_bucket.latents.vae import diffusers_vae
 
     asked = []
     monkeypatch.setattr(diffusers_vae, "load_encoder", lambda name, **_: asked.append(name) or TinyVAE())

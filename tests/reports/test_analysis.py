@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kohya_bucket import AutoBuckets, BucketSet, FixedBuckets, KohyaBuckets, load_preset
-from kohya_bucket.buckets.by_name import rule_from_name
+from kohya_bucket.buckets.rules.registry import rule_from_name
 from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.as_json import report_as_dict
 from kohya_bucket.reports.images import ImageTable, Subject

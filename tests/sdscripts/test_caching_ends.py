@@ -16,8 +16,8 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 from kohya_bucket.adapter.options import AdapterOptions  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
-from kohya_bucket.latents.npz_names import npz_path  # noqa: E402
-from kohya_bucket.latents.store import LatentStore  # noqa: E402
+from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
+from kohya_bucket.latents.store.latent_store import LatentStore  # noqa: E402
 from kohya_bucket.sdscripts.caching.latents import cache_latents  # noqa: E402
 
 ARCH = ARCHITECTURES["sdxl"]

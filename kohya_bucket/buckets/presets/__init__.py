@@ -6,8 +6,8 @@ from importlib import resources
 
 import toml
 
+from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.set_files import parse_bucket_set
-from kohya_bucket.buckets.types import BucketSet
 from kohya_bucket.errors import ConfigError
 
 __all__ = ["list_presets", "load_preset"]

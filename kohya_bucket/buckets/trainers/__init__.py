@@ -13,6 +13,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.lazy import importer
 
 if TYPE_CHECKING:
+    from kohya_bucket.buckets.rule import BucketRule
     from kohya_bucket.buckets.trainers.ai_toolkit import AIToolkitBuckets
     from kohya_bucket.buckets.trainers.diffusers_dreambooth import DiffusersBuckets
     from kohya_bucket.buckets.trainers.diffusion_pipe import DiffusionPipeBuckets
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets.trainers.musubi_tuner import MusubiTunerBuckets
     from kohya_bucket.buckets.trainers.one_trainer import OneTrainerBuckets
     from kohya_bucket.buckets.trainers.simple_tuner import SimpleTunerBuckets
-    from kohya_bucket.buckets.types import BucketRule
 
 __all__ = [
     "TRAINERS",

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.buckets.trainers.base import DataTrainer, positive
-from kohya_bucket.buckets.types import FloatArray
 
 __all__ = ["AIToolkitBuckets"]
 

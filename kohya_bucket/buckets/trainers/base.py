@@ -9,8 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import geometry
-from kohya_bucket.buckets.placing import place_from_data, place_into_set, single
-from kohya_bucket.buckets.types import Bucket, BucketSet, FloatArray, IntArray, Placement, Reason, as_sizes
+from kohya_bucket.buckets.arrays.build_placement import place_from_data, place_into_set
+from kohya_bucket.buckets.bucket import Bucket, BucketSet
+from kohya_bucket.buckets.placement import Placement, Reason
+from kohya_bucket.buckets.rule import place_one
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_sizes
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["DataTrainer", "SetTrainer", "positive", "round_to_multiple"]
@@ -49,7 +52,7 @@ class SetTrainer(ABC):
 
     def assign(self, width: int, height: int) -> Bucket:
         """The bucket of one image. `ValueError` with the reason if it has none."""
-        return single(self, width, height)
+        return place_one(self, width, height)
 
     def assign_many_indices(self, sizes: Any) -> IntArray:
         """[N] int32 positions in `bucket_set`; -1 for none."""
@@ -89,7 +92,7 @@ class DataTrainer(ABC):
 
     def assign(self, width: int, height: int) -> Bucket:
         """The bucket of one image. `ValueError` with the reason if it has none."""
-        return single(self, width, height)
+        return place_one(self, width, height)
 
     def assign_many_indices(self, sizes: Any) -> IntArray:
         """[N] int32 positions in `place(sizes).bucket_set`; -1 for none."""

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.buckets.trainers.base import SetTrainer, positive, round_to_multiple
-from kohya_bucket.buckets.types import BucketSet, IntArray
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["DiffusionPipeBuckets"]

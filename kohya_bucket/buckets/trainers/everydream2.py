@@ -6,9 +6,10 @@ resolutions most used are kept here, as the aspects' sizes; the trainer has a li
 
 from __future__ import annotations
 
-from kohya_bucket.buckets.nearest import AspectSwitch
+from kohya_bucket.buckets.arrays.nearest import AspectSwitch
+from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.buckets.trainers.base import SetTrainer
-from kohya_bucket.buckets.types import BucketSet, IntArray
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["EveryDream2Buckets"]

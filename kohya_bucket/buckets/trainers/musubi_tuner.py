@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from kohya_bucket.buckets.nearest import AspectSwitch
+from kohya_bucket.buckets.arrays.nearest import AspectSwitch
+from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.buckets.trainers.base import DataTrainer, SetTrainer, positive
-from kohya_bucket.buckets.types import BucketSet, FloatArray, IntArray, Placement
 
 __all__ = ["MusubiTunerBuckets"]
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 
-from kohya_bucket.buckets.nearest import AspectSwitch
+from kohya_bucket.buckets.arrays.nearest import AspectSwitch
+from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.buckets.trainers.base import SetTrainer, positive, round_to_multiple
-from kohya_bucket.buckets.types import BucketSet, IntArray
 
 __all__ = ["OneTrainerBuckets"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.buckets.trainers.base import DataTrainer, positive, round_to_multiple
-from kohya_bucket.buckets.types import FloatArray
 
 __all__ = ["SimpleTunerBuckets"]
 

@@ -16,8 +16,8 @@ from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import sizes_of
 
 if TYPE_CHECKING:
-    from kohya_bucket.buckets.auto import AutoBucketResult
-    from kohya_bucket.buckets.types import IntArray
+    from kohya_bucket.buckets.auto_sets.generate import AutoBucketResult
+    from kohya_bucket.buckets.sizes import IntArray
 
 _LOW_FILL = 0.75
 _OF_OTHER_RULES = (
@@ -82,7 +82,7 @@ def buckets_from_dataset(
 
 def _loss(sizes: IntArray, compare_to: str) -> float:
     from kohya_bucket.buckets import load_from_toml, load_preset
-    from kohya_bucket.buckets.auto import mean_crop_loss
+    from kohya_bucket.buckets.auto_sets.generate import mean_crop_loss
 
     other = load_from_toml(compare_to) if compare_to.lower().endswith(".toml") else load_preset(compare_to)
     return mean_crop_loss(sizes, other)

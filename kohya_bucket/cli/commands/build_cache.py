@@ -36,7 +36,7 @@ def build_cache(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     from kohya_bucket.images import MetadataCache, ScanInterrupted
-    from kohya_bucket.images.parquet import is_metadata_cache
+    from kohya_bucket.images.cache.parquet_file import is_metadata_cache
 
     check_output("--output", output, "a Parquet file", path)
     runs_on = engine_of(engine)

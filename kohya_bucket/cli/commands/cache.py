@@ -15,11 +15,11 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import list_images
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.dtypes import dtype_name
-from kohya_bucket.latents.store import LatentStore
+from kohya_bucket.latents.store.latent_store import LatentStore
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.npz_import import Exchange
-    from kohya_bucket.latents.upkeep import Upkeep
+    from kohya_bucket.latents.maintenance import MaintenanceReport
+    from kohya_bucket.latents.npz.import_npz import Exchange
 
 _SHOWN = 10
 _Store = Annotated[Path, typer.Argument(help="The store's folder.")]
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
         """What is in a store, what is stale, and why. Exit code 1 if anything is damaged or stale."""
-        from kohya_bucket.latents import state
+        from kohya_bucket.latents.store import state
 
         found = state.status(LatentStore(store), images_root=images, content=hash)
         if as_json:
@@ -56,7 +56,7 @@ def register(app: typer.Typer) -> None:
     @cache.command()
     def verify(store: _Store, quiet: _Quiet = False) -> None:
         """Read every checksum. Exit code 1 if anything is damaged."""
-        from kohya_bucket.latents import state
+        from kohya_bucket.latents.store import state
 
         opened = LatentStore(store)
         with scan_progress("reading", quiet=quiet) as progress:
@@ -78,7 +78,7 @@ def register(app: typer.Typer) -> None:
         images: _Images = None,
     ) -> None:
         """Put damaged files into quarantine, keep their healthy items, and encode the others again."""
-        from kohya_bucket.latents.upkeep import repair as repair_store
+        from kohya_bucket.latents.maintenance import repair as repair_store
 
         encoder = load_vae(vae, dtype=dtype, architecture=arch) if vae else None
         opened = LatentStore(store)
@@ -105,9 +105,9 @@ def register(app: typer.Typer) -> None:
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     ) -> None:
         """Free the space of replaced rows and of what dead writers left. Not while something writes."""
-        from kohya_bucket.latents import state
-        from kohya_bucket.latents.compare import check_sources
-        from kohya_bucket.latents.upkeep import prune as prune_store
+        from kohya_bucket.latents.maintenance import prune as prune_store
+        from kohya_bucket.latents.store import state
+        from kohya_bucket.latents.store.sources import check_sources
 
         opened = LatentStore(store)
         drop: set[int] = set()
@@ -140,7 +140,7 @@ def register(app: typer.Typer) -> None:
         shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Size of a shard.")] = 256,
     ) -> None:
         """Bring a store into as few files as there need be. Not while something writes."""
-        from kohya_bucket.latents.upkeep import pack as pack_store
+        from kohya_bucket.latents.maintenance import pack as pack_store
 
         opened = LatentStore(store)
         before = len(opened.shards)
@@ -169,8 +169,8 @@ def register(app: typer.Typer) -> None:
         Files that sd-scripts made itself do not say which VAE made them. Name it, and training takes them as they
         are; without it they would be encoded again.
         """
-        from kohya_bucket.latents.npz_import import import_npz
-        from kohya_bucket.latents.precompute import common_root
+        from kohya_bucket.latents.encode.precompute import common_root
+        from kohya_bucket.latents.npz.import_npz import import_npz
 
         family = _arch(arch)
         if vae and vae_hash:
@@ -197,7 +197,7 @@ def register(app: typer.Typer) -> None:
         quiet: _Quiet = False,
     ) -> None:
         """Write a store's latents as npz that unmodified sd-scripts trains from."""
-        from kohya_bucket.latents.npz_export import export_npz
+        from kohya_bucket.latents.npz.export_npz import export_npz
 
         family = _arch(arch).read_by(version_for(for_))
         with scan_progress("exporting", quiet=quiet) as progress:
@@ -214,8 +214,8 @@ def _arch(name: str) -> Architecture:
 
 
 def _hash_of(vae: str, family: Architecture) -> str:
-    from kohya_bucket.latents.encoder import encoder_hash
-    from kohya_bucket.latents.precompute import check_family
+    from kohya_bucket.latents.encode.precompute import check_family
+    from kohya_bucket.latents.vae.encoder import encoder_hash
 
     encoder = load_vae(vae, device="cpu", architecture=family.name)
     check_family(encoder, family)
@@ -223,7 +223,7 @@ def _hash_of(vae: str, family: Architecture) -> str:
 
 
 def _print_status(found: object, store: Path) -> None:
-    from kohya_bucket.latents.state import StoreStatus
+    from kohya_bucket.latents.store.state import StoreStatus
 
     assert isinstance(found, StoreStatus)
     per_item = found.nbytes / max(1, found.items)
@@ -259,7 +259,7 @@ def _list(rows: list[tuple[str, str]], limit: int | None = _SHOWN) -> None:
         typer.echo(f"… and {len(rows) - len(shown)} more")
 
 
-def _in_use(done: Upkeep) -> None:
+def _in_use(done: MaintenanceReport) -> None:
     if done.in_use:
         typer.echo(f"{len(done.in_use)} files are open in another program and stay for now: {done.in_use[0]}", err=True)
 

@@ -20,7 +20,7 @@ from kohya_bucket.latents.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
     from kohya_bucket.cli.precompute_items import Part
-    from kohya_bucket.latents.report import PrecomputeReport
+    from kohya_bucket.latents.encode.report import PrecomputeReport
 
 _ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai": "sd"}
 
@@ -67,11 +67,11 @@ def precompute(
     encoder = vae.load()
     from kohya_bucket.cli.precompute_items import by_config, by_path
     from kohya_bucket.latents.dtypes import dtype_name
-    from kohya_bucket.latents.encoder import encoder_hash
-    from kohya_bucket.latents.wanted import Recipe
+    from kohya_bucket.latents.items import EncodeSettings
+    from kohya_bucket.latents.vae.encoder import encoder_hash
 
     kind = "posterior" if posterior else "latents"
-    recipe = Recipe(encoder_hash(encoder), dtype_name(vae.dtype), kind, flip, mask, interpolation, collection)
+    recipe = EncodeSettings(encoder_hash(encoder), dtype_name(vae.dtype), kind, flip, mask, interpolation, collection)
     if config is not None:
         _check_config(context, config, path)
         todo = by_config(
@@ -110,9 +110,9 @@ def _check_rule(context: typer.Context, options: RuleOptions) -> None:
 def _encode(todo: list[Part], encoder: Any, output: Path | None, quiet: bool, **options: Any) -> int:
     """Encode the parts; how many images could not be. `options` as for `encode_wanted`."""
     from kohya_bucket.cli.precompute_console import Shown, print_report
-    from kohya_bucket.latents.npz_names import paths_of_run
-    from kohya_bucket.latents.precompute import encode_wanted
-    from kohya_bucket.latents.report import joined
+    from kohya_bucket.latents.encode.precompute import encode_wanted
+    from kohya_bucket.latents.encode.report import joined
+    from kohya_bucket.latents.npz.names import paths_of_run
 
     further: list[PrecomputeReport] = []
     failed = 0

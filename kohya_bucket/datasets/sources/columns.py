@@ -10,9 +10,9 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.decoder import load_plugin_for
-from kohya_bucket.images.header import header_of, read_header
-from kohya_bucket.images.pixels import to_pixels
+from kohya_bucket.images.headers.by_pillow import load_plugin_for
+from kohya_bucket.images.headers.header import header_of, read_header
+from kohya_bucket.images.pixels.load import to_pixels
 from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["cell_pixels", "cell_size", "explained"]

@@ -11,16 +11,17 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
+from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.sources.columns import cell_pixels, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
-from kohya_bucket.errors import KohyaBucketError, as_flag
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import ImageFormat, MetadataCache, TextColumn, read_sizes
-from kohya_bucket.images.decoder import load_plugin
-from kohya_bucket.images.paths import refuse_one_path
-from kohya_bucket.images.pixels import load_pixels, to_pixels
-from kohya_bucket.images.pool import Progress
-from kohya_bucket.images.remote import is_url, read_remote
+from kohya_bucket.images.files.paths import refuse_one_path
+from kohya_bucket.images.files.remote import is_url, read_remote
+from kohya_bucket.images.headers.by_pillow import load_plugin
+from kohya_bucket.images.pixels.load import load_pixels, to_pixels
+from kohya_bucket.images.progress import Progress
 from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["FileSource"]

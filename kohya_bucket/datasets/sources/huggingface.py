@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_cell
 from kohya_bucket.datasets.sources.columns import cell_pixels, cell_size, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
-from kohya_bucket.errors import KohyaBucketError, as_flag
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["HuggingFaceSource", "refuse_splits", "undecoded"]

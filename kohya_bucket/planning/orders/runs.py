@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.planning.cutting import Cut
+from kohya_bucket.planning.batch_layout import BatchLayout
 from kohya_bucket.planning.orders.shuffled import spread_evenly
 
 __all__ = ["order_in_runs"]
 
 
-def order_in_runs(cut: Cut, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:
+def order_in_runs(cut: BatchLayout, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:
     """[S] numbers of the batches in the order of training.
 
     Each bucket's batches are bound into runs of `run_length`, the last run taking the rest and ending with the

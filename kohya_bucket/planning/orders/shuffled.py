@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.planning.cutting import Cut
+from kohya_bucket.planning.batch_layout import BatchLayout
 from kohya_bucket.planning.stream import packed_order
 
 __all__ = ["order_shuffled", "spread_evenly"]
 
 
-def order_shuffled(cut: Cut, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:  # noqa: ARG001
+def order_shuffled(cut: BatchLayout, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:  # noqa: ARG001
     """[S] numbers of the batches in the order of training; see `spread_evenly` for what holds."""
     return spread_evenly(cut.bucket, cut.turn, cut.per_bucket, rng)
 

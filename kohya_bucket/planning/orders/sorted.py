@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.planning.cutting import Cut
+from kohya_bucket.planning.batch_layout import BatchLayout
 
 __all__ = ["order_sorted"]
 
 
-def order_sorted(cut: Cut, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:  # noqa: ARG001
+def order_sorted(cut: BatchLayout, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:  # noqa: ARG001
     """[S] numbers of the batches: as they were cut."""
     return np.arange(len(cut.bucket))

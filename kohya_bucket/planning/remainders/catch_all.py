@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.demand import Change, Demand
 from kohya_bucket.planning.remainders.context import RemainderContext, change_of

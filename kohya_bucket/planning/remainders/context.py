@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.planning.demand import Change, Demand
 
 __all__ = ["RemainderContext", "change_of"]

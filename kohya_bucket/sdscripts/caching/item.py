@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.geometry import cover_resize
-from kohya_bucket.buckets.types import as_pair
+from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.images.pixels import choose_interpolation, resampler
+from kohya_bucket.images.pixels.resize import choose_interpolation, resampler
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.entries import Entry
 from kohya_bucket.latents.fingerprint import Fingerprint, source_identity
-from kohya_bucket.latents.npz import NpzLatents, write_npz
-from kohya_bucket.latents.npz_check import settle_npz
-from kohya_bucket.latents.npz_file import write_arrays
+from kohya_bucket.latents.npz.check import settle_npz
+from kohya_bucket.latents.npz.opened import write_arrays
+from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
 from kohya_bucket.latents.stale import Reason, Stale
+from kohya_bucket.latents.store.entries import Entry
 
 __all__ = [
     "CacheItem",

@@ -8,10 +8,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from kohya_bucket.adapter.ranks import wait_for_ranks
-from kohya_bucket.buckets.types import as_pair
-from kohya_bucket.latents.npz import read_npz
-from kohya_bucket.latents.npz_check import holds_npz
-from kohya_bucket.latents.npz_names import NpzNames
+from kohya_bucket.buckets.sizes import as_pair
+from kohya_bucket.latents.npz.check import holds_npz
+from kohya_bucket.latents.npz.names import NpzNames
+from kohya_bucket.latents.npz.read_write import read_npz
 from kohya_bucket.latents.stale import Reason
 from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
 from kohya_bucket.sdscripts.caching.item import CacheItem, save_latents, settle_latents

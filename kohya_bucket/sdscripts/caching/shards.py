@@ -14,17 +14,18 @@ import numpy.typing as npt
 
 from kohya_bucket.adapter.options import DEFAULT_STORE
 from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
-from kohya_bucket.buckets.types import as_pair
+from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.dtypes import from_float32, to_float32
-from kohya_bucket.latents.entries import Entry
 from kohya_bucket.latents.fingerprint import why_stale
-from kohya_bucket.latents.layout import LatentSpace, relative_source
-from kohya_bucket.latents.sinks import convert_values
+from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.npz.convert_values import convert_values
 from kohya_bucket.latents.stale import Reason, Stale
-from kohya_bucket.latents.store import LatentStore
-from kohya_bucket.latents.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.layout import relative_source
+from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.sdscripts.caching.item import CacheItem, as_array
 from kohya_bucket.sdscripts.caching.session import CachingSession
 

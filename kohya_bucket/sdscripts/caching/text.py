@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks
-from kohya_bucket.images.paths import file_key
+from kohya_bucket.images.files.paths import file_key
 from kohya_bucket.latents.fingerprint import sampled_hash
 from kohya_bucket.latents.stale import Reason
 from kohya_bucket.sdscripts.caching.replaced import replaced

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.latents.npz_file import BROKEN, OpenNpz, write_arrays
+from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz, write_arrays
 from kohya_bucket.latents.stale import Reason, Stale
 
 __all__ = ["CAPTION_KEY", "ENCODERS_KEY", "caption_mark", "check_text_npz", "savez"]

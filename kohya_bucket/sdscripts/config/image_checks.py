@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images import read_sizes
-from kohya_bucket.images.pool import Progress
+from kohya_bucket.images.progress import Progress
 from kohya_bucket.sdscripts.config.findings import Findings, some
 from kohya_bucket.sdscripts.config.read import ReadDataset
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
-from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.sdscripts.config.schema import Kind
 
 __all__ = ["DatasetConfig", "ImageList", "SubsetConfig"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.buckets import Placement
-from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.buckets.sizes import IntArray
 
 __all__ = ["misread_buckets"]
 

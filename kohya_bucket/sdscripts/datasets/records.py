@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.images.text_column import TextColumn
+from kohya_bucket.images.tables.text_column import TextColumn
 from kohya_bucket.sdscripts.datasets.tables import BatchTable
 from kohya_bucket.sdscripts.objects import Group, inner_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from kohya_bucket.images.pool import Job
+from kohya_bucket.images.scan.pool import Job
 
 __all__ = ["CACHE_FILE", "are_stated_truly", "written_ns"]
 

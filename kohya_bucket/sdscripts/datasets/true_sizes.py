@@ -17,7 +17,7 @@ from pathlib import PurePath
 import numpy as np
 
 from kohya_bucket.adapter.kept_sizes import scan_sizes
-from kohya_bucket.buckets.types import IntArray
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images import read_sizes
 from kohya_bucket.sdscripts.datasets.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, Subset

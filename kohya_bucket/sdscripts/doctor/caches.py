@@ -12,14 +12,14 @@ import numpy as np
 from kohya_bucket.adapter.options import DEFAULT_STORE, AdapterOptions
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.compare import Comparison, bits_of, compare
-from kohya_bucket.latents.layout import Layout, relative_source
-from kohya_bucket.latents.npz_check import why_npz_stale
-from kohya_bucket.latents.npz_names import paths_of_run
-from kohya_bucket.latents.precompute import common_root
+from kohya_bucket.latents.encode.comparison import Comparison, bits_of, compare
+from kohya_bucket.latents.encode.precompute import common_root
+from kohya_bucket.latents.items import EncodeSettings, LatentItems
+from kohya_bucket.latents.npz.check import why_npz_stale
+from kohya_bucket.latents.npz.names import paths_of_run
 from kohya_bucket.latents.stale import Reason, Stale
-from kohya_bucket.latents.store import LatentStore
-from kohya_bucket.latents.wanted import Recipe, Wanted
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.layout import Layout, relative_source
 from kohya_bucket.sdscripts.config import Config
 from kohya_bucket.sdscripts.doctor.packages import version_of
 from kohya_bucket.sdscripts.doctor.room import Lacking, check_room
@@ -28,7 +28,7 @@ from kohya_bucket.sdscripts.plan.latents import items_of, wanted_by_config
 
 __all__ = ["cache_section"]
 
-_RECIPE = Recipe("", "float32", "latents", False, False, "auto", "")
+_RECIPE = EncodeSettings("", "float32", "latents", False, False, "auto", "")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def cache_section(read: Config, settings: AdapterOptions) -> Section:
     return section
 
 
-def _distinct(parts: Sequence[Wanted]) -> list[Wanted]:
+def _distinct(parts: Sequence[LatentItems]) -> list[LatentItems]:
     """Each image at each size once: data sets that share images share their latents."""
     seen: set[tuple[str, int, int]] = set()
     out = []
@@ -84,7 +84,7 @@ def _distinct(parts: Sequence[Wanted]) -> list[Wanted]:
     return out
 
 
-def _npz(section: Section, parts: Sequence[Wanted], root: Path) -> None:
+def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
     lacking = []
     for arch in ARCHITECTURES.values():
         found = _files_of(section, parts, arch, root)
@@ -94,7 +94,9 @@ def _npz(section: Section, parts: Sequence[Wanted], root: Path) -> None:
     check_room(section, lacking, None)
 
 
-def _files_of(section: Section, parts: Sequence[Wanted], arch: Architecture, root: Path) -> list[Wanted] | None:
+def _files_of(
+    section: Section, parts: Sequence[LatentItems], arch: Architecture, root: Path
+) -> list[LatentItems] | None:
     """The items of each part whose npz is lacking or stale; None if there is not one file of this family."""
     files = paths_of_run(parts, arch, None, root)
     there = [[path.exists() for path in paths] for paths in files]
@@ -125,12 +127,12 @@ def _files_of(section: Section, parts: Sequence[Wanted], arch: Architecture, roo
     return lacking
 
 
-def _why(part: Wanted, i: int, interpolation: str, path: Path, arch: Architecture) -> list[Reason]:
+def _why(part: LatentItems, i: int, interpolation: str, path: Path, arch: Architecture) -> list[Reason]:
     # no VAE is loaded to compare with
     return why_npz_stale(path, part.entry(i, interpolation), arch, Path(part.paths[i]), ignoring=(Stale.VAE,))
 
 
-def _shards(section: Section, parts: Sequence[Wanted], folder: Path) -> None:
+def _shards(section: Section, parts: Sequence[LatentItems], folder: Path) -> None:
     lacking = list(parts)
     if folder.exists() and not folder.is_dir():
         message = f"latent_cache_dir is {str(folder)!r}, a file, so that no latent can be stored there"
@@ -148,7 +150,7 @@ def _shards(section: Section, parts: Sequence[Wanted], folder: Path) -> None:
     check_room(section, [Lacking(kind.families, kind.values_per_pixel, lacking) for kind in _KINDS], folder)
 
 
-def _in_store(store: LatentStore, part: Wanted) -> Comparison:
+def _in_store(store: LatentStore, part: LatentItems) -> Comparison:
     """As training looks: by an image's name there and its bucket, in whatever collection and type of numbers."""
     sources = relative_source(part.paths, store.images_root())
     found = Comparison(np.full(len(part), -1, dtype=np.int64), np.zeros(len(part), dtype=np.uint16))

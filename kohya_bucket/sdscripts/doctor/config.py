@@ -10,8 +10,8 @@ from typing import Any
 
 from kohya_bucket.adapter.options import AdapterOptions, environment_table
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.decoding import undecodable
-from kohya_bucket.images.pool import Progress
+from kohya_bucket.images.pixels.undecodable import undecodable
+from kohya_bucket.images.progress import Progress
 from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.sdscripts.config.findings import some
 from kohya_bucket.sdscripts.doctor.section import Section

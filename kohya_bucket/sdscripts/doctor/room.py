@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kohya_bucket.latents.wanted import Wanted
+from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.sdscripts.doctor.section import Section
 
 __all__ = ["Lacking", "check_room", "nbytes_of"]
@@ -26,7 +26,7 @@ class Lacking:
 
     families: str
     values_per_pixel: float
-    parts: Sequence[Wanted]
+    parts: Sequence[LatentItems]
 
 
 def check_room(section: Section, lacking: Sequence[Lacking], store: Path | None) -> None:
@@ -63,7 +63,7 @@ def check_room(section: Section, lacking: Sequence[Lacking], store: Path | None)
         )  # fmt: skip
 
 
-def nbytes_of(part: Wanted, values_per_pixel: float, *, npz: bool) -> int:
+def nbytes_of(part: LatentItems, values_per_pixel: float, *, npz: bool) -> int:
     """Bytes of all items of a part, with flips and masks where they are asked for."""
     pixels = part.bucket_sizes.astype(np.int64).prod(axis=1)
     latents = (pixels * values_per_pixel).astype(np.int64) * _VALUE_BYTES * (2 if part.recipe.flip else 1)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.buckets.types import IntArray
-from kohya_bucket.images.paths import file_key
-from kohya_bucket.images.pool import Progress
-from kohya_bucket.latents.wanted import Recipe, Wanted
+from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.images.files.paths import file_key
+from kohya_bucket.images.progress import Progress
+from kohya_bucket.latents.items import EncodeSettings, LatentItems
 from kohya_bucket.sdscripts.config import Config, ImageList, Kind, ReadDataset, SubsetConfig
 from kohya_bucket.sdscripts.config.captions import caption_of
 from kohya_bucket.sdscripts.config.dreambooth import cached_captions
@@ -33,14 +33,14 @@ def collection_names(config: Config) -> list[str]:
 
 def wanted_by_config(
     config: Config,
-    recipe: Recipe,
+    recipe: EncodeSettings,
     images_root: Path,
     *,
     settings: AdapterOptions | None = None,
     gpus: Sequence[int] = (1,),
     content_hash: bool = False,
     progress: Progress | None = None,
-) -> list[Wanted]:
+) -> list[LatentItems]:
     """What sd-scripts would cache for `config`: buckets, flips, masks and interpolation as each subset says.
 
     Flips and masks of `recipe` are added for all images. Images of subsets that crop or colour at random are
@@ -69,7 +69,7 @@ def wanted_by_config(
     return _with_shared_wishes(out)
 
 
-def _with_shared_wishes(parts: list[Wanted]) -> list[Wanted]:
+def _with_shared_wishes(parts: list[LatentItems]) -> list[LatentItems]:
     """Flips and masks of an item for all datasets that share it: of two ways of making it, the later would win."""
     if len({(part.recipe.flip, part.recipe.mask) for part in parts}) < 2:
         return parts
@@ -93,7 +93,7 @@ def _with_shared_wishes(parts: list[Wanted]) -> list[Wanted]:
     return out
 
 
-def items_of(part: Wanted) -> Iterator[tuple[str, int, int]]:
+def items_of(part: LatentItems) -> Iterator[tuple[str, int, int]]:
     return zip(map(file_key, part.paths), *part.bucket_sizes.T.tolist(), strict=True)
 
 
@@ -102,10 +102,10 @@ def _of_dataset(
     images: ImageList,
     sizes: IntArray,
     part: CachedSizes,
-    recipe: Recipe,
+    recipe: EncodeSettings,
     images_root: Path,
     content_hash: bool,
-) -> list[Wanted]:
+) -> list[LatentItems]:
     subsets = {subset.number: subset for subset in dataset.config.subsets}
     groups: dict[tuple[bool, bool, str] | None, list[int]] = {}
     for at, i in enumerate(part.rows.tolist()):
@@ -125,7 +125,7 @@ def _of_dataset(
         owners = [subsets[int(images.subset[i])] for i in rows.tolist()]
         captions = _captions(paths, [images.keys[i] for i in rows.tolist()], owners)
         out.append(
-            Wanted.from_placement(
+            LatentItems.from_placement(
                 paths, sizes[rows], part.placement.select(members), own, images_root, captions=captions,
                 content_hash=content_hash, further=part.further,
             )

@@ -11,10 +11,11 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.buckets.geometry import cut_pixels
-from kohya_bucket.buckets.types import IntArray, Placement
+from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.pool import Progress
-from kohya_bucket.images.scan import SizeScan
+from kohya_bucket.images.progress import Progress
+from kohya_bucket.images.scan.size_scan import SizeScan
 from kohya_bucket.planning.idle import idle_share_independent, idle_share_of
 from kohya_bucket.sdscripts.config import Config, Findings, ImageList, ReadDataset
 from kohya_bucket.sdscripts.config.image_checks import check_images

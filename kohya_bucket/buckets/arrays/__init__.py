@@ -1,0 +1,1 @@
+"""The arithmetic of placing, on arrays: exact, in ranges that fit the processor's cache."""

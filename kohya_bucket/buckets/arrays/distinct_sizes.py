@@ -1,0 +1,92 @@
+"""The different bucket sizes among many rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
+from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.sizes import IntArray
+
+__all__ = ["SizeGrid", "distinct_sizes"]
+
+Sides = npt.NDArray[Any]
+_TABLE_CELLS = 1 << 22
+
+
+class SizeGrid:
+    """Cells of a table over all (width, height) that can occur, in units; marked while rows are placed.
+
+    A pass that marks what occurs and one that looks it up replace a sort of all rows. Cell 0 stands for
+    "no bucket": a placed size has no side 0.
+    """
+
+    def __init__(self, n: int, columns: int, rows: int, unit: int) -> None:
+        self.rows = rows
+        self._unit = unit
+        self._cells = np.empty(n, dtype=np.intp)
+        self._occurs = np.zeros(columns * rows, dtype=np.bool_)
+
+    @staticmethod
+    def fits(n: int, columns: int, rows: int) -> bool:
+        """Whether a table of that many cells is worth it for `n` rows."""
+        return columns * rows <= _TABLE_CELLS + 4 * n
+
+    def cells(self, columns: Sides, rows: Sides, placed: npt.NDArray[np.bool_]) -> Sides:
+        """The cells of sizes given in units; 0 where not `placed`."""
+        cells: Sides = columns * self.rows
+        cells += rows
+        if not placed.all():
+            cells *= placed
+        return cells
+
+    def mark(self, start: int, stop: int, cells: Sides) -> None:
+        """Enter the cells of rows `start` to `stop`."""
+        self._cells[start:stop] = cells
+        self._occurs[self._cells[start:stop]] = True
+
+    def result(self) -> tuple[BucketSet | None, IntArray]:
+        """The sizes that occur, sorted by (width, height), and each row's position among them; -1 for none."""
+        index = np.empty(len(self._cells), dtype=np.int32)
+        self._occurs[:1] = False
+        found = np.flatnonzero(self._occurs)
+        position = np.full(len(self._occurs), -1, dtype=np.int32)
+        position[found] = np.arange(len(found))
+
+        def look_up(start: int, stop: int) -> None:
+            np.take(position, self._cells[start:stop], out=index[start:stop])
+
+        for_chunks(len(index), look_up)
+        sizes = np.stack([found // self.rows, found % self.rows], axis=1) * self._unit
+        return BucketSet.from_dims(sizes.tolist()) if len(found) else None, index
+
+
+def distinct_sizes(
+    bucket_sizes: IntArray, placed: npt.NDArray[np.bool_], unit: int
+) -> tuple[BucketSet | None, IntArray]:
+    """The sizes that occur, sorted by (width, height), and each row's position among them; -1 where not `placed`.
+
+    Every placed size is a multiple of `unit` (knowing it saves time, no more).
+    """
+    n = len(placed)
+    if not placed.any():
+        return None, np.full(n, -1, dtype=np.int32)
+    columns, rows = int(bucket_sizes[:, 0].max()) // unit + 1, int(bucket_sizes[:, 1].max()) // unit + 1
+    if not SizeGrid.fits(n, columns, rows):
+        index = np.full(n, -1, dtype=np.int32)
+        keys = bucket_sizes[:, 0].astype(np.int64) << 32 | bucket_sizes[:, 1]
+        values, inverse = np.unique(keys[placed], return_inverse=True)
+        index[placed] = inverse
+        return BucketSet.from_dims(np.stack([values >> 32, values & 0xFFFFFFFF], axis=1).tolist()), index
+
+    table = SizeGrid(n, columns, rows, unit)
+
+    def mark(start: int, stop: int) -> None:
+        units = bucket_sizes[start:stop].astype(np.int64) // unit
+        table.mark(start, stop, table.cells(units[:, 0], units[:, 1], placed[start:stop]))
+
+    for_chunks(n, mark)
+    return table.result()

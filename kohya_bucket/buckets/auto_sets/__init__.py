@@ -1,0 +1,1 @@
+"""Bucket sets and sizes that are computed from the images."""

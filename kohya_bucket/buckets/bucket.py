@@ -1,0 +1,154 @@
+"""A bucket, and an ordered set of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.errors import InvalidBucketError
+
+__all__ = ["Bucket", "BucketSet"]
+
+_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """A target size in pixels: `(width, height)`. Unpacks like a tuple.
+
+    Raises:
+        InvalidBucketError: a side is not a positive integer.
+    """
+
+    width: int
+    height: int
+
+    def __post_init__(self) -> None:
+        if type(self.width) is int and type(self.height) is int and 0 < self.width <= _MAX and 0 < self.height <= _MAX:
+            return
+        for side, value in (("width", self.width), ("height", self.height)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise InvalidBucketError(f"bucket {self.width!r}x{self.height!r}: {side} must be an integer")
+            if value <= 0:
+                raise InvalidBucketError(f"bucket {self.width}x{self.height}: {side} is {value}, but must be 1 or more")
+            if value > _MAX:
+                raise InvalidBucketError(f"bucket {self.width}x{self.height}: {side} does not fit into 32 bits")
+            object.__setattr__(self, side, int(value))
+
+    def __iter__(self) -> Iterator[int]:
+        yield self.width
+        yield self.height
+
+    def __str__(self) -> str:
+        return f"{self.width}x{self.height}"
+
+    @property
+    def aspect_ratio(self) -> float:
+        """Width divided by height: above 1 is landscape."""
+        return self.width / self.height
+
+    @property
+    def log_aspect_ratio(self) -> float:
+        """Natural logarithm of the aspect: symmetric around 0 for portrait and landscape."""
+        return math.log(self.width / self.height)
+
+    @property
+    def pixel_count(self) -> int:
+        return self.width * self.height
+
+    def as_tuple(self) -> tuple[int, int]:
+        return (self.width, self.height)
+
+    def is_multiple_of(self, factor: int) -> bool:
+        return self.width % factor == 0 and self.height % factor == 0
+
+
+@dataclass(frozen=True)
+class BucketSet:
+    """An ordered, duplicate-free list of buckets. The order decides ties.
+
+    Args:
+        buckets: one or more `Bucket`s.
+        name: a label for tables, e.g. the preset's name.
+        description: one line on where the set comes from.
+        vae_factor: every side of every bucket must be a multiple of it (1: no demand).
+
+    Raises:
+        InvalidBucketError: the set is empty, holds a bucket twice, or one that is not a multiple.
+    """
+
+    buckets: tuple[Bucket, ...]
+    name: str = ""
+    description: str = ""
+    vae_factor: int = field(default=1)
+
+    def __post_init__(self) -> None:
+        label = f"bucket set {self.name!r}" if self.name else "bucket set"
+        object.__setattr__(self, "buckets", tuple(self.buckets))
+        if not self.buckets:
+            raise InvalidBucketError(f"{label} is empty: it needs at least one bucket")
+        if self.vae_factor < 1:
+            raise InvalidBucketError(f"{label}: vae_factor is {self.vae_factor}, but must be 1 or more")
+        seen: set[Bucket] = set()
+        for bucket in self.buckets:
+            if bucket in seen:
+                raise InvalidBucketError(f"{label} holds {bucket} twice: remove one of the two")
+            seen.add(bucket)
+            if not bucket.is_multiple_of(self.vae_factor):
+                raise InvalidBucketError(f"{label}: {bucket} is not a multiple of {self.vae_factor} in both sides")
+
+    @classmethod
+    def from_dims(
+        cls,
+        dims: Iterable[Iterable[int]],
+        *,
+        name: str = "",
+        description: str = "",
+        vae_factor: int = 1,
+    ) -> BucketSet:
+        """Build a set from `(width, height)` pairs, e.g. a list of tuples or a [K, 2] array."""
+        buckets = []
+        for pair in dims:
+            sides = tuple(pair)
+            if len(sides) != 2:
+                raise InvalidBucketError(f"bucket {sides!r} must have two sides, width and height")
+            buckets.append(Bucket(*sides))
+        return cls(tuple(buckets), name, description, vae_factor)
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """[K, 2] int32: width, height of each bucket, in set order."""
+        out = np.array([b.as_tuple() for b in self.buckets], dtype=np.int32)
+        out.setflags(write=False)
+        return out
+
+    @cached_property
+    def aspects(self) -> FloatArray:
+        """[K] float64: width / height of each bucket, in set order."""
+        out = self.sizes[:, 0] / self.sizes[:, 1]
+        out.setflags(write=False)
+        return out
+
+    def __iter__(self) -> Iterator[Bucket]:
+        return iter(self.buckets)
+
+    def __len__(self) -> int:
+        return len(self.buckets)
+
+    def __getitem__(self, index: int) -> Bucket:
+        return self.buckets[index]
+
+    def __contains__(self, bucket: object) -> bool:
+        return bucket in self.buckets
+
+    def index_of(self, bucket: Bucket) -> int:
+        """Position of `bucket` in the set; `ValueError` if it is not in it."""
+        return self.buckets.index(bucket)
+
+    def sorted_by_aspect_ratio(self) -> tuple[Bucket, ...]:
+        return tuple(sorted(self.buckets, key=lambda b: b.aspect_ratio))

@@ -1,0 +1,142 @@
+"""The largest admissible size for an image: sides multiples of the step, area within the limit, little cropped.
+
+A better choice than sd-scripts' `bucket_no_upscale`, which floors one side, follows with the other and floors
+again: a 3072x3000 image at 1024x1024 gets 960x960 there although 1024x1024 fits (sd-scripts issues #2352, #731).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets import geometry
+from kohya_bucket.buckets.geometry import aspect_loss
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
+
+__all__ = ["Admissible", "largest_sizes", "least_crop_sizes"]
+
+# Two equal aspects may differ in their last bits when they are computed from different sizes.
+_SLACK = 1e-12
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Admissible:
+    """Which sizes may be used: multiples of `steps` pixels with at most `max_area` pixels, and, with
+    `no_upscale`, no side longer than the image's."""
+
+    max_area: int
+    steps: int
+    no_upscale: bool
+
+    @property
+    def max_units(self) -> int:
+        """Largest product of the two sides counted in steps."""
+        return self.max_area // (self.steps * self.steps)
+
+    def caps(self, sizes: IntArray) -> tuple[IntArray, IntArray]:
+        """[N] longest width and height in steps for each image."""
+        if not self.no_upscale:
+            cap = np.full(len(sizes), self.max_units, dtype=np.int32)
+            return cap, cap
+        caps = np.minimum(sizes // self.steps, self.max_units).astype(np.int32)
+        return caps[:, 0], caps[:, 1]
+
+
+def largest_sizes(
+    sizes: IntArray, admissible: Admissible, max_loss: FloatArray, max_crop: float | None = None
+) -> IntArray:
+    """[N, 2] int32 pixels: of the admissible sizes within the bounds the one with the largest area.
+
+    Of equal areas the one that crops less is taken, then the narrower. Rows are 0 where no size is within.
+
+    Args:
+        sizes: [N, 2] int32 readable image sizes.
+        max_loss: [N] bound on `aspect_loss`.
+        max_crop: bound on the crop loss after rounding to pixels, the one a `Placement` reports.
+    """
+    search = _Search(sizes, admissible, max_loss, max_crop)
+    while len(search.rows):
+        search.try_widths()
+    return search.best_sizes
+
+
+class _Search:
+    """Walks down from the widest size in question, for all images at once, until no narrower one can win."""
+
+    def __init__(self, sizes: IntArray, admissible: Admissible, max_loss: FloatArray, max_crop: float | None) -> None:
+        self.sizes, self.admissible, self.max_crop = sizes, admissible, max_crop
+        self.aspect = sizes[:, 0] / sizes[:, 1]
+        self.max_loss = max_loss + _SLACK
+        # Rounding to pixels moves a side by up to half a pixel, so the walk starts a little outside the bound.
+        bound = max_loss if max_crop is None else np.minimum(max_loss, max_crop + 0.5 / admissible.steps)
+        self.keep = np.maximum(1.0 - bound - 2 * _SLACK, 1e-9)
+        self.cap_width, self.cap_height = admissible.caps(sizes)
+        widest = np.sqrt(admissible.max_units * self.aspect / self.keep)
+        self.width = np.minimum(self.cap_width, widest.astype(np.int64) + 1)
+        self.best_sizes = np.zeros((len(sizes), 2), dtype=np.int32)
+        self.best_area = np.zeros(len(sizes), dtype=np.int64)
+        self.best_loss = np.full(len(sizes), np.inf)
+        self.rows = np.flatnonzero((self.width >= 1) & (self.cap_height >= 1))
+
+    def try_widths(self) -> None:
+        """One width for each image that is still searched: its largest allowed height, if any."""
+        rows = self.rows
+        width = self.width[rows]
+        tallest = (width / (self.aspect[rows] * self.keep[rows]) + 1).astype(np.int64)
+        height = np.minimum(np.minimum(tallest, self.cap_height[rows]), self.admissible.max_units // width)
+        shortest = np.maximum(width * self.keep[rows] / self.aspect[rows] - 1, 1)
+        pending = np.flatnonzero(height >= shortest)
+        while len(pending):
+            at = rows[pending]
+            allowed, loss = self._judge(at, width[pending], height[pending])
+            self._take(at[allowed], width[pending][allowed], height[pending][allowed], loss[allowed])
+            pending = pending[~allowed]
+            height[pending] -= 1
+            pending = pending[height[pending] >= shortest[pending]]
+        self.width[rows] = width - 1
+        # No narrower size can have a larger area than its width and the tallest height for it allow.
+        reach = (width - 1) * np.minimum(
+            np.minimum((width - 1) / (self.aspect[rows] * self.keep[rows]) + 1, self.cap_height[rows]),
+            self.admissible.max_units / np.maximum(width - 1, 1),
+        )
+        self.rows = rows[(width > 1) & (reach >= self.best_area[rows])]
+
+    def _judge(self, at: npt.NDArray[np.intp], width: IntArray, height: IntArray) -> tuple[Bools, FloatArray]:
+        aspect, bucket_aspect = self.aspect[at], width / height
+        loss = aspect_loss(bucket_aspect, aspect)
+        allowed = loss <= self.max_loss[at]
+        if self.max_crop is not None:
+            sides = (width * self.admissible.steps).astype(np.int32), (height * self.admissible.steps).astype(np.int32)
+            resized = geometry.cover_resize(self.sizes[at, 0], self.sizes[at, 1], aspect, *sides, bucket_aspect)
+            allowed &= geometry.crop_loss(*sides, *resized) <= self.max_crop
+        return allowed, loss
+
+    def _take(self, at: npt.NDArray[np.intp], width: IntArray, height: IntArray, loss: FloatArray) -> None:
+        area = width.astype(np.int64) * height
+        equal = area == self.best_area[at]
+        better = (area > self.best_area[at]) | (equal & (loss <= self.best_loss[at] + _SLACK))
+        at, steps = at[better], self.admissible.steps
+        self.best_area[at], self.best_loss[at] = area[better], loss[better]
+        self.best_sizes[at] = np.stack([width[better] * steps, height[better] * steps], axis=1)
+
+
+def least_crop_sizes(sizes: IntArray, admissible: Admissible) -> IntArray:
+    """[N, 2] int32 pixels: the admissible size that crops each image least, the larger one of equals; 0 for none."""
+    aspect = sizes[:, 0] / sizes[:, 1]
+    cap_width, cap_height = admissible.caps(sizes)
+    best = np.zeros((len(sizes), 2), dtype=np.int32)
+    best_loss = np.full(len(sizes), np.inf)
+    for width in range(1, int(cap_width.max(initial=0)) + 1):
+        tallest = np.minimum(cap_height, admissible.max_units // width)
+        floor = (width / aspect).astype(np.int64)
+        for height in (np.clip(floor, 1, tallest), np.clip(floor + 1, 1, tallest)):
+            allowed = (width <= cap_width) & (tallest >= 1)
+            loss = aspect_loss(width / np.maximum(height, 1), aspect)
+            better = allowed & (loss <= best_loss + _SLACK)
+            best_loss[better] = np.minimum(best_loss[better], loss[better])
+            best[better] = np.stack([np.full(len(sizes), width), height], axis=1)[better] * admissible.steps
+    return best

@@ -1,0 +1,1 @@
+"""The rules: what decides which bucket an image gets. `registry` makes one from its name."""

@@ -1,0 +1,199 @@
+"""lopho's rule: buckets keyed by the exact integer size, made from the images themselves.
+
+Source: the pull request "Simpler bucketing code" (#59, harubaru/waifu-diffusion, December 2022): its text and
+comments; the listing in it has two slips (an inverted scale, a height computed from the width).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets import geometry
+from kohya_bucket.buckets.arrays.build_placement import place_from_data
+from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
+from kohya_bucket.buckets.auto_sets.optimal_size import optimal_sizes
+from kohya_bucket.buckets.auto_sets.underfilled import UNDERFILLED_POLICIES, settle_underfilled
+from kohya_bucket.buckets.bucket import Bucket
+from kohya_bucket.buckets.limits import check_max_crop
+from kohya_bucket.buckets.no_upscale.largest_fit import Admissible, largest_sizes
+from kohya_bucket.buckets.placement import Placement, Reason
+from kohya_bucket.buckets.rule import place_one
+from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_sizes, as_whole
+from kohya_bucket.checks import as_flag
+from kohya_bucket.errors import BucketSettingsError
+
+__all__ = ["ExactBuckets"]
+
+# Up to here every product of the integer arithmetic fits into 64 bits for sides of up to 2**31 pixels.
+_LARGEST_AREA = 2**29
+
+
+class ExactBuckets:
+    """One bucket per size. No float decides a key, so every machine makes the same buckets.
+
+    Args:
+        max_area: pixels that no resized image exceeds; `(width, height)` or an int side stand for their area.
+        divisor: every side is a multiple of this.
+        resize: scale each image to its optimal size, the multiple of `divisor` that fills the area at the
+            image's aspect; otherwise take sizes as they are, which must be multiples (`Reason.NOT_A_MULTIPLE`).
+        min_side: shortest side; by default the divisor. A resized size is moved to the limit; where that would
+            enlarge against `no_upscale`, or sizes are taken as they are, there is none (`Reason.SIDE_LIMIT`).
+        max_side: longest side; by default what the area leaves beside `min_side`.
+        no_upscale: with `resize`, never enlarge an image in either side.
+        max_crop: with `resize`, the largest share of an image that may be cropped off; above it an image moves
+            to the largest size within it, or has no bucket (`Reason.CROP_LIMIT`).
+        batch_size: what `underfilled` counts against.
+        underfilled: what happens to buckets with fewer images than a batch: `keep`; `redistribute`, each image
+            to the bucket next to it by Manhattan distance of the sizes (only with `resize`); or `drop`
+            (`Reason.UNDERFILLED`; the count is `(placement.reasons == Reason.UNDERFILLED).sum()`).
+
+    Raises:
+        BucketSettingsError: settings that contradict each other or from which no size follows.
+    """
+
+    def __init__(
+        self,
+        max_area: tuple[int, int] | int = (512, 512),
+        divisor: int = 64,
+        *,
+        resize: bool = True,
+        min_side: int | None = None,
+        max_side: int | None = None,
+        no_upscale: bool = False,
+        max_crop: float | None = None,
+        batch_size: int = 1,
+        underfilled: str = "keep",
+    ) -> None:
+        width, height = as_resolution("max_area", max_area)
+        self.max_area = width * height
+        self.divisor = as_whole("divisor", divisor)
+        if min(width, height, self.divisor) < 1 or not self.divisor**2 <= self.max_area <= _LARGEST_AREA:
+            raise BucketSettingsError(
+                f"an area of {width}x{height} with divisor {divisor} allows no size: the area must hold at least one "
+                f"square of the divisor and at most {_LARGEST_AREA} pixels"
+            )
+        self.min_side = self.divisor if min_side is None else int(min_side)
+        longest = self.max_area // max(self.min_side, 1) // self.divisor * self.divisor
+        self.max_side = longest if max_side is None else int(max_side)
+        self.resize = as_flag("resize", resize, BucketSettingsError)
+        self.no_upscale = as_flag("no_upscale", no_upscale, BucketSettingsError)
+        self.max_crop = check_max_crop(max_crop)
+        self.batch_size, self.underfilled = int(batch_size), underfilled
+        self._check(min_side is not None or max_side is not None)
+
+    @property
+    def bucket_set(self) -> None:
+        """None: the images themselves decide. `place(sizes).bucket_set` holds the sizes that occur."""
+        return
+
+    def place(self, sizes: Any) -> Placement:
+        """Place N images. `sizes` is [N, 2] (width, height) in pixels; rows with a side < 1 count as unreadable."""
+        array = as_sizes(sizes)
+        bucket_sizes, resized = np.empty_like(array), np.empty_like(array)
+        reasons = np.empty(len(array), dtype=np.uint8)
+
+        def work(start: int, stop: int) -> None:
+            bucket_sizes[start:stop], reasons[start:stop] = self._decide(array[start:stop])
+
+        for_chunks(len(array), work)
+        if self.underfilled != "keep":
+            limit = array if self.no_upscale else None
+            settle_underfilled(bucket_sizes, reasons, self.batch_size, self.underfilled == "redistribute", limit)
+
+        def cover(start: int, stop: int) -> None:
+            resized[start:stop] = _covering(array[start:stop], bucket_sizes[start:stop])
+
+        for_chunks(len(array), cover)
+        return place_from_data(array, bucket_sizes, resized, reasons, self.divisor)
+
+    def assign(self, width: int, height: int) -> Bucket:
+        """The bucket of one image, before any redistribution. `ValueError` with the reason if it has none."""
+        if self.underfilled == "keep":
+            return place_one(self, width, height)
+        alone = copy.copy(self)
+        alone.underfilled = "keep"
+        return place_one(alone, width, height)
+
+    def assign_many_indices(self, sizes: Any) -> IntArray:
+        """[N] int32 positions in `place(sizes).bucket_set`; -1 for none."""
+        return self.place(sizes).bucket_index
+
+    def _decide(self, sizes: IntArray) -> tuple[IntArray, npt.NDArray[np.uint8]]:
+        unreadable = np.minimum(sizes[:, 0], sizes[:, 1]) < 1
+        if unreadable.any():
+            sizes = np.where(unreadable[:, None], self.divisor, sizes).astype(np.int32)
+        reasons = np.zeros(len(sizes), dtype=np.uint8)
+        if self.resize:
+            buckets = optimal_sizes(sizes, self.max_area, self.divisor, self.no_upscale, self.min_side, self.max_side)
+            reasons[buckets[:, 0] < 1] = Reason.TOO_SMALL
+            if self.no_upscale and self.min_side > self.divisor:
+                reasons[(buckets[:, 0] < 1) & (sizes.min(axis=1) >= self.divisor)] = Reason.SIDE_LIMIT
+            if self.max_crop is not None:
+                self._bound_crop(sizes, buckets, reasons)
+        else:
+            buckets = sizes.copy()
+            outside = (sizes.min(axis=1) < self.min_side) | (sizes.max(axis=1) > self.max_side)
+            reasons[outside] = Reason.SIDE_LIMIT
+            reasons[(sizes % self.divisor).any(axis=1)] = Reason.NOT_A_MULTIPLE
+        reasons[unreadable] = Reason.UNREADABLE
+        buckets[reasons != Reason.PLACED] = 0
+        return buckets, reasons
+
+    def _bound_crop(self, sizes: IntArray, buckets: IntArray, reasons: npt.NDArray[np.uint8]) -> None:
+        at = np.flatnonzero(reasons == Reason.PLACED)
+        loss = geometry.crop_loss(*buckets[at].T, *_covering(sizes[at], buckets[at]).T)
+        at = at[loss > (self.max_crop or 0.0)]
+        admissible = Admissible(self.max_area, self.divisor, self.no_upscale)
+        found = largest_sizes(sizes[at], admissible, np.ones(len(at)), self.max_crop)
+        outside = (found.min(axis=1) < self.min_side) | (found.max(axis=1) > self.max_side)
+        buckets[at] = found
+        reasons[at[outside]] = Reason.CROP_LIMIT
+
+    def _check(self, limits_given: bool) -> None:
+        d, low, high = self.divisor, self.min_side, self.max_side
+        if limits_given and (low < 1 or low % d or high % d or not low <= high or low * low > self.max_area):
+            raise BucketSettingsError(
+                f"sides of {low}..{high} do not work with divisor {d} and {self.max_area} pixels: both must be "
+                f"multiples of the divisor, in order, and a square of the shortest side must fit into the area"
+            )
+        if self.underfilled not in UNDERFILLED_POLICIES:
+            raise BucketSettingsError(
+                f"underfilled is {self.underfilled!r}, which does not exist; take one of "
+                f"{', '.join(UNDERFILLED_POLICIES)}"
+            )
+        if self.batch_size < 1:
+            raise BucketSettingsError(f"batch_size is {self.batch_size}, but must be 1 or more")
+        if not self.resize and (self.underfilled == "redistribute" or self.max_crop is not None or self.no_upscale):
+            raise BucketSettingsError(
+                "with resize=False sizes are taken as they are, so redistribute, max_crop and no_upscale, which change "
+                "them, cannot be set: resize, or drop under-filled buckets"
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"ExactBuckets(max_area={self.max_area}, divisor={self.divisor}, sides={self.min_side}..{self.max_side}, "
+            f"resize={self.resize}, no_upscale={self.no_upscale}, underfilled={self.underfilled!r})"
+        )
+
+
+def _covering(sizes: IntArray, buckets: IntArray) -> IntArray:
+    """[N, 2] int32: the sizes scaled to cover their buckets; 0 where a row has no bucket."""
+    missing = buckets[:, 0] < 1
+    some_missing = bool(missing.any())
+    width, height, bucket_width, bucket_height = (
+        part[:, side].astype(np.float64) for part in (sizes, buckets) for side in (0, 1)
+    )
+    if some_missing:
+        for column in (width, height, bucket_width, bucket_height):
+            column[missing] = 1
+    aspects = width / height, bucket_width / bucket_height
+    resized = geometry.cover_resize(width, height, aspects[0], bucket_width, bucket_height, aspects[1])
+    out = np.empty_like(sizes)
+    out[:, 0], out[:, 1] = resized
+    if some_missing:
+        out[missing] = 0
+    return out

@@ -1,0 +1,188 @@
+"""Kohya's rule: the buckets of sd-scripts, and which one an image gets.
+
+Source: kohya-ss/sd-scripts, `model_util.make_bucket_resolutions` and `BucketManager.select_bucket`,
+unchanged from 0.8.7 to 0.10.1. Results are equal row by row, floats included.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kohya_bucket.buckets.arrays.build_placement import place_into_set
+from kohya_bucket.buckets.bucket import Bucket, BucketSet
+from kohya_bucket.buckets.limits import Limits, check_max_crop, nearest_within
+from kohya_bucket.buckets.no_upscale.corrections import refit
+from kohya_bucket.buckets.no_upscale.place import indices_without_upscaling, place_without_upscaling
+from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.rule import place_one
+from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_sizes, as_whole
+from kohya_bucket.buckets.switching import aspect_switch
+from kohya_bucket.checks import as_flag
+from kohya_bucket.errors import BucketSettingsError
+
+__all__ = ["NO_UPSCALE_FITS", "KohyaBuckets", "kohya_bucket_sizes"]
+
+NO_UPSCALE_FITS = ("kohya", "largest")
+
+
+def kohya_bucket_sizes(
+    max_reso: tuple[int, int], min_size: int = 256, max_size: int = 1024, reso_steps: int = 64
+) -> list[tuple[int, int]]:
+    """The sizes sd-scripts generates, sorted by (width, height).
+
+    For each width from `min_size` in steps: the largest height within the area of `max_reso` and within
+    `max_size`, and the transpose; plus the square of that area, floored to the step.
+    """
+    max_area = max_reso[0] * max_reso[1]
+    side = int(math.sqrt(max_area) // reso_steps) * reso_steps
+    sizes = {(side, side)}
+    # beyond the area over the shortest side no height is left, however large `max_size` is
+    widest = min(max_size, max_area // max(min_size, 1))
+    for width in range(min_size, widest + 1, reso_steps):
+        height = min(max_size, max_area // width // reso_steps * reso_steps)
+        if height >= min_size:
+            sizes |= {(width, height), (height, width)}
+    return sorted(sizes)
+
+
+class KohyaBuckets:
+    """sd-scripts' buckets.
+
+    Args:
+        max_reso: (width, height) in pixels whose area no bucket exceeds; an int means a square.
+        min_size: shortest side of a bucket; ignored with `no_upscale`.
+        max_size: longest side of a bucket; ignored with `no_upscale`.
+        reso_steps: every side is a multiple of this.
+        no_upscale: never enlarge; the bucket is the image's own size, reduced to the area if it is
+            larger, floored to the step (`bucket_no_upscale`).
+        switching: where buckets hand over: `midpoint` is what sd-scripts does; `geometric` and `area` are
+            explained at `kohya_bucket.switching_points`.
+        no_upscale_fit: `kohya`, or `largest`: with `no_upscale`, the largest size that crops no larger share
+            than Kohya's bucket (3072x3000 at 1024 gets 1024x1024, not 960x960).
+        max_crop: the largest share of an image that may be cropped off, e.g. 0.05. An image above it moves to a
+            bucket within it, and has none (`Reason.CROP_LIMIT`) where there is no such bucket.
+
+    Raises:
+        BucketSettingsError: settings from which no training could follow; says which and what to change.
+    """
+
+    def __init__(
+        self,
+        max_reso: tuple[int, int] | int,
+        min_size: int = 256,
+        max_size: int = 1024,
+        reso_steps: int = 64,
+        no_upscale: bool = False,
+        *,
+        switching: str = "midpoint",
+        no_upscale_fit: str = "kohya",
+        max_crop: float | None = None,
+    ) -> None:
+        width, height = as_resolution("resolution", max_reso)
+        self.max_reso = (width, height)
+        self.max_area = width * height
+        self.min_size = as_whole("min_bucket_reso", min_size)
+        self.max_size = as_whole("max_bucket_reso", max_size)
+        self.reso_steps = as_whole("bucket_reso_steps", reso_steps)
+        self.no_upscale = as_flag("no_upscale", no_upscale, BucketSettingsError)
+        self.switching = switching
+        self.no_upscale_fit = no_upscale_fit
+        self.max_crop = check_max_crop(max_crop)
+        _check_settings(self)
+        self._bucket_set: BucketSet | None = None
+        if not self.no_upscale:
+            self._bucket_set = BucketSet.from_dims(
+                kohya_bucket_sizes(self.max_reso, self.min_size, self.max_size, self.reso_steps),
+                name=f"kohya-{width}x{height}",
+                description=f"sd-scripts, sides {min_size}..{max_size} in steps of {reso_steps}",
+            )
+            self._switch = aspect_switch(self._bucket_set, switching)
+            self._limits = Limits(self._bucket_set, max_crop=self.max_crop, no_upscale=False)
+
+    @property
+    def bucket_set(self) -> BucketSet | None:
+        """The generated set; None with `no_upscale`, where the images themselves decide."""
+        return self._bucket_set
+
+    def place(self, sizes: Any) -> Placement:
+        """Place N images. `sizes` is [N, 2] (width, height) in pixels; rows with a side < 1 count as unreadable."""
+        array = as_sizes(sizes)
+        if self._bucket_set is not None:
+            index, reasons = nearest_within(array, self._bucket_set, self._switch, self._limits)
+            return place_into_set(array, self._bucket_set, index, reasons)
+        plain = place_without_upscaling(array, self.max_area, self.reso_steps)
+        if self._plain:
+            return plain
+        return refit(array, plain, self.max_area, self.reso_steps, self.no_upscale_fit == "largest", self.max_crop)
+
+    def assign(self, width: int, height: int) -> Bucket:
+        """The bucket of one image. `ValueError` with the reason if it has none."""
+        return place_one(self, width, height)
+
+    def assign_many_indices(self, sizes: Any) -> IntArray:
+        """[N] int32 positions in `bucket_set` (with `no_upscale`: in `place(sizes).bucket_set`); -1 for none."""
+        if self._bucket_set is None:
+            if self._plain:
+                return indices_without_upscaling(as_sizes(sizes), self.max_area, self.reso_steps)
+            return self.place(sizes).bucket_index
+        return nearest_within(as_sizes(sizes), self._bucket_set, self._switch, self._limits)[0]
+
+    @property
+    def _plain(self) -> bool:
+        """No-upscale mode exactly as sd-scripts has it."""
+        return self.max_crop is None and self.no_upscale_fit == "kohya"
+
+    def __repr__(self) -> str:
+        limits = f"min_size={self.min_size}, max_size={self.max_size}, reso_steps={self.reso_steps}"
+        defaults = {"no_upscale": False, "switching": "midpoint", "no_upscale_fit": "kohya", "max_crop": None}
+        options = "".join(f", {k}={getattr(self, k)!r}" for k, v in defaults.items() if getattr(self, k) != v)
+        return f"KohyaBuckets({self.max_reso}, {limits}{options})"
+
+
+def _check_settings(rule: KohyaBuckets) -> None:
+    width, height = rule.max_reso
+    steps, low, high = rule.reso_steps, rule.min_size, rule.max_size
+    if min(width, height) < 1:
+        raise BucketSettingsError(f"resolution is {width}x{height}, but both sides must be 1 or more")
+    if steps < 1:
+        raise BucketSettingsError(f"bucket_reso_steps is {steps}, but must be 1 or more; 64 is usual")
+    if rule.max_area < steps * steps:
+        raise BucketSettingsError(
+            f"resolution {width}x{height} is smaller than one bucket step of {steps}: "
+            f"no bucket fits; raise the resolution or lower bucket_reso_steps"
+        )
+    if rule.no_upscale_fit not in NO_UPSCALE_FITS:
+        raise BucketSettingsError(
+            f"no_upscale_fit is {rule.no_upscale_fit!r}, which does not exist; take one of {', '.join(NO_UPSCALE_FITS)}"
+        )
+    if rule.no_upscale:
+        return
+    if rule.no_upscale_fit != "kohya":
+        raise BucketSettingsError(
+            f"no_upscale_fit is {rule.no_upscale_fit!r}, but upscaling is on, so nothing would follow from it: "
+            f"set bucket_no_upscale, or leave no_upscale_fit out"
+        )
+    for name, value, fixed in (
+        ("min_bucket_reso", low, low - low % steps),
+        ("max_bucket_reso", high, high + -high % steps),
+    ):
+        if value < 1 or value % steps:
+            raise BucketSettingsError(
+                f"{name} is {value}, which is no positive multiple of bucket_reso_steps {steps}: every side of a "
+                f"bucket must be one; use {max(fixed, steps)}"
+            )
+    if low > high:
+        raise BucketSettingsError(
+            f"min_bucket_reso {low} is above max_bucket_reso {high}: no side fits between; swap them"
+        )
+    if min(width, height) < low:
+        raise BucketSettingsError(
+            f"min_bucket_reso {low} is above the shorter side of resolution {width}x{height}: "
+            f"lower it to {min(width, height) // steps * steps or steps} or raise the resolution"
+        )
+    if max(width, height) > high:
+        raise BucketSettingsError(
+            f"max_bucket_reso {high} is below the longer side of resolution {width}x{height}: "
+            f"raise it to {max(width, height) + -max(width, height) % steps} or lower the resolution"
+        )

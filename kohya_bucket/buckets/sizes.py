@@ -1,0 +1,78 @@
+"""Sizes as arrays: [N, 2] int32 of (width, height), from whatever holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import BucketSettingsError, KohyaBucketError
+
+__all__ = ["FloatArray", "IntArray", "as_pair", "as_resolution", "as_sizes", "as_whole"]
+
+IntArray = npt.NDArray[np.int32]
+
+# Generated sets grow with the sides; this is far above what any model trains.
+_MAX_RESOLUTION = 1_000_000
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def as_pair(row: Any) -> tuple[int, int]:
+    """A size or an offset, whatever holds its two numbers, as a tuple of plain ones."""
+    return int(row[0]), int(row[1])
+
+
+def as_whole(name: str, value: Any) -> int:
+    """A setting in pixels as a plain int, whatever number type it has.
+
+    Raises:
+        BucketSettingsError: a fraction, a text, None.
+    """
+    try:
+        if not isinstance(value, str) and int(value) == value:
+            return int(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise BucketSettingsError(f"{name} is {value!r}, but must be a whole number")
+
+
+def as_resolution(name: str, value: Any) -> tuple[int, int]:
+    """(width, height) from one side or two.
+
+    Raises:
+        BucketSettingsError: neither one whole number nor two, or a side beyond all reason.
+    """
+    try:
+        width, height = value if np.ndim(value) else (value, value)
+        sides = as_whole(name, width), as_whole(name, height)
+    except (TypeError, ValueError):
+        raise BucketSettingsError(
+            f"{name} is {value!r}, but must be a whole number of pixels or two of them, (width, height)"
+        ) from None
+    if max(sides) > _MAX_RESOLUTION:
+        raise BucketSettingsError(
+            f"{name} is {sides[0]}x{sides[1]}, but no side can be above {_MAX_RESOLUTION:,} pixels; 1024 is usual"
+        )
+    return sides
+
+
+def as_sizes(sizes: Any) -> IntArray:
+    """Turn pairs, lists or arrays into a [N, 2] int32 array of (width, height).
+
+    Raises:
+        KohyaBucketError: another shape, fractions, or sides beyond 2**31 - 1.
+    """
+    array = np.asarray(sizes)
+    if array.size == 0:
+        return np.zeros((0, 2), dtype=np.int32)
+    if array.ndim != 2 or array.shape[1] != 2:
+        raise KohyaBucketError(f"sizes must have shape [N, 2] (width, height), got {list(array.shape)}")
+    if array.dtype == np.int32:
+        return array
+    if array.dtype.kind not in "iuf" or (array.dtype.kind == "f" and not np.all(array == np.trunc(array))):
+        raise KohyaBucketError(f"sizes must be whole numbers of pixels that fit into 32 bits, got dtype {array.dtype}")
+    if array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min:
+        raise KohyaBucketError("sizes must fit into 32 bits: a side is longer than 2147483647 pixels")
+    return array.astype(np.int32)

@@ -1,0 +1,52 @@
+"""Values as settings may hold them, checked by kind."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from kohya_bucket.errors import KohyaBucketError, PlanError
+
+__all__ = ["as_flag", "integer", "whole"]
+
+
+def as_flag(name: str, value: Any, error: type[KohyaBucketError] = KohyaBucketError) -> bool:
+    """A setting that is on or off, as a plain bool: `True`, `False`, numpy's, or 1 and 0.
+
+    Raises:
+        KohyaBucketError: anything else, of the type given. A text such as "no" would count as true.
+    """
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    raise error(f"{name} is {value!r}, but must be True or False")
+
+
+def integer(name: str, value: Any) -> int:
+    """`value` as a plain int, whatever integer type it has.
+
+    Raises:
+        PlanError: it is none: a fraction, a text, None.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise PlanError(f"{name} is {value!r}, but must be a whole number") from None
+
+
+def whole(name: str, value: Any, low: int, bits: int = 63) -> int:
+    """`value` as an int, `low` or more, that fits into so many bits.
+
+    Raises:
+        PlanError: it is something else.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = low - 1
+    if number < low or isinstance(value, bool):
+        raise PlanError(f"{name} is {value!r}, but must be a whole number, {low} or more")
+    if number >= 1 << bits:
+        raise PlanError(f"{name} is {number}, but must be less than {1 << bits:,}")
+    return number

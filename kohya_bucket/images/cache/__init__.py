@@ -1,0 +1,1 @@
+"""What headers say, kept between runs."""

@@ -1,0 +1,1 @@
+"""Image files: which there are, their paths, and their bytes, wherever they lie."""

@@ -1,0 +1,53 @@
+"""Absolute paths for many files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.files.remote import is_url
+
+__all__ = ["absolute_paths", "file_key", "refuse_one_path"]
+
+
+def absolute_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """What `os.path.abspath` says for each, without its cost where a look shows that it changes nothing."""
+    texts: list[str] = list(map(os.fspath, paths))  # type: ignore[arg-type]
+    if os.name == "nt":
+        return [text if is_url(text) else os.path.abspath(text) for text in texts]
+    if _all_absolute(texts):
+        return texts
+    here = os.getcwd().rstrip("/") + "/"
+    out = []
+    for text in texts:
+        if "/." in text or "//" in text or text[-1:] in ("/", "") or text[:1] == ".":
+            out.append(text if is_url(text) else os.path.abspath(text))
+        else:
+            out.append(text if text[0] == "/" else here + text)
+    return out
+
+
+def file_key(path: str | os.PathLike[str]) -> str:
+    """The same for every spelling of a file's path, relative or not, and in any case where case does not count."""
+    return os.path.normcase(os.path.abspath(path))
+
+
+def _all_absolute(texts: list[str]) -> bool:
+    """Whether `abspath` would change none of them, told by a few looks at all of them in one string."""
+    together = "\0".join(["", *texts, ""])
+    if any(sign in together for sign in ("/.", "//", "/\0")):
+        return False
+    return together.count("\0/") == len(texts) and together.count("\0") == len(texts) + 1
+
+
+def refuse_one_path(paths: object) -> None:
+    """A path in place of a list of them: a text would be read letter by letter.
+
+    Raises:
+        KohyaBucketError: `paths` is one path.
+    """
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        raise KohyaBucketError(
+            f"paths is the one path {os.fsdecode(paths)!r}: give a list, [path]; list_images(path) lists a folder"
+        )

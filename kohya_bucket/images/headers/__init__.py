@@ -1,0 +1,1 @@
+"""The stored size of an image, from its header."""

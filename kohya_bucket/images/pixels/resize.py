@@ -1,0 +1,123 @@
+"""Pixels of an image as sd-scripts trains them: loaded unrotated, resized, centre-cropped to the bucket.
+
+Source: `load_image`, `trim_and_resize_if_required` and `resize_image` of kohya-ss/sd-scripts. Equal byte for byte
+where OpenCV is installed (sd-scripts requires it). Without OpenCV the defaults are equal too; "bilinear" and "bicubic"
+differ visibly, because Pillow's smooth when they shrink, and "nearest" now and then takes the neighbour.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.pixels.area_resize import shrink_by_area
+
+__all__ = ["INTERPOLATIONS", "choose_interpolation", "resampler", "resize_and_crop"]
+
+Pixels = npt.NDArray[np.uint8]
+
+INTERPOLATIONS = ("auto", "auto-0.9", "area", "lanczos", "bilinear", "bicubic", "nearest", "box")
+
+_SAME = {"linear": "bilinear", "cubic": "bicubic", "lanczos4": "lanczos"}
+
+
+def choose_interpolation(size: tuple[int, int], resized_size: tuple[int, int], interpolation: str | None) -> str:
+    """The filter that is used from `size` to `resized_size` (width, height).
+
+    "auto" (or None) is sd-scripts 0.10: area where neither side grows, else Lanczos. "auto-0.9" is 0.9 and before:
+    area only where both sides shrink.
+
+    Raises:
+        KohyaBucketError: an interpolation that does not exist.
+    """
+    name = _SAME.get(interpolation or "auto", interpolation or "auto")
+    if name not in INTERPOLATIONS:
+        raise KohyaBucketError(
+            f"interpolation {interpolation!r} does not exist: use one of {', '.join(INTERPOLATIONS)}"
+        )
+    if name == "auto":
+        return "area" if size[0] >= resized_size[0] and size[1] >= resized_size[1] else "lanczos"
+    if name == "auto-0.9":
+        return "area" if size[0] > resized_size[0] and size[1] > resized_size[1] else "lanczos"
+    return name
+
+
+def resize_and_crop(
+    pixels: Pixels,
+    resized_size: tuple[int, int],
+    bucket_size: tuple[int, int],
+    interpolation: str | None = None,
+    crop: tuple[int, int] | None = None,
+) -> Pixels:
+    """Scale `pixels` [H, W, C] to `resized_size`, then cut `bucket_size` out; all sizes are (width, height).
+
+    Args:
+        interpolation: one of `INTERPOLATIONS`; None is "auto".
+        crop: left and top of the cut in the resized image; None takes the centre, an odd excess losing its
+            extra pixel on the right or at the bottom.
+
+    Returns:
+        [bucket height, bucket width, C] uint8, contiguous.
+
+    Raises:
+        KohyaBucketError: the resized image does not cover the bucket, or the cut lies outside.
+    """
+    (width, height), (resized_width, resized_height) = bucket_size, resized_size
+    if resized_width < width or resized_height < height:
+        raise KohyaBucketError(
+            f"resized size {resized_width}x{resized_height} does not cover the bucket {width}x{height}: "
+            "the placement and the image do not belong together"
+        )
+    size = (int(pixels.shape[1]), int(pixels.shape[0]))
+    if size != (resized_width, resized_height):
+        name = choose_interpolation(size, resized_size, interpolation)
+        pixels = _resize(pixels, (int(resized_width), int(resized_height)), name)
+    left, top = crop or ((resized_width - width) // 2, (resized_height - height) // 2)
+    if not (0 <= left <= resized_width - width and 0 <= top <= resized_height - height):
+        raise KohyaBucketError(f"crop at {left},{top} of {width}x{height} leaves {resized_width}x{resized_height}")
+    return np.ascontiguousarray(pixels[top : top + height, left : left + width])
+
+
+def resampler(name: str, *, shrinks: bool = True) -> str:
+    """Whose arithmetic filter `name` has here, "cv2" or "pillow". Part of a latent's fingerprint.
+
+    `shrinks`: neither side grows. Then "area" is OpenCV's without OpenCV too.
+    """
+    if name in ("lanczos", "box"):
+        return "pillow"
+    return "cv2" if _cv2() is not None or (name == "area" and shrinks) else "pillow"
+
+
+def _resize(pixels: Pixels, size: tuple[int, int], name: str) -> Pixels:
+    cv2 = _cv2()
+    if cv2 is not None and name not in ("lanczos", "box"):
+        flags = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC,
+                 "nearest": cv2.INTER_NEAREST_EXACT}  # fmt: skip
+        out: Pixels = cv2.resize(pixels, size, interpolation=flags[name])
+        return out
+    if name == "area" and size[0] <= pixels.shape[1] and size[1] <= pixels.shape[0]:
+        return shrink_by_area(pixels, size)
+    filters = {
+        "lanczos": Image.Resampling.LANCZOS,
+        "box": Image.Resampling.BOX,
+        "area": Image.Resampling.BILINEAR,  # OpenCV interpolates linearly where "area" would enlarge
+        "nearest": Image.Resampling.NEAREST,
+        "bilinear": Image.Resampling.BILINEAR,
+        "bicubic": Image.Resampling.BICUBIC,
+    }
+    return np.array(Image.fromarray(pixels).resize(size, filters[name]))
+
+
+@lru_cache(maxsize=1)
+def _cv2() -> Any:
+    """OpenCV, or None: it is used where sd-scripts' environment has it, and not required."""
+    try:
+        return importlib.import_module("cv2")
+    except ImportError:
+        return None

@@ -1,0 +1,1 @@
+"""Columns of texts, tables of sizes, Parquet."""

@@ -1,0 +1,152 @@
+"""Tables of id, width and height: CSV, JSON, Parquet, and NovelAI's pickle through a restricted reader."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.tables.parquet import read_table
+from kohya_bucket.images.tables.size_pickle import load_size_pickle
+
+__all__ = ["TABLE_SUFFIXES", "SizeTable", "read_size_table"]
+
+TABLE_SUFFIXES = (".csv", ".json", ".parquet", ".pkl", ".pickle")
+
+_COLUMNS = ("id", "width", "height")
+
+
+@dataclass(frozen=True)
+class SizeTable:
+    """Images without their files.
+
+    Attributes:
+        ids: [N] int64, or [N] text where an id is no whole number.
+        sizes: [N, 2] int32 (width, height) in pixels.
+    """
+
+    ids: npt.NDArray[Any]
+    sizes: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+def read_size_table(path: str | Path) -> SizeTable:
+    """Read a table by its suffix.
+
+    - `.csv`: a header with the columns id, width, height.
+    - `.json`: a list of objects with these keys, a list of `[id, width, height]`, or `{id: [width, height]}`.
+    - `.parquet`: these columns, or path instead of id as build-cache writes them (needs pyarrow).
+    - `.pkl`, `.pickle`: what NovelAI's program reads, `{id: (width, height)}`; nothing in the file is executed.
+
+    Raises:
+        KohyaBucketError: another suffix, a missing column, a value that is no whole number, an id twice.
+    """
+    source = Path(path)
+    suffix = source.suffix.lower()
+    if suffix == ".csv":
+        return _table(_csv_rows(source), source)
+    if suffix == ".json":
+        return _table(_json_rows(source), source)
+    if suffix == ".parquet":
+        return _table(_parquet_rows(source), source)
+    if suffix in (".pkl", ".pickle"):
+        return _table(_mapping_rows(load_size_pickle(source), source), source)
+    raise KohyaBucketError(f"{path}: no table of sizes is read from {suffix or 'a file without suffix'}; "
+                           f"give a .csv, .json, .parquet or .pkl file")  # fmt: skip
+
+
+def _csv_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        _need(path, reader.fieldnames or [])
+        return [(row["id"], row["width"], row["height"]) for row in reader]
+
+
+def _json_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise KohyaBucketError(f"{path} is no valid JSON: {error}") from error
+    if isinstance(data, dict):
+        return _mapping_rows(data, path)
+    if not isinstance(data, list):
+        raise KohyaBucketError(f"{path} holds a {type(data).__name__}, but must be a list of id, width and height")
+    rows = []
+    for i, entry in enumerate(data):
+        if isinstance(entry, dict):
+            _need(path, entry)
+            rows.append((entry["id"], entry["width"], entry["height"]))
+        elif isinstance(entry, list) and len(entry) == 3:
+            rows.append((entry[0], entry[1], entry[2]))
+        else:
+            raise KohyaBucketError(f"{path}: entry {i} is {entry!r}, but must be id, width and height")
+    return rows
+
+
+def _mapping_rows(data: dict[Any, Any], path: Path) -> Iterable[tuple[Any, Any, Any]]:
+    for key, size in data.items():
+        if not isinstance(size, (list, tuple)) or len(size) != 2:
+            raise KohyaBucketError(f"{path}: {key!r} has {size!r}, but must have a width and a height")
+        yield key, size[0], size[1]
+
+
+def _parquet_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise KohyaBucketError(f"{path}: reading Parquet needs pyarrow: pip install 'kohya-bucket[parquet]'") from None
+    with open(path, "rb") as file:
+        names = pyarrow.parquet.read_schema(file).names
+        # A file of build-cache names its images by path.
+        columns = ["path" if "id" not in names and "path" in names else "id", "width", "height"]
+        _need(path, ["id" if name == "path" else name for name in names])
+        file.seek(0)
+        table = read_table(file, columns)
+    return zip(*(table.column(name).to_pylist() for name in columns), strict=True)
+
+
+def _need(path: Path, names: Iterable[str]) -> None:
+    missing = [name for name in _COLUMNS if name not in names]
+    if missing:
+        raise KohyaBucketError(f"{path} has no {', '.join(missing)}: a table of sizes needs id, width and height")
+
+
+def _table(rows: Iterable[tuple[Any, Any, Any]], path: Path) -> SizeTable:
+    ids, sizes, seen = [], [], set()
+    for key, *sides in rows:
+        try:
+            width, height = (_whole(side) for side in sides)
+        except ValueError:
+            raise KohyaBucketError(
+                f"{path}: {key!r} is {sides[0]!r}x{sides[1]!r}, but sides are whole numbers"
+            ) from None
+        if key in seen:
+            raise KohyaBucketError(f"{path}: the id {key!r} occurs twice: every image needs its own")
+        seen.add(key)
+        ids.append(key)
+        sizes.append((width, height))
+    try:
+        keys = np.array([_whole(key) for key in ids], dtype=np.int64)
+    except (ValueError, OverflowError):
+        keys = np.array([str(key) for key in ids])
+    return SizeTable(keys, np.array(sizes, dtype=np.int32).reshape(-1, 2))
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(value)
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(value)
+    number = int(value)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(value)
+    return number

@@ -1,0 +1,1 @@
+"""Encoding a data set once, on every device there is."""

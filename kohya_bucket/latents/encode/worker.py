@@ -1,0 +1,180 @@
+"""One process' part of a precompute: pieces of work are claimed, decoded, encoded and written behind the encoder."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.latents.encode.background import Background
+from kohya_bucket.latents.encode.batch_encoder import BatchEncoder, noise_seed
+from kohya_bucket.latents.encode.prefetch import Batch, give_way, prefetch
+from kohya_bucket.latents.encode.report import PrecomputeReport
+from kohya_bucket.latents.encode.sinks import Finished, NpzSink, ShardSink
+from kohya_bucket.latents.encode.work_claims import WorkBoard
+from kohya_bucket.latents.items import LatentItems
+from kohya_bucket.latents.vae.encoder import VAEEncoder
+
+if TYPE_CHECKING:
+    from kohya_bucket.latents.encode.batch_encoder import Encoded
+
+__all__ = ["PrecomputeWorker"]
+
+_CHUNK = 256
+
+
+class PrecomputeWorker:
+    """The state of one process' run: what is to do, what is done, and who waits for what."""
+
+    def __init__(
+        self, wanted: LatentItems, encoder: VAEEncoder, batch_size: int, report: PrecomputeReport,
+        tell: Callable[[str], None], progress: Callable[[int, int], None] | None, workers: int, seed: int,
+    ) -> None:  # fmt: skip
+        self.wanted = wanted
+        self.report = report
+        self._batch_size = batch_size
+        self._encode = BatchEncoder(encoder, wanted.recipe.kind, wanted.recipe.flip, tell)
+        self._tell = tell
+        self._progress = progress
+        self._workers = workers
+        self._seed = seed
+        self._lock = threading.Lock()
+        self._chunk_of: dict[int, str] = {}
+        self._open: dict[str, int] = {}
+        self._board: WorkBoard | None = None
+        self._to_do = 0
+        self._busy = 0.0
+        self._sizes: dict[str, int] = {}
+
+    def safe(self, items: Sequence[int]) -> None:
+        """Called when items are safe on disk, or never will be: closes chunks that have none left."""
+        finished = []
+        with self._lock:
+            for i in items:
+                chunk = self._chunk_of.pop(i, None)
+                if chunk is not None:
+                    self._open[chunk] -= 1
+                    if not self._open[chunk]:
+                        finished.append(chunk)
+        for chunk in finished:
+            if self._board is not None:
+                self._board.finish(chunk)
+
+    def through(self, sink: ShardSink | NpzSink, board: WorkBoard) -> None:
+        """Do everything that is to do, together with whoever else is at it."""
+        self._board = board
+        wanted = self.wanted
+        to_do = self._missing(sink)
+        self.report.current = len(wanted) - int(to_do.sum())
+        chunks = {name: items for name, items in _chunks(wanted, self._batch_size) if to_do[items].any()}
+        self._sizes = {name: int(to_do[items].sum()) for name, items in chunks.items()}
+        self._to_do = int(to_do.sum())
+        self._show()
+        writer = Background(sink)
+        with ThreadPoolExecutor(self._workers, "kohya-bucket-decode", initializer=give_way) as pool:
+            try:
+                turn: Iterator[str] = board.claim_each(list(chunks))
+                while True:
+                    self._work(turn, chunks, sink, writer, pool)
+                    writer.drain()
+                    taken = board.take_over(list(chunks))
+                    self._show()
+                    if not taken:
+                        break
+                    turn = iter(taken)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+            finally:
+                writer.close()
+        self.report.elsewhere = max(0, self._to_do - self.report.encoded - len(self.report.failed))
+
+    def _missing(self, sink: ShardSink | NpzSink) -> npt.NDArray[np.bool_]:
+        to_do = np.zeros(len(self.wanted), dtype=bool)
+        reasons: dict[str, int] = {}
+        if isinstance(sink, ShardSink):
+            comparison = sink.compare()
+            to_do, reasons = comparison.to_do, comparison.counts()
+        else:
+            for i in range(len(self.wanted)):
+                for reason in sink.reasons(i):
+                    to_do[i] = True
+                    reasons[str(reason)] = reasons.get(str(reason), 0) + 1
+        self.report.reasons = reasons
+        return to_do
+
+    def _work(
+        self, turn: Iterator[str], chunks: dict[str, npt.NDArray[np.int64]], sink: ShardSink | NpzSink,
+        writer: Background, pool: ThreadPoolExecutor,
+    ) -> None:  # fmt: skip
+        def items() -> Iterator[int]:
+            for chunk in turn:
+                left = sink.to_do(chunks[chunk])
+                with self._lock:
+                    self._open[chunk] = len(left)
+                    self._chunk_of.update(dict.fromkeys(left.tolist(), chunk))
+                if not len(left) and self._board is not None:
+                    self._board.finish(chunk)
+                yield from left.tolist()
+
+        ahead = 3 * self._batch_size + 2 * self._workers
+        floats = self._encode.on_processor
+        started, busy = time.monotonic(), self._busy
+        for batch in prefetch(items(), self.wanted, self._batch_size, pool, ahead, as_floats=floats):
+            self._fail(batch.failed)
+            if batch.items:
+                self._one(batch, writer)
+            self._show()
+        self.report.device_idle += time.monotonic() - started - (self._busy - busy)
+
+    def _one(self, batch: Batch, writer: Background) -> None:
+        import torch
+
+        names = [self.wanted.sources[i] for i in batch.items]
+        seeds = [noise_seed(self._seed, name, self.wanted.recipe.collection) for name in names]
+        began = time.monotonic()
+        done: Encoded = self._encode(torch.from_numpy(batch.pixels), seeds, names)
+        self._busy += time.monotonic() - began
+        self._fail([(i, bad) for i, bad in zip(batch.items, done.bad, strict=True) if bad is not None])
+        good = [k for k, bad in enumerate(done.bad) if bad is None]
+        if good:
+            flipped = None if done.flipped is None else done.flipped[good]
+            items, masks = [batch.items[k] for k in good], [batch.masks[k] for k in good]
+            writer.put(Finished(items, done.plain[good], flipped, masks))
+            self.report.encoded += len(good)
+
+    def _fail(self, failed: Sequence[tuple[int, str]]) -> None:
+        for i, reason in failed:
+            path = self.wanted.paths[i]
+            self.report.failed.append((path, reason.removeprefix(f"{path}: ")))
+            self._tell(f"{path}: {reason.removeprefix(f'{path}: ')}")
+        self.safe([i for i, _ in failed])
+
+    def _show(self) -> None:
+        if self._progress is None or self._board is None:
+            return
+        mine = self.report.encoded + len(self.report.failed)
+        others = sum(
+            self._sizes[chunk] for chunk in self._board.finished_pieces() if chunk in self._sizes.keys() - self._open
+        )
+        self._progress(min(mine + others, self._to_do), self._to_do)
+
+
+def _chunks(wanted: LatentItems, batch_size: int) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
+    """Pieces of work: items of one bucket, named by what is in them, so that every process names them alike."""
+    n = len(wanted)
+    order = np.lexsort((np.arange(n), wanted.bucket_sizes[:, 1], wanted.bucket_sizes[:, 0]))
+    size = max(batch_size, min(_CHUNK, -(-n // 64)) // batch_size * batch_size)
+    sizes = wanted.bucket_sizes[order]
+    edges = np.flatnonzero(np.append(True, (sizes[1:] != sizes[:-1]).any(axis=1)))
+    for start, stop in zip(edges, [*edges[1:], n], strict=True):
+        for at in range(start, stop, size):
+            items = order[at : min(at + size, stop)].astype(np.int64)
+            text = "\n".join([repr(wanted.recipe), str(tuple(sizes[at])), *(wanted.sources[i] for i in items)])
+            yield hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest(), items

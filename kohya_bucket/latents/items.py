@@ -1,0 +1,159 @@
+"""The items a store should hold, as columns: which images, in which geometry, encoded how."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
+from kohya_bucket.images.pixels.resize import choose_interpolation, resampler
+from kohya_bucket.latents.fingerprint import Fingerprint
+from kohya_bucket.latents.source_files import hash_files, stat_files
+from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.layout import relative_source
+
+__all__ = ["EncodeSettings", "LatentItems"]
+
+
+@dataclass(frozen=True)
+class EncodeSettings:
+    """How items are encoded, apart from their geometry.
+
+    Attributes:
+        vae: hash of the VAE's weights.
+        dtype: storage type by name.
+        kind: "latents" or "posterior".
+        flip, mask: also store the mirrored image, the alpha channel.
+        interpolation: filter of the resize, one of `images.pixels.resize.INTERPOLATIONS`.
+        collection: part of the store, see `Entry`.
+    """
+
+    vae: str
+    dtype: str = "bfloat16"
+    kind: str = "latents"
+    flip: bool = False
+    mask: bool = False
+    interpolation: str = "auto"
+    collection: str = ""
+
+
+@dataclass
+class LatentItems:
+    """N items in order. All sizes are (width, height) in pixels.
+
+    Attributes:
+        paths: absolute paths of the images.
+        sources: the same as the store names them.
+        original_sizes, bucket_sizes, resized_sizes, crops: [N, 2] int32.
+        crop_ltrb: [N, 4] float64, sd-scripts' conditioning box.
+        captions: N texts or None.
+        source_bytes, source_mtime_ns: [N] int64; -1 where the file is missing.
+        source_hashes: N content hashes, or None where none were asked for.
+        without_bucket: (path, reason) of images that get no latent.
+        further: sizes besides the one at which sd-scripts caches these images; their npz are named for it.
+        dataset: number of the dataset that they belong to, in the order in which sd-scripts caches.
+    """
+
+    recipe: EncodeSettings
+    paths: list[str]
+    sources: list[str]
+    original_sizes: IntArray
+    bucket_sizes: IntArray
+    resized_sizes: IntArray
+    crops: IntArray
+    crop_ltrb: FloatArray
+    captions: list[str | None]
+    source_bytes: npt.NDArray[np.int64]
+    source_mtime_ns: npt.NDArray[np.int64]
+    source_hashes: list[str] | None = None
+    without_bucket: list[tuple[str, str]] = field(default_factory=list)
+    further: bool = False
+    dataset: int = 0
+
+    @classmethod
+    def from_placement(
+        cls,
+        paths: Sequence[str | os.PathLike[str]],
+        sizes: IntArray,
+        placement: Placement,
+        recipe: EncodeSettings,
+        images_root: Path,
+        *,
+        captions: Sequence[str | None] | None = None,
+        content_hash: bool = False,
+        further: bool = False,
+        dataset: int = 0,
+    ) -> LatentItems:
+        """Items of the images that have a bucket.
+
+        Args:
+            sizes: [N, 2] size of each image file.
+            content_hash: read every file to know its hash, not only its length and time.
+            further, dataset: see the attributes.
+        """
+        keep = np.flatnonzero(placement.placed).tolist()
+        kept = [os.path.abspath(paths[i]) for i in keep]
+        resized, buckets = placement.resized_sizes[keep], placement.bucket_sizes[keep]
+        without = [(os.fspath(paths[i]), placement.reason(i).text) for i in np.flatnonzero(~placement.placed).tolist()]
+        nbytes, mtimes = stat_files(kept)
+        return cls(
+            recipe, kept, relative_source(kept, images_root), np.asarray(sizes)[keep].astype(np.int32), buckets,
+            resized, ((resized - buckets) // 2).astype(np.int32), placement.crop_ltrb[keep],
+            [None] * len(keep) if captions is None else [captions[i] for i in keep],
+            nbytes, mtimes, hash_files(kept) if content_hash else None, without,
+            further, dataset,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def subset(self, items: Sequence[int]) -> LatentItems:
+        """The items at these positions."""
+        at = np.asarray(items, dtype=np.int64)
+        hashes = None if self.source_hashes is None else [self.source_hashes[i] for i in at.tolist()]
+        return LatentItems(
+            self.recipe, [self.paths[i] for i in at.tolist()], [self.sources[i] for i in at.tolist()],
+            self.original_sizes[at], self.bucket_sizes[at], self.resized_sizes[at], self.crops[at],
+            self.crop_ltrb[at], [self.captions[i] for i in at.tolist()], self.source_bytes[at],
+            self.source_mtime_ns[at], hashes, further=self.further, dataset=self.dataset,
+        )  # fmt: skip
+
+    def interpolations(self) -> npt.NDArray[Any]:
+        """[N] text: filter and the library that computes it, "none" where the image is not resized."""
+        cases = np.stack([
+            (self.original_sizes == self.resized_sizes).all(axis=1),
+            (self.original_sizes >= self.resized_sizes).all(axis=1),
+            (self.original_sizes > self.resized_sizes).all(axis=1),
+        ], axis=1) @ np.array([4, 2, 1])  # fmt: skip
+        out = np.empty(len(self), dtype=object)
+        for case in np.unique(cases):
+            first = int(np.flatnonzero(cases == case)[0])
+            name = "none"
+            if case < 4:
+                size, resized = (tuple(map(int, s[first])) for s in (self.original_sizes, self.resized_sizes))
+                name = choose_interpolation((size[0], size[1]), (resized[0], resized[1]), self.recipe.interpolation)
+                name = f"{name}/{resampler(name, shrinks=bool(case & 2))}"
+            out[cases == case] = name
+        return out
+
+    def entry(self, i: int, interpolation: str) -> Entry:
+        """Item `i`, described for the store; `interpolation` is its text from `interpolations`."""
+        recipe = self.recipe
+        fingerprint = Fingerprint(
+            int(self.source_bytes[i]), int(self.source_mtime_ns[i]),
+            "" if self.source_hashes is None else self.source_hashes[i], recipe.vae,
+            as_pair(self.bucket_sizes[i]), as_pair(self.resized_sizes[i]), as_pair(self.crops[i]),
+            interpolation, recipe.dtype, recipe.kind, recipe.flip, recipe.mask,
+        )  # fmt: skip
+        left, top, right, bottom = (float(side) for side in self.crop_ltrb[i])
+        original = as_pair(self.original_sizes[i])
+        return Entry(
+            self.sources[i], fingerprint, original, (left, top, right, bottom), self.captions[i], recipe.collection
+        )

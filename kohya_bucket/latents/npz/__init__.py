@@ -1,0 +1,1 @@
+"""sd-scripts' own latent caches, one npz beside each image."""

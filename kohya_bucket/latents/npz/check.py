@@ -1,0 +1,180 @@
+"""Whether and where an npz holds what is to be trained: whole, of the right shape, from the image as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from kohya_bucket.latents.architectures import Architecture
+from kohya_bucket.latents.fingerprint import source_identity, why_stale
+from kohya_bucket.latents.npz.names import further_path, usual_name
+from kohya_bucket.latents.npz.note import read_note
+from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz
+from kohya_bucket.latents.npz.read_write import bring_over
+from kohya_bucket.latents.stale import Reason, Stale
+from kohya_bucket.latents.store.entries import Entry
+
+__all__ = ["FoundNpz", "find_npz", "holds_npz", "settle_npz", "why_npz_bad", "why_npz_stale"]
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class FoundNpz:
+    """Latents of one size on disk, or why they must be encoded (again).
+
+    Attributes:
+        path: the file.
+        keys: what the names of their arrays end in.
+        as_read: the family's readers take these, and no others, for the latents of that size.
+        reasons: why they do not serve; none if they do.
+    """
+
+    path: Path
+    keys: str
+    as_read: bool
+    reasons: list[Reason]
+
+
+def why_npz_bad(
+    path: Path,
+    bucket_size: Size,
+    arch: Architecture,
+    *,
+    original_size: Size | None = None,
+    flip: bool = False,
+    mask: bool = False,
+    content: bool = False,
+) -> Reason | None:
+    """What keeps an npz from being used for this bucket, or None. Sources are not looked at here.
+
+    Headers only are read (shapes and the small arrays); with `content`, every byte's checksum too.
+    """
+
+    def judge(file: OpenNpz, keys: str) -> list[Reason]:
+        bad = _why_bad(file, keys, bucket_size, arch, original_size, flip, mask)
+        damaged = file.damaged() if content and bad is None else None
+        return [bad] if bad else [Reason(Stale.CHECKSUM, damaged)] if damaged else []
+
+    reasons = _look(path, bucket_size, arch, judge).reasons
+    return reasons[0] if reasons else None
+
+
+def why_npz_stale(
+    path: Path, wanted: Entry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
+) -> list[Reason]:
+    """Reasons why the latents must be made again for `wanted`; none if what is on disk serves, see `find_npz`."""
+    return find_npz(path, wanted, arch, image, ignoring=ignoring).reasons
+
+
+def find_npz(
+    path: Path, wanted: Entry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
+) -> FoundNpz:
+    """Look for latents that serve for `wanted`: in `path`, whichever kind of keys they have, and in the file beside.
+
+    The file beside is that of further sizes, or the usual one: which one a size is in depends on the version of
+    sd-scripts and on the data sets of a run.
+
+    Latents without a note were made by sd-scripts itself: they serve if they are whole and their file is not older
+    than the image. `ignoring` is as in `why_stale`; the type of the numbers never counts, npz hold float32.
+    """
+    print_ = wanted.fingerprint
+    bucket = print_.bucket_size
+
+    def judge(file: OpenNpz, keys: str) -> list[Reason]:
+        bad = _why_bad(file, keys, bucket, arch, wanted.original_size, print_.flip, print_.mask)
+        if bad is not None:
+            return [bad]
+        known = read_note(file, keys)
+        if known is None:
+            return [] if Stale.SOURCE in ignoring else _why_older(file.path, image)
+        reasons = why_stale(known[0], print_, image, ignoring=(Stale.DTYPE, *ignoring))
+        if known[1] not in ("", image.name):
+            reasons.append(Reason(Stale.OTHER_SOURCE, known[1]))
+        return reasons
+
+    found = _look(path, bucket, arch, judge)
+    if found.reasons:
+        usual = usual_name(path.name)
+        beside = _look(path.with_name(usual) if usual else further_path(path, bucket), bucket, arch, judge)
+        if not beside.reasons:
+            return FoundNpz(beside.path, beside.keys, False, [])
+    return found
+
+
+def settle_npz(
+    path: Path, wanted: Entry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
+) -> tuple[list[Reason], bool]:
+    """`why_npz_stale`, and where latents serve that this family's readers would not take, put them where they do.
+
+    Returns the reasons, and whether a file was written.
+
+    Raises:
+        LatentStoreError: the file cannot be written.
+    """
+    found = find_npz(path, wanted, arch, image, ignoring=ignoring)
+    if found.reasons or found.as_read:
+        return found.reasons, False
+    broken = bring_over(found.path, found.keys, path, wanted.fingerprint.bucket_size, arch)
+    return ([broken], False) if broken else ([], True)
+
+
+def holds_npz(path: Path, bucket_size: Size, arch: Architecture) -> bool:
+    """Whether there is anything of that size which this family's readers take, good or not."""
+
+    def judge(file: OpenNpz, keys: str) -> list[Reason]:
+        there = f"latents{keys}" in file.names and file.shape(f"latents{keys}") == arch.shape(bucket_size)
+        return [] if there else [Reason(Stale.MISSING)]
+
+    found = _look(path, bucket_size, arch, judge)
+    return found.as_read and not found.reasons
+
+
+def _look(path: Path, bucket: Size, arch: Architecture, judge: Callable[[OpenNpz, str], list[Reason]]) -> FoundNpz:
+    """The latents in a file for which `judge` has no reasons; else those that there is most to say about."""
+    own = arch.key_suffix(bucket)
+    try:
+        with OpenNpz(path) as file:
+            there = [keys for keys in arch.key_suffixes(bucket) if f"latents{keys}" in file.names] or [own]
+            looked = []
+            for keys in there:
+                as_read = keys == own or (arch.multi_resolution and own not in there)
+                looked.append(FoundNpz(path, keys, as_read, judge(file, keys)))
+            return next((found for found in looked if not found.reasons), looked[0])
+    except FileNotFoundError:
+        return FoundNpz(path, own, True, [Reason(Stale.MISSING)])
+    except BROKEN as error:
+        return FoundNpz(path, own, True, [Reason(Stale.BROKEN, error or type(error).__name__)])
+
+
+def _why_bad(
+    file: OpenNpz, keys: str, bucket: Size, arch: Architecture, original_size: Size | None, flip: bool, mask: bool
+) -> Reason | None:
+    if f"latents{keys}" not in file.names:
+        return Reason(Stale.MISSING)
+    shape = arch.shape(bucket)
+    wanted: dict[str, tuple[int, ...]] = {"latents": shape, "original_size": (2,), "crop_ltrb": (4,)}
+    wanted |= {"latents_flipped": shape} if flip else {}
+    wanted |= {"alpha_mask": bucket[::-1]} if mask else {}
+    for name, expected in wanted.items():
+        if name + keys not in file.names:
+            return Reason(Stale.PART, name + keys)
+        found = file.shape(name + keys)
+        if found != expected:
+            return Reason(Stale.SHAPE, name, list(found), list(expected))
+        if file.is_cut_off(name + keys):
+            return Reason(Stale.CUT_OFF, name)
+    if original_size is not None:
+        width, height = (int(side) for side in file.array(f"original_size{keys}"))
+        if (width, height) != tuple(original_size):
+            return Reason(Stale.IMAGE_SIZE, width, height, *original_size)
+    return None
+
+
+def _why_older(path: Path, image: Path) -> list[Reason]:
+    try:
+        older = path.stat().st_mtime_ns < source_identity(image)[1]
+    except OSError:
+        return [Reason(Stale.GONE)]
+    return [Reason(Stale.OLDER)] if older else []

@@ -1,0 +1,83 @@
+"""Writing a store's latents as sd-scripts' npz, for every model family."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.latents.dtypes import to_float32
+from kohya_bucket.latents.npz.convert_values import convert_values
+from kohya_bucket.latents.npz.import_npz import Exchange
+from kohya_bucket.latents.npz.names import collisions, npz_path
+from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.state import source_paths
+
+__all__ = ["export_npz"]
+
+
+def export_npz(
+    store: LatentStore,
+    arch: Architecture,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    images_root: Path | None = None,
+    collection: str = "",
+    progress: Callable[[int, int], None] | None = None,
+) -> Exchange:
+    """Write the items of a collection as sd-scripts' npz: beside the images, or in the same folders of `output`.
+
+    Args:
+        arch: the family, with the keys that are to be written, see `Architecture.read_by`.
+
+    Raises:
+        LatentStoreError: no such collection; an item does not fit `arch`, is a posterior, or has its image outside
+            the folder that sources are named from, so that it has no place in `output`.
+    """
+    result = Exchange()
+    items = store.in_collection(collection).tolist()
+    if not items:
+        raise LatentStoreError(
+            f"{store.layout.root} has no collection {collection!r} to export: it holds {store.collections()}"
+        )
+    paths = source_paths(store, images_root)
+    sources = store.strings("source")
+    entries = {i: store.entry(i) for i in items}
+    shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
+    for source in () if output is None else (sources[i] for i in items):
+        if os.path.isabs(source) or source.startswith("../"):
+            raise LatentStoreError(
+                f"{source}: this image lies outside the store's folder of images, so its npz would land outside "
+                f"{output}: leave out the output, and npz go beside the images"
+            )
+    for n, i in enumerate(items):
+        entry, info = entries[i], store.info(i)
+        if info.is_posterior:
+            raise LatentStoreError(f"{sources[i]} is stored as a posterior, and npz hold latents: encode it without")
+        made_for = ARCHITECTURES.get(info.space.architecture, arch)
+        if (made_for.scale_factor, made_for.shift_factor) != (arch.scale_factor, arch.shift_factor):
+            raise LatentStoreError(f"{sources[i]} was encoded by a VAE of {made_for.name}, which {arch.name} is not "
+                                   "trained with: choose that --arch, or encode with its VAE")  # fmt: skip
+        beside = paths[i] if output is None else os.path.normpath(os.path.join(output, sources[i]))
+        target = npz_path(beside, entry.original_size, arch, shared=n in shared)
+        dtype, bucket = store.storage(i), entry.fingerprint.bucket_size
+        plain = convert_values(to_float32(store.read(i), dtype)[None], info.space, arch)[0]
+        flipped = None
+        if entry.fingerprint.flip:
+            flipped = convert_values(to_float32(store.read(i, flipped=True), dtype)[None], info.space, arch)[0]
+        alpha = None
+        if entry.fingerprint.mask:
+            mask = store.read_mask(i)
+            alpha = np.ones(bucket[::-1], np.float32) if mask is None else mask.astype(np.float32) / np.float32(255)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        item = NpzLatents(plain, entry.original_size, entry.crop_ltrb, flipped, alpha)
+        write_npz(target, item, bucket, arch, entry.fingerprint, source_name=os.path.basename(sources[i]))
+        result.done += 1
+        if progress is not None:
+            progress(n + 1, len(items))
+    return result

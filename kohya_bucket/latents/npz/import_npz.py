@@ -1,0 +1,225 @@
+"""Taking sd-scripts' npz into a store: what lies beside the images already need not be encoded again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.geometry import cover_resize
+from kohya_bucket.images.pixels.resize import choose_interpolation
+from kohya_bucket.latents.architectures import Architecture
+from kohya_bucket.latents.dtypes import from_float32
+from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, source_identity
+from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.npz.names import size_from_name, usual_name
+from kohya_bucket.latents.npz.note import read_note
+from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz
+from kohya_bucket.latents.npz.read_write import NpzLatents, read_keys, sizes_in
+from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.layout import is_text, relative_source
+from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+
+__all__ = ["Exchange", "import_npz"]
+
+
+@dataclass
+class Exchange:
+    """What was converted: `done` latents; `skipped` lists (file, reason)."""
+
+    done: int = 0
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A cache file: `whole`, it is named by the image's whole file name; `further`, it is of a further size."""
+
+    path: Path
+    whole: bool
+    further: bool = False
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is recorded of files that do not say what they were made from, and how all are stored."""
+
+    arch: Architecture
+    images_root: Path
+    dtype: str
+    vae: str
+    interpolation: str
+    collection: str
+
+
+def import_npz(
+    images: Sequence[str],
+    output: str | os.PathLike[str],
+    arch: Architecture,
+    *,
+    images_root: Path,
+    dtype: str = "float32",
+    vae: str = "",
+    interpolation: str = "auto",
+    collection: str = "",
+    captions: Sequence[str | None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Exchange:
+    """Take the npz beside `images` into a store.
+
+    All kinds of keys are read. A file that says what it was made from keeps its fingerprint. Others, made by
+    sd-scripts itself, are believed if they are not older than their image. Of a file with several resolutions the
+    largest goes into `collection`, the others into `<collection>@<side>`, side being the root of the bucket's area.
+    Files of further sizes (`…_at_<width>x<height>.npz`) go into `<collection> to <width>x<height>`.
+
+    Args:
+        dtype: storage type; float32 keeps every bit.
+        vae: hash of the VAE where the files do not say; "": unknown, which no VAE's hash equals, so that these
+            latents are read but count as stale wherever one wants them from a certain VAE.
+        interpolation: with which sd-scripts resized where the files do not say; counts with `vae` only. "auto" is
+            what sd-scripts 0.10 does by itself, "auto-0.9" what it did before.
+
+    Raises:
+        LatentStoreError: the store cannot be written.
+        KohyaBucketError: an interpolation that does not exist.
+    """
+    choose_interpolation((1, 1), (1, 1), interpolation)
+    asked = _Asked(arch, images_root, dtype, vae, interpolation, collection)
+    result = Exchange()
+    with StoreWriter(output, images_root=images_root) as writer:
+        for n, (image, files) in enumerate(zip(images, _files_of(images, arch), strict=True), 1):
+            for found in files:
+                _import_one(image, found, writer, asked, None if captions is None else captions[n - 1], result)
+            if progress is not None:
+                progress(n, len(images))
+    write_manifest(LatentStore(output))
+    return result
+
+
+def _files_of(images: Sequence[str], arch: Architecture) -> Iterator[list[_Found]]:
+    """The cache files of each image, by exact name: sd-scripts' own, then those of further sizes."""
+    folders: dict[str, tuple[dict[str, list[str]], dict[str, list[str]]]] = {}
+    for image in images:
+        folder, name = os.path.split(os.path.abspath(image))
+        if folder not in folders:
+            folders[folder] = _listed(folder, arch)
+        usual, further = folders[folder]
+        stem = os.path.splitext(name)[0]
+        file = next((f for f in usual.get(name, []) if size_from_name(f, name, arch)), None)
+        whole = file is not None
+        if file is None and arch.plain_until and os.path.exists(os.path.join(folder, stem + ".npz")):
+            file = stem + ".npz"
+        if file is None:
+            file = next((f for f in usual.get(stem, []) if size_from_name(f, stem, arch)), None)
+        if file is None:
+            yield []
+            continue
+        more = [_Found(Path(folder, f), whole, further=True) for f in further.get(file, [])]
+        yield [_Found(Path(folder, file), whole), *more]
+
+
+def _listed(folder: str, arch: Architecture) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Cache files of a folder: sd-scripts' by the image's stem or name, further ones by the file they belong to."""
+    usual: dict[str, list[str]] = {}
+    further: dict[str, list[str]] = {}
+    for file in sorted(os.listdir(folder)):
+        if file.endswith(arch.suffix):
+            usual.setdefault(file[: -len(arch.suffix)].rpartition("_")[0], []).append(file)
+        elif (owner := usual_name(file)) is not None:
+            further.setdefault(owner, []).append(file)
+    return usual, further
+
+
+def _import_one(
+    image: str, found: _Found, writer: StoreWriter, asked: _Asked, caption: str | None, result: Exchange
+) -> None:
+    path, arch = found.path, asked.arch
+    try:
+        sizes = _latents_of(image, found, arch)
+    except BROKEN as error:
+        result.skipped.append((str(path), f"is broken ({error}): delete it, it will be made again"))
+        return
+    if not sizes:
+        result.skipped.append((str(path), f"has no latents of {arch.name}"))
+        return
+    source = relative_source([image], asked.images_root)[0]
+    if not is_text(source):
+        result.skipped.append((str(path), "the image's name is no UTF-8, which a store cannot hold: rename it"))
+        return
+    space = LatentSpace(arch.scale_factor, arch.shift_factor, arch.values, arch.stride, arch.name)
+    for rank, (bucket, (item, known, why)) in enumerate(sorted(sizes.items(), key=lambda s: -s[0][0] * s[0][1])):
+        if why:
+            result.skipped.append((str(path), why))
+            continue
+        name = asked.collection if rank == 0 else f"{asked.collection}@{round((bucket[0] * bucket[1]) ** 0.5)}"
+        if found.further:
+            name = f"{asked.collection} to {bucket[0]}x{bucket[1]}".strip()
+        mask: npt.NDArray[np.uint8] | None = None
+        if item.alpha_mask is not None and not (item.alpha_mask == 1).all():
+            mask = np.rint(item.alpha_mask * 255).astype(np.uint8)
+        fingerprint = _fingerprint(image, bucket, item, known, asked)
+        writer.add(
+            Entry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
+            from_float32(item.latents, asked.dtype),
+            flipped=None if item.flipped is None else from_float32(item.flipped, asked.dtype),
+            mask=mask, space=space,
+        )  # fmt: skip
+        result.done += 1
+
+
+def _latents_of(
+    image: str, found: _Found, arch: Architecture
+) -> dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]]:
+    """By bucket what a file holds: latents, fingerprint, and why they are not to be trusted, or "".
+
+    Of two kinds of keys for one bucket those are taken that are to be trusted, or else those that are read first.
+
+    Raises:
+        one of `BROKEN`.
+    """
+    name = os.path.basename(image)
+    out: dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]] = {}
+    with OpenNpz(found.path) as file:
+        for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
+            known = read_note(file, keys)
+            why = ""
+            if known is not None and known[1] not in ("", name) and not found.whole:
+                why = f"it was made from {known[1]}, not from {name}"
+            elif known is None and found.path.stat().st_mtime_ns < source_identity(image)[1]:
+                why = "it is older than its image and does not say what it was made from"
+            if bucket not in out or (out[bucket][2] and not why):
+                out[bucket] = read_keys(file, keys, arch), None if known is None else known[0], why
+    return out
+
+
+def _fingerprint(
+    image: str, bucket: tuple[int, int], item: NpzLatents, known: Fingerprint | None, asked: _Asked
+) -> Fingerprint:
+    flip, mask = item.flipped is not None, item.alpha_mask is not None
+    if known is not None:
+        return Fingerprint(**(vars(known) | {"dtype": asked.dtype, "flip": flip, "mask": mask}))
+    nbytes, mtime, _ = source_identity(image)
+    (width, height), (bucket_width, bucket_height) = item.original_size, bucket
+    sides = (np.array([value], dtype=np.float64) for value in (width, height, width / height,
+                                                               *bucket, bucket_width / bucket_height))  # fmt: skip
+    resized_width, resized_height = (int(side[0]) for side in cover_resize(*sides))
+    resized = (resized_width, resized_height)
+    crop = ((resized_width - bucket_width) // 2, (resized_height - bucket_height) // 2)
+    return Fingerprint(
+        nbytes, mtime, "", asked.vae or UNKNOWN_VAE, bucket, resized, crop,
+        _resizing(item.original_size, resized, asked.interpolation) if asked.vae else "unknown",
+        asked.dtype, "latents", flip, mask,
+    )  # fmt: skip
+
+
+def _resizing(size: tuple[int, int], resized: tuple[int, int], interpolation: str) -> str:
+    """The filter and library that sd-scripts resizes with, which always has OpenCV."""
+    if size == resized:
+        return "none"
+    name = choose_interpolation(size, resized, interpolation)
+    return f"{name}/{'pillow' if name in ('lanczos', 'box') else 'cv2'}"

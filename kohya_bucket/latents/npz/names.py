@@ -1,0 +1,185 @@
+"""The names of npz, and which one each image of a run has: sd-scripts' own, or a further one where that is taken.
+
+sd-scripts names a file for the stem and the size of the image. So `a.png` and `a.jpg` may meet in one file, and so do
+datasets that have an image at different sizes, for the families whose files hold one. Whoever comes first has the
+usual name; the order is that of the datasets, and by name within each, so that every run and every process agrees.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.images.files.paths import file_key
+from kohya_bucket.latents.architectures import Architecture
+from kohya_bucket.latents.items import LatentItems
+
+__all__ = [
+    "NpzNames",
+    "collisions",
+    "further_path",
+    "has_whole_name",
+    "npz_path",
+    "paths_beside",
+    "paths_of_run",
+    "size_from_name",
+    "usual_name",
+]
+
+Size = tuple[int, int]
+
+_FURTHER = re.compile(r"(.+)_at_(\d{4,})x(\d{4,})\.npz")
+
+
+def npz_path(image: str | os.PathLike[str], size: Size, arch: Architecture, *, shared: bool = False) -> Path:
+    """The file sd-scripts looks for: `<stem>_<width>x<height><suffix>` beside the image, of the image's own size.
+
+    With `shared`, another image of the folder has the same stem and size (`a.png`, `a.jpg`): sd-scripts lets
+    both use one file; here this one's file is named by the whole file name. SD and SDXL prefer an old
+    `<stem>.npz` where one exists; so does this function.
+    """
+    text = os.fspath(image)
+    stem = os.path.splitext(text)[0]
+    if arch.plain_until and not shared and os.path.exists(stem + ".npz"):
+        return Path(stem + ".npz")
+    return Path(f"{text if shared else stem}_{size[0]:04d}x{size[1]:04d}{arch.suffix}")
+
+
+def size_from_name(name: str, stem: str, arch: Architecture) -> Size | None:
+    """Image size (width, height) in the cache's file name, if it is the cache of exactly this stem; else None."""
+    match = re.fullmatch(re.escape(stem) + r"_(\d{4,})x(\d{4,})" + re.escape(arch.suffix), name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def further_path(path: Path, bucket_size: Size) -> Path:
+    """The file for a further size of an image, beside its usual npz.
+
+    Its name does not end as sd-scripts' do, so that without this package it is nobody's.
+    """
+    width, height = bucket_size
+    return path.with_name(f"{path.name.removesuffix('.npz')}_at_{width:04d}x{height:04d}.npz")
+
+
+def usual_name(further: str) -> str | None:
+    """The name of the usual npz beside which a file of that name holds a further size; None if it holds none."""
+    match = _FURTHER.fullmatch(further)
+    return f"{match[1]}.npz" if match else None
+
+
+def collisions(images: Sequence[str], sizes: Sequence[Size]) -> set[int]:
+    """Positions of images that would share a cache file with an earlier one (by name): same stem, same size."""
+    taken: dict[tuple[str, int, int], int] = {}
+    shared = set()
+    for i in sorted(range(len(images)), key=lambda i: images[i]):
+        key = (os.path.splitext(images[i])[0], int(sizes[i][0]), int(sizes[i][1]))
+        if taken.setdefault(key, i) != i:
+            shared.add(i)
+    return shared
+
+
+class NpzNames:
+    """The files of one run of a model family, which its datasets take in their order."""
+
+    def __init__(self, arch: Architecture) -> None:
+        self._arch = arch
+        self._files: dict[tuple[str, Size], Path] = {}  # by image and its size
+        self._owners: dict[str, tuple[str, Size]] = {}  # by file: whose it is
+        self._held: dict[tuple[Path, Size | None], tuple[Size, Size]] = {}  # bucket and resized size, by room for one
+
+    def add(
+        self,
+        images: Sequence[str],
+        original_sizes: Sequence[Size],
+        bucket_sizes: Sequence[Size],
+        resized_sizes: Sequence[Size],
+        further: Sequence[bool],
+        usual: Callable[[str, Size], str | Path] | None = None,
+    ) -> list[Path]:
+        """Files of one dataset's images, which may be the same ones as those of a dataset before it.
+
+        Args:
+            images: N paths; one may come several times, with several sizes.
+            original_sizes, bucket_sizes, resized_sizes: N (width, height) each.
+            further: whether this is a size besides the one at which the dataset has the image.
+            usual: file of (image, original size) by sd-scripts' own rule; `npz_path` by default.
+        """
+        usual = usual or (lambda image, size: npz_path(image, size, self._arch))
+        distinct = list(dict.fromkeys(zip(images, original_sizes, strict=True)))
+        shared = collisions([image for image, _ in distinct], [size for _, size in distinct])
+        files = {item: self._file(*item, i in shared, usual) for i, item in enumerate(distinct)}
+        out = []
+        for item, bucket, resized, more in zip(
+            zip(images, original_sizes, strict=True), bucket_sizes, resized_sizes, further, strict=True
+        ):
+            path = files[item]
+            if more or not self._may_hold(path, (bucket, resized)):
+                path = further_path(path, bucket)
+            out.append(path)
+        return out
+
+    def _file(self, image: str, size: Size, shared: bool, usual: Callable[[str, Size], str | Path]) -> Path:
+        who = file_key(image), size
+        if who not in self._files:
+            path = Path(usual(image, size))
+            if shared or self._owners.setdefault(file_key(path), who) != who:
+                path = npz_path(image, size, self._arch, shared=True)
+            self._files[who] = path
+        return self._files[who]
+
+    def _may_hold(self, path: Path, sizes: tuple[Size, Size]) -> bool:
+        room = path, sizes[0] if self._arch.multi_resolution else None
+        return self._held.setdefault(room, sizes) == sizes
+
+
+def paths_of_run(
+    parts: Sequence[LatentItems], arch: Architecture, root: Path | None, images_root: Path
+) -> list[list[Path]]:
+    """For each part, the file of each of its items: beside the images, or in the same folders under `root`."""
+    names = NpzNames(arch)
+    out: list[list[Path]] = [[] for _ in parts]
+    for dataset in sorted({part.dataset for part in parts}):
+        here = [(k, part) for k, part in enumerate(parts) if part.dataset == dataset]
+        found = iter(
+            names.add(
+                [image for _, part in here for image in paths_beside(part.paths, root, images_root)],
+                [size for _, part in here for size in _pairs(part.original_sizes)],
+                [size for _, part in here for size in _pairs(part.bucket_sizes)],
+                [size for _, part in here for size in _pairs(part.resized_sizes)],
+                [part.further for _, part in here for _ in part.paths],
+            )
+        )
+        for k, part in here:
+            out[k] = [next(found) for _ in part.paths]
+    return out
+
+
+def paths_beside(images: Sequence[str], root: Path | None, images_root: Path) -> list[str]:
+    """Where the images would be if their folders were under `root`.
+
+    Raises:
+        LatentStoreError: an image is not under `images_root`, so that it would be outside `root`.
+    """
+    if root is None:
+        return list(images)
+    inside = [os.path.relpath(image, images_root) for image in images]
+    for image, name in zip(images, inside, strict=True):
+        if name.startswith(os.pardir + os.sep):
+            raise LatentStoreError(
+                f"{image} is not in {images_root}, so its npz would land outside {root}: name a folder that holds "
+                "all images, or leave out the output, and npz go beside the images"
+            )
+    return [str(root / name) for name in inside]
+
+
+def has_whole_name(path: Path, image: str) -> bool:
+    """Whether a file is named by the image's whole name, extension included, since another has the usual name."""
+    stem, extension = os.path.splitext(os.path.basename(image))
+    return bool(extension) and path.name.startswith(f"{stem}{extension}_")
+
+
+def _pairs(sizes: IntArray) -> list[Size]:
+    return [(width, height) for width, height in sizes.tolist()]

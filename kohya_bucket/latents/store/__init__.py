@@ -1,0 +1,1 @@
+"""The store: few files, many items, read at memory speed."""

@@ -1,0 +1,57 @@
+"""The image files behind a store's items: there, gone, or changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.images.files.content_hash import hash_file
+from kohya_bucket.latents.source_files import stat_files
+from kohya_bucket.latents.store.latent_store import LatentStore
+
+__all__ = ["SourceState", "check_sources"]
+
+
+def _changed(
+    store: LatentStore, rows: npt.NDArray[Any], nbytes: npt.NDArray[np.int64], mtimes: npt.NDArray[np.int64],
+    hash_of: Callable[[int], str], *, always: bool,
+) -> npt.NDArray[np.bool_]:  # fmt: skip
+    """[M] bool: the file is not what was encoded. Contents are compared where only the time differs, or always."""
+    other_length = store.column("source_bytes")[rows] != nbytes
+    other_time = store.column("source_mtime_ns")[rows] != mtimes
+    out = other_length | other_time
+    for k in np.flatnonzero(~other_length & (other_time | always)):
+        stored = store.table["source_hash"][int(rows[k])].as_py()
+        if stored:
+            try:
+                out[k] = stored != hash_of(int(k))
+            except OSError:
+                out[k] = True
+    return np.asarray(out)
+
+
+@dataclass
+class SourceState:
+    """State of the image files behind a store's items, [N] bool each."""
+
+    absent: npt.NDArray[np.bool_]
+    changed: npt.NDArray[np.bool_]
+
+
+def check_sources(store: LatentStore, paths: list[str], *, content: bool = False) -> SourceState:
+    """Look at the file behind each item; `paths` has one path per item of the store.
+
+    With `content`, files whose hash is stored are read in full, so that an edit that kept length and time shows.
+    """
+    nbytes, mtimes = stat_files(paths)
+    absent = nbytes < 0
+    rows = np.flatnonzero(~absent)
+    changed = np.zeros(len(store), dtype=bool)
+    changed[rows] = _changed(
+        store, rows, nbytes[rows], mtimes[rows], lambda k: hash_file(paths[rows[k]]), always=content
+    )
+    return SourceState(absent, changed)

@@ -1,0 +1,123 @@
+"""What is in a store and what is wrong with it. Nothing here writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kohya_bucket.files import TEMPORARY_SUFFIX
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.sources import check_sources
+
+__all__ = ["StoreStatus", "source_paths", "status", "verify"]
+
+
+@dataclass
+class StoreStatus:
+    """State of a store.
+
+    Attributes:
+        items: items that can be read.
+        nbytes, shards: size of the shards on disk and their number.
+        groups: number of items by (collection, bucket, dtype, kind, vae).
+        superseded: rows on disk that newer ones have replaced.
+        unindexed: shards that the manifest does not name yet.
+        damage: (file, what is wrong).
+        lost: items known to be in damaged shards.
+        changed, absent: sources of items whose image is another by now, or not there.
+        no_images: not one source is there, so the store was carried away from its images: nothing is stale.
+        temporary, quarantined: leftover files.
+    """
+
+    items: int
+    nbytes: int
+    shards: int
+    groups: dict[tuple[str, tuple[int, int], str, str, str], int]
+    superseded: int
+    unindexed: int
+    damage: list[tuple[str, str]]
+    lost: list[str]
+    changed: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    no_images: bool = False
+    temporary: list[str] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)
+
+    @property
+    def healthy(self) -> bool:
+        """Everything can be trained as it is."""
+        return not (self.damage or self.lost or self.changed or (self.absent and not self.no_images))
+
+
+def source_paths(store: LatentStore, images_root: Path | None = None) -> list[str]:
+    """Path of the image behind each item."""
+    root = str(store.images_root() if images_root is None else images_root)
+    return [os.path.normpath(os.path.join(root, source)) for source in store.strings("source")]
+
+
+def status(store: LatentStore, *, images_root: Path | None = None, content: bool = False) -> StoreStatus:
+    """Look at a store, and at the image files behind it (length and time; with `content` also their hashes)."""
+    paths = source_paths(store, images_root)
+    state = check_sources(store, paths, content=content)
+    names = ["collection", "dtype", "kind", "vae", "bucket_width", "bucket_height"]
+    groups: dict[tuple[str, tuple[int, int], str, str, str], int] = {}
+    for row in store.table.group_by(names, use_threads=False).aggregate([([], "count_all")]).to_pylist():
+        key = (row["collection"], (row["bucket_width"], row["bucket_height"]), row["dtype"], row["kind"], row["vae"])
+        groups[key] = row["count_all"]
+    layout = store.layout
+    manifest = layout.manifests()
+    named = _names_in(store, manifest[0]) if manifest else set()
+    return StoreStatus(
+        items=len(store),
+        nbytes=sum(layout.shard_sizes().values()),
+        shards=len(store.shards),
+        groups=groups,
+        superseded=store.rows_on_disk() - len(store),
+        unindexed=len(store.shards.keys() - named),
+        damage=list(store.damage),
+        lost=[entry.source for entry in store.lost_entries()],
+        changed=[paths[i] for i in np.flatnonzero(state.changed).tolist()],
+        absent=[paths[i] for i in np.flatnonzero(state.absent).tolist()],
+        no_images=bool(len(store)) and bool(state.absent.all()),
+        temporary=temporary_files(store),
+        quarantined=sorted(os.listdir(layout.quarantine)) if layout.quarantine.is_dir() else [],
+    )
+
+
+def temporary_files(store: LatentStore) -> list[str]:
+    """What interrupted writers left behind, and what running ones are writing."""
+    folders = [store.layout.root, store.layout.shards]
+    return sorted(str(p) for f in folders if f.is_dir() for p in f.glob(f".*{TEMPORARY_SUFFIX}"))
+
+
+def verify(
+    store: LatentStore, *, progress: Callable[[int, int], None] | None = None, threads: int | None = None
+) -> list[tuple[int, str]]:
+    """Read every byte of every item: (position, what is wrong) of those that are not as they were written."""
+    order = np.lexsort((store.column("row"), np.asarray(store.table["shard"].combine_chunks().indices)))
+    found: list[tuple[int, str]] = []
+    done = 0
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        for start in range(0, len(order), 4096):
+            part: list[Any] = order[start : start + 4096].tolist()
+            found += [(i, bad) for i, bad in zip(part, pool.map(store.check, part), strict=True) if bad is not None]
+            done += len(part)
+            if progress is not None:
+                progress(done, len(order))
+    return sorted(found)
+
+
+def _names_in(store: LatentStore, manifest: Path) -> set[str]:
+    from kohya_bucket.errors import LatentStoreError
+    from kohya_bucket.latents.store.entries import decode
+
+    try:
+        return {shard["name"] for shard in decode(store.layout.read_manifest(manifest))[1]["shards"]}
+    except (LatentStoreError, OSError):
+        return set()

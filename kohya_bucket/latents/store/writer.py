@@ -1,0 +1,189 @@
+"""Writing into a store: rows gather per bucket, a full shard goes to disk as one file under a name of its own.
+
+Any number of writers, in any number of processes and machines, need no lock: none ever touches a file of another.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.files import write_file
+from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.store.entries import Entry, arrow, encode, to_table
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.layout import Layout
+from kohya_bucket.latents.store.shard_file import write_shard
+
+__all__ = ["StoreWriter", "write_manifest"]
+
+Bits = npt.NDArray[Any]
+
+
+@dataclass
+class _Pending:
+    entries: list[Entry] = field(default_factory=list)
+    written_ns: list[int] = field(default_factory=list)
+    plain: list[Bits] = field(default_factory=list)
+    flipped: list[Bits] = field(default_factory=list)
+    masks: list[Bits] = field(default_factory=list)
+    mask_rows: list[int] = field(default_factory=list)
+    nbytes: int = 0
+
+
+class StoreWriter:
+    """Adds items to a store. Use as a context manager; leaving it commits what is pending.
+
+    Args:
+        root: the store's folder, made if missing.
+        images_root: folder that the sources' paths start from; remembered when the store is made.
+        shard_bytes: a shard is committed when its tensors reach this size.
+        flush_seconds: everything pending is committed when this long has passed, so that a crash loses
+            little; None waits for full shards.
+        on_commit: called with the entries of each shard after it is safe on disk.
+
+    Raises:
+        LatentStoreError: the folder cannot be written, or the disk is full. What was committed stays.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        images_root: Path | None = None,
+        shard_bytes: int = 256 << 20,
+        flush_seconds: float | None = 60.0,
+        on_commit: Callable[[list[Entry]], None] | None = None,
+    ) -> None:
+        self.layout = Layout(root)
+        self.layout.create(images_root)
+        self._shard_bytes = shard_bytes
+        self._flush_seconds = flush_seconds
+        self._on_commit = on_commit
+        self._pending: dict[tuple[Any, ...], _Pending] = {}
+        self._flushed = time.monotonic()
+
+    def add(
+        self,
+        entry: Entry,
+        plain: Bits,
+        *,
+        flipped: Bits | None = None,
+        mask: npt.NDArray[np.uint8] | None = None,
+        space: LatentSpace,
+        written_ns: int | None = None,
+    ) -> None:
+        """Add one item.
+
+        Args:
+            entry: what it is; its fingerprint says dtype, kind, flip and mask.
+            plain: [C, h, w] latents or [2, C, h, w] mean and standard deviation, in the dtype's carrier type.
+            flipped: the same of the mirrored image.
+            mask: [H, W] alpha channel of the bucket's pixels; None where the image is opaque.
+            space: what the numbers mean.
+            written_ns: the time that decides between two items of one key; now, if None.
+        """
+        print_ = entry.fingerprint
+        if print_.flip != (flipped is not None):
+            raise ValueError(f"{entry.source}: its fingerprint says flip={print_.flip}")
+        key = (print_.bucket_size, print_.dtype, print_.kind, print_.flip, print_.mask, plain.shape, space,
+               entry.collection)  # fmt: skip
+        pending = self._pending.setdefault(key, _Pending())
+        pending.entries.append(entry)
+        pending.written_ns.append(time.time_ns() if written_ns is None else written_ns)
+        pending.plain.append(plain)
+        pending.nbytes += plain.nbytes
+        if flipped is not None:
+            pending.flipped.append(flipped)
+            pending.nbytes += flipped.nbytes
+        pending.mask_rows.append(-2 if not print_.mask else -1 if mask is None else len(pending.masks))
+        if print_.mask and mask is not None:
+            pending.masks.append(mask)
+            pending.nbytes += mask.nbytes
+        if pending.nbytes >= self._shard_bytes:
+            self._commit(key)
+        elif self._flush_seconds is not None and time.monotonic() - self._flushed > self._flush_seconds:
+            self.flush()
+
+    def flush(self) -> None:
+        """Commit everything that is pending."""
+        for key in list(self._pending):
+            self._commit(key)
+        self._flushed = time.monotonic()
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.flush()
+            return
+        with suppress(LatentStoreError):  # what is finished is kept; the first error is the one to report
+            self.flush()
+
+    def _commit(self, key: tuple[Any, ...]) -> None:
+        rows = self._pending.pop(key)
+        bucket_size, dtype, kind, *_, space, _ = key
+        tensors: dict[str, tuple[str, Bits]] = {kind: (dtype, np.stack(rows.plain))}
+        if rows.flipped:
+            tensors[f"{kind}_flipped"] = (dtype, np.stack(rows.flipped))
+        if rows.masks:
+            tensors["alpha_mask"] = ("uint8", np.stack(rows.masks))
+        n = len(rows.entries)
+        path = self.layout.new_shard(bucket_size, dtype)
+        table = to_table(rows.entries, {
+            "written_ns": rows.written_ns, "shard": [path.name] * n, "row": list(range(n)), "mask_row": rows.mask_rows,
+            "crc_plain": _checksums(tensors[kind][1], n),
+            "crc_flipped": _checksums(tensors[f"{kind}_flipped"][1], n) if rows.flipped else [0] * n,
+            "crc_mask": [zlib.crc32(np.ascontiguousarray(rows.masks[m]).data) if m >= 0 else 0 for m in rows.mask_rows],
+        })  # fmt: skip
+        shapes = {name: [dtype_, list(bits.shape)] for name, (dtype_, bits) in tensors.items()}
+        description = {"tensors": shapes, "space": vars(space)}
+        metadata = {"format": "kohya_bucket.latents", "bucket": f"{bucket_size[0]}x{bucket_size[1]}"}
+        write_shard(path, tensors, encode(table, description), metadata)
+        if self._on_commit is not None:
+            self._on_commit(rows.entries)
+
+
+def _checksums(bits: Bits, n: int) -> list[int]:
+    return [zlib.crc32(bits[i].data) for i in range(n)]
+
+
+def write_manifest(store: LatentStore, table: Any = None, *, forget_lost: bool = False) -> Path | None:
+    """Index all shards of an open store in one new manifest, and remove those it replaces.
+
+    Args:
+        table: the rows to index instead of the store's own, e.g. with other captions.
+        forget_lost: leave out the rows of lost items, which are kept otherwise, so that they can be encoded again.
+
+    Returns the manifest, or None if the newest one says the same already. Raises as `write_file` does.
+    """
+    lost = store.lost_rows()
+    forgets = forget_lost and len(lost) > 0
+    if table is None and not forgets and store.indexed and not store.damage and len(store.layout.manifests()) == 1:
+        return None
+    older = store.layout.manifests()
+    description = {
+        "shards": [info.to_json() for info in store.shards.values()],
+        "in_order": not len(lost) or forget_lost,
+    }
+    table = store.table if table is None else table
+    if len(lost) and not forget_lost:
+        table = arrow()[0].concat_tables([table, lost]).unify_dictionaries()
+    data = encode(table, description)
+    path = store.layout.new_manifest(data)
+    write_file(path, [data])
+    for old in older:
+        with suppress(OSError):
+            old.unlink()
+    return path

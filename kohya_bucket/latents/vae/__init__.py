@@ -1,0 +1,1 @@
+"""What encodes: the protocol of encoders, and diffusers' autoencoders."""

@@ -1,0 +1,199 @@
+"""What an epoch is asked to train: repeats, regularization and resolutions turned into a demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.demand import Demand
+from kohya_bucket.planning.regularization import regularization_times
+from kohya_bucket.planning.repeats import MOST_TRAININGS, parse_repeats
+from kohya_bucket.planning.resolutions import RESOLUTION_MODES, choose_columns, cycle_places, weighted_cycle
+from kohya_bucket.planning.sequencing import smallest_ids
+
+__all__ = ["DemandModel", "EpochDemand", "as_bucket_ids"]
+
+Ids = npt.NDArray[np.integer]
+Times = npt.NDArray[np.int64]
+_HIGHEST_BUCKET = 2**24
+
+
+@dataclass(frozen=True)
+class EpochDemand:
+    """The demand of an epoch, and what it cannot serve.
+
+    Attributes:
+        demand: what is to be trained, of images that have a bucket.
+        homeless: [H] images without any bucket, once for every training asked of them.
+        total: trainings asked, `unplaced` included.
+    """
+
+    demand: Demand
+    unplaced: npt.NDArray[np.int32]
+    total: int
+
+
+class DemandModel:
+    """Bucket ids, repeats, regularization and resolutions, checked once; see `plan_epoch` for the arguments.
+
+    Attributes:
+        images_per_bucket: [K] images that have each bucket, without repeats.
+        several_buckets: images have one bucket per resolution.
+        everywhere: every image has a bucket, at every resolution.
+    """
+
+    def __init__(
+        self,
+        ids: Ids,
+        n_buckets: int,
+        repeats: Any,
+        regularization: Any,
+        regularization_uses: int | None,
+        resolutions: str | None,
+        resolution_weights: Any,
+    ) -> None:
+        if (ids.ndim == 2) != (resolutions is not None):
+            raise PlanError(
+                f"bucket_ids has shape {list(ids.shape)} and resolutions is {resolutions!r}: "
+                "several resolutions need ids of shape [N, R] and one of " + ", ".join(RESOLUTION_MODES)
+            )
+        if resolutions is not None and resolutions not in RESOLUTION_MODES:
+            raise PlanError(f"resolutions is {resolutions!r}, but must be one of {', '.join(RESOLUTION_MODES)}")
+        if resolution_weights is not None and resolutions != "weighted":
+            raise PlanError(
+                f"resolution_weights is set, but resolutions is {resolutions!r}: weights belong to 'weighted'"
+            )
+        if regularization is None and regularization_uses is not None:
+            raise PlanError("regularization_uses is set without regularization: say which images they are")
+        self.ids = ids
+        self.n_buckets = n_buckets
+        self.repeats = parse_repeats(repeats, len(ids))
+        self.regularization = _as_mask(regularization, len(ids))
+        self.uses = regularization_uses
+        self.resolutions = resolutions
+        self.cycle = weighted_cycle(resolution_weights, ids.shape[1]) if resolutions == "weighted" else None
+        self.several_buckets = ids.ndim == 2
+        self._places: tuple[int, Times] | None = None
+        self.unplaced = np.zeros(0, dtype=np.intp)
+        placed = ids
+        self.everywhere = not ids.size or bool(ids.min() >= 0)
+        if not self.everywhere:
+            self.unplaced = np.flatnonzero((ids < 0) if ids.ndim == 1 else (ids < 0).all(axis=1))
+            placed = ids[ids >= 0]
+        self.images_per_bucket = np.bincount(placed.reshape(-1), minlength=n_buckets).astype(np.int64)
+
+    def for_epoch(self, seed: int, epoch: int) -> EpochDemand:
+        """What this epoch is asked to train."""
+        image, bucket = self._rows(seed, epoch)
+        times = self._times(seed, epoch)
+        if isinstance(times, int):
+            total = (len(image) + len(self.unplaced)) * times
+            _check_total(total, epoch)
+            row_times = None if times == 1 else np.full(len(image), times, dtype=np.int64)
+            unplaced = np.repeat(self.unplaced, times)
+        else:
+            row_times = times[image]
+            total = int(row_times.sum()) + int(times[self.unplaced].sum())
+            _check_total(total, epoch)
+            unplaced = np.repeat(self.unplaced, times[self.unplaced])
+        demand = Demand(image, smallest_ids(bucket, self.n_buckets), row_times, self.n_buckets)
+        return EpochDemand(demand, unplaced.astype(np.int32), total)
+
+    def _rows(self, seed: int, epoch: int) -> tuple[npt.NDArray[np.int32], Ids]:
+        ids, n = self.ids, len(self.ids)
+        if self.resolutions == "all" and self.everywhere:
+            return np.repeat(np.arange(n, dtype=np.int32), ids.shape[1]), ids.reshape(-1)
+        if self.resolutions == "all":
+            at_image, at_column = np.nonzero(ids >= 0)
+            return at_image.astype(np.int32), ids[at_image, at_column]
+        if self.resolutions is not None:
+            column = choose_columns(ids, self.cycle, self._places_of(seed), epoch)
+            ids = ids[np.arange(n), column]
+            if len(self.unplaced):
+                ids = np.where(column >= 0, ids, -1)
+        if len(self.unplaced):
+            image = np.flatnonzero(ids >= 0)
+            return image.astype(np.int32), ids[image]
+        return np.arange(n, dtype=np.int32), ids
+
+    def _places_of(self, seed: int) -> Times:
+        if self._places is None or self._places[0] != seed:
+            whole = None if isinstance(self.repeats, int) else self.repeats.whole()
+            self._places = (seed, cycle_places(self.ids, seed, whole))
+        return self._places[1]
+
+    def period(self) -> int | None:
+        """After how many epochs the number of trainings of every bucket comes round; None if it may not."""
+        if self.regularization is not None or not (isinstance(self.repeats, int) or self.repeats.are_whole):
+            return None
+        if self.cycle is not None:
+            return len(self.cycle)
+        if self.resolutions != "rotate":
+            return 1
+        available = np.unique((self.ids >= 0).sum(axis=1))
+        return int(np.lcm.reduce(available[available > 0], initial=1))
+
+    def _times(self, seed: int, epoch: int) -> int | Times:
+        """How often each image is asked for in this epoch, or one number for all."""
+        if isinstance(self.repeats, int):
+            if self.regularization is None:
+                return self.repeats
+            times = np.full(len(self.ids), self.repeats, dtype=np.int64)
+            before = times * epoch
+        else:
+            before, after = self.repeats.before(epoch, seed), self.repeats.before(epoch + 1, seed)
+            times = after - before
+        if self.regularization is not None:
+            has_bucket = np.ones(len(self.ids), dtype=np.bool_)
+            has_bucket[self.unplaced] = False
+            others = ~self.regularization & has_bucket
+            used_before, uses = int(before[others].sum()), int(times[others].sum())
+            if self.uses is not None:
+                used_before, uses = self.uses * epoch, self.uses
+            usable = np.flatnonzero(self.regularization & has_bucket)
+            times[self.regularization] = 0
+            times[usable] = regularization_times(len(usable), used_before, uses, seed)
+        return times
+
+
+def as_bucket_ids(bucket_ids: Any) -> tuple[Ids, int]:
+    """Bucket numbers as a checked array, [N] or [N, R], and the highest of them (-1 if there is none).
+
+    Raises:
+        PlanError: another shape, fractions, numbers below -1 or beyond any bucket set.
+    """
+    ids = np.asarray(bucket_ids)
+    if ids.size == 0 and ids.ndim == 1:
+        return np.zeros(0, dtype=np.int32), -1
+    if ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
+        raise PlanError(
+            f"bucket_ids has shape {list(ids.shape)} and dtype {ids.dtype}, but must be whole numbers, [N] or [N, R]"
+        )
+    if ids.size and ids.min() < -1:
+        raise PlanError(f"bucket_ids holds {ids.min()}: buckets count from 0, and -1 means no bucket")
+    highest = int(ids.max()) if ids.size else -1
+    if highest > _HIGHEST_BUCKET:
+        raise PlanError(f"bucket_ids holds {highest}: number the buckets from 0 without gaps, as np.unique does")
+    # Unsigned numbers know no -1, and numpy counts no 64-bit ones; plans and fingerprints are the same for all widths.
+    return (ids.astype(np.int32) if ids.dtype.kind == "u" else ids), highest
+
+
+def _check_total(total: int, epoch: int) -> None:
+    if total > MOST_TRAININGS:
+        raise PlanError(
+            f"epoch {epoch} is asked to train {total:,} images, repeats counted, but a plan holds at most "
+            f"{MOST_TRAININGS:,}: lower repeats and train more epochs"
+        )
+
+
+def _as_mask(mask: Any, n: int) -> npt.NDArray[np.bool_] | None:
+    if mask is None:
+        return None
+    given = np.asarray(mask)
+    if given.shape != (n,) or given.dtype != np.bool_:
+        raise PlanError(f"regularization has shape {list(given.shape)} and dtype {given.dtype}, but must be [{n}] bool")
+    return given

@@ -1,0 +1,97 @@
+"""Keeping the repeats of one image out of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.planning.batch_layout import BatchLayout
+
+__all__ = ["deal_apart", "separate_repeats"]
+
+Items = npt.NDArray[np.int32]
+
+
+def separate_repeats(items: Items, cut: BatchLayout, rng: np.random.RandomState) -> None:
+    """Reorder `items` in place, within their buckets, so that no batch holds an image twice if that can be.
+
+    It can be for every bucket with at least as many full batches as its most repeated image has trainings;
+    otherwise no batch holds an image more often than it must. Only repeats that meet are moved, each exchanged
+    with an image of the nearest batch that suits both. Where that does not work out, the whole bucket is dealt
+    out anew.
+    """
+    crowded = _crowded_batches(items, cut)
+    if len(crowded) == 0:
+        return
+    first = np.cumsum(cut.per_bucket) - cut.per_bucket
+    for k in np.unique(cut.bucket[crowded]):
+        batches = np.arange(first[k], first[k] + cut.per_bucket[k])
+        if len(batches) > 1 and not _exchange(items, cut, batches, crowded[cut.bucket[crowded] == k]):
+            lengths = cut.length[batches]
+            begin = int(cut.start[batches[0]])
+            end = begin + int(lengths.sum())
+            items[begin:end] = deal_apart(items[begin:end], lengths, rng)
+
+
+def _crowded_batches(items: Items, cut: BatchLayout) -> npt.NDArray[np.intp]:
+    """Numbers of the batches that hold an image more than once."""
+    keys = np.repeat(np.arange(len(cut.length), dtype=np.int64) << 32, cut.length)
+    keys |= items
+    keys.sort()
+    return np.unique(keys[1:][keys[1:] == keys[:-1]] >> 32)
+
+
+def _exchange(items: Items, cut: BatchLayout, batches: npt.NDArray[np.intp], crowded: npt.NDArray[np.intp]) -> bool:
+    begin, end, last = cut.start, cut.start + cut.length, int(batches[-1])
+    for s in crowded.tolist():
+        here = items[begin[s] : end[s]]
+        while (place := _second_of_a_pair(here)) is not None:
+            for t in _outward(s, int(batches[0]), last):
+                there = items[begin[t] : end[t]]
+                if here[place] in there:
+                    continue
+                fits = np.flatnonzero(~np.isin(there, here))
+                if len(fits):
+                    here[place], there[fits[0]] = there[fits[0]], here[place]
+                    break
+            else:
+                return False
+    return True
+
+
+def _second_of_a_pair(batch: Items) -> int | None:
+    order = np.argsort(batch, kind="stable")
+    again = np.flatnonzero(batch[order[1:]] == batch[order[:-1]])
+    return int(order[again[0] + 1]) if len(again) else None
+
+
+def _outward(s: int, first: int, last: int) -> Iterator[int]:
+    # One after the other: a partner is nearly always near, and buckets of few images repeated often have many batches.
+    return (t for d in range(1, max(s - first, last - s) + 1) for t in (s + d, s - d) if first <= t <= last)
+
+
+def deal_apart(items: Items, lengths: npt.NDArray[np.int32], rng: np.random.RandomState) -> Items:
+    """Deal one bucket's trainings into batches of the given lengths like cards, image after image.
+
+    Consecutive trainings go to consecutive batches, so an image with no more trainings than there are batches
+    meets itself nowhere; images that need every batch come first, while the short batch still has room.
+
+    Args:
+        items: [T] image numbers, repeats included.
+        lengths: [B] sizes of the batches, all equal but for a shorter last one.
+
+    Returns:
+        [T] the same trainings, batch after batch.
+    """
+    images, times = np.unique(items, return_counts=True)
+    order = np.arange(len(images))
+    rng.shuffle(order)
+    order = order[np.argsort(times[order] < len(lengths), kind="stable")]
+    cards = np.repeat(images[order], times[order])
+    batch = np.repeat(np.arange(len(lengths)), lengths)
+    row = np.arange(len(cards)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    dealt = np.empty_like(items)
+    dealt[np.lexsort((batch, row))] = cards
+    return dealt

@@ -1,0 +1,278 @@
+"""Status, verify, repair, prune and pack: nothing whole is lost, nothing broken is kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+from kohya_bucket.errors import LatentStoreError  # noqa: E402
+from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
+from kohya_bucket.latents.maintenance import pack, prune, repair  # noqa: E402
+from kohya_bucket.latents.store.layout import Layout  # noqa: E402
+from kohya_bucket.latents.store.state import status, verify  # noqa: E402
+from tests.latents.latent_helpers import fill, same  # noqa: E402
+from tests.latents.stub_encoders import SIZES, MeanEncoder, dataset_of, make_images  # noqa: E402
+
+
+@pytest.fixture
+def root(tmp_path, images):
+    run(tmp_path, images)
+    return tmp_path / "out"
+
+
+def run(tmp_path, images, **settings):
+    return precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out", flip=True, **settings)
+
+
+def everything(root):
+    store = LatentStore(root)
+    return {store.entry(i).source: (store.entry(i), store.read(i).tobytes(), store.read(i, flipped=True).tobytes())
+            for i in range(len(store))}  # fmt: skip
+
+
+def flip_byte(root, source):
+    store = LatentStore(root)
+    (i,) = store.find([source])
+    info = store.info(i)
+    path = store.layout.shards / info.name
+    data = bytearray(path.read_bytes())
+    data[info.tensors["latents"].offset + store.read(i).nbytes * int(store.column("row")[i]) + 3] ^= 8
+    path.write_bytes(data)
+    return path
+
+
+def test_a_healthy_store(root, images):
+    state = status(LatentStore(root))
+    assert state.healthy
+    assert (state.items, state.superseded, state.unindexed) == (len(images), 0, 0)
+    assert sum(state.groups.values()) == len(images)
+    assert verify(LatentStore(root)) == []
+
+
+def test_status_names_what_changed_and_what_is_gone(root, images):
+    os.utime(images[0], ns=(1, 1))
+    images[1].unlink()
+    state = status(LatentStore(root))
+    assert not state.healthy
+    assert (state.changed, state.absent) == ([str(images[0])], [str(images[1])])
+
+
+def test_an_edit_that_kept_length_and_time_shows_with_content(tmp_path, images):
+    run(tmp_path, images, content_hash=True)
+    before = images[0].stat()
+    data = bytearray(images[0].read_bytes())
+    data[-20] ^= 1
+    images[0].write_bytes(data)
+    os.utime(images[0], ns=(before.st_atime_ns, before.st_mtime_ns))
+    store = LatentStore(tmp_path / "out")
+    assert status(store).changed == []
+    assert status(store, content=True).changed == [str(images[0])]
+
+
+def test_a_carried_store_is_healthy_without_its_images(tmp_path, root, images):
+    want = everything(root)
+    moved = tmp_path / "elsewhere" / "latents"
+    moved.parent.mkdir()
+    shutil.move(root, moved)
+    state = status(LatentStore(moved))
+    assert state.no_images
+    assert state.healthy
+    assert everything(moved) == want
+    assert not status(LatentStore(moved), images_root=tmp_path / "images").absent
+
+
+def test_a_moved_pair_of_store_and_images_stays_current(tmp_path, root, images):
+    new = tmp_path / "new"
+    new.mkdir()
+    shutil.move(root, new / "out")
+    shutil.move(tmp_path / "images", new / "images")
+    moved = [new / "images" / path.name for path in images]
+    assert precompute_latents(dataset_of(moved), MeanEncoder(), new / "out", flip=True).encoded == 0
+
+
+def test_verify_names_the_item(root, images):
+    flip_byte(root, images[3].name)
+    ((i, problem),) = verify(LatentStore(root))
+    assert LatentStore(root).entry(i).source == images[3].name
+    assert "checksum of latents" in problem
+
+
+def test_repair_keeps_the_healthy_and_encodes_the_rest_again(root, images):
+    want = everything(root)
+    shard = flip_byte(root, images[3].name)
+    done = repair(LatentStore(root), MeanEncoder())
+    assert [name for name, _ in done.damaged] == [images[3].name]
+    assert done.encoded[0].encoded == 1
+    assert done.missing == []
+    assert (Layout(root).quarantine / shard.name).exists()
+    assert everything(root) == want
+    assert verify(LatentStore(root)) == []
+    assert repair(LatentStore(root), MeanEncoder()).damaged == []
+
+
+def test_repair_without_an_encoder_names_what_is_lost(tmp_path, root, images):
+    flip_byte(root, images[3].name)
+    done = repair(LatentStore(root))
+    assert done.missing == [images[3].name]
+    assert len(LatentStore(root)) == len(images) - 1
+    assert run(tmp_path, images).encoded == 1
+
+
+def test_repair_with_other_weights_encodes_nothing(root, images):
+    class Other(MeanEncoder):
+        fingerprint = "other"
+
+    flip_byte(root, images[3].name)
+    done = repair(LatentStore(root), Other())
+    assert (done.missing, done.encoded) == ([images[3].name], [])
+
+
+def test_repair_of_a_truncated_shard(root, images):
+    want = everything(root)
+    store = LatentStore(root)
+    name = store.info(0).name
+    concerned = [store.entry(i).source for i in range(len(store)) if store.info(i).name == name]
+    path = store.layout.shards / name
+    path.write_bytes(path.read_bytes()[:-50])
+    state = status(LatentStore(root))
+    assert sorted(state.lost) == sorted(concerned)
+    assert "truncated" in state.damage[0][1]
+    done = repair(LatentStore(root), MeanEncoder())
+    assert sum(report.encoded for report in done.encoded) == len(concerned)
+    assert everything(root) == want
+
+
+def test_prune_takes_out_replaced_rows_and_leftovers(tmp_path, root, images):
+    run(tmp_path, images, dtype="bfloat16")
+    want = everything(root)
+    old, new = (Layout(root).shards / f".x{k}.tmp" for k in range(2))
+    old.touch()
+    new.touch()
+    os.utime(old, (1, 1))
+    state = status(LatentStore(root))
+    assert state.superseded == len(images)
+    before = sorted(Layout(root).shards.iterdir())
+    assert prune(LatentStore(root), dry_run=True).removed
+    assert sorted(Layout(root).shards.iterdir()) == before
+    prune(LatentStore(root))
+    assert everything(root) == want
+    assert status(LatentStore(root)).superseded == 0
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_prune_takes_out_what_it_is_told(root, images):
+    want = everything(root)
+    store = LatentStore(root)
+    drop = store.find([images[0].name, images[5].name])
+    done = prune(store, drop.tolist())
+    assert done.dropped == 2
+    del want[images[0].name], want[images[5].name]
+    assert everything(root) == want
+
+
+def test_pack_brings_many_small_shards_into_few(tmp_path):
+    names = [f"{i:02d}" for i in range(30)]
+    want = {}
+    for k in range(0, 30, 3):
+        want |= fill(tmp_path, names[k : k + 3])
+    want |= fill(tmp_path, names[:2], dtype="float32")
+    done = pack(LatentStore(tmp_path))
+    store = LatentStore(tmp_path)
+    assert done.copied == 30
+    assert len(store.shards) == 2
+    assert store.strings("source") == names
+    assert all(same(store.read(i), want[name]) for i, name in enumerate(names))
+    assert status(store).superseded == 0
+    assert pack(LatentStore(tmp_path)).copied == 0
+
+
+def test_pack_into_another_folder_is_a_store_of_its_own(tmp_path, root):
+    want = everything(root)
+    pack(LatentStore(root), tmp_path / "packed")
+    shutil.rmtree(root)
+    assert everything(tmp_path / "packed") == want
+    with pytest.raises(LatentStoreError, match="already"):
+        pack(LatentStore(tmp_path / "packed"), tmp_path / "packed")
+
+
+def test_a_damaged_item_is_not_packed(tmp_path, root, images):
+    flip_byte(root, images[3].name)
+    with pytest.raises(LatentStoreError, match="cache repair"):
+        pack(LatentStore(root), tmp_path / "packed")
+    assert len(LatentStore(root)) == len(images)
+
+
+def test_captions_survive_upkeep(tmp_path, root, images):
+    precompute_latents(dataset_of(images, ["new"] * len(images)), MeanEncoder(), root, flip=True)
+    flip_byte(root, images[3].name)
+    repair(LatentStore(root), MeanEncoder())
+    prune(LatentStore(root))
+    pack(LatentStore(root))
+    assert LatentStore(root).strings("caption") == ["new"] * len(images)
+    assert np.array_equal(LatentStore(root).find([path.name for path in images]), range(len(images)))
+
+
+@pytest.mark.parametrize("how", ["byte", "unindexed", "truncated", "gone"])
+def test_what_was_lost_can_still_be_encoded_after_a_repair_without_an_encoder(root, images, how):
+    want = everything(root)
+    shard = flip_byte(root, images[3].name)
+    if how == "unindexed":
+        for manifest in Layout(root).manifests():
+            manifest.unlink()
+    elif how == "truncated":
+        shard.write_bytes(shard.read_bytes()[:-50])
+    elif how == "gone":
+        shard.unlink()
+    missing = repair(LatentStore(root)).missing
+    assert images[3].name in missing
+    state = status(LatentStore(root))
+    assert (state.healthy, sorted(state.lost)) == (False, sorted(missing))
+    with pytest.raises(LatentStoreError, match="lost"):
+        pack(LatentStore(root), root / "packed")
+    done = repair(LatentStore(root), MeanEncoder())
+    assert sum(report.encoded for report in done.encoded) == len(missing)
+    assert everything(root) == want
+    assert status(LatentStore(root)).healthy
+
+
+def test_a_run_for_other_images_does_not_forget_what_is_lost(tmp_path, root, images):
+    flip_byte(root, images[3].name).unlink()
+    lost = status(LatentStore(root)).lost
+    run(tmp_path, make_images(tmp_path / "images" / "more", SIZES[:2]))
+    assert status(LatentStore(root)).lost == lost
+    prune(LatentStore(root))
+    assert status(LatentStore(root)).healthy
+
+
+def test_repair_says_what_it_could_not_encode(root, images):
+    flip_byte(root, images[3].name)
+    images[3].unlink()
+    assert repair(LatentStore(root), MeanEncoder()).missing == [images[3].name]
+
+
+def test_repair_keeps_content_hashes(tmp_path, root, images):
+    run(tmp_path, images, dtype="bfloat16", content_hash=True)
+    want = everything(root)
+    assert want[images[3].name][0].fingerprint.source_hash
+    flip_byte(root, images[3].name)
+    repair(LatentStore(root), MeanEncoder())
+    assert everything(root) == want
+
+
+def test_repair_writes_where_the_images_are_if_that_was_lost(root, images):
+    Layout(root).settings.unlink()
+    flip_byte(root, images[3].name)
+    assert repair(LatentStore(root), MeanEncoder(), images_root=images[0].parent).missing == []
+    assert Layout(root).images_root() == images[0].parent
+    assert status(LatentStore(root)).healthy
+
+
+def test_verify_fails_where_a_shard_is_gone(root, images, command_line):
+    flip_byte(root, images[3].name).unlink()
+    assert command_line("cache", "verify", root)[0] == 1
