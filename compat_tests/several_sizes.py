@@ -89,14 +89,19 @@ def assert_asked(seen, table, keys, repeats):
 def cached(sd, config, encoder, to_disk):
     """A group whose latents the real caching path has cached."""
     group, _ = build_groups(sd, config)
+    cache_group(group, encoder, to_disk)
+    return group
+
+
+def cache_group(group, encoder, to_disk):
+    """By strategies where this version has them, else plainly."""
     if not hasattr(group.datasets[0], "new_cache_latents"):
         if to_disk:
             pytest.skip("this version has one file for each image")
         group.cache_latents(encoder, 2, False, True)
-        return group
+        return
     from library import strategy_base, strategy_sd
 
     strategy_base.LatentsCachingStrategy._strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, to_disk, 2, False)
     group.new_cache_latents(encoder, ACCELERATOR)
     group.set_current_strategies()
-    return group

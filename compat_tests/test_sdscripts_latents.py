@@ -25,15 +25,15 @@ from kohya_bucket.latents.npz.check import why_npz_bad  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.npz.note import stored_fingerprint  # noqa: E402
 from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
+from kohya_bucket.latents.stale import Reason, Stale, as_text  # noqa: E402
 from kohya_bucket.sdscripts.caching.item import (  # noqa: E402
     CacheItem,
     architecture_of,
     architecture_read_by,
-    check_text_npz,
     save_latents,
-    savez,
     settle_latents,
 )
+from kohya_bucket.sdscripts.caching.text_npz import check_text_npz, savez  # noqa: E402
 from kohya_bucket.sdscripts.checkout import npz_version  # noqa: E402
 
 BUCKET = (128, 64)
@@ -138,10 +138,10 @@ def test_a_shard_loads_as_the_npz_does(family, tmp_path):
     cache = ShardCache(tmp_path / "store", family.arch, tmp_path)
     wanted = CacheItem(str(image), BUCKET, SIZE, True, True)
     cache.refresh()
-    assert cache.why_missing(wanted) == "not encoded yet"
+    assert cache.why_missing(wanted) == [Reason(Stale.MISSING)]
     cache.save(wanted, item.latents, item.crop_ltrb, item.flipped, item.alpha_mask)
     cache.flush(index=True)
-    assert cache.why_missing(wanted) is None
+    assert cache.why_missing(wanted) == []
     for ours, theirs in zip(
         cache.load(str(image), BUCKET), family.strategy.load_latents_from_disk(str(tmp_path / "a.npz"), BUCKET),
         strict=True,
@@ -149,7 +149,7 @@ def test_a_shard_loads_as_the_npz_does(family, tmp_path):
         assert type(ours) is type(theirs)
         assert np.array_equal(ours, theirs)
     os.utime(image, ns=(1, 1))
-    assert "modification time" in cache.why_missing(wanted)
+    assert cache.why_missing(wanted) == [Reason(Stale.SOURCE, "its modification time differs")]
 
 
 def test_the_check_names_what_sdscripts_would_train_or_stop_at(family, tmp_path):
@@ -161,7 +161,7 @@ def test_the_check_names_what_sdscripts_would_train_or_stop_at(family, tmp_path)
                  torch.from_numpy(latents.flipped), torch.from_numpy(latents.alpha_mask))  # fmt: skip
 
     def reasons(**changes):
-        return "; ".join(settle_latents(path, replace(item, **changes), family.arch)[0])
+        return as_text(settle_latents(path, replace(item, **changes), family.arch)[0])
 
     assert reasons() == ""
     assert family.strategy.is_disk_cached_latents_expected(BUCKET, str(path), True, True)

@@ -13,6 +13,7 @@ from several_sizes import (
     assert_asked,
     at_size,
     batches_of,
+    cache_group,
     cached,
     config_of,
     sizes_of,
@@ -192,6 +193,8 @@ def test_what_excludes_each_other_ends_the_run_with_one_line(patched, tmp_path, 
 
 
 def test_one_file_per_image_is_refused_for_several_sizes(patched, tmp_path):
+    if not hasattr(patched.train_util.BaseDataset, "cache_latents"):
+        pytest.skip("this version caches by its strategies only")
     group, _ = build_groups(patched, config_of(tmp_path, MERGE))
     with pytest.raises(SystemExit, match="leave --cache_latents_to_disk out"):
         group.cache_latents(MeanVAE(), 2, True, True)
@@ -204,7 +207,7 @@ def test_latents_made_beforehand_are_refused(patched, tmp_path):
     for info in dataset.image_data.values():
         info.latents_npz = "made_beforehand.npz"
     with pytest.raises(SystemExit, match="come with latents of one size made beforehand"):
-        group.cache_latents(MeanVAE(), 2, False, True)
+        cache_group(group, MeanVAE(), False)
 
 
 def test_caching_tools_are_refused(patched, tmp_path):

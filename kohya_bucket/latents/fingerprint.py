@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.images.files.content_hash import hash_file
+from kohya_bucket.latents.stale import Reason, Stale
 
 __all__ = ["UNKNOWN_VAE", "Fingerprint", "module_hash", "sampled_hash", "source_identity", "why_stale"]
 
@@ -49,52 +50,49 @@ class Fingerprint:
     mask: bool = False
 
 
-_LABELS = {
-    "vae": "the VAE's weights changed",
-    "bucket_size": "the bucket changed",
-    "resized_size": "the resized size changed",
-    "crop": "the crop changed",
-    "interpolation": "the interpolation changed",
-    "dtype": "the dtype changed",
-    "kind": "the kind changed",
-    "flip": "the flipped latent is",
-    "mask": "the alpha mask is",
+_CHANGES = {
+    "vae": Stale.VAE,
+    "bucket_size": Stale.BUCKET,
+    "resized_size": Stale.RESIZED,
+    "crop": Stale.CROP,
+    "interpolation": Stale.INTERPOLATION,
+    "dtype": Stale.DTYPE,
+    "kind": Stale.KIND,
 }
 
 
 def why_stale(
-    stored: Fingerprint, wanted: Fingerprint, source: Path | None = None, *, ignoring: Collection[str] = ()
-) -> list[str]:
+    stored: Fingerprint, wanted: Fingerprint, source: Path | None = None, *, ignoring: Collection[Stale] = ()
+) -> list[Reason]:
     """Reasons why what is stored does not serve for `wanted`; none if it does.
 
     A flipped latent or mask that is stored but not wanted is no reason. A file whose modification time alone
     changed is current if both content hashes are known and equal; with `source` given and a hash stored, the
-    file is read to find out. `ignoring` names attributes that may differ, e.g. "dtype" or "vae", or "source" for all
-    that is known of the image file.
+    file is read to find out. `ignoring` names what may differ, e.g. `Stale.DTYPE`, or `Stale.SOURCE` for all that is
+    known of the image file.
     """
-    reasons = [] if "source" in ignoring else _why_source_changed(stored, wanted, source)
-    for name, label in _LABELS.items():
-        if name in ignoring:
-            continue
+    reasons = [] if Stale.SOURCE in ignoring else _why_source_changed(stored, wanted, source)
+    for name, kind in _CHANGES.items():
         before, now = getattr(stored, name), getattr(wanted, name)
-        if name in ("flip", "mask"):
-            if now and not before:
-                reasons.append(f"{label} missing")
-        elif before != now:
-            reasons.append(f"{label} ({_text(before)} -> {_text(now)})")
+        if kind not in ignoring and before != now:
+            reasons.append(Reason(kind, _text(before), _text(now)))
+    for kind, before, now in ((Stale.FLIP, stored.flip, wanted.flip), (Stale.MASK, stored.mask, wanted.mask)):
+        if kind not in ignoring and now and not before:
+            reasons.append(Reason(kind))
     return reasons
 
 
-def _why_source_changed(stored: Fingerprint, wanted: Fingerprint, source: Path | None) -> list[str]:
+def _why_source_changed(stored: Fingerprint, wanted: Fingerprint, source: Path | None) -> list[Reason]:
     same_length = stored.source_bytes == wanted.source_bytes
     same_time = stored.source_mtime_ns == wanted.source_mtime_ns
     if source is not None and stored.source_hash and not wanted.source_hash and same_length and not same_time:
         wanted = replace(wanted, source_hash=hash_file(os.fspath(source)))
     if not same_length:
-        return [f"the image changed ({stored.source_bytes} -> {wanted.source_bytes} bytes)"]
+        return [Reason(Stale.SOURCE, f"{stored.source_bytes} -> {wanted.source_bytes} bytes")]
     if stored.source_hash and wanted.source_hash:
-        return ["the image changed (its content hash differs)"] if stored.source_hash != wanted.source_hash else []
-    return [] if same_time else ["the image changed (its modification time differs)"]
+        same_content = stored.source_hash == wanted.source_hash
+        return [] if same_content else [Reason(Stale.SOURCE, "its content hash differs")]
+    return [] if same_time else [Reason(Stale.SOURCE, "its modification time differs")]
 
 
 def _text(value: object) -> str:

@@ -14,18 +14,16 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import source_identity
 from kohya_bucket.latents.npz.note import stored_fingerprint
+from kohya_bucket.latents.npz.opened import write_arrays
+from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.sdscripts.caching.item import (
-    CAPTION_KEY,
     CacheItem,
     architecture_of,
     architecture_read_by,
-    caption_mark,
-    check_text_npz,
     save_latents,
-    savez,
     settle_latents,
-    write_npz_atomic,
 )
+from kohya_bucket.sdscripts.caching.text_npz import CAPTION_KEY, caption_mark, check_text_npz, savez
 
 SIZE, BUCKET = (300, 150), (128, 64)
 SDXL = ARCHITECTURES["sdxl"]
@@ -36,6 +34,10 @@ def image(tmp_path):
     path = tmp_path / "a.png"
     Image.new("RGB", SIZE).save(path)
     return path
+
+
+def kinds(reasons):
+    return [reason.kind for reason in reasons]
 
 
 def latents(arch=SDXL, seed=0):
@@ -58,15 +60,18 @@ def test_a_saved_cache_is_checked_by_everything_it_depends_on(tmp_path, image):
         return settle_latents(path, replace(item, **changes), SDXL)[0]
 
     assert reasons() == reasons(vae="") == reasons(flip=False) == []
-    for changes, word in (
-        ({"vae": "v2"}, "VAE"), ({"interpolation": "nearest"}, "interpolation"), ({"alpha_mask": True}, "alpha_mask"),
-        ({"original_size": (300, 151)}, "300x150, not 300x151"), ({"bucket_reso": (64, 64)}, "latents_8x8"),
-    ):  # fmt: skip
-        assert [word in reason for reason in reasons(**changes)] == [True]
+    for changes, reason in (
+        ({"vae": "v2"}, Reason(Stale.VAE, "v1", "v2")),
+        ({"alpha_mask": True}, Reason(Stale.PART, "alpha_mask_8x16")),
+        ({"original_size": (300, 151)}, Reason(Stale.IMAGE_SIZE, 300, 150, 300, 151)),
+        ({"bucket_reso": (64, 64)}, Reason(Stale.MISSING)),
+    ):
+        assert reasons(**changes) == [reason]
+    assert kinds(reasons(interpolation="nearest")) == [Stale.INTERPOLATION]
     os.utime(image, ns=(1, 1))
-    assert "modification time" in reasons()[0]
+    assert reasons() == [Reason(Stale.SOURCE, "its modification time differs")]
     other = image.rename(tmp_path / "a.jpg")
-    assert reasons(image=str(other))[-1] == "it was made from a.png"
+    assert reasons(image=str(other))[-1] == Reason(Stale.OTHER_SOURCE, "a.png")
     other.unlink()
     assert reasons(vae="") == []  # a cache outlives its image
 
@@ -113,23 +118,23 @@ def test_savez_writes_what_numpy_writes(tmp_path):
         savez(file, **arrays)
     assert (tmp_path / "open.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
     with pytest.raises(LatentStoreError, match="cannot write"):
-        write_npz_atomic(tmp_path / "missing" / "a.npz", arrays)
+        write_arrays(tmp_path / "missing" / "a.npz", arrays)
 
 
 def test_text_encoder_outputs_are_checked(tmp_path):
     path = tmp_path / "te.npz"
-    assert check_text_npz(path, ["a"]) == "it does not exist"
-    write_npz_atomic(path, {"a": np.random.default_rng(0).random(500), CAPTION_KEY: caption_mark("a cat, 猫")})
+    assert check_text_npz(path, ["a"]) == Reason(Stale.MISSING)
+    write_arrays(path, {"a": np.random.default_rng(0).random(500), CAPTION_KEY: caption_mark("a cat, 猫")})
     assert check_text_npz(path, ["a"]) is None
     assert check_text_npz(path, ["a"], "a cat, 猫") is None
-    assert check_text_npz(path, ["a"], "a dog") == "the caption changed"
-    assert check_text_npz(path, ["a", "b"]) == "it has no b"
+    assert check_text_npz(path, ["a"], "a dog") == Reason(Stale.CAPTION)
+    assert check_text_npz(path, ["a", "b"]) == Reason(Stale.PART, "b")
     data = bytearray(path.read_bytes())
     data[600] ^= 4
     path.write_bytes(data)
-    assert check_text_npz(path, ["a"]) == "the checksum of a is wrong"
+    assert check_text_npz(path, ["a"]) == Reason(Stale.CHECKSUM, "a")
     path.write_bytes(data[:700])
-    assert "broken" in check_text_npz(path, ["a"])
+    assert check_text_npz(path, ["a"]).kind is Stale.BROKEN
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda a: a.name)
@@ -139,7 +144,7 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
 
     cache = ShardCache(tmp_path / "store", arch, tmp_path)
     item = CacheItem(str(image), BUCKET, SIZE, flip=True, alpha_mask=True, vae="v1")
-    assert cache.why_missing(item) == "not encoded yet"
+    assert cache.why_missing(item) == [Reason(Stale.MISSING)]
     with pytest.raises(LatentStoreError, match="cache again"):
         cache.load(str(image), BUCKET)
     mask = np.random.default_rng(0).integers(0, 256, BUCKET[::-1]).astype(np.float32) / np.float32(255)
@@ -152,10 +157,10 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
     assert np.array_equal(alpha, mask)
     assert (size, box) == (list(SIZE), list(ltrb()))
     again = ShardCache(tmp_path / "store", arch, tmp_path)
-    assert again.why_missing(item) is None
-    assert "VAE" in again.why_missing(CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v2"))
+    assert again.why_missing(item) == []
+    assert kinds(again.why_missing(CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v2"))) == [Stale.VAE]
     os.utime(image, ns=(1, 1))
-    assert "modification time" in again.why_missing(item)
+    assert kinds(again.why_missing(item)) == [Stale.SOURCE]
 
 
 def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
@@ -178,17 +183,17 @@ def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     cache = caches["one"]
     cache.flush(index=True)
     first, second = items["one"], items["two"]
-    assert (cache.why_missing(first), cache.why_missing(second)) == (None, None)
+    assert cache.why_missing(first) == cache.why_missing(second) == []
     assert len(LatentStore(tmp_path / "store")) == 3
     assert np.array_equal(cache.load(str(image), BUCKET)[0], latents())
     assert np.array_equal(cache.load(str(image), other)[0], small)
     os.utime(image, ns=(1, 1))
     cache.save(first, latents(), ltrb())
     cache.flush()
-    assert cache.why_missing(first) is None
+    assert cache.why_missing(first) == []
     assert len(LatentStore(tmp_path / "store")) == 3
     flux = ShardCache(tmp_path / "store", ARCHITECTURES["flux"], tmp_path)
-    assert flux.why_missing(first) == "not encoded yet"
+    assert flux.why_missing(first) == [Reason(Stale.MISSING)]
     flux.save(first, latents(ARCHITECTURES["flux"]), ltrb())
     flux.flush()
     cache.refresh()
@@ -212,7 +217,7 @@ def test_what_precompute_stored_is_found(tmp_path):
         bucket, resized = (tuple(map(int, a[i])) for a in (data.placement.bucket_sizes, data.placement.resized_sizes))
         size = tuple(map(int, data.sizes[i]))
         item = CacheItem(str(path), bucket, size, resized_size=resized, vae="posterior")
-        assert cache.why_missing(item) is None
+        assert cache.why_missing(item) == []
         (at,) = store.find([path.name], "mine")
         assert np.array_equal(cache.load(str(path), bucket)[0], store.read(at))
 
@@ -232,5 +237,5 @@ def test_of_two_items_for_one_image_and_size_the_newer_counts(tmp_path, image, c
         writer.flush()
     assert len(LatentStore(tmp_path / "store")) == 2
     cache = ShardCache(tmp_path / "store", SDXL, tmp_path)
-    assert cache.why_missing(CacheItem(str(image), BUCKET, SIZE)) is None
+    assert cache.why_missing(CacheItem(str(image), BUCKET, SIZE)) == []
     assert np.array_equal(cache.load(str(image), BUCKET)[0], latents(seed=1))

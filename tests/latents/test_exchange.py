@@ -19,6 +19,7 @@ from kohya_bucket.latents.npz.export_npz import export_npz  # noqa: E402
 from kohya_bucket.latents.npz.import_npz import import_npz  # noqa: E402
 from kohya_bucket.latents.npz.names import further_path, npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import read_npz, write_npz  # noqa: E402
+from kohya_bucket.latents.stale import Reason, Stale  # noqa: E402
 from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.latents.test_npz import equal, item  # noqa: E402
@@ -223,18 +224,18 @@ def test_files_of_further_sizes_are_imported_too(tmp_path):
 def test_why_bad_names_the_part(tmp_path):
     arch = ARCHITECTURES["sd"].read_by("0.10.1")
     path = tmp_path / "a.npz"
-    assert why_npz_bad(path, BUCKET, arch) == "it does not exist"
+    assert why_npz_bad(path, BUCKET, arch) == Reason(Stale.MISSING)
     write_npz(path, item(arch, flip=False, mask=False), BUCKET, arch)
     assert why_npz_bad(path, BUCKET, arch) is None
-    assert why_npz_bad(path, BUCKET, arch, flip=True) == "it has no latents_flipped"
-    assert "shape [4, 8, 16], not [4, 8, 8]" in why_npz_bad(path, (64, 64), arch)
-    assert "300x150" in why_npz_bad(path, BUCKET, arch, original_size=(300, 151))
+    assert why_npz_bad(path, BUCKET, arch, flip=True) == Reason(Stale.PART, "latents_flipped")
+    assert why_npz_bad(path, (64, 64), arch) == Reason(Stale.SHAPE, "latents", [4, 8, 16], [4, 8, 8])
+    assert why_npz_bad(path, BUCKET, arch, original_size=(300, 151)) == Reason(Stale.IMAGE_SIZE, 300, 150, 300, 151)
     data = bytearray(path.read_bytes())
     data[400] ^= 1
     path.write_bytes(data)
-    assert "latents" in why_npz_bad(path, BUCKET, arch, content=True)
+    assert "latents" in str(why_npz_bad(path, BUCKET, arch, content=True))
     path.write_bytes(b"no zip")
-    assert "broken" in why_npz_bad(path, BUCKET, arch)
+    assert why_npz_bad(path, BUCKET, arch).kind is Stale.BROKEN
 
 
 def test_nothing_is_exported_outside_the_folder_that_was_named(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from kohya_bucket.latents.dtypes import dtype_name, from_float32, to_float32
 from kohya_bucket.latents.fingerprint import Fingerprint, module_hash, source_identity, why_stale
+from kohya_bucket.latents.stale import Reason, Stale, as_text
 from tests.latents.latent_helpers import PRINT
 
 CHANGES = {
@@ -47,7 +48,7 @@ def test_two_changed_factors_are_two_reasons():
 def test_the_content_hash_decides_when_both_are_known():
     stored = replace(PRINT, source_hash="aa")
     assert why_stale(stored, replace(PRINT, source_hash="aa", source_mtime_ns=9)) == []
-    assert "content hash" in why_stale(stored, replace(PRINT, source_hash="bb"))[0]
+    assert why_stale(stored, replace(PRINT, source_hash="bb")) == [Reason(Stale.SOURCE, "its content hash differs")]
 
 
 def test_a_touched_file_is_current_and_an_edited_one_is_not(tmp_path):
@@ -58,11 +59,30 @@ def test_a_touched_file_is_current_and_an_edited_one_is_not(tmp_path):
     os.utime(path, ns=(1, mtime + 5))
     touched = replace(stored, source_mtime_ns=mtime + 5, source_hash="")
     assert why_stale(stored, touched, path) == []
-    assert why_stale(replace(stored, source_hash=""), touched, path) == [
-        "the image changed (its modification time differs)"
-    ]
+    (reason,) = why_stale(replace(stored, source_hash=""), touched, path)
+    assert str(reason) == "the image changed (its modification time differs)"
     path.write_bytes(b"IMAGE")
-    assert why_stale(stored, touched, path) == ["the image changed (its content hash differs)"]
+    assert why_stale(stored, touched, path) == [Reason(Stale.SOURCE, "its content hash differs")]
+
+
+def test_what_is_ignored_is_no_reason():
+    other = replace(PRINT, **CHANGES)
+    kinds = [reason.kind for reason in why_stale(PRINT, other)]
+    assert len(kinds) == len(set(kinds)) == len(CHANGES) - 1  # length and time of the file are one
+    assert why_stale(PRINT, other, ignoring=kinds) == []
+    for kind in kinds:
+        assert [reason.kind for reason in why_stale(PRINT, other, ignoring=set(kinds) - {kind})] == [kind]
+
+
+def test_reasons_are_for_people_too():
+    resized = Reason(Stale.RESIZED, "70x32", "64x32")
+    assert (str(resized), resized.brief) == ("the resized size changed (70x32 -> 64x32)", "the resized size changed")
+    shape = Reason(Stale.SHAPE, "latents", [4, 8, 8], [4, 8, 16])
+    assert str(shape) == shape.brief == "its latents has shape [4, 8, 8], not [4, 8, 16]"
+    dropout = Reason(Stale.DROPOUT, 0.1, 0.25)
+    assert as_text([dropout, Reason(Stale.MASK)]) == (
+        "the caption_dropout_rate changed (0.1 -> 0.25); the alpha mask is missing"
+    )
 
 
 def test_hash_of_weights():

@@ -17,6 +17,7 @@ from kohya_bucket.latents.npz import read_write as npz
 from kohya_bucket.latents.npz.check import find_npz, settle_npz, why_npz_bad
 from kohya_bucket.latents.npz.names import further_path
 from kohya_bucket.latents.npz.opened import OpenNpz
+from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.entries import Entry
 from tests.latents.latent_helpers import PRINT
 from tests.latents.test_npz import equal, item
@@ -109,8 +110,7 @@ def test_plain_keys_of_another_shape_are_no_answer(tmp_path, image, note):
     path = tmp_path / "a.npz"
     other = write(path, image, PLAIN, LARGE, note=note)
     assert as_sd_scripts_reads(path, BUCKET, SIZED).shape == SIZED.shape(LARGE)
-    (reason,) = settle_npz(path, wanted(image), SIZED, image)[0]
-    assert "shape [4, 16, 24], not [4, 8, 16]" in reason
+    assert settle_npz(path, wanted(image), SIZED, image)[0] == [Reason(Stale.SHAPE, "latents", [4, 16, 24], [4, 8, 16])]
     want = write(path, image, SIZED, seed=1)
     assert np.array_equal(as_sd_scripts_reads(path, BUCKET, SIZED), want.latents)
     assert np.array_equal(as_sd_scripts_reads(path, LARGE, PLAIN), other.latents)
@@ -146,8 +146,7 @@ def test_the_file_beside_is_looked_at_too(tmp_path, image, arch, usual):
     assert settle_npz(here, wanted(image), arch, image) == ([], True)
     assert np.array_equal(as_sd_scripts_reads(here, BUCKET, arch), want.latents)
     assert beside.read_bytes() == before
-    (reason,) = settle_npz(further_path(path, LARGE), wanted(image, LARGE), arch, image)[0]
-    assert reason == "it does not exist"
+    assert settle_npz(further_path(path, LARGE), wanted(image, LARGE), arch, image)[0] == [Reason(Stale.MISSING)]
 
 
 @KINDS
@@ -155,7 +154,7 @@ def test_what_is_stale_in_every_place_is_encoded(tmp_path, image, arch):
     path = tmp_path / "a_0300x0150_sdxl.npz"
     for where, kind in ((path, SIZED), (path, PLAIN), (further_path(path, BUCKET), PLAIN)):
         write(where, image, kind, vae="another")
-    assert settle_npz(path, wanted(image), arch, image)[0] == ["the VAE's weights changed (another -> vae)"]
+    assert settle_npz(path, wanted(image), arch, image)[0] == [Reason(Stale.VAE, "another", "vae")]
 
 
 def test_damage_that_shows_when_latents_are_moved_means_encoding(tmp_path, image):
@@ -165,7 +164,7 @@ def test_damage_that_shows_when_latents_are_moved_means_encoding(tmp_path, image
     at = data.index(made.latents.tobytes()[:64])
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
     (reason,) = settle_npz(path, wanted(image), PLAIN, image)[0]
-    assert "broken" in reason
+    assert reason.kind is Stale.BROKEN
 
 
 def test_a_damaged_array_does_not_take_the_others_with_it(tmp_path, image):
@@ -176,7 +175,7 @@ def test_a_damaged_array_does_not_take_the_others_with_it(tmp_path, image):
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
     write(path, image, SIZED, BUCKET, 2)
     assert equal(npz.read_npz(path, LARGE, SIZED), made[1])
-    assert why_npz_bad(path, SMALL, SIZED) == "it has no latents_8x8"
+    assert why_npz_bad(path, SMALL, SIZED) == Reason(Stale.MISSING)
 
 
 def test_versions():

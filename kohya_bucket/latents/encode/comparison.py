@@ -11,27 +11,28 @@ import numpy.typing as npt
 
 from kohya_bucket.images.files.content_hash import hash_file
 from kohya_bucket.latents.items import LatentItems
+from kohya_bucket.latents.stale import Stale
 from kohya_bucket.latents.store.entries import arrow
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.sources import _changed
 
-__all__ = ["FACTORS", "Comparison", "compare"]
+__all__ = ["Comparison", "bits_of", "compare"]
 
-# one bit each; "source" covers length, time and content of the image file
-FACTORS = ("source", "vae", "bucket", "resized", "crop", "interpolation", "dtype", "kind", "flip", "mask")
-
-_TEXTS = {
-    "source": "the image changed",
-    "vae": "the VAE's weights are others",
-    "bucket": "the bucket is another",
-    "resized": "the resized size is another",
-    "crop": "the crop is another",
-    "interpolation": "the interpolation is another",
-    "dtype": "the dtype is another",
-    "kind": "latents and posterior are not the same",
-    "flip": "the flipped latent is missing",
-    "mask": "the alpha mask is missing",
+# one bit each; SOURCE covers length, time and content of the image file
+_FACTORS = {
+    Stale.SOURCE: "the image changed",
+    Stale.VAE: "the VAE's weights are others",
+    Stale.BUCKET: "the bucket is another",
+    Stale.RESIZED: "the resized size is another",
+    Stale.CROP: "the crop is another",
+    Stale.INTERPOLATION: "the interpolation is another",
+    Stale.DTYPE: "the dtype is another",
+    Stale.KIND: "latents and posterior are not the same",
+    Stale.FLIP: "the flipped latent is missing",
+    Stale.MASK: "the alpha mask is missing",
 }
+
+_BITS = {factor: np.uint16(1 << bit) for bit, factor in enumerate(_FACTORS)}
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Comparison:
 
     Attributes:
         at: [N] position in the store; -1 where it is not there.
-        differs: [N] uint16, one bit per entry of `FACTORS` that differs.
+        differs: [N] uint16, one bit per entry of `_FACTORS` that differs, see `bits_of`.
     """
 
     at: npt.NDArray[np.int64]
@@ -54,30 +55,35 @@ class Comparison:
     def reasons(self, i: int) -> list[str]:
         """Why item `i` must be encoded; none if it is current."""
         if self.at[i] < 0:
-            return ["not encoded yet"]
-        return [_TEXTS[name] for bit, name in enumerate(FACTORS) if self.differs[i] >> bit & 1]
+            return [Stale.MISSING.value]
+        return [text for factor, text in _FACTORS.items() if self.differs[i] & _BITS[factor]]
 
     def counts(self) -> dict[str, int]:
         """Number of items by reason; an item with two reasons counts in both."""
-        found = {"not encoded yet": int((self.at < 0).sum())}
+        found = {Stale.MISSING.value: int((self.at < 0).sum())}
         here = self.differs[self.at >= 0]
-        found |= {_TEXTS[name]: int((here >> bit & 1).sum()) for bit, name in enumerate(FACTORS)}
+        found |= {text: int((here & _BITS[factor] != 0).sum()) for factor, text in _FACTORS.items()}
         return {reason: n for reason, n in found.items() if n}
 
 
-def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[str] = ()) -> Comparison:
+def bits_of(*factors: Stale) -> int:
+    """Those bits of `Comparison.differs` that stand for `factors`."""
+    return sum(int(_BITS[factor]) for factor in factors)
+
+
+def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[Stale] = ()) -> Comparison:
     """Which of the wanted items are in `store` as they should be.
 
     An image whose modification time changed but whose stored content hash still matches counts as current; only
-    such images are read. `ignoring` names `FACTORS` of the recipe that may differ: vae, dtype, kind.
+    such images are read. `ignoring` names what of the recipe may differ: VAE, DTYPE, KIND.
     """
     at = store.find(wanted.sources, wanted.recipe.collection)
     here = np.flatnonzero(at >= 0)
     rows = at[here]
     differs = np.zeros(len(wanted), dtype=np.uint16)
 
-    def note(name: str, different: npt.NDArray[np.bool_]) -> None:
-        differs[here[different]] |= np.uint16(1 << FACTORS.index(name))
+    def note(factor: Stale, different: npt.NDArray[np.bool_]) -> None:
+        differs[here[different]] |= _BITS[factor]
 
     def sizes_differ(prefix: tuple[str, str], want: Any) -> npt.NDArray[np.bool_]:
         first, second = (store.column(name)[rows] for name in prefix)
@@ -85,18 +91,18 @@ def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[str
 
     if len(here):
         recipe = wanted.recipe
-        note("source", _source_changed(store, wanted, here, rows))
-        note("bucket", sizes_differ(("bucket_width", "bucket_height"), wanted.bucket_sizes))
-        note("resized", sizes_differ(("resized_width", "resized_height"), wanted.resized_sizes))
-        note("crop", sizes_differ(("crop_left", "crop_top"), wanted.crops))
-        note("interpolation", _words_differ(store, "interpolation", rows, wanted.interpolations()[here]))
-        for name in ("vae", "dtype", "kind"):
-            if name not in ignoring:
+        note(Stale.SOURCE, _source_changed(store, wanted, here, rows))
+        note(Stale.BUCKET, sizes_differ(("bucket_width", "bucket_height"), wanted.bucket_sizes))
+        note(Stale.RESIZED, sizes_differ(("resized_width", "resized_height"), wanted.resized_sizes))
+        note(Stale.CROP, sizes_differ(("crop_left", "crop_top"), wanted.crops))
+        note(Stale.INTERPOLATION, _words_differ(store, "interpolation", rows, wanted.interpolations()[here]))
+        for factor, name in ((Stale.VAE, "vae"), (Stale.DTYPE, "dtype"), (Stale.KIND, "kind")):
+            if factor not in ignoring:
                 text = np.full(len(here), getattr(recipe, name), dtype=object)
-                note(name, _words_differ(store, name, rows, text))
-        for name, asked in (("flip", recipe.flip), ("mask", recipe.mask)):
+                note(factor, _words_differ(store, name, rows, text))
+        for factor, name, asked in ((Stale.FLIP, "flip", recipe.flip), (Stale.MASK, "mask", recipe.mask)):
             if asked:
-                note(name, ~_flags(store, name)[rows])
+                note(factor, ~_flags(store, name)[rows])
     return Comparison(at, differs)
 
 

@@ -22,6 +22,7 @@ from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.convert_values import convert_values
 from kohya_bucket.latents.npz.names import has_whole_name, paths_of_run
 from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
+from kohya_bucket.latents.stale import Reason
 from kohya_bucket.latents.store.entries import Entry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter
@@ -137,7 +138,7 @@ class NpzSink:
         keep = [i for i in items.tolist() if self.reasons(i)]
         return np.array(keep, dtype=np.int64)
 
-    def reasons(self, i: int) -> list[str]:
+    def reasons(self, i: int) -> list[Reason]:
         """Why item `i` must be encoded; none if it is current. Then its file is as the reader asks for it, too."""
         entry = self._wanted.entry(i, self._texts[i])
         return settle_npz(self.paths[i], entry, self._arch, Path(self._wanted.paths[i]))[0]

@@ -105,7 +105,7 @@ class PrecomputeWorker:
             for i in range(len(self.wanted)):
                 for reason in sink.reasons(i):
                     to_do[i] = True
-                    reasons[reason] = reasons.get(reason, 0) + 1
+                    reasons[str(reason)] = reasons.get(str(reason), 0) + 1
         self.report.reasons = reasons
         return to_do
 

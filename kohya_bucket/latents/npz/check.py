@@ -12,6 +12,7 @@ from kohya_bucket.latents.npz.names import further_path, usual_name
 from kohya_bucket.latents.npz.note import read_note
 from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz
 from kohya_bucket.latents.npz.read_write import bring_over
+from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.entries import Entry
 
 __all__ = ["FoundNpz", "find_npz", "holds_npz", "settle_npz", "why_npz_bad", "why_npz_stale"]
@@ -33,7 +34,7 @@ class FoundNpz:
     path: Path
     keys: str
     as_read: bool
-    reasons: list[str]
+    reasons: list[Reason]
 
 
 def why_npz_bad(
@@ -45,30 +46,31 @@ def why_npz_bad(
     flip: bool = False,
     mask: bool = False,
     content: bool = False,
-) -> str | None:
+) -> Reason | None:
     """What keeps an npz from being used for this bucket, or None. Sources are not looked at here.
 
     Headers only are read (shapes and the small arrays); with `content`, every byte's checksum too.
     """
 
-    def judge(file: OpenNpz, keys: str) -> list[str]:
+    def judge(file: OpenNpz, keys: str) -> list[Reason]:
         bad = _why_bad(file, keys, bucket_size, arch, original_size, flip, mask)
         damaged = file.damaged() if content and bad is None else None
-        return [bad] if bad else [f"the checksum of {damaged} is wrong"] if damaged else []
+        return [bad] if bad else [Reason(Stale.CHECKSUM, damaged)] if damaged else []
 
     reasons = _look(path, bucket_size, arch, judge).reasons
     return reasons[0] if reasons else None
 
 
 def why_npz_stale(
-    path: Path, wanted: Entry, arch: Architecture, image: Path, *, ignoring: Collection[str] = ()
-) -> list[str]:
+    path: Path, wanted: Entry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
+) -> list[Reason]:
     """Reasons why the latents must be made again for `wanted`; none if what is on disk serves, see `find_npz`."""
-    reasons = find_npz(path, wanted, arch, image, ignoring=ignoring).reasons
-    return ["not encoded yet"] if reasons == ["it does not exist"] else reasons
+    return find_npz(path, wanted, arch, image, ignoring=ignoring).reasons
 
 
-def find_npz(path: Path, wanted: Entry, arch: Architecture, image: Path, *, ignoring: Collection[str] = ()) -> FoundNpz:
+def find_npz(
+    path: Path, wanted: Entry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
+) -> FoundNpz:
     """Look for latents that serve for `wanted`: in `path`, whichever kind of keys they have, and in the file beside.
 
     The file beside is that of further sizes, or the usual one: which one a size is in depends on the version of
@@ -80,16 +82,16 @@ def find_npz(path: Path, wanted: Entry, arch: Architecture, image: Path, *, igno
     print_ = wanted.fingerprint
     bucket = print_.bucket_size
 
-    def judge(file: OpenNpz, keys: str) -> list[str]:
+    def judge(file: OpenNpz, keys: str) -> list[Reason]:
         bad = _why_bad(file, keys, bucket, arch, wanted.original_size, print_.flip, print_.mask)
         if bad is not None:
             return [bad]
         known = read_note(file, keys)
         if known is None:
-            return [] if "source" in ignoring else _why_older(file.path, image)
-        reasons = why_stale(known[0], print_, image, ignoring=("dtype", *ignoring))
+            return [] if Stale.SOURCE in ignoring else _why_older(file.path, image)
+        reasons = why_stale(known[0], print_, image, ignoring=(Stale.DTYPE, *ignoring))
         if known[1] not in ("", image.name):
-            reasons.append(f"it was made from {known[1]}")
+            reasons.append(Reason(Stale.OTHER_SOURCE, known[1]))
         return reasons
 
     found = _look(path, bucket, arch, judge)
@@ -102,8 +104,8 @@ def find_npz(path: Path, wanted: Entry, arch: Architecture, image: Path, *, igno
 
 
 def settle_npz(
-    path: Path, wanted: Entry, arch: Architecture, image: Path, *, ignoring: Collection[str] = ()
-) -> tuple[list[str], bool]:
+    path: Path, wanted: Entry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
+) -> tuple[list[Reason], bool]:
     """`why_npz_stale`, and where latents serve that this family's readers would not take, put them where they do.
 
     Returns the reasons, and whether a file was written.
@@ -121,15 +123,15 @@ def settle_npz(
 def holds_npz(path: Path, bucket_size: Size, arch: Architecture) -> bool:
     """Whether there is anything of that size which this family's readers take, good or not."""
 
-    def judge(file: OpenNpz, keys: str) -> list[str]:
+    def judge(file: OpenNpz, keys: str) -> list[Reason]:
         there = f"latents{keys}" in file.names and file.shape(f"latents{keys}") == arch.shape(bucket_size)
-        return [] if there else ["not encoded yet"]
+        return [] if there else [Reason(Stale.MISSING)]
 
     found = _look(path, bucket_size, arch, judge)
     return found.as_read and not found.reasons
 
 
-def _look(path: Path, bucket: Size, arch: Architecture, judge: Callable[[OpenNpz, str], list[str]]) -> FoundNpz:
+def _look(path: Path, bucket: Size, arch: Architecture, judge: Callable[[OpenNpz, str], list[Reason]]) -> FoundNpz:
     """The latents in a file for which `judge` has no reasons; else those that there is most to say about."""
     own = arch.key_suffix(bucket)
     try:
@@ -141,36 +143,38 @@ def _look(path: Path, bucket: Size, arch: Architecture, judge: Callable[[OpenNpz
                 looked.append(FoundNpz(path, keys, as_read, judge(file, keys)))
             return next((found for found in looked if not found.reasons), looked[0])
     except FileNotFoundError:
-        return FoundNpz(path, own, True, ["it does not exist"])
+        return FoundNpz(path, own, True, [Reason(Stale.MISSING)])
     except BROKEN as error:
-        return FoundNpz(path, own, True, [f"it is broken ({error or type(error).__name__})"])
+        return FoundNpz(path, own, True, [Reason(Stale.BROKEN, error or type(error).__name__)])
 
 
 def _why_bad(
     file: OpenNpz, keys: str, bucket: Size, arch: Architecture, original_size: Size | None, flip: bool, mask: bool
-) -> str | None:
+) -> Reason | None:
+    if f"latents{keys}" not in file.names:
+        return Reason(Stale.MISSING)
     shape = arch.shape(bucket)
     wanted: dict[str, tuple[int, ...]] = {"latents": shape, "original_size": (2,), "crop_ltrb": (4,)}
     wanted |= {"latents_flipped": shape} if flip else {}
     wanted |= {"alpha_mask": bucket[::-1]} if mask else {}
     for name, expected in wanted.items():
         if name + keys not in file.names:
-            return f"it has no {name}{keys}"
+            return Reason(Stale.PART, name + keys)
         found = file.shape(name + keys)
         if found != expected:
-            return f"its {name} has shape {list(found)}, not {list(expected)}"
+            return Reason(Stale.SHAPE, name, list(found), list(expected))
         if file.is_cut_off(name + keys):
-            return f"its {name} is cut off"
+            return Reason(Stale.CUT_OFF, name)
     if original_size is not None:
         width, height = (int(side) for side in file.array(f"original_size{keys}"))
         if (width, height) != tuple(original_size):
-            return f"it is of an image of {width}x{height}, not {original_size[0]}x{original_size[1]}"
+            return Reason(Stale.IMAGE_SIZE, width, height, *original_size)
     return None
 
 
-def _why_older(path: Path, image: Path) -> list[str]:
+def _why_older(path: Path, image: Path) -> list[Reason]:
     try:
         older = path.stat().st_mtime_ns < source_identity(image)[1]
     except OSError:
-        return ["the image is gone"]
-    return ["the image is newer than its cache, which does not say what it was made from"] if older else []
+        return [Reason(Stale.GONE)]
+    return [Reason(Stale.OLDER)] if older else []

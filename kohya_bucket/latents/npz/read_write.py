@@ -25,6 +25,7 @@ from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.npz.note import NOTE, note_of
 from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz, read_arrays, write_arrays
+from kohya_bucket.latents.stale import Reason, Stale
 
 __all__ = ["NpzLatents", "bring_over", "read_keys", "read_npz", "sizes_in", "write_npz"]
 
@@ -81,11 +82,13 @@ def write_npz(
     _put(path, parts, bucket_size, arch, sync=sync)
 
 
-def bring_over(source: Path, keys: str, path: Path, bucket_size: Size, arch: Architecture, *, sync: bool = True) -> str:
+def bring_over(
+    source: Path, keys: str, path: Path, bucket_size: Size, arch: Architecture, *, sync: bool = True
+) -> Reason | None:
     """Put the latents of `source` whose keys end in `keys` where a reader of this family finds them in `path`.
 
     Nothing is encoded, and every array stays what it is. In one file they are moved; another `source` stays as it is.
-    Returns what is wrong if they cannot be read, else "".
+    Returns what is wrong if they cannot be read.
 
     Raises:
         LatentStoreError: the file cannot be written.
@@ -94,10 +97,10 @@ def bring_over(source: Path, keys: str, path: Path, bucket_size: Size, arch: Arc
         with OpenNpz(source) as file:
             parts = {part: file.array(part + keys) for part in _PARTS if part + keys in file.names}
     except BROKEN as error:
-        return f"it is broken ({error or type(error).__name__})"
+        return Reason(Stale.BROKEN, error or type(error).__name__)
     if "latents" in parts:  # or else another process was faster
         _put(path, parts, bucket_size, arch, sync=sync)
-    return ""
+    return None
 
 
 def _put(

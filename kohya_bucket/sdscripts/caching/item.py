@@ -1,14 +1,12 @@
-"""What the adapter puts behind sd-scripts' caching strategies: npz that are whole, and say what they were made from.
+"""One image as sd-scripts wants its latents cached, and the npz that it has: whole, and saying what it was made from.
 
 Nothing here imports sd-scripts.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +24,7 @@ from kohya_bucket.latents.fingerprint import Fingerprint, source_identity
 from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.opened import write_arrays
 from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
+from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.entries import Entry
 
 __all__ = [
@@ -33,17 +32,9 @@ __all__ = [
     "architecture_of",
     "architecture_read_by",
     "as_array",
-    "caption_mark",
-    "check_text_npz",
     "save_latents",
-    "savez",
     "settle_latents",
-    "write_npz_atomic",
 ]
-
-CAPTION_KEY = "kohya_bucket_caption"
-ENCODERS_KEY = "kohya_bucket_text_encoders"
-DROPOUT_KEY = "caption_dropout_rate"  # sd-scripts' own, for some model families
 
 
 @dataclass(frozen=True)
@@ -77,16 +68,16 @@ class CacheItem:
         """
         return self._fingerprint(dtype, *source_identity(self.image)[:2])
 
-    def to_compare(self, dtype: str = "float32") -> tuple[Entry, tuple[str, ...]]:
+    def to_compare(self, dtype: str = "float32") -> tuple[Entry, tuple[Stale, ...]]:
         """The item as stored latents of it must be, and what of it cannot be compared, as `why_stale` ignores it.
 
         That is a VAE whose hash is not known yet, and an image that is gone: a cache outlives it.
         """
-        unknown = () if self.vae else ("vae",)
+        unknown = () if self.vae else (Stale.VAE,)
         try:
             print_ = self.fingerprint(dtype)
         except OSError:
-            print_, unknown = self._fingerprint(dtype, -1, -1), (*unknown, "source")
+            print_, unknown = self._fingerprint(dtype, -1, -1), (*unknown, Stale.SOURCE)
         entry = Entry(Path(self.image).name, print_, as_pair(self.original_size), (0.0, 0.0, 0.0, 0.0))
         return entry, unknown
 
@@ -131,7 +122,7 @@ def architecture_read_by(strategy: Any) -> Architecture | None:
     return arch.with_sizes(bool(latents.ravel()[0]))
 
 
-def settle_latents(path: str | os.PathLike[str], item: CacheItem, arch: Architecture) -> tuple[list[str], bool]:
+def settle_latents(path: str | os.PathLike[str], item: CacheItem, arch: Architecture) -> tuple[list[Reason], bool]:
     """Why an item must be encoded, and none if it is in the npz as `arch` reads it; see `settle_npz`.
 
     Returns the reasons, and whether latents that lay elsewhere were put there. They are stale if the file is missing,
@@ -172,69 +163,6 @@ def save_latents(
     write_npz(
         Path(path), found, as_pair(item.bucket_reso), family, print_, source_name=Path(item.image).name
     )  # fmt: skip
-
-
-def write_npz_atomic(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> None:
-    """Write any npz whole or not at all. Raises `LatentStoreError` if the disk refuses."""
-    write_arrays(Path(path), {name: np.asarray(array) for name, array in arrays.items()})
-
-
-def savez(file: Any, *args: Any, **arrays: Any) -> None:
-    """In place of `np.savez` with a path: the same file, whole or not at all. Other targets go to numpy."""
-    if args or not isinstance(file, (str, os.PathLike)):
-        np.savez(file, *args, **arrays)
-        return
-    path = os.fspath(file)
-    write_npz_atomic(path if path.endswith(".npz") else path + ".npz", arrays)
-
-
-def caption_mark(caption: str | Iterable[str]) -> npt.NDArray[np.uint8]:
-    """The array to save as `CAPTION_KEY` beside text-encoder outputs: which caption they are of."""
-    text = caption if isinstance(caption, str) else "\x1e".join(caption)
-    return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
-
-
-def check_text_npz(
-    path: str | os.PathLike[str],
-    required: Iterable[str],
-    caption: str | Iterable[str] | None = None,
-    dropout: float | None = None,
-    encoders: str = "",
-) -> str | None:
-    """Why cached text-encoder outputs cannot be used, or None: every byte is read, so what is broken shows.
-
-    With `caption`, outputs of another caption are refused, with `dropout` those that are saved with another
-    `caption_dropout_rate`, which is trained with, and with `encoders` (their hash) those of other text encoders; files
-    that do not say theirs are believed.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = set(archive.namelist())
-            missing = [name for name in required if f"{name}.npy" not in members]
-            if missing:
-                return f"it has no {missing[0]}"
-            bad = archive.testzip()
-            if bad is not None:
-                return f"the checksum of {bad.removesuffix('.npy')} is wrong"
-            notes = {
-                name: np.load(io.BytesIO(archive.read(f"{name}.npy")))
-                for name in (CAPTION_KEY, ENCODERS_KEY, DROPOUT_KEY)
-                if f"{name}.npy" in members
-            }
-        marked = None if caption is None else caption_mark(caption).tobytes()
-        if marked is not None and CAPTION_KEY in notes and notes[CAPTION_KEY].tobytes() != marked:
-            return "the caption changed"
-        if encoders and ENCODERS_KEY in notes and notes[ENCODERS_KEY].tobytes() != encoders.encode():
-            return "the text encoders changed"
-        if dropout is not None and DROPOUT_KEY in notes:
-            rate = float(notes[DROPOUT_KEY])
-            if rate != float(np.float32(dropout)):
-                return f"the caption_dropout_rate changed ({rate:g} -> {dropout:g})"
-    except FileNotFoundError:
-        return "it does not exist"
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-        return f"it is broken ({error or type(error).__name__})"
-    return None
 
 
 def _cover(size: tuple[int, int], bucket: tuple[int, int]) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,11 +11,15 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.sdscripts.caching.item import architecture_of, architecture_read_by
+from kohya_bucket.sdscripts.caching.npz import NpzSession, forget_names
 from kohya_bucket.sdscripts.caching.replaced import replaced
-from kohya_bucket.sdscripts.caching.session import _Files, _names, _Shards, _wishes, logger
+from kohya_bucket.sdscripts.caching.session import forget_wishes
+from kohya_bucket.sdscripts.caching.shards import ShardSession
 from kohya_bucket.sdscripts.datasets.wording import recached_lines
 
 __all__ = ["Original", "cache_latents", "forget_files"]
+
+logger = logging.getLogger("kohya_bucket")
 
 Original = Callable[[Any, Any, Any], Any]
 
@@ -32,7 +37,7 @@ def cache_latents(
     if arch is None:
         original(dataset, model, accelerator)
         return
-    kind = _Shards if in_shards else _Files
+    kind = ShardSession if in_shards else NpzSession
     session = kind(dataset, strategy, arch, settings, _hash_of(model))
     with replaced(strategy, session.methods()):
         try:
@@ -62,5 +67,5 @@ def _hash_of(model: Any) -> str:
 
 def forget_files() -> None:
     """Let go of what datasets share, of which there is a row for each image, once all have cached."""
-    _names.clear()
-    _wishes.clear()
+    forget_names()
+    forget_wishes()

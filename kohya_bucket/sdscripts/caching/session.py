@@ -1,47 +1,35 @@
-"""The caching seams: sd-scripts' own loops over images, with checked and whole files, or shards, under them.
+"""One call of sd-scripts' own loop over images, with a cache of this package under it.
 
-For the time of a caching call, some methods of sd-scripts' strategy *object* are replaced; its classes are not
-touched. sd-scripts goes on deciding what is encoded in which batch.
+For the time of the call, some methods of sd-scripts' strategy *object* are replaced; its classes are not touched.
+sd-scripts goes on deciding what is encoded in which batch.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from kohya_bucket.adapter.options import DEFAULT_STORE, AdapterOptions
-from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
-from kohya_bucket.buckets.sizes import as_pair
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.images.files.paths import file_key
 from kohya_bucket.latents.architectures import Architecture
-from kohya_bucket.latents.npz.check import holds_npz
-from kohya_bucket.latents.npz.names import NpzNames
-from kohya_bucket.latents.npz.read_write import read_npz
+from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
-from kohya_bucket.sdscripts.caching.item import CacheItem, save_latents, settle_latents
-from kohya_bucket.sdscripts.caching.shards import ShardCache
+from kohya_bucket.sdscripts.caching.item import CacheItem
 
-logger = logging.getLogger("kohya_bucket")
+__all__ = ["CachingSession", "forget_wishes"]
 
 Size = tuple[int, int]
 
 Wishes = dict[tuple[str, Size], tuple[bool, bool]]  # by file and bucket: (flipped, mask)
 
-# by strategy, of which sd-scripts has one in each run: what its datasets have taken so far, and what each wanted
-_names: WeakKeyDictionary[Any, NpzNames] = WeakKeyDictionary()
-
+# by strategy, of which sd-scripts has one in each run: what each of its datasets wanted so far
 _wishes: WeakKeyDictionary[Any, list[tuple[ref[Any], Wishes]]] = WeakKeyDictionary()
 
 
 @dataclass
-class _Session:
+class CachingSession:
     """One caching call: what each cache path stands for, and why some are made again.
 
     Attributes:
@@ -61,7 +49,7 @@ class _Session:
     paths: dict[tuple[str, Size | None], str] = field(default_factory=dict)
     sizes: dict[tuple[str, tuple[int, ...]], Size] = field(default_factory=dict)
     shared: Wishes = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, list[Reason]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         infos = list(self.dataset.image_data.values())
@@ -114,7 +102,8 @@ class _Session:
         """Whether there is anything on disk, good or not."""
         raise NotImplementedError
 
-    def why_missing(self, path: str, item: CacheItem) -> str | None:
+    def why_missing(self, path: str, item: CacheItem) -> list[Reason]:
+        """Why an item must be encoded; none if it is on disk as it should be."""
         raise NotImplementedError
 
     def save(
@@ -131,10 +120,10 @@ class _Session:
         item = self.items[path, tuple(bucket_reso)]
         if self.strategy.skip_disk_cache_validity_check and self.exists(path, item):
             return True
-        reason = self.why_missing(path, item)
-        if reason is not None and reason not in ("it does not exist", "not encoded yet"):
-            self.reasons[item.image] = reason
-        return reason is None
+        reasons = self.why_missing(path, item)
+        if any(reason.kind is not Stale.MISSING for reason in reasons):
+            self.reasons[item.image] = reasons
+        return not reasons
 
     def _save(
         self,
@@ -150,7 +139,7 @@ class _Session:
         item = self.items[path, size]
         flip, mask = self.shared.get((path, size), (False, False))
         kept = replace(item, flip=flip and flipped is None, alpha_mask=mask and alpha_mask is None)
-        if (kept.flip or kept.alpha_mask) and self.why_missing(path, kept) is None:
+        if (kept.flip or kept.alpha_mask) and not self.why_missing(path, kept):
             stored_flipped, stored_mask = self.stored(path, item)
             flipped = stored_flipped if kept.flip else flipped
             alpha_mask = stored_mask if kept.alpha_mask else alpha_mask
@@ -158,114 +147,10 @@ class _Session:
         self.save(path, item, latents, crop_ltrb, flipped, alpha_mask, bool(key_reso_suffix))
 
 
-class _Files(_Session):
-    """sd-scripts' own npz files and names, each written whole and checked before it counts.
-
-    Attributes:
-        moved: how many latents of other versions' files were put where this sd-scripts finds them.
-    """
-
-    moved: int = 0
-
-    def paths_of(self, infos: list[Any]) -> list[str]:
-        names = _names.setdefault(self.strategy, NpzNames(self.arch))
-        paths = names.add(
-            [str(info.absolute_path) for info in infos],
-            [as_pair(info.image_size) for info in infos],
-            [as_pair(info.bucket_reso) for info in infos],
-            [as_pair(info.resized_size) for info in infos],
-            [isinstance(info.absolute_path, SizedPath) for info in infos],
-            self.strategy.get_latents_npz_path,
-        )
-        return [str(path) for path in paths]
-
-    def exists(self, path: str, item: CacheItem) -> bool:
-        return holds_npz(Path(path), as_pair(item.bucket_reso), self.arch)
-
-    def why_missing(self, path: str, item: CacheItem) -> str | None:
-        """Also puts latents that serve where this sd-scripts finds them: another version may have written them."""
-        reasons, moved = settle_latents(path, item, self.arch)
-        self.moved += moved
-        return "; ".join(reasons) or None
-
-    def save(
-        self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, sized: bool
-    ) -> None:
-        save_latents(path, item, self.arch.with_sizes(sized), latents, crop_ltrb, flipped, alpha_mask)
-
-    def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
-        found = read_npz(Path(path), as_pair(item.bucket_reso), self.arch)
-        return found.flipped, found.alpha_mask
-
-    def finish(self) -> None:
-        if self.moved:
-            logger.info("%d latents were cached by another version, and are put where this one finds them", self.moved)
-        wait_for_ranks()
-
-
-class _Shards(_Session):
-    """A store of shards; sd-scripts is given image paths in place of npz paths."""
-
-    cache: ShardCache
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        root = Path(self.settings.latent_cache_dir or DEFAULT_STORE)
-        folders = [os.path.dirname(os.path.abspath(item.image)) for item in self.items.values()]  # noqa: PTH100, PTH120
-        collection = f"{self.arch.name} {self.dataset.width}x{self.dataset.height}"
-        self.cache = ShardCache(root, self.arch, Path(_common(folders)), collection=collection)
-        self.cache.refresh()
-
-    def paths_of(self, infos: list[Any]) -> list[str]:
-        return [str(info.absolute_path) for info in infos]
-
-    def exists(self, path: str, item: CacheItem) -> bool:
-        return self.cache.holds(item)
-
-    def why_missing(self, path: str, item: CacheItem) -> str | None:
-        return self.cache.why_missing(item)
-
-    def save(
-        self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, sized: bool
-    ) -> None:
-        self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)
-
-    def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
-        return self.cache.load(item.image, item.bucket_reso)[3:]
-
-    def keep(self) -> None:
-        with suppress(LatentStoreError):  # the first error is the one to report
-            self.cache.commit()
-
-    def finish(self) -> None:
-        self.cache.flush()
-        wait_for_ranks()
-        self.cache.flush(index=is_first_process())
-        wait_for_ranks()
-        self.cache.refresh()
-        # Stays: loader workers read through it.
-        readers: dict[str, ShardCache] = getattr(self.strategy, "_kohya_bucket_readers", {})
-        readers.update(dict.fromkeys((path for path, _ in self.items), self.cache))
-        self.strategy._kohya_bucket_readers = readers
-        self.strategy.load_latents_from_disk = _ShardLoader(readers)
-
-
-@dataclass
-class _ShardLoader:
-    """In place of a strategy's `load_latents_from_disk`; travels to spawned workers."""
-
-    readers: dict[str, ShardCache]
-
-    def __call__(self, path: str, bucket_reso: tuple[int, int]) -> Any:
-        return self.readers[path].load(path, bucket_reso)
-
-
 def _variant_size(path: str) -> Size | None:
     return path.bucket if isinstance(path, SizedPath) else None
 
 
-def _common(folders: list[str]) -> str:
-    try:
-        return os.path.commonpath(folders)
-    except ValueError:  # none, or on several drives
-        return folders[0] if folders else os.getcwd()  # noqa: PTH109
+def forget_wishes() -> None:
+    """Let go of what data sets wanted, of which there is a row for each image, once all have cached."""
+    _wishes.clear()

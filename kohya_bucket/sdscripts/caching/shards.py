@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.adapter.options import DEFAULT_STORE
+from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import Architecture
@@ -17,13 +21,15 @@ from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.fingerprint import why_stale
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.npz.convert_values import convert_values
+from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.entries import Entry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import relative_source
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.sdscripts.caching.item import CacheItem, as_array
+from kohya_bucket.sdscripts.caching.session import CachingSession
 
-__all__ = ["ShardCache"]
+__all__ = ["ShardCache", "ShardSession"]
 
 Values = npt.NDArray[np.float32]
 Loaded = tuple[Values, list[int], list[float], "Values | None", "Values | None"]
@@ -84,17 +90,16 @@ class ShardCache:
         """Whether the store has the image at that size, made from whatever."""
         return self._find(item.image, item.bucket_reso) is not None
 
-    def why_missing(self, item: CacheItem) -> str | None:
-        """Why the item must be encoded (again), or None if the store has it as it should be."""
+    def why_missing(self, item: CacheItem) -> list[Reason]:
+        """Why the item must be encoded (again); none if the store has it as it should be."""
         i = self._find(item.image, item.bucket_reso)
         if i is None:
-            return "not encoded yet"
+            return [Reason(Stale.MISSING)]
         entry = self._opened().entry(i)
         if entry.original_size != as_pair(item.original_size):
-            return "the image changed (its size differs)"
+            return [Reason(Stale.SOURCE, "its size differs")]
         wanted, unknown = item.to_compare(entry.fingerprint.dtype)
-        reasons = why_stale(entry.fingerprint, wanted.fingerprint, Path(item.image), ignoring=unknown)
-        return "; ".join(reasons) or None
+        return why_stale(entry.fingerprint, wanted.fingerprint, Path(item.image), ignoring=unknown)
 
     def save(
         self, item: CacheItem, latents: Any, crop_ltrb: Iterable[float], flipped: Any = None, alpha_mask: Any = None
@@ -178,3 +183,67 @@ class ShardCache:
             self.refresh()
         assert self._store is not None
         return self._store
+
+
+class ShardSession(CachingSession):
+    """A store of shards; sd-scripts is given image paths in place of npz paths."""
+
+    cache: ShardCache
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        root = Path(self.settings.latent_cache_dir or DEFAULT_STORE)
+        folders = [os.path.dirname(os.path.abspath(item.image)) for item in self.items.values()]  # noqa: PTH100, PTH120
+        collection = f"{self.arch.name} {self.dataset.width}x{self.dataset.height}"
+        self.cache = ShardCache(root, self.arch, Path(_common(folders)), collection=collection)
+        self.cache.refresh()
+
+    def paths_of(self, infos: list[Any]) -> list[str]:
+        return [str(info.absolute_path) for info in infos]
+
+    def exists(self, path: str, item: CacheItem) -> bool:
+        return self.cache.holds(item)
+
+    def why_missing(self, path: str, item: CacheItem) -> list[Reason]:
+        return self.cache.why_missing(item)
+
+    def save(
+        self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, sized: bool
+    ) -> None:
+        self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)
+
+    def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
+        return self.cache.load(item.image, item.bucket_reso)[3:]
+
+    def keep(self) -> None:
+        with suppress(LatentStoreError):  # the first error is the one to report
+            self.cache.commit()
+
+    def finish(self) -> None:
+        self.cache.flush()
+        wait_for_ranks()
+        self.cache.flush(index=is_first_process())
+        wait_for_ranks()
+        self.cache.refresh()
+        # Stays: loader workers read through it.
+        readers: dict[str, ShardCache] = getattr(self.strategy, "_kohya_bucket_readers", {})
+        readers.update(dict.fromkeys((path for path, _ in self.items), self.cache))
+        self.strategy._kohya_bucket_readers = readers
+        self.strategy.load_latents_from_disk = _ShardLoader(readers)
+
+
+@dataclass
+class _ShardLoader:
+    """In place of a strategy's `load_latents_from_disk`; travels to spawned workers."""
+
+    readers: dict[str, ShardCache]
+
+    def __call__(self, path: str, bucket_reso: tuple[int, int]) -> Any:
+        return self.readers[path].load(path, bucket_reso)
+
+
+def _common(folders: list[str]) -> str:
+    try:
+        return os.path.commonpath(folders)
+    except ValueError:  # none, or on several drives
+        return folders[0] if folders else os.getcwd()  # noqa: PTH109

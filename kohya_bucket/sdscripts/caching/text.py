@@ -18,8 +18,9 @@ import numpy as np
 from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks
 from kohya_bucket.images.files.paths import file_key
 from kohya_bucket.latents.fingerprint import sampled_hash
-from kohya_bucket.sdscripts.caching.item import CAPTION_KEY, ENCODERS_KEY, caption_mark, check_text_npz, savez
+from kohya_bucket.latents.stale import Reason
 from kohya_bucket.sdscripts.caching.replaced import replaced
+from kohya_bucket.sdscripts.caching.text_npz import CAPTION_KEY, ENCODERS_KEY, caption_mark, check_text_npz, savez
 from kohya_bucket.sdscripts.datasets.wording import recached_lines
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 
@@ -53,7 +54,7 @@ def cache_text_outputs(
         texts[path] = text
     encoders = _hash_of(models)
     accepts = strategy.is_disk_cached_outputs_expected
-    reasons: dict[str, str] = {}
+    reasons: dict[str, list[Reason]] = {}
 
     def is_expected(path: str) -> bool:
         if not os.path.exists(path):  # noqa: PTH110
@@ -63,7 +64,7 @@ def cache_text_outputs(
         reason = check_text_npz(path, (), *texts[path], encoders)
         if reason is None:
             return bool(accepts(path))
-        reasons[path] = reason
+        reasons[path] = [reason]
         return False
 
     numpys_savez = np.savez

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kohya_bucket.adapter.placed import PlacedDataset
+from kohya_bucket.latents.stale import Reason, as_text
 
 __all__ = ["bucket_table_lines", "misread_lines", "recached_lines", "skipped_lines"]
 
@@ -46,10 +47,10 @@ def misread_lines(misread: Sequence[tuple[str, tuple[int, int], tuple[int, int]]
     return lines + _shortened([f"  {path}: {b[0]}x{b[1]}, not {a[0]}x{a[1]}" for path, a, b in misread])
 
 
-def recached_lines(reasons: Mapping[str, str]) -> list[str]:
+def recached_lines(reasons: Mapping[str, Sequence[Reason]]) -> list[str]:
     """Caches that were there and could not be used, each with its reason."""
     lines = [f"{len(reasons)} cache{'' if len(reasons) == 1 else 's'} could not be used and made again:"]
-    return lines + _shortened([f"  {path}: {reason}" for path, reason in reasons.items()])
+    return lines + _shortened([f"  {path}: {as_text(found)}" for path, found in reasons.items()])
 
 
 def _images(count: int) -> str:

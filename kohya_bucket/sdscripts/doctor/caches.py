@@ -12,11 +12,12 @@ import numpy as np
 from kohya_bucket.adapter.options import DEFAULT_STORE, AdapterOptions
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.encode.comparison import FACTORS, Comparison, compare
+from kohya_bucket.latents.encode.comparison import Comparison, bits_of, compare
 from kohya_bucket.latents.encode.precompute import common_root
 from kohya_bucket.latents.items import EncodeSettings, LatentItems
 from kohya_bucket.latents.npz.check import why_npz_stale
 from kohya_bucket.latents.npz.names import paths_of_run
+from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, relative_source
 from kohya_bucket.sdscripts.config import Config
@@ -108,10 +109,10 @@ def _files_of(
         texts = part.interpolations()
         wrong = []
         for i, path in enumerate(paths):
-            why = ["not encoded yet"] if not exist[i] else _why(part, i, str(texts[i]), path, arch)
+            why = _why(part, i, str(texts[i]), path, arch)
             if why:
                 wrong.append(i)
-                reasons.update({why[0].split(" (")[0]})
+                reasons.update({why[0].brief})
                 if exist[i]:
                     unusable.append(str(path))
         lacking.append(part.subset(wrong))
@@ -126,9 +127,9 @@ def _files_of(
     return lacking
 
 
-def _why(part: LatentItems, i: int, interpolation: str, path: Path, arch: Architecture) -> list[str]:
+def _why(part: LatentItems, i: int, interpolation: str, path: Path, arch: Architecture) -> list[Reason]:
     # no VAE is loaded to compare with
-    return why_npz_stale(path, part.entry(i, interpolation), arch, Path(part.paths[i]), ignoring=("vae",))
+    return why_npz_stale(path, part.entry(i, interpolation), arch, Path(part.paths[i]), ignoring=(Stale.VAE,))
 
 
 def _shards(section: Section, parts: Sequence[LatentItems], folder: Path) -> None:
@@ -153,10 +154,10 @@ def _in_store(store: LatentStore, part: LatentItems) -> Comparison:
     """As training looks: by an image's name there and its bucket, in whatever collection and type of numbers."""
     sources = relative_source(part.paths, store.images_root())
     found = Comparison(np.full(len(part), -1, dtype=np.int64), np.zeros(len(part), dtype=np.uint16))
-    elsewhere = sum(1 << FACTORS.index(name) for name in ("bucket", "kind"))
+    elsewhere = bits_of(Stale.BUCKET, Stale.KIND)
     for name in store.collections():
         asked = replace(part, sources=sources, recipe=replace(part.recipe, collection=name))
-        seen = compare(store, asked, ignoring=("vae", "dtype"))
+        seen = compare(store, asked, ignoring=(Stale.VAE, Stale.DTYPE))
         better = (seen.at >= 0) & (seen.differs & elsewhere == 0) & found.to_do
         found.at[better], found.differs[better] = seen.at[better], seen.differs[better]
     return found

@@ -1,0 +1,79 @@
+"""Outputs of text encoders in sd-scripts' npz: written whole, with the caption and the encoders that they are of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz, write_arrays
+from kohya_bucket.latents.stale import Reason, Stale
+
+__all__ = ["CAPTION_KEY", "ENCODERS_KEY", "caption_mark", "check_text_npz", "savez"]
+
+CAPTION_KEY = "kohya_bucket_caption"
+ENCODERS_KEY = "kohya_bucket_text_encoders"
+_DROPOUT_KEY = "caption_dropout_rate"  # sd-scripts' own, for some model families
+
+
+def savez(file: Any, *args: Any, **arrays: Any) -> None:
+    """In place of `np.savez` with a path: the same file, whole or not at all. Other targets go to numpy.
+
+    Raises:
+        LatentStoreError: the disk refuses.
+    """
+    if args or not isinstance(file, (str, os.PathLike)):
+        np.savez(file, *args, **arrays)
+        return
+    path = os.fspath(file)
+    whole = Path(path if path.endswith(".npz") else path + ".npz")
+    write_arrays(whole, {name: np.asarray(array) for name, array in arrays.items()})
+
+
+def caption_mark(caption: str | Iterable[str]) -> npt.NDArray[np.uint8]:
+    """The array to save as `CAPTION_KEY` beside text-encoder outputs: which caption they are of."""
+    text = caption if isinstance(caption, str) else "\x1e".join(caption)
+    return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
+
+
+def check_text_npz(
+    path: str | os.PathLike[str],
+    required: Iterable[str],
+    caption: str | Iterable[str] | None = None,
+    dropout: float | None = None,
+    encoders: str = "",
+) -> Reason | None:
+    """Why cached text-encoder outputs cannot be used, or None: every byte is read, so what is broken shows.
+
+    With `caption`, outputs of another caption are refused, with `dropout` those that are saved with another
+    `caption_dropout_rate`, which is trained with, and with `encoders` (their hash) those of other text encoders; files
+    that do not say theirs are believed.
+    """
+    try:
+        with OpenNpz(Path(path)) as file:
+            missing = [name for name in required if name not in file.names]
+            if missing:
+                return Reason(Stale.PART, missing[0])
+            damaged = file.damaged()
+            if damaged is not None:
+                return Reason(Stale.CHECKSUM, damaged)
+            keys = (CAPTION_KEY, ENCODERS_KEY, _DROPOUT_KEY)
+            notes = {name: file.array(name) for name in keys if name in file.names}
+        marked = None if caption is None else caption_mark(caption).tobytes()
+        if marked is not None and CAPTION_KEY in notes and notes[CAPTION_KEY].tobytes() != marked:
+            return Reason(Stale.CAPTION)
+        if encoders and ENCODERS_KEY in notes and notes[ENCODERS_KEY].tobytes() != encoders.encode():
+            return Reason(Stale.ENCODERS)
+        if dropout is not None and _DROPOUT_KEY in notes:
+            rate = float(notes[_DROPOUT_KEY])
+            if rate != float(np.float32(dropout)):
+                return Reason(Stale.DROPOUT, rate, dropout)
+    except FileNotFoundError:
+        return Reason(Stale.MISSING)
+    except BROKEN as error:
+        return Reason(Stale.BROKEN, error or type(error).__name__)
+    return None
