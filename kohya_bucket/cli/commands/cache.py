@@ -15,12 +15,9 @@ from kohya_bucket.cli.for_sd_scripts import FOR_HELP, version_for
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.dtypes import dtype_name
-from kohya_bucket.latents.store.latent_store import LatentStore
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.maintenance import MaintenanceReport
-    from kohya_bucket.latents.npz.import_npz import Exchange
+    from kohya_bucket.latents import LatentStore
 
 _Store = Annotated[Path, typer.Argument(help="The store's folder.")]
 _Images = Annotated[Path | None, typer.Option("--images", help="Where the images are, if they were moved.")]
@@ -36,15 +33,6 @@ def register(app: typer.Typer) -> None:
     group.command("import")(import_)
     group.command()(export)
 
-    @cache.command()
-    def status(
-        store: _Store,
-        images: _Images = None,
-        hash: Annotated[bool, typer.Option("--hash", help="Read images whose content hash is stored.")] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    ) -> None:
-        """What is in a store, what is stale, and why. Exit code 1 if anything is damaged or stale."""
-        from kohya_bucket.latents.store import state
 
 def status(
     store: _Store,
@@ -55,22 +43,22 @@ def status(
     """What is in a store, what is stale, and why. Exit code 1 if anything is damaged or stale."""
     from kohya_bucket.latents.store import state
 
-    @cache.command()
-    def verify(store: _Store, quiet: _Quiet = False) -> None:
-        """Read every checksum. Exit code 1 if anything is damaged."""
-        from kohya_bucket.latents.store import state
+    found = state.status(_open(store), images_root=images, content=hash)
+    if as_json:
+        groups = [
+            {"collection": c, "bucket": list(b), "dtype": d, "kind": k, "vae": v, "items": n}
+            for (c, b, d, k, v), n in sorted(found.groups.items())
+        ]
+        typer.echo(json.dumps(vars(found) | {"groups": groups, "healthy": found.healthy}, indent=1))
+    else:
+        print_status(found, store)
+    if not found.healthy:
+        raise typer.Exit(1)
 
 
-    @cache.command()
-    def repair(
-        store: _Store,
-        vae: Annotated[str, typer.Option(help="Encode what is lost again with this VAE.")] = "",
-        arch: Annotated[str, typer.Option(help="Model family, for a bare VAE file.")] = "",
-        dtype: Annotated[str, typer.Option(help="Type the VAE computes in.")] = "bfloat16",
-        images: _Images = None,
-    ) -> None:
-        """Put damaged files into quarantine, keep their healthy items, and encode the others again."""
-        from kohya_bucket.latents.maintenance import repair as repair_store
+def verify(store: _Store, quiet: Quiet = False) -> None:
+    """Read every checksum. Exit code 1 if anything is damaged."""
+    from kohya_bucket.latents.store import state
 
     opened = _open(store)
     with scan_progress("reading", quiet=quiet) as progress:
@@ -83,20 +71,6 @@ def status(
         typer.echo(f"kohya-bucket cache repair {store} puts that right", err=True)
         raise typer.Exit(1)
 
-    @cache.command()
-    def prune(
-        store: _Store,
-        images: _Images = None,
-        gone: Annotated[bool, typer.Option("--gone", help="Drop items whose image is gone.")] = False,
-        stale: Annotated[bool, typer.Option("--stale", help="Drop items whose image has changed.")] = False,
-        collection: Annotated[str | None, typer.Option(help="Drop this whole collection.")] = None,
-        quarantine: Annotated[bool, typer.Option("--quarantine", help="Empty the quarantine.")] = False,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    ) -> None:
-        """Free the space of replaced rows and of what dead writers left. Not while something writes."""
-        from kohya_bucket.latents.maintenance import prune as prune_store
-        from kohya_bucket.latents.store import state
-        from kohya_bucket.latents.store.sources import check_sources
 
 def repair(
     store: _Store,
@@ -122,14 +96,6 @@ def repair(
             "were encoded with"
         )
 
-    @cache.command()
-    def pack(
-        store: _Store,
-        to: Annotated[Path | None, typer.Option("--to", help="Write a new store there, to be carried away.")] = None,
-        shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Size of a shard.")] = 256,
-    ) -> None:
-        """Bring a store into as few files as there need be. Not while something writes."""
-        from kohya_bucket.latents.maintenance import pack as pack_store
 
 def prune(
     store: _Store,
@@ -145,61 +111,14 @@ def prune(
     from kohya_bucket.latents.store import state
     from kohya_bucket.latents.store.sources import check_sources
 
-    @cache.command("import")
-    def import_(
-        path: Annotated[list[str], typer.Argument(help="Folders of images with sd-scripts' npz beside them.")],
-        output: Annotated[Path, typer.Option("--output", "-o", help="The store's folder.")],
-        arch: Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTURES)}.")],
-        dtype: Annotated[str, typer.Option(help="float32 keeps every bit.")] = "float32",
-        vae: Annotated[
-            str, typer.Option("--vae", help="That made the files which do not say: hub name, folder or .safetensors.")
-        ] = "",
-        vae_hash: Annotated[str, typer.Option("--vae-hash", help="Its hash instead, as a store knows it.")] = "",
-        interpolation: Annotated[
-            str, typer.Option(help="How sd-scripts resized for them; auto-0.9 for 0.9 and before.")
-        ] = "auto",
-        collection: Annotated[str, typer.Option(help="Part of the store.")] = "",
-        quiet: _Quiet = False,
-    ) -> None:
-        """Take sd-scripts' npz into a store.
-
-        Files that sd-scripts made itself do not say which VAE made them. Name it, and training takes them as they
-        are; without it they would be encoded again.
-        """
-        from kohya_bucket.latents.encode.precompute import common_root
-        from kohya_bucket.latents.npz.import_npz import import_npz
-
-        family = _arch(arch)
-        if vae and vae_hash:
-            raise ConfigError("--vae and --vae-hash say the same: leave one out")
-        images = list_images(path)
-        with scan_progress("importing", quiet=quiet) as progress:
-            done = import_npz(
-                images, output, family, images_root=common_root(images, output), dtype=dtype_name(dtype),
-                vae=_hash_of(vae, family) if vae else vae_hash, interpolation=interpolation, collection=collection,
-                progress=progress,
-            )  # fmt: skip
-        _exchanged(done, "imported")
-
-    @cache.command()
-    def export(
-        store: _Store,
-        arch: Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTURES)}.")],
-        output: Annotated[
-            Path | None, typer.Option("--output", "-o", help="Instead of beside the images, in this folder.")
-        ] = None,
-        images: _Images = None,
-        collection: Annotated[str, typer.Option(help="Part of the store.")] = "",
-        for_: Annotated[str, typer.Option("--for", help=FOR_HELP)] = "",
-        quiet: _Quiet = False,
-    ) -> None:
-        """Write a store's latents as npz that unmodified sd-scripts trains from."""
-        from kohya_bucket.latents.npz.export_npz import export_npz
-
-        family = _arch(arch).read_by(version_for(for_))
-        with scan_progress("exporting", quiet=quiet) as progress:
-            done = export_npz(
-                LatentStore(store), family, output, images_root=images, collection=collection, progress=progress
+    opened = _open(store)
+    drop: set[int] = set()
+    if gone or stale:
+        found = check_sources(opened, state.source_paths(opened, images))
+        if gone and len(opened) and found.absent.all():
+            raise ConfigError(
+                f"not one image of {store} is there: it was carried away from them; nothing is dropped. "
+                "Give their folder by --images"
             )
         # by item, not by image: another collection may hold the same image as it is now
         unwanted = (found.absent & gone) | (found.changed & stale)
@@ -309,50 +228,3 @@ def _hash_of(vae: str, family: Architecture) -> str:
     encoder = load_vae(vae, device="cpu", architecture=family.name)
     check_family(encoder, family)
     return encoder_hash(encoder)
-
-
-def _print_status(found: object, store: Path) -> None:
-    from kohya_bucket.latents.store.state import StoreStatus
-
-    assert isinstance(found, StoreStatus)
-    per_item = found.nbytes / max(1, found.items)
-    typer.echo(
-        f"{store}: {found.items} items, {found.nbytes / 1e6:.1f} MB, {found.shards} shards, {per_item:.0f} B an item"
-    )
-    for (collection, bucket, dtype, kind, vae), n in sorted(found.groups.items()):
-        name = f"{collection} " if collection else ""
-        typer.echo(f"  {name}{bucket[0]}x{bucket[1]} {dtype} {kind} VAE {vae[:8]}: {n}")
-    for count, text in (
-        (found.superseded, "rows replaced by newer ones (cache prune frees them)"),
-        (found.unindexed, "shards not in the manifest yet (opened a little slower; cache pack indexes them)"),
-        (len(found.temporary), "unfinished files, of writers that run or died"),
-        (len(found.quarantined), "files in quarantine"),
-    ):
-        if count:
-            typer.echo(f"{count} {text}")
-    if found.no_images:
-        typer.echo("the images are not here, so nothing can be said about their state; --images names their folder")
-    else:
-        _list([(path, "its image is gone") for path in found.absent])
-    _list([(path, "its image changed: stale") for path in found.changed])
-    _list(found.damage)
-    _list([(source, "lost with a damaged shard") for source in found.lost])
-    typer.echo("everything is as it should be" if found.healthy else "see above")
-
-
-def _list(rows: list[tuple[str, str]], limit: int | None = _SHOWN) -> None:
-    shown = rows if limit is None else rows[:limit]
-    for name, text in shown:
-        typer.echo(f"{name}: {text}")
-    if len(rows) > len(shown):
-        typer.echo(f"… and {len(rows) - len(shown)} more")
-
-
-def _in_use(done: MaintenanceReport) -> None:
-    if done.in_use:
-        typer.echo(f"{len(done.in_use)} files are open in another program and stay for now: {done.in_use[0]}", err=True)
-
-
-def _exchanged(done: Exchange, verb: str) -> None:
-    _list(done.skipped)
-    typer.echo(f"{done.done} latents {verb}, {len(done.skipped)} skipped")
