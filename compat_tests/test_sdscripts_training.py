@@ -7,7 +7,7 @@ import pytest
 from sdscripts_support import metadata, random_sizes, write_images
 from training_runs import train, write_config
 
-from kohya_bucket.adapter.marked_block import patch_install
+from kohya_bucket.sdscripts.patch import patch_install
 
 COUNT = 11
 NAMES = {f"number {i}": 1 for i in range(COUNT)}

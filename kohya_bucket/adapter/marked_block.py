@@ -1,8 +1,4 @@
-"""The permanent door: a marked block in a checkout's `library/__init__.py`.
-
-That file is empty in every release since 0.6.0, is imported before any other module of sd-scripts, and in
-spawned loader workers too. The block stays through `git pull`, and trainers that a GUI starts find it.
-"""
+"""A marked block in a file of a trainer's checkout: written, renewed and taken out again byte for byte."""
 
 from __future__ import annotations
 
@@ -11,43 +7,29 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout
+from kohya_bucket.errors import KohyaBucketError
 
-__all__ = ["BLOCK", "CheckoutError", "PatchStatus", "find_checkout", "patch_install", "patch_remove", "patch_status"]
+__all__ = ["BEGIN", "END", "CheckoutError", "PatchStatus", "patch_install", "patch_remove", "patch_status"]
 
-_BEGIN = "# >>> kohya_bucket >>>"
-_END = "# <<< kohya_bucket <<<"
+BEGIN = "# >>> kohya_bucket >>>"
+END = "# <<< kohya_bucket <<<"
 
-BLOCK = f"""{_BEGIN}
-# Written by `kohya-bucket patch install`; `kohya-bucket patch remove` takes it out again.
-try:
-    import kohya_bucket.sdscripts
-except ImportError as missing:
-    import sys
 
-    print(
-        f"WARNING: this checkout is patched for kohya_bucket, which cannot be imported ({{missing}}). Training goes on "
-        "WITHOUT it. Install kohya-bucket into this environment, or remove the marked block from " + __file__,
-        file=sys.stderr,
-    )
-else:
-    kohya_bucket.sdscripts.install()
-{_END}
-"""
+class CheckoutError(KohyaBucketError):
+    """The folder is no checkout, or its file cannot be changed."""
 
 
 @dataclass(frozen=True)
 class PatchStatus:
-    """State of one checkout: `installed` is False where there is no block, `current` where it is another version's."""
+    """State of one file: `installed` is False where there is no block, `current` where it is another version's."""
 
     file: Path
     installed: bool
     current: bool
 
 
-def patch_status(folder: Path) -> PatchStatus:
-    """Whether the block is there, and whether it is the one this version writes."""
-    file = find_checkout(folder) / "library" / "__init__.py"
+def patch_status(file: Path, wanted: str) -> PatchStatus:
+    """Whether a block is there, and whether it is `wanted`, the one this version writes."""
     text = _read(file)
     block = _find_block(file, text)
     if block is None:
@@ -55,35 +37,35 @@ def patch_status(folder: Path) -> PatchStatus:
     # git may have changed the ends of lines, which makes no other version of it
     lines = text[slice(*block)].replace("\r\n", "\n").strip("\n")
     doubled = _find_block(file, _without_block(text, block)) is not None
-    return PatchStatus(file, True, lines == BLOCK.strip("\n") and not doubled)
+    return PatchStatus(file, True, lines == wanted.strip("\n") and not doubled)
 
 
-def patch_install(folder: Path) -> PatchStatus:
+def patch_install(file: Path, wanted: str) -> PatchStatus:
     """Write the block, or renew an older one. What else the file holds stays as it is."""
-    status = patch_status(folder)
+    status = patch_status(file, wanted)
     if not status.current:
         text = _without_blocks(status.file)
         # A file without an end of its last line gets the block without one, too, and so comes out as it was.
         whole = not text or text.endswith("\n")
-        _write(status.file, text + (BLOCK if whole else "\n" + BLOCK.rstrip("\n")))
-    return patch_status(folder)
+        _write(status.file, text + (wanted if whole else "\n" + wanted.rstrip("\n")))
+    return patch_status(file, wanted)
 
 
-def patch_remove(folder: Path) -> PatchStatus:
+def patch_remove(file: Path, wanted: str) -> PatchStatus:
     """Take the block out; the file is then byte for byte what it was."""
-    status = patch_status(folder)
+    status = patch_status(file, wanted)
     if status.installed:
         _write(status.file, _without_blocks(status.file))
-    return patch_status(folder)
+    return patch_status(file, wanted)
 
 
 def _find_block(file: Path, text: str) -> tuple[int, int] | None:
-    begin, end = text.find(_BEGIN), text.find(_END)
+    begin, end = text.find(BEGIN), text.find(END)
     if begin < 0 and end < 0:
         return None
     if begin < 0 or end < begin:
-        raise CheckoutError(f"{file} holds half a kohya_bucket block: remove the lines around {_BEGIN!r} by hand")
-    stop = end + len(_END)
+        raise CheckoutError(f"{file} holds half a kohya_bucket block: remove the lines around {BEGIN!r} by hand")
+    stop = end + len(END)
     for line_end in ("\r\n", "\n"):
         if text.startswith(line_end, stop):
             return begin, stop + len(line_end)
@@ -106,7 +88,7 @@ def _without_blocks(file: Path) -> str:
 
 def _read(file: Path) -> str:
     if not file.exists():
-        raise CheckoutError(f"{file} does not exist, but every sd-scripts release has it: restore it with git checkout")
+        raise CheckoutError(f"{file} does not exist, but every release has it: restore it with git checkout")
     with open(file, encoding="utf-8", errors="surrogateescape", newline="") as handle:
         return handle.read()
 

@@ -22,7 +22,7 @@ def release_at_hand(given: str | None) -> Release:
     Raises:
         ConfigError: it names neither.
     """
-    from kohya_bucket.adapter.marked_block import CheckoutError, find_checkout
+    from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout
     from kohya_bucket.sdscripts.config import NEWEST, Release
     from kohya_bucket.sdscripts.doctor.checkout import nearby_checkout
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from kohya_bucket.adapter.marked_block import CheckoutError
 from kohya_bucket.errors import KohyaBucketError
 
 __all__ = ["CheckoutError", "SeamError", "describe_folder", "find_checkout", "npz_version"]
-
-
-class CheckoutError(KohyaBucketError):
-    """The folder is no sd-scripts checkout, or its `library/__init__.py` cannot be changed."""
 
 
 class SeamError(KohyaBucketError):

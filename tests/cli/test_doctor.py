@@ -303,7 +303,7 @@ def test_a_checkout_is_found_where_one_is(tmp_path, monkeypatch):
 
 
 def test_the_patch_of_another_version(tmp_path):
-    from kohya_bucket.adapter.marked_block import patch_install
+    from kohya_bucket.sdscripts.patch import patch_install
 
     there = checkout(tmp_path / "sd", "x = 1")
     status = patch_install(there)

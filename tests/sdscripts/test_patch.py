@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kohya_bucket.adapter.marked_block import BLOCK, CheckoutError, patch_install, patch_remove, patch_status
+from kohya_bucket.adapter.marked_block import CheckoutError
+from kohya_bucket.sdscripts.patch import BLOCK, patch_install, patch_remove, patch_status
 
 ROOT = Path(__file__).parents[2]
 

@@ -58,7 +58,7 @@ def _sections(
     config: Path | None, sd_scripts: Path | None, given: Mapping[str, object], quick: bool
 ) -> Iterator[Section]:
     """One after the other, so that each is shown while the next is looked at."""
-    from kohya_bucket.adapter.marked_block import find_checkout
+    from kohya_bucket.sdscripts.checkout import find_checkout
     from kohya_bucket.sdscripts.config import NEWEST, Release
     from kohya_bucket.sdscripts.doctor.caches import cache_section
     from kohya_bucket.sdscripts.doctor.checkout import checkout_section, nearby_checkout

@@ -25,8 +25,8 @@ def register(app: typer.Typer) -> None:
 
 def _install(folder: Checkout) -> None:
     """Write the marked block into library/__init__.py, once the adapter was tried there."""
-    from kohya_bucket.adapter.marked_block import patch_install
     from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout
+    from kohya_bucket.sdscripts.patch import patch_install
     from kohya_bucket.sdscripts.probe import try_adapter
 
     root = find_checkout(folder)
@@ -40,8 +40,8 @@ def _install(folder: Checkout) -> None:
 
 def _status(folder: Checkout) -> None:
     """Say whether the block is there, and what the adapter does in this checkout."""
-    from kohya_bucket.adapter.marked_block import patch_status
     from kohya_bucket.sdscripts.checkout import find_checkout
+    from kohya_bucket.sdscripts.patch import patch_status
     from kohya_bucket.sdscripts.probe import try_adapter
 
     _print(patch_status(folder))
@@ -50,7 +50,7 @@ def _status(folder: Checkout) -> None:
 
 def _remove(folder: Checkout) -> None:
     """Take the block out; the file is then what it was."""
-    from kohya_bucket.adapter.marked_block import patch_remove
+    from kohya_bucket.sdscripts.patch import patch_remove
 
     _print(patch_remove(folder))
 
