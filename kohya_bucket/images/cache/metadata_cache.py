@@ -5,18 +5,18 @@ from __future__ import annotations
 import builtins
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kohya_bucket.images.cache import parquet_file as parquet
+from kohya_bucket.images.cache.metadata_rows import Changes, MetadataRows
+from kohya_bucket.images.cache.refresh import refreshed
 from kohya_bucket.images.files.paths import absolute_paths, refuse_one_path
 from kohya_bucket.images.formats import ImageFormat
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.images.scan.pool import Engine
-from kohya_bucket.images.scan.size_scan import SizeScan
 from kohya_bucket.images.tables.text_column import TextColumn
 
 __all__ = ["Changes", "MetadataCache", "MetadataRow"]
@@ -36,41 +36,9 @@ class MetadataRow(NamedTuple):
     reason: str | None
 
 
-class Changes(NamedTuple):
-    """What a refresh did, in files."""
-
-    reused: int
-    reread: int
-    added: int
-    dropped: int
-    unreadable: int
-
-
 @dataclass(frozen=True)
-class MetadataCache:
-    """Columns, one row per file.
-
-    Attributes:
-        paths: N absolute paths.
-        sizes: [N, 2] int32 pixels (width, height) as stored; (0, 0) where unreadable.
-        mtime_ns: [N] int64, time of the last change when the header was read.
-        bytes: [N] int64, length of the file.
-        formats: [N] uint8 values of `ImageFormat`.
-        orientation: [N] uint8 EXIF orientation, 1 to 8.
-        hashes: [N] bytes of 32 hexadecimal digits, or None if no content was hashed.
-        reasons: why a file is unreadable, by row.
-        changes: what `build` or `refresh` did; None for a cache that was loaded.
-    """
-
-    paths: TextColumn
-    sizes: npt.NDArray[np.int32]
-    mtime_ns: npt.NDArray[np.int64]
-    bytes: npt.NDArray[np.int64]
-    formats: npt.NDArray[np.uint8]
-    orientation: npt.NDArray[np.uint8]
-    hashes: npt.NDArray[np.bytes_] | None = None
-    reasons: dict[int, str] = field(default_factory=dict)
-    changes: Changes | None = None
+class MetadataCache(MetadataRows):
+    """What headers say, one row per file, kept between runs; the columns are those of `MetadataRows`."""
 
     @classmethod
     def build(
@@ -106,8 +74,6 @@ class MetadataCache:
         Raises:
             ScanInterrupted: Ctrl-C; its `cache` holds the rows that were finished.
         """
-        from kohya_bucket.images.cache.refresh import refreshed
-
         refuse_one_path(paths)
         if paths is None:
             paths = [path for path in self.paths if os.path.exists(path)]
@@ -136,16 +102,6 @@ class MetadataCache:
         if not _is_unicode(self.paths.pool):
             keep &= np.array([_is_unicode(os.fsencode(path)) for path in self.paths], dtype=bool)
         parquet.save(os.fspath(path), self if keep.all() else self.where(keep))
-
-    def scan(self) -> SizeScan:
-        """The same rows as `read_sizes` gives them."""
-        failures = [(i, self.paths[i], reason) for i, reason in sorted(self.reasons.items())]
-        return SizeScan(
-            self.paths, self.sizes, self.orientation, self.formats, failures, np.ones(len(self), dtype=bool), ("cache",)
-        )
-
-    def __len__(self) -> int:
-        return len(self.paths)
 
     def __contains__(self, path: object) -> bool:
         return isinstance(path, (str, os.PathLike)) and self._row(path) >= 0
@@ -180,16 +136,6 @@ class MetadataCache:
 
     def _row(self, path: str | os.PathLike[str]) -> int:
         return int(self.paths.find(absolute_paths([path]))[0])
-
-    def where(self, keep: npt.NDArray[np.bool_]) -> MetadataCache:
-        """The rows of a [N] bool mask."""
-        rows = np.flatnonzero(keep)
-        moved = {int(old): new for new, old in enumerate(rows)}
-        return MetadataCache(
-            self.paths.take(rows), self.sizes[rows], self.mtime_ns[rows], self.bytes[rows], self.formats[rows],
-            self.orientation[rows], None if self.hashes is None else self.hashes[rows],
-            {moved[i]: reason for i, reason in self.reasons.items() if i in moved}, self.changes,
-        )  # fmt: skip
 
 
 def _is_unicode(text: builtins.bytes) -> bool:

@@ -7,20 +7,18 @@ orientation (uint8), hash (text or null), reason (text, null where readable).
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.cache.metadata_rows import MetadataRows
 from kohya_bucket.images.files.content_hash import HASH_LENGTH
 from kohya_bucket.images.files.replace import replace_file
 from kohya_bucket.images.formats import ImageFormat
 from kohya_bucket.images.tables.parquet import pyarrow_modules, read_table
 from kohya_bucket.images.tables.text_column import TextColumn
-
-if TYPE_CHECKING:
-    from kohya_bucket.images.cache.metadata_cache import MetadataCache
 
 __all__ = ["is_metadata_cache", "load", "save"]
 
@@ -31,7 +29,7 @@ _VERSION = 1
 _COLUMNS = ["path", "width", "height", "mtime_ns", "bytes", "format", "orientation", "hash", "reason"]
 
 
-def save(path: str, cache: MetadataCache) -> None:
+def save(path: str, cache: MetadataRows) -> None:
     pa, pq = pyarrow_modules()
     n = len(cache)
     offsets, pool = pa.py_buffer(cache.paths.offsets.astype(np.int64)), pa.py_buffer(cache.paths.pool)

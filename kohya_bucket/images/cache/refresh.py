@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.checks import as_flag
-from kohya_bucket.images.cache.metadata_cache import Changes, MetadataCache
+from kohya_bucket.images.cache.metadata_rows import Changes, MetadataRows
 from kohya_bucket.images.files.content_hash import HASH_LENGTH
 from kohya_bucket.images.files.paths import absolute_paths
 from kohya_bucket.images.progress import Progress
@@ -22,6 +22,7 @@ from kohya_bucket.images.tables.text_column import TextColumn
 
 __all__ = ["refreshed"]
 
+_Kept = TypeVar("_Kept", bound=MetadataRows)
 _Rows = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
 
@@ -33,13 +34,13 @@ class _How(TypedDict):
 
 
 def refreshed(
-    before: MetadataCache,
+    before: _Kept,
     paths: Iterable[str | os.PathLike[str]],
     hash: bool,
     workers: int | None,
     engine: Engine,
     progress: Progress | None,
-) -> MetadataCache:
+) -> _Kept:
     """A cache with row i for the i-th path. See `MetadataCache.refresh`."""
     hash = as_flag("hash", hash)
     how: _How = {"workers": workers, "engine": engine, "progress": progress}
@@ -71,9 +72,10 @@ def refreshed(
     sizes[stale], formats[stale], orientation[stale] = scan.sizes, scan.formats, scan.orientation
     reasons = {int(stale[i]): reason for i, _, reason in scan.failures}
     changes = Changes(reused, n - reused - added, added, dropped, len(reasons))
-    cache = MetadataCache(
-        texts, sizes, stat.rows["mtime_ns"], stat.rows["bytes"], formats, orientation, None, reasons, changes
-    )
+    cache = replace(
+        before, paths=texts, sizes=sizes, mtime_ns=stat.rows["mtime_ns"], bytes=stat.rows["bytes"], formats=formats,
+        orientation=orientation, hashes=None, reasons=reasons, changes=changes,
+    )  # fmt: skip
     if interrupted is not None:
         keep = fresh.copy()
         keep[stale[scan.read]] = True
@@ -84,7 +86,7 @@ def refreshed(
     return cache
 
 
-def _unchanged(before: MetadataCache, rows: _Rows, stat: Job) -> _Mask:
+def _unchanged(before: MetadataRows, rows: _Rows, stat: Job) -> _Mask:
     known = rows >= 0
     if not known.any():
         return known
@@ -95,7 +97,7 @@ def _unchanged(before: MetadataCache, rows: _Rows, stat: Job) -> _Mask:
     return np.asarray(same & known)
 
 
-def _with_hashes(cache: MetadataCache, before: MetadataCache, rows: _Rows, fresh: _Mask, how: _How) -> MetadataCache:
+def _with_hashes(cache: _Kept, before: _Kept, rows: _Rows, fresh: _Mask, how: _How) -> _Kept:
     hashes = np.zeros(len(cache), dtype=f"S{HASH_LENGTH}")
     if before.hashes is not None:
         hashes[fresh] = before.hashes[rows[fresh]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,11 +12,8 @@ from kohya_bucket.images.files.paths import refuse_one_path
 from kohya_bucket.images.headers.by_pillow import pixel_limit
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.images.scan.pool import Engine, Job
-from kohya_bucket.images.scan.size_scan import ScanInterrupted, SizeScan
+from kohya_bucket.images.scan.size_scan import KeptSizes, ScanInterrupted, SizeScan
 from kohya_bucket.images.tables.text_column import TextColumn
-
-if TYPE_CHECKING:
-    from kohya_bucket.images.cache.metadata_cache import MetadataCache
 
 __all__ = ["read_sizes"]
 
@@ -29,7 +25,7 @@ def read_sizes(
     engine: Engine = "auto",
     progress: Progress | None = None,
     verify: bool = False,
-    cached: MetadataCache | None = None,
+    cached: KeptSizes | None = None,
 ) -> SizeScan:
     """Read the stored size of each file: what `PIL.Image.open(path).size` says.
 
@@ -52,7 +48,7 @@ def read_sizes(
     refuse_one_path(paths)
     texts: Sequence[str] = paths if isinstance(paths, TextColumn) else [os.fspath(path) for path in paths]
     if cached is not None and not verify:
-        scan = cached.refresh(texts, workers=workers, engine=engine, progress=progress).scan()
+        scan: SizeScan = cached.refresh(texts, workers=workers, engine=engine, progress=progress).scan()
         return replace(scan, paths=texts, failures=[(i, texts[i], reason) for i, _, reason in scan.failures])
     job = Job("size", texts, workers=workers, engine=engine, progress=progress)
     checked: Job | None = None

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.images.formats import ImageFormat, format_of_extension
 
-if TYPE_CHECKING:
-    from kohya_bucket.images.cache.metadata_cache import MetadataCache
-
-__all__ = ["ScanInterrupted", "SizeScan"]
+__all__ = ["KeptSizes", "ScanInterrupted", "SizeScan"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,18 @@ class SizeScan:
         return out
 
 
+class KeptSizes(Protocol):
+    """Sizes that an earlier scan read: a `MetadataCache`."""
+
+    def refresh(self, paths: Any = None, *, workers: Any = None, engine: Any = "auto", progress: Any = None) -> Any:
+        """The same of exactly `paths`, where only what changed is read."""
+        ...
+
+    def scan(self) -> SizeScan:
+        """The rows as a scan."""
+        ...
+
+
 class ScanInterrupted(KeyboardInterrupt):
     """Ctrl-C during a scan.
 
@@ -74,7 +83,7 @@ class ScanInterrupted(KeyboardInterrupt):
     where the scan was for one, else None.
     """
 
-    cache: MetadataCache | None = None
+    cache: Any = None  # a `MetadataCache`
 
     def __init__(self, scan: SizeScan) -> None:
         super().__init__(f"interrupted after {int(scan.read.sum())} of {len(scan)} files")

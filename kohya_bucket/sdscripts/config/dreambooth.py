@@ -17,7 +17,7 @@ from kohya_bucket.sdscripts.config.regularization import balanced
 from kohya_bucket.sdscripts.config.release import Change
 from kohya_bucket.sdscripts.config.skipping import skipped_images, warn_of_skips
 from kohya_bucket.sdscripts.config.splitting import split
-from kohya_bucket.sdscripts.datasets.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
+from kohya_bucket.sdscripts.config.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
 
 __all__ = ["cached_captions", "list_dreambooth"]
 

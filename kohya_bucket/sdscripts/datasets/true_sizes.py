@@ -19,7 +19,7 @@ import numpy as np
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images import read_sizes
-from kohya_bucket.sdscripts.datasets.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
+from kohya_bucket.sdscripts.config.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, Subset
 
 __all__ = ["true_size", "true_sizes"]

@@ -9,9 +9,9 @@ from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Inherits, Says, Takes, Uses
-from kohya_bucket.sdscripts.datasets.planned_item import note_epoch, numbered_item, planned_item
 from kohya_bucket.sdscripts.datasets.tables import BatchTable
 from kohya_bucket.sdscripts.objects import Dataset, Group
+from kohya_bucket.sdscripts.planned_item import note_epoch, numbered_item, planned_item
 
 __all__ = ["BATCHES"]
 

@@ -15,7 +15,7 @@ CACHE_FILE = "metadata_cache.json"
 def written_ns(cache_file: str) -> int:
     """When a `metadata_cache.json` was written, ns; 0 where there is none."""
     try:
-        return os.stat(cache_file).st_mtime_ns  # noqa: PTH116
+        return os.stat(cache_file).st_mtime_ns
     except OSError:
         return 0
 
