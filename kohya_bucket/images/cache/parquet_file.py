@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["is_metadata_cache", "load", "save"]
 
 _VERSION_KEY = b"kohya_bucket_metadata_version"
-
 _VERSION = 1
-
 _COLUMNS = ["path", "width", "height", "mtime_ns", "bytes", "format", "orientation", "hash", "reason"]
 
 
