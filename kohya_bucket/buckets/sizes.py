@@ -15,7 +15,6 @@ IntArray = npt.NDArray[np.int32]
 
 # Generated sets grow with the sides; this is far above what any model trains.
 _MAX_RESOLUTION = 1_000_000
-
 FloatArray = npt.NDArray[np.float64]
 
 

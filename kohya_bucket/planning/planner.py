@@ -35,7 +35,6 @@ _REASONS = {
     "merge": LedgerReason.MERGED,
     "catch_all": LedgerReason.CAUGHT,
 }
-
 _GlobalBatch = npt.NDArray[np.int64]
 
 

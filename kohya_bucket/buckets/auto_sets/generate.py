@@ -22,7 +22,6 @@ from kohya_bucket.errors import BucketSettingsError
 __all__ = ["AUTO_METHODS", "AutoBucketResult", "generate_buckets", "mean_crop_loss"]
 
 AUTO_METHODS = ("kmeans", "optimal")
-
 _MOST_BUCKETS = 65_536
 
 

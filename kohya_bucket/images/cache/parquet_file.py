@@ -23,9 +23,7 @@ from kohya_bucket.images.tables.text_column import TextColumn
 __all__ = ["is_metadata_cache", "load", "save"]
 
 _VERSION_KEY = b"kohya_bucket_metadata_version"
-
 _VERSION = 1
-
 _COLUMNS = ["path", "width", "height", "mtime_ns", "bytes", "format", "orientation", "hash", "reason"]
 
 

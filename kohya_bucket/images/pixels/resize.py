@@ -23,7 +23,6 @@ __all__ = ["INTERPOLATIONS", "choose_interpolation", "resampler", "resize_and_cr
 Pixels = npt.NDArray[np.uint8]
 
 INTERPOLATIONS = ("auto", "auto-0.9", "area", "lanczos", "bilinear", "bicubic", "nearest", "box")
-
 _SAME = {"linear": "bilinear", "cubic": "bicubic", "lanczos4": "lanczos"}
 
 

@@ -31,29 +31,18 @@ __all__ = ["Engine", "Job"]
 Engine = Literal["auto", "alone", "threads", "processes", "ray"]
 
 _PROBE_ROWS = 64
-
 _PROBE_S = 0.02
-
 _CHUNK = 1024
-
 _HELPER_CHUNK = 4096
-
 # After so many rows the choice is made anew: a disk that was cold may have become warm.
 _ROUND = 1 << 17
-
 _MAX_THREADS = 48
-
 _MAX_PROCESSES = 8
-
 # Threads that spend nearly all their time in calls during which other threads run.
 _CALLERS = 4
-
 _COMPUTING = 0.3
-
 _WORTH_PROCESSES_S = 0.5
-
 _REPORT_EVERY_S = 0.1
-
 _GRACE_S = 5.0
 
 
