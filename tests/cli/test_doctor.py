@@ -211,6 +211,27 @@ def test_caches_that_are_there_and_those_that_are_not(folder):
     assert facts["latent"]["kohya_bucket_latents"] == "7 of 7 latents are there"
 
 
+@pytest.mark.parametrize("version", ["0.10.1", "0.11"])
+def test_caches_of_every_version_count(folder, version):
+    pytest.importorskip("torch", reason="torch is not installed")
+    from kohya_bucket.latents import precompute_latents
+    from tests.latents.stub_encoders import Images, MeanEncoder
+
+    images, sizes = sorted(folder.glob("*.png")), np.array(SIZES, dtype=np.int32)
+    config = write(folder)
+    one = config.read_text(encoding="utf-8")
+    config.write_text(one + one.replace("resolution = 256", "resolution = 320"), encoding="utf-8")
+    for resolution, there in ((256, 7), (320, 14)):
+        placement = KohyaBuckets((resolution, resolution), 128, 1024, 64).place(sizes)
+        precompute_latents(Images(images, sizes, placement), MeanEncoder(), None, format="npz", architecture="sd",
+                           sd_scripts=version)  # fmt: skip
+        found, facts = findings(config)
+        assert facts["latent"]["sd"].startswith(f"{there} of 14 latents are there")
+        trained_as_they_are = version == "0.10.1" and there == 7  # by sd-scripts alone, whatever their size
+        assert ("stale-caches" in found) == trained_as_they_are
+    assert len(list(folder.glob("*.npz"))) == 7
+
+
 def test_images_that_two_data_sets_share_are_cached_once(folder):
     config = write(folder)
     before = findings(config)[1]["latent"]["room"]

@@ -130,8 +130,8 @@ def check_shared_images(datasets: list[tuple[DatasetConfig, ImageList]], finding
     for (first, second), paths in shared.items():
         message = (
             f"{len(paths)} images are also in dataset {datasets[first][0].number}, at another resolution; SD 1.5 and "
-            "SDXL trainers keep both in one latents file on disk, where sd-scripts alone takes the first for both, "
-            "and this package a further file for the second (with sd-scripts 0.9 it refuses)"
+            "SDXL trainers until sd-scripts 0.10.1 have room for one in a latents file on disk, where sd-scripts alone "
+            "takes the first for both, and this package a further file for the second (with 0.9 it refuses)"
         )
         findings.note("shared-images", datasets[second][0].place, message, "cache_latents without _to_disk is safe")
 

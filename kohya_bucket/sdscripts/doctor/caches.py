@@ -99,13 +99,12 @@ def _files_of(
 ) -> list[LatentItems] | None:
     """The items of each part whose npz is lacking or stale; None if there is not one file of this family."""
     files = paths_of_run(parts, arch, None, root)
-    there = [[path.exists() for path in paths] for paths in files]
-    if not any(map(any, there)):
+    if not any(path.exists() for paths in files for path in paths):
         return None
     reasons: Counter[str] = Counter()
     unusable: list[str] = []
     lacking = []
-    for part, paths, exist in zip(parts, files, there, strict=True):
+    for part, paths in zip(parts, files, strict=True):
         texts = part.interpolations()
         wrong = []
         for i, path in enumerate(paths):
@@ -113,7 +112,7 @@ def _files_of(
             if why:
                 wrong.append(i)
                 reasons.update({why[0].brief})
-                if exist[i]:
+                if why[0].kind is not Stale.MISSING:
                     unusable.append(str(path))
         lacking.append(part.subset(wrong))
     _say(section, arch.name, sum(map(len, parts)), reasons)
