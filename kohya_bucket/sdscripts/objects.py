@@ -90,8 +90,8 @@ class Dataset(HeldDataset, Protocol):
 
     image_to_subset: Any
     enable_bucket: bool
-    min_bucket_reso: int
-    max_bucket_reso: int
+    min_bucket_reso: int | None
+    max_bucket_reso: int | None
     bucket_reso_steps: int
     bucket_no_upscale: bool
     bucket_info: Any

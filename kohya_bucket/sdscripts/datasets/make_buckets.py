@@ -100,11 +100,13 @@ def _pairs(rows: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
 
 def dataset_keys(dataset: Dataset) -> DatasetKeys:
     """The bucket keys of one of sd-scripts' dataset objects."""
+    size = (dataset.width, dataset.height)
     return DatasetKeys(
-        (dataset.width, dataset.height),
+        size,
         dataset.enable_bucket,
-        dataset.min_bucket_reso,
-        dataset.max_bucket_reso,
+        # some versions have no limits where none are obeyed, with `bucket_no_upscale`
+        min(size) if dataset.min_bucket_reso is None else dataset.min_bucket_reso,
+        max(size) if dataset.max_bucket_reso is None else dataset.max_bucket_reso,
         dataset.bucket_reso_steps,
         dataset.bucket_no_upscale,
     )
