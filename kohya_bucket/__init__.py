@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 
 from kohya_bucket._version import __version__
 from kohya_bucket.lazy import importer
+from kohya_bucket.moved import answer_to_old_names
+
+answer_to_old_names()
+del answer_to_old_names
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import (
