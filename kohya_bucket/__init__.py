@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import kohya_bucket.moved as _moved
 from kohya_bucket._version import __version__
 from kohya_bucket.lazy import importer
-from kohya_bucket.moved import answer_to_old_names
 
-answer_to_old_names()
-del answer_to_old_names
+_moved.answer_to_old_names()
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import (
