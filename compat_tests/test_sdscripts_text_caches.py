@@ -36,7 +36,7 @@ def strategy_type(strategies):  # noqa: F811
             for info in infos:
                 self.encoded += 1
                 letters = np.frombuffer(info.caption.encode().ljust(40), np.uint8).astype(np.float32)
-                rate = torch.tensor(info.caption_dropout_rate, dtype=torch.float32)
+                rate = torch.tensor(getattr(info, "caption_dropout_rate", 0), dtype=torch.float32)
                 np.savez(info.text_encoder_outputs_npz, letters=letters, caption_dropout_rate=rate)
 
     yield Strategy
@@ -94,6 +94,8 @@ def test_images_of_one_stem_with_captions_of_their_own(patched, strategies, stra
 
 
 def test_another_share_of_captions_to_leave_out(patched, strategies, strategy_type, tmp_path, caplog):  # noqa: F811
+    if not hasattr(patched.train_util.ImageInfo("", 1, "", False, ""), "caption_dropout_rate"):
+        pytest.skip("this version caches no text-encoder outputs of captions that may be left out")
     write_images(tmp_path / "a", random_sizes(3, 1, 100, 300))
     for rate, count in ((0.1, 3), (0.1, 0), (0.3, 3)):
         subset = {"image_dir": str(tmp_path / "a"), "caption_extension": ".txt", "caption_dropout_rate": rate}
