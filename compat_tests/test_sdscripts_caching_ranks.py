@@ -13,6 +13,8 @@ import torch
 from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
 from several_sizes import COUNT, TABLES, config_of
 
+from kohya_bucket.sdscripts.checkout import npz_version
+
 HERE = Path(__file__).parent
 IMAGES = 23
 
@@ -104,7 +106,8 @@ def test_ranks_agree_on_the_files_of_two_datasets(reference, sd_scripts_dir, tmp
         assert part["encoded"]
         assert part["seen"] == want
         assert part["again"] == []
-    assert len(list((tmp_path / "a").glob("*_sd_at_*x*.npz"))) == IMAGES
+    apart = npz_version(sd_scripts_dir) != ""  # since 0.10.2 one file holds both sizes
+    assert len(list((tmp_path / "a").glob("*_sd_at_*x*.npz"))) == (IMAGES if apart else 0)
 
 
 @pytest.mark.slow
