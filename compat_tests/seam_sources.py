@@ -33,7 +33,7 @@ def watched() -> list[tuple[str, str]]:
 
 def _find(path: str) -> tuple[None, str, Callable[..., None]]:
     """As in a version where everything is there that seams are chosen by."""
-    return None, path, lambda cache_supports_dropout: None  # noqa: ARG005
+    return None, path, lambda cache_supports_dropout, skip_image_resolution=None: None  # noqa: ARG005
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from kohya_bucket.sdscripts.config.captions import check_stems
 from kohya_bucket.sdscripts.config.findings import some
-from kohya_bucket.sdscripts.config.folders import missing_folder, supported_extensions
+from kohya_bucket.sdscripts.config.folders import image_named, missing_folder, supported_extensions
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
 from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
 from kohya_bucket.sdscripts.config.registry import Entry, Registry
@@ -79,12 +79,10 @@ def _trained(
 
 
 def _entries_0_10(metadata: dict[str, Any], subset: SubsetConfig, release: Release) -> Iterator[Entry]:
-    extensions = sorted(supported_extensions()) if Change.STEMS in release else []
     for key in sorted(metadata, key=len, reverse=True):
         path = key if os.path.isabs(key) else os.path.join(subset.image_dir or "", key)
-        if extensions and not (os.path.splitext(key)[1] and os.path.exists(path)):
-            stem = os.path.join(os.path.dirname(path), os.path.basename(key))
-            path = next((stem + extension for extension in extensions if os.path.lexists(stem + extension)), path)
+        if Change.STEMS in release and not (os.path.splitext(key)[1] and os.path.exists(path)):
+            path = image_named(os.path.join(os.path.dirname(path), os.path.basename(key))) or path
         yield Entry(key, path, subset.num_repeats, subset.number, _size(metadata[key].get("image_size")))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kohya_bucket.sdscripts.config.findings import Findings, some
 
-__all__ = ["Folder", "missing_folder", "read_folder", "supported_extensions"]
+__all__ = ["Folder", "image_named", "missing_folder", "read_folder", "supported_extensions"]
 
 _ALWAYS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 _WITH_PLUGIN = {".avif": ("pillow_avif",), ".jxl": ("pillow_jxl", "jxlpy")}
@@ -34,6 +34,11 @@ def supported_extensions() -> frozenset[str]:
         if any(importlib.util.find_spec(module) for module in modules):
             found.append(extension)
     return frozenset(found) | frozenset(e.upper() for e in found)
+
+
+def image_named(name: str) -> str | None:
+    """The image whose path is `name` and an extension: of several, the one that sd-scripts takes."""
+    return next((name + e for e in sorted(supported_extensions()) if os.path.lexists(name + e)), None)
 
 
 @dataclass(frozen=True)

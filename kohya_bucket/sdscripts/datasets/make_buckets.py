@@ -17,10 +17,13 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.adapter.placing import place_images
 from kohya_bucket.adapter.ranks import collector_paused, is_first_process
+from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.images import read_sizes
+from kohya_bucket.sdscripts.config.skipping import skipped_images
 from kohya_bucket.sdscripts.datasets.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.datasets.misread import misread_buckets
 from kohya_bucket.sdscripts.datasets.tables import BatchTable, KeyTable
-from kohya_bucket.sdscripts.datasets.true_sizes import true_size, true_sizes
+from kohya_bucket.sdscripts.datasets.true_sizes import true_sizes
 from kohya_bucket.sdscripts.datasets.wording import bucket_table_lines, misread_lines, skipped_lines
 from kohya_bucket.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord
 
@@ -30,8 +33,15 @@ logger = logging.getLogger("kohya_bucket")
 
 
 def get_image_size(dataset: HeldDataset, image_path: str) -> tuple[int, int]:  # noqa: ARG001
-    """The stored size of one file, as Pillow decodes it; (0, 0) if it cannot be read."""
-    return true_size(image_path)
+    """The stored size of one file, as Pillow decodes it; (0, 0) if it cannot be read.
+
+    sd-scripts asks before buckets are made where small images are to be skipped, and skips what has no size.
+    """
+    scan = read_sizes([image_path])
+    for _, path, reason in scan.failures if is_first_process() else ():
+        logger.warning("%s: %s", path, reason)
+    width, height = scan.sizes[0].tolist()
+    return width, height
 
 
 def make_buckets(dataset: Dataset, settings: AdapterOptions, make_entry: Any) -> None:
@@ -67,6 +77,7 @@ def place_dataset(dataset: Dataset, settings: AdapterOptions) -> tuple[PlacedDat
     """
     infos: list[ImageRecord] = list(dataset.image_data.values())
     sizes, unreadable = true_sizes(dataset, infos, settings.metadata_cache)
+    infos, sizes, unreadable = _large_enough(dataset, infos, sizes, unreadable)
     has_own_sizes = dataset.bucket_manager is not None and dataset.enable_bucket
     if not has_own_sizes:
         dataset.bucket_manager = _new_manager(dataset)
@@ -92,6 +103,29 @@ def place_dataset(dataset: Dataset, settings: AdapterOptions) -> tuple[PlacedDat
     if placing.trained.mode == "all":
         _count_again(dataset, [info for info, keep in zip(infos, placing.kept, strict=True) if keep], placing.trained)
     return placing.trained, [(names[i], reason) for i, reason in placing.left_out]
+
+
+def _large_enough(
+    dataset: Dataset, infos: list[ImageRecord], sizes: IntArray, unreadable: dict[int, str]
+) -> tuple[list[ImageRecord], IntArray, dict[int, str]]:
+    """Images of metadata that `skip_image_resolution` does not leave out, with their sizes; it is obeyed here.
+
+    sd-scripts would go by caches whose names begin like an image's, and would count what it leaves out.
+    """
+    limit = getattr(dataset, "skip_image_resolution", None)
+    if limit is None or not all(hasattr(dataset.image_to_subset[info.image_key], "metadata_file") for info in infos):
+        return infos, sizes, unreadable
+    skips = skipped_images([info.absolute_path for info in infos], list(_pairs(sizes)), limit)
+    for i in skips.reasons:
+        _take_out(dataset, infos[i])
+    if skips.reasons and is_first_process():
+        logger.info("%s of %s images left out by skip_image_resolution", len(skips.reasons), len(infos))
+        names = [(infos[i].image_key, reason) for i, reason in unreadable.items() if i in skips]
+        if names:
+            logger.warning("\n".join(skipped_lines(names)))
+    kept = [i for i in range(len(infos)) if i not in skips]
+    reasons = {at: unreadable[i] for at, i in enumerate(kept) if i in unreadable}
+    return [infos[i] for i in kept], sizes[kept], reasons
 
 
 def _pairs(rows: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:

@@ -18,19 +18,13 @@ import numpy as np
 
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.images import read_sizes
+from kohya_bucket.sdscripts.config.folders import image_named, supported_extensions
 from kohya_bucket.sdscripts.config.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, Subset
 
-__all__ = ["true_size", "true_sizes"]
+__all__ = ["true_sizes"]
 
 _CACHE_NAME = re.compile(r"(?P<stem>.*)_\d{4,}x\d{4,}(_[a-z0-9]+)?\.npz", re.IGNORECASE | re.DOTALL)
-
-
-def true_size(path: str) -> tuple[int, int]:
-    """(width, height) of one file; (0, 0) if it cannot be read."""
-    width, height = read_sizes([path]).sizes[0]
-    return int(width), int(height)
 
 
 def true_sizes(
@@ -92,7 +86,15 @@ def _put_image_back(info: ImageRecord, subset: Subset) -> None:
     match = _CACHE_NAME.fullmatch(PurePath(path).name)
     if match is None:
         return
-    info.absolute_path = os.path.join(_folder(subset), info.image_key)  # noqa: PTH118
-    if match["stem"] != PurePath(info.image_key).stem or os.path.exists(info.absolute_path):  # noqa: PTH110
+    image = os.path.join(_folder(subset), info.image_key)  # noqa: PTH118
+    # since 0.10.6 a key need not have an extension
+    info.absolute_path = image if os.path.isfile(image) else image_named(image) or image  # noqa: PTH113
+    if match["stem"] != _stem(info.image_key) or os.path.exists(info.absolute_path):  # noqa: PTH110
         info.image_size = None
-        info.latents_npz = None  # since 0.10.2 that cache would be trained from without a look at it
+        info.latents_npz = None  # since 0.11.1 that cache would be trained from without a look at it
+
+
+def _stem(key: str) -> str:
+    """How caches of an image begin, whose key has an extension or none."""
+    path = PurePath(key)
+    return path.stem if path.suffix in supported_extensions() else path.name

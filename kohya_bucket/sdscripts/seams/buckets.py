@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import glob
+import inspect
 from typing import Any
 
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
-from kohya_bucket.adapter.shapes import CoveredBy, Takes, Uses
+from kohya_bucket.adapter.shapes import CoveredBy, Takes, TakesAmong, Uses
 from kohya_bucket.sdscripts.datasets import make_buckets as own
 from kohya_bucket.sdscripts.datasets.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.datasets.listing import list_images
@@ -43,6 +44,26 @@ def _get_image_size(original: Any, door: Door) -> Any:
     return get_image_size
 
 
+def _size_by_cache_name(original: Any, door: Door) -> Any:
+    @functools.wraps(original)
+    def get_image_size_from_disk_cache_path(self: Any, absolute_path: str, npz_path: str) -> tuple[Any, Any]:
+        # where it is asked of an image, the cache may be another one's: its name only begins like the image's
+        return original(self, absolute_path, npz_path) if absolute_path == npz_path else (None, None)
+
+    return get_image_size_from_disk_cache_path
+
+
+def _list_metadata(original: Any, door: Door) -> Any:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **keys: Any) -> None:
+        limit = keys.pop(_SKIP, None)
+        original(self, *args, **keys)
+        if limit is not None:
+            self.skip_image_resolution = limit  # obeyed when buckets are made
+
+    return init
+
+
 def _make_buckets(original: Any, door: Door) -> Any:
     make_entry = door.owners.named("BucketBatchIndex")
 
@@ -71,13 +92,35 @@ def _get_resolutions(original: Any, door: Door) -> Any:
     return get_resolutions
 
 
+_SKIP = "skip_image_resolution"
 _LIMITS = ("no_upscale", "max_reso", "min_size", "max_size", "reso_steps")
 _SWITCHES = ("image_data", "enable_bucket", "bucket_no_upscale")
 _TABLES = ("bucket_manager", "bucket_info", "buckets_indices", "batch_size", "_length")
 
 
 def _seams(owners: Owners) -> tuple[Seam, ...]:
-    listed = (Seam("DatasetGroup.get_resolutions", (Takes(),), _get_resolutions),) if has_strategies(owners) else ()
+    return _places() + (_by_strategies() if has_strategies(owners) else ()) + (_skipping() if _skips(owners) else ())
+
+
+def _skips(owners: Owners) -> bool:
+    """Whether small images can be left out (since 0.10.2): the only thing that this class need not be told."""
+    init = owners.find("FineTuningDataset.__init__")[2]
+    return callable(init) and any(p.default is not p.empty for p in inspect.signature(init).parameters.values())
+
+
+def _skipping() -> tuple[Seam, ...]:
+    return (Seam("FineTuningDataset.__init__", (TakesAmong(_SKIP), Uses(_SKIP)), _list_metadata),)
+
+
+def _by_strategies() -> tuple[Seam, ...]:
+    of_cache = "LatentsCachingStrategy.get_image_size_from_disk_cache_path"
+    return (
+        Seam("DatasetGroup.get_resolutions", (Takes(),), _get_resolutions),
+        Seam(of_cache, (Takes("absolute_path", "npz_path"),), _size_by_cache_name),
+    )
+
+
+def _places() -> tuple[Seam, ...]:
     return (
         Seam("BucketManager", (CoveredBy(BucketManager),), _bucket_manager),
         Seam("BucketManager.__init__", (Takes(*_LIMITS),)),
@@ -92,7 +135,6 @@ def _seams(owners: Owners) -> tuple[Seam, ...]:
             (Takes(), Uses("dreambooth_dataset_delegate", "buckets_indices")),
             _make_control_buckets,
         ),
-        *listed,
     )
 
 
