@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the sampler is torch's")
 
-from test_sampler_positions import sampler_of
-
 from kohya_bucket.sdscripts.resuming.trainer_resume import TrainerResume
+from tests.adapter.test_sampler_positions import sampler_of
 
 
 class Accelerator:
