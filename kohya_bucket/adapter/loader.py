@@ -25,7 +25,8 @@ def call_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: 
     except TypeError:
         return {}
     arguments.pop("self")
-    return {**arguments, **arguments.pop("kwargs", {})}
+    more = arguments.pop("kwargs", {})
+    return {**arguments, **more}
 
 
 def draws_by_itself(arguments: dict[str, Any]) -> bool:
