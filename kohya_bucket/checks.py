@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError, PlanError
 
-__all__ = ["as_flag", "integer", "whole"]
+__all__ = ["as_flag", "integer", "known_keyword", "nearest", "one_of", "whole"]
 
 
 def as_flag(name: str, value: Any, error: type[KohyaBucketError] = KohyaBucketError) -> bool:
@@ -50,3 +52,33 @@ def whole(name: str, value: Any, low: int, bits: int = 63) -> int:
     if number >= 1 << bits:
         raise PlanError(f"{name} is {number}, but must be less than {1 << bits:,}")
     return number
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The one of the known names that is spelled most like `name`."""
+    return difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
+
+
+def one_of(name: str, value: Any, known: Iterable[str], error: type[KohyaBucketError] = PlanError) -> str:
+    """`value`, which is one of the known names of a choice.
+
+    Raises:
+        KohyaBucketError: it is not, of the type given, with the nearest name and all of them.
+    """
+    names = list(known)
+    if isinstance(value, str) and value in names:
+        return value
+    near = f"; the nearest is {nearest(value, names)!r}" if isinstance(value, str) and value else ""
+    raise error(f"{name} is {value!r}, but must be one of {', '.join(names)}{near}")
+
+
+def known_keyword(where: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse keyword arguments that are none of the known ones.
+
+    Raises:
+        TypeError: with the name and the nearest known one, as Python itself does for a call.
+    """
+    names = set(known)
+    for name in given:
+        if name not in names:
+            raise TypeError(f"{where} has no argument {name!r}; the nearest is {nearest(name, names)!r}")
