@@ -14,6 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, read_sizes
@@ -44,15 +46,26 @@ def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress |
         cache = None
     fresh = MetadataCache.build(paths, progress=progress) if cache is None else cache.refresh(paths, progress=progress)
     changes = fresh.changes
-    changed = cache is None or changes is None or bool(changes.reread or changes.added or changes.dropped)
+    changed = cache is None or changes is None or bool(changes.reread or changes.added)
     if changed and is_first_process():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            fresh.save(file)
+            (fresh if cache is None else _with_others(fresh, cache)).save(file)
             logger.info("image sizes kept in %s", file)
         except (KohyaBucketError, OSError) as error:
             logger.warning("image sizes could not be kept: %s", error)
     return fresh.scan()
+
+
+def _with_others(fresh: MetadataCache, before: MetadataCache) -> MetadataCache:
+    """The rows, and those of other files that are still there: data sets of one config may share a file."""
+    if fresh.changes is None or not fresh.changes.dropped:
+        return fresh
+    others = np.flatnonzero(fresh.paths.find(list(before.paths)) < 0)
+    there = [i for i in others.tolist() if os.path.exists(before.paths[i])]  # noqa: PTH110
+    keep = np.zeros(len(before), dtype=np.bool_)
+    keep[there] = True
+    return fresh.joined(before.where(keep))
 
 
 def cache_file(paths: Sequence[str], setting: str) -> Path | None:

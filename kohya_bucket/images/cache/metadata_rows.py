@@ -62,6 +62,19 @@ class MetadataRows:
     def __len__(self) -> int:
         return len(self.paths)
 
+    def joined(self: _Rows, other: _Rows) -> _Rows:
+        """These rows and then those of `other`; hashes only where both have them."""
+        hashes = None
+        if self.hashes is not None and other.hashes is not None:
+            hashes = np.concatenate([self.hashes, other.hashes])
+        return replace(
+            self, paths=TextColumn.of([*self.paths, *other.paths]), sizes=np.concatenate([self.sizes, other.sizes]),
+            mtime_ns=np.concatenate([self.mtime_ns, other.mtime_ns]), bytes=np.concatenate([self.bytes, other.bytes]),
+            formats=np.concatenate([self.formats, other.formats]),
+            orientation=np.concatenate([self.orientation, other.orientation]), hashes=hashes,
+            reasons=self.reasons | {len(self) + i: reason for i, reason in other.reasons.items()},
+        )  # fmt: skip
+
     def where(self: _Rows, keep: npt.NDArray[np.bool_]) -> _Rows:
         """The rows of a [N] bool mask."""
         rows = np.flatnonzero(keep)

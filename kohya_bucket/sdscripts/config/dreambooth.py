@@ -96,7 +96,7 @@ def _images_of(
     if not images:
         _report_empty(subset, folder, dataset, findings)
         return []
-    images = _large_enough(images, dataset, subset, registry, findings)
+    images = _large_enough(images, dataset, subset, registry, reading)
     paths = [image.path for image in images]
     if fresh and reading.check_captions:
         check_captions(paths, folder.names, subset, findings)
@@ -114,12 +114,13 @@ def _images_of(
 
 
 def _large_enough(
-    images: list[_Listed], dataset: DatasetConfig, subset: SubsetConfig, registry: Registry, findings: Findings
+    images: list[_Listed], dataset: DatasetConfig, subset: SubsetConfig, registry: Registry, reading: Reading
 ) -> list[_Listed]:
     """Those that `skip_image_resolution` does not leave out, by their sizes in a `metadata_cache.json` where one is."""
     paths = [image.path for image in images]
-    skips = skipped_images(paths, [image.noted for image in images], dataset.skip_image_resolution)
-    warn_of_skips(paths, skips, dataset, subset, findings)
+    noted = [image.noted for image in images]
+    skips = skipped_images(paths, noted, dataset.skip_image_resolution, reading.metadata_cache)
+    warn_of_skips(paths, skips, dataset, subset, reading.findings)
     registry.skipped += [(paths[i], reason) for i, reason in skips.reasons.items()]
     return [image for i, image in enumerate(images) if i not in skips]
 
@@ -168,7 +169,7 @@ def _cached(subset: SubsetConfig, folder: Folder, dataset: DatasetConfig, readin
     truly = are_stated_truly(list(noted), [written_ns(path)] * len(noted))
     listed = {os.path.abspath(image) for image in noted}
     new = [image for image in folder.images if os.path.abspath(image) not in listed]
-    small = skipped_images(new, [None] * len(new), dataset.skip_image_resolution)
+    small = skipped_images(new, [None] * len(new), dataset.skip_image_resolution, reading.metadata_cache)
     new = [image for i, image in enumerate(new) if i not in small]
     if new:
         message = f"{len(new)} images are not in {path}, so sd-scripts does not train them ({some(new)})"

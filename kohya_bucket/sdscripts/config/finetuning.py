@@ -68,7 +68,8 @@ def _trained(
 ) -> list[Entry]:
     """Those that are not left out for their size, with findings about their files."""
     paths = [entry.path for entry in listed]
-    skips = skipped_images(paths, [entry.size for entry in listed], dataset.skip_image_resolution)
+    noted = [entry.size for entry in listed]
+    skips = skipped_images(paths, noted, dataset.skip_image_resolution, reading.metadata_cache)
     warn_of_skips(paths, skips, dataset, subset, reading.findings)
     registry.skipped += [(listed[i].key, reason) for i, reason in skips.reasons.items()]
     kept = [entry for i, entry in enumerate(listed) if i not in skips]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.images import read_sizes
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.sdscripts.config.findings import Findings, some
 from kohya_bucket.sdscripts.config.read import ReadDataset
@@ -14,28 +14,32 @@ from kohya_bucket.sdscripts.config.read import ReadDataset
 __all__ = ["check_images"]
 
 
-def check_images(dataset: ReadDataset, sizes: IntArray, findings: Findings, progress: Progress | None = None) -> None:
+def check_images(
+    dataset: ReadDataset,
+    sizes: IntArray,
+    findings: Findings,
+    metadata_cache: str = "auto",
+    progress: Progress | None = None,
+) -> None:
     """Compare what the config and its metadata say with the files.
 
     Args:
         dataset: the dataset and its images.
         sizes: [N, 2] the sizes that the images are placed by: stated ones, or read ones; 0 where unreadable.
         findings: where to report.
+        metadata_cache: the option of that name.
         progress: called as `progress(done, total)` while headers are read.
     """
     images = dataset.images
     stated = np.flatnonzero(images.stated_sizes.min(axis=1, initial=1) > 0)
     if len(stated):
-        true = _read([images.paths[i] for i in stated], progress)
+        true = scan_sizes([images.paths[i] for i in stated], metadata_cache, progress).sizes
         _check_stated(dataset, stated, true, findings)
     if images.conditioning:
-        _check_control(dataset, sizes, _read(list(images.conditioning), progress), findings)
+        control = scan_sizes(images.conditioning, metadata_cache, progress).sizes
+        _check_control(dataset, sizes, control, findings)
     if not dataset.config.enable_bucket:
         _check_one_size(dataset, sizes, findings)
-
-
-def _read(paths: list[str], progress: Progress | None) -> IntArray:
-    return read_sizes(paths, progress=progress).sizes
 
 
 def _check_stated(dataset: ReadDataset, rows: npt.NDArray[np.intp], true: IntArray, findings: Findings) -> None:

@@ -103,7 +103,8 @@ def _read(
     if not source.data.get("datasets"):
         raise ConfigError(f"{source.path}: there is no [[datasets]] in it, so there is nothing to train")
     base = source.path.resolve().parent if source.path else None
-    reading = Reading(findings, release, base, check_captions)
+    kept = (checked.kohya_bucket or {}).get("metadata_cache")
+    reading = Reading(findings, release, base, check_captions, kept if isinstance(kept, str) and kept else "auto")
     read: list[tuple[DatasetConfig, ImageList]] = []
     for dataset in datasets:
         images = _list(dataset, reading)

@@ -23,6 +23,7 @@ class Reading:
         release: the version of sd-scripts to follow.
         base: the folder of the config file.
         check_captions: open every caption file, as sd-scripts does.
+        metadata_cache: the option of that name, for sizes that decide which images there are.
         written_caches: image lists that sd-scripts would write into `metadata_cache.json` files while it reads
             this config, and would read again for later datasets. Nothing is written here.
     """
@@ -31,6 +32,7 @@ class Reading:
     release: Release = NEWEST
     base: Path | None = None
     check_captions: bool = True
+    metadata_cache: str = "auto"
     written_caches: dict[str, list[str]] = field(default_factory=dict)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kohya_bucket.images import read_sizes
+from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.sdscripts.config.findings import Findings, some
 from kohya_bucket.sdscripts.config.model import DatasetConfig, SubsetConfig
 
@@ -38,13 +38,16 @@ class Skips:
         return position in self.reasons
 
 
-def skipped_images(paths: Sequence[str], noted: Sequence[Size | None], limit: Size | None) -> Skips:
+def skipped_images(
+    paths: Sequence[str], noted: Sequence[Size | None], limit: Size | None, metadata_cache: str = "auto"
+) -> Skips:
     """Which images are left out.
 
     Args:
         paths: [N] the files.
         noted: [N] sizes that sd-scripts goes by without looking at the file, or None; those are read.
         limit: `skip_image_resolution`; None leaves out nothing.
+        metadata_cache: the option of that name.
     """
     if limit is None or not len(paths):
         return Skips()
@@ -52,7 +55,7 @@ def skipped_images(paths: Sequence[str], noted: Sequence[Size | None], limit: Si
     unknown = [i for i, size in enumerate(noted) if size is None]
     failed: dict[int, str] = {}
     if unknown:
-        scan = read_sizes([paths[i] for i in unknown])
+        scan = scan_sizes([paths[i] for i in unknown], metadata_cache)
         sizes[unknown] = scan.sizes
         failed = {unknown[i]: reason for i, _, reason in scan.failures}
     small = np.flatnonzero(sizes.prod(axis=1) <= limit[0] * limit[1]).tolist()

@@ -153,7 +153,7 @@ def _place(
     findings: Findings,
 ) -> DatasetOverview:
     sizes, unreadable, scan = sizes_of(images, settings, progress)
-    check_images(dataset, sizes, findings, progress)
+    check_images(dataset, sizes, findings, settings.metadata_cache, progress)
     placing = place_listed(dataset, images, sizes, settings, unreadable)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
     return DatasetOverview(dataset, placing.trained, sizes[placing.kept], left_out, _rotated(scan))
