@@ -130,7 +130,6 @@ def test_what_sdscripts_encodes_is_read_and_kept(unpatched, family, tmp_path):
 
 
 def test_the_hash_of_flux_weights_is_of_the_model_that_sdscripts_makes_of_them(unpatched, tmp_path):
-    pytest.importorskip("diffusers.loaders.single_file_utils", reason="this diffusers is too old for Flux's weights")
     from safetensors.torch import load_file, save_file
 
     from kohya_bucket.latents.vae.diffusers_vae import load_encoder

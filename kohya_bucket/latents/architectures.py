@@ -27,7 +27,8 @@ class Architecture:
         channels: latent channels.
         multi_resolution: keys end in the latent's size, and one file holds several.
         plain_until: the last version of sd-scripts whose keys had no size, so that a file held one resolution; "" for
-            families whose keys always had one. Newer versions still read such files.
+            families whose keys always had one, "0" for those of a fork that never have one. Newer versions still read
+            such files.
         scale_factor, shift_factor: training takes `(raw - shift_factor) * scale_factor`.
         values: whether the file holds "raw" latents or ones already "scaled".
         per_channel: each channel has a scale of its own, which only the autoencoder knows. Early caches of such a

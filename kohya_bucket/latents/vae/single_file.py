@@ -60,10 +60,18 @@ def vae_from_single_file(diffusers: Any, path: Path, architecture: str) -> tuple
     config = _config(weights, channels)
     config |= {"scaling_factor": family.scale_factor, "shift_factor": family.shift_factor or None}
     if not any(name.startswith("encoder.down_blocks.") for name in weights):
-        convert = importlib.import_module("diffusers.loaders.single_file_utils").convert_ldm_vae_checkpoint
-        weights = convert({f"first_stage_model.{name}": tensor for name, tensor in weights.items()}, config)
+        weights = _converter()({f"first_stage_model.{name}": tensor for name, tensor in weights.items()}, config)
     vae = diffusers.AutoencoderKL(**config)
     return _filled(vae, weights, path), architecture
+
+
+def _converter() -> Any:
+    """diffusers' function from the original names of an AutoencoderKL's weights to its own; it has moved once."""
+    try:
+        module = importlib.import_module("diffusers.loaders.single_file_utils")
+    except ImportError:  # until 0.26
+        module = importlib.import_module("diffusers.pipelines.stable_diffusion.convert_from_ckpt")
+    return module.convert_ldm_vae_checkpoint
 
 
 def autoencoder_class(diffusers: Any, kind: str) -> Any:

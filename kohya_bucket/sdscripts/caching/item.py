@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -103,15 +103,15 @@ def architecture_of(cache_suffix: str) -> Architecture | None:
 def architecture_read_by(strategy: Any) -> Architecture | None:
     """The model family of a caching strategy, with the kind of keys that its reader asks for first.
 
-    Where a family has had two kinds, the reader is asked: it is given a file that has both.
+    The reader is asked, since families have had two kinds and forks have their own: it is given a file that has both.
     """
     arch = architecture_of(strategy.cache_suffix)
-    if arch is None or not arch.plain_until:
-        return arch
+    if arch is None:
+        return None
     bucket = arch.stride, arch.stride
     arrays: dict[str, npt.NDArray[Any]] = {}
     for sized in (False, True):
-        keys = arch.with_sizes(sized).key_suffix(bucket)
+        keys = replace(arch, multi_resolution=sized, plain_until="0").key_suffix(bucket)
         arrays |= {f"latents{keys}": np.full(arch.shape(bucket), float(sized), np.float32)}
         arrays |= {f"original_size{keys}": np.array(bucket), f"crop_ltrb{keys}": np.array((0, 0, *bucket))}
     # one that this process left open for a moment cannot be removed on Windows
@@ -119,7 +119,12 @@ def architecture_read_by(strategy: Any) -> Architecture | None:
         path = Path(folder, f"both{arch.suffix}")
         write_arrays(path, arrays, sync=False)
         latents = type(strategy).load_latents_from_disk(strategy, str(path), bucket)[0]
-    return arch.with_sizes(bool(latents.ravel()[0]))
+    sized = bool(latents.ravel()[0])
+    return (
+        arch
+        if sized == arch.multi_resolution
+        else replace(arch, multi_resolution=sized, plain_until=arch.plain_until or "0")
+    )
 
 
 def settle_latents(path: str | os.PathLike[str], item: CacheItem, arch: Architecture) -> tuple[list[Reason], bool]:
