@@ -19,13 +19,16 @@ BLOCK = f"""{BEGIN}
 try:
     import kohya_bucket.sdscripts
 except ImportError as missing:
+    import os
     import sys
 
     print(
-        f"WARNING: this checkout is patched for kohya_bucket, which cannot be imported ({{missing}}). Training goes on "
+        f"ERROR: this checkout is patched for kohya_bucket, which cannot be imported ({{missing}}), and would train "
         "WITHOUT it. Install kohya-bucket into this environment, or remove the marked block from " + __file__,
         file=sys.stderr,
     )
+    if any(word in os.path.basename(sys.argv[0]) for word in ("train", "fine_tune")):  # the other tools need no plan
+        sys.exit(2)
 else:
     kohya_bucket.sdscripts.install()
 {END}

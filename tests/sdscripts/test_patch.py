@@ -107,12 +107,16 @@ def test_the_patch_file_is_the_same_block_and_only_inserts(checkout):
     assert not patch_status(checkout).installed
 
 
-def test_without_the_package_the_block_warns_and_goes_on(checkout):
+@pytest.mark.parametrize(("script", "ends"), [("sdxl_train_network.py", 2), ("fine_tune.py", 2), ("convert.py", 0)])
+def test_without_the_package_no_trainer_starts_and_other_tools_do(checkout, script, ends):
     patch_install(checkout)
-    code = "import sys; sys.modules['kohya_bucket'] = None; import library; print('goes on')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "goes on"
+    (checkout / script).write_text(
+        "import sys; sys.modules['kohya_bucket'] = None\nimport library\nprint('goes on')\n", encoding="utf-8"
+    )
+    done = subprocess.run([sys.executable, script], cwd=checkout, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (ends, "" if ends else "goes on")
     assert "WITHOUT it" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_command(checkout):
