@@ -38,10 +38,8 @@ def identify(root: str | Path) -> Checkout:
         CheckoutError: sd-scripts is not there.
     """
     root = Path(os.path.abspath(Path(root).expanduser()))  # a link stays one: the environment lies beside it
-    if not (root / "library" / "train_util.py").is_file() or not (root / "train_network.py").is_file():
-        raise CheckoutError(
-            f"{root} is no checkout of sd-scripts: it has no library/train_util.py and train_network.py"
-        )
+    if not (root / "library").is_dir() or not (root / "train_network.py").is_file():
+        raise CheckoutError(f"{root} is no checkout of sd-scripts: it has no library/ and train_network.py")
     if (root / ".git").exists():
         commit, _, date = _git(root, "log", "-1", "--format=%H %cs").partition(" ")
         tag = _git(root, "tag", "--points-at", "HEAD").partition("\n")[0]

@@ -42,7 +42,7 @@ def sd_scripts_dir() -> Path:
     if not name:
         pytest.skip("SD_SCRIPTS_DIR is not set: no sd-scripts checkout to compare with")
     path = Path(name).resolve()
-    if not (path / "library" / "train_util.py").is_file():
+    if not (path / "library").is_dir() or not (path / "train_network.py").is_file():
         pytest.fail(f"SD_SCRIPTS_DIR={name} is no sd-scripts checkout")
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -67,6 +68,9 @@ def run() -> None:
         app()
     except KohyaBucketError as error:
         print(f"kohya-bucket: {error}", file=sys.stderr)
+    except BrokenPipeError:  # as with `| head`: who reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as error:
         if error.filename is None and error.errno is None:
             raise

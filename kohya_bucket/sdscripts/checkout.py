@@ -18,11 +18,14 @@ class SeamError(KohyaBucketError):
 def find_checkout(folder: Path) -> Path:
     """The sd-scripts checkout at `folder`, or in its `sd-scripts` (as the kohya_ss GUI brings it along)."""
     for candidate in (folder, folder / "sd-scripts"):
-        if (candidate / "library" / "train_util.py").is_file():
+        library = candidate / "library"
+        if (library / "train_util.py").is_file() or (
+            library.is_dir() and (candidate / "train_network.py").is_file()
+        ):  # that module has been taken apart once
             return candidate
     raise CheckoutError(
-        f"{folder} is no sd-scripts checkout: neither it nor its sd-scripts folder holds library/train_util.py; "
-        f"name the folder that train_network.py lies in"
+        f"{folder} is no sd-scripts checkout: neither it nor its sd-scripts folder holds library/ beside "
+        f"train_network.py; name the folder that train_network.py lies in"
     )
 
 

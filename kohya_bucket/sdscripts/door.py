@@ -21,7 +21,7 @@ _PACKAGE = "library"  # other projects have packages of this name too
 _HOME = "BaseDataset"
 _METHODS = ("make_buckets", "shuffle_buckets", "register_image")  # any of them tells it from another project's
 _CLASSES = {_HOME, "DatasetGroup"}
-_TABLES = ("bucket_manager", "buckets_indices", "image_data")
+_TABLES = ("bucket_manager", "buckets_indices", "image_data")  # any two: another project's may have one of them
 _WITHOUT_BUCKETS = "MinimalDataset"  # what --dataset_class names
 
 logger = logging.getLogger("kohya_bucket")
@@ -31,6 +31,7 @@ class SdScriptsDoor(TrainerDoor):
     """What is sd-scripts' own about its door."""
 
     trainer, package = "sd-scripts", _PACKAGE
+    told_of_other_datasets = False
     advice = (
         "Update kohya-bucket; or train without it: leave out `-m kohya_bucket.launch`, or `kohya-bucket patch remove` "
         "the checkout"
@@ -68,10 +69,12 @@ class SdScriptsDoor(TrainerDoor):
     def is_group(self, dataset: Any) -> bool:
         names = {base.__name__ for base in type(dataset).__mro__ if base.__module__.startswith(f"{_PACKAGE}.")}
         if _WITHOUT_BUCKETS in names:
-            logger.warning("a --dataset_class data set has no buckets to plan: it is trained as sd-scripts does alone")
+            if not self.told_of_other_datasets:
+                logger.warning("a --dataset_class data set has no buckets to plan: sd-scripts trains it alone")
+                self.told_of_other_datasets = True
             return False
         members = (dataset, *(getattr(dataset, "datasets", None) or ()))
-        return bool(names & _CLASSES) or any(hasattr(member, table) for member in members for table in _TABLES)
+        return bool(names & _CLASSES) or any(sum(hasattr(one, table) for table in _TABLES) > 1 for one in members)
 
     def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
         from kohya_bucket.sdscripts.loader import planned_arguments

@@ -329,7 +329,7 @@ def test_the_patch_of_another_version(tmp_path):
     there = checkout(tmp_path / "sd", "x = 1")
     status = patch_install(there)
     assert findings("--sd-scripts", there, "--quick")[1]["sd-scripts"]["patch"].startswith("installed")
-    status.file.write_text(status.file.read_text(encoding="utf-8").replace("WARNING", "Warning"), encoding="utf-8")
+    status.file.write_text(status.file.read_text(encoding="utf-8").replace("ERROR", "Error"), encoding="utf-8")
     found, _ = findings("--sd-scripts", there, "--quick")
     assert found["patch-version"]["remedy"] == f"kohya-bucket patch install {there}"
 

@@ -142,3 +142,14 @@ def test_drawings_are_plain_where_the_output_cannot_show_them(folder: Path, enco
     assert "\\u25" not in text
     assert "\\u2192" not in text
     assert "\\u0436.png" in text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signal of a closed pipe")
+def test_a_reader_that_has_enough_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "kohya_bucket", "presets"], stdout=out, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
