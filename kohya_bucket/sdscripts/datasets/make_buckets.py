@@ -84,7 +84,7 @@ def place_dataset(dataset: Dataset, settings: AdapterOptions) -> tuple[PlacedDat
     names = [info.image_key for info in infos]
     repeats = np.array([info.num_repeats for info in infos], dtype=np.int64)
     placing = place_images(
-        names, sizes, repeats, dataset.batch_size, dataset_keys(dataset), settings,
+        names, sizes, repeats, dataset.batch_size, dataset_keys(dataset, settings), settings,
         unreadable=unreadable, prescribed=dataset.bucket_manager.place if has_own_sizes else None,
     )  # fmt: skip
     placement = placing.placement
@@ -132,15 +132,20 @@ def _pairs(rows: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
     return zip(rows[:, 0].tolist(), rows[:, 1].tolist(), strict=True)
 
 
-def dataset_keys(dataset: Dataset) -> DatasetKeys:
-    """The bucket keys of one of sd-scripts' dataset objects."""
+def dataset_keys(dataset: Dataset, settings: AdapterOptions) -> DatasetKeys:
+    """The bucket keys of one of sd-scripts' dataset objects.
+
+    Some versions have no limits where none are obeyed, with `bucket_no_upscale`: then the usual ones, as far as the
+    resolutions lie within them.
+    """
     size = (dataset.width, dataset.height)
+    sides = [side for resolution in (size, *(settings.resolutions or ())) for side in resolution]
+    usual = DatasetKeys(size)
     return DatasetKeys(
         size,
         dataset.enable_bucket,
-        # some versions have no limits where none are obeyed, with `bucket_no_upscale`
-        min(size) if dataset.min_bucket_reso is None else dataset.min_bucket_reso,
-        max(size) if dataset.max_bucket_reso is None else dataset.max_bucket_reso,
+        min(usual.min_bucket_reso, *sides) if dataset.min_bucket_reso is None else dataset.min_bucket_reso,
+        max(usual.max_bucket_reso, *sides) if dataset.max_bucket_reso is None else dataset.max_bucket_reso,
         dataset.bucket_reso_steps,
         dataset.bucket_no_upscale,
     )
