@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -12,10 +13,37 @@ from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.sequencing import smallest_ids
 from kohya_bucket.planning.stream import Purpose, stream
 
-__all__ = ["RESOLUTION_MODES", "choose_columns", "cycle_places", "weighted_cycle"]
+__all__ = ["RESOLUTION_MODES", "ResolutionMode", "choose_columns", "cycle_places", "weighted_cycle"]
 
-RESOLUTION_MODES = ("all", "rotate", "weighted")
 _LONGEST_CYCLE = 1_000
+
+
+@dataclass(frozen=True)
+class ResolutionMode:
+    """At which of several resolutions an epoch trains an image.
+
+    Attributes:
+        name: in options, configs and saved states.
+        text: for tables and help.
+        one_per_epoch: at one of them; otherwise at each.
+        by_weight: weights say how often at which.
+    """
+
+    name: str
+    text: str
+    one_per_epoch: bool = True
+    by_weight: bool = False
+
+
+RESOLUTION_MODES = {
+    mode.name: mode
+    for mode in (
+        ResolutionMode("all", "each image at each", one_per_epoch=False),
+        ResolutionMode("rotate", "one per epoch in turn"),
+        ResolutionMode("weighted", "one per epoch by weight", by_weight=True),
+    )
+}
+"""By name, as they are offered."""
 
 
 def cycle_places(

@@ -40,12 +40,12 @@ def sampler_of(table, batch_size, epoch=1, seed=5):
 def test_stopped_again_and_again_an_epoch_trains_each_image_once(table, stops):
     """Each stop saves what the trainer counts: accelerator steps, which begin at what `on_start` says."""
     seen: Counter[int] = Counter()
-    history = None
+    position = None
     for batch_size, steps in [*stops, (3, 10**6)]:
         sampler, begun = sampler_of(table, batch_size), []
         sampler.on_start = begun.append
-        if history is not None:
-            sampler.resume(history)
+        if position is not None:
+            sampler.resume(position)
         batches, trained = iter(sampler), 0
         if sampler.epoch == 2:
             break  # the epoch was complete
@@ -54,5 +54,5 @@ def test_stopped_again_and_again_an_epoch_trains_each_image_once(table, stops):
             trained += 1
             if trained == steps:
                 break
-        history = sampler.progress(begun[0] + trained)
+        position = sampler.position(begun[0] + trained)
     assert seen == dict.fromkeys(range(IMAGES), 1)

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from kohya_bucket.adapter.group import TrainedPart
 from kohya_bucket.adapter.state_file import STATE_FILE
+from kohya_bucket.planning import EpochPosition
 from kohya_bucket.sdscripts.resuming.trainer_resume import TrainerResume
 
 
@@ -18,9 +18,9 @@ def run_at(batches):
     """A run that has trained so many batches."""
     run = TrainerResume()
     run.accelerator = SimpleNamespace(step=batches)
-    history = [TrainedPart(**dict.fromkeys(TrainedPart.__dataclass_fields__, 1))]
-    planner = SimpleNamespace(digest="digest", bucket_ids=list(range(200)))
-    run.sampler = SimpleNamespace(planner=planner, progress=lambda step: history * step)
+    run.sampler = SimpleNamespace(
+        fingerprint={"images": 200}, position=lambda step: EpochPosition(1, 2).at_step(step, 8)
+    )
     return run
 
 
@@ -28,7 +28,7 @@ def test_a_full_disk_is_said_in_one_line_and_the_old_state_stays(no_room):
     file = no_room.folder / STATE_FILE
     run_at(3).on_save([], [], str(no_room.folder))
     before = file.read_text(encoding="utf-8")
-    assert len(json.loads(before)["trained"]) == 3
+    assert json.loads(before)["step"] == 3
     with (
         no_room.full(),
         pytest.raises(SystemExit, match=rf"^kohya_bucket: cannot write .*{STATE_FILE}: {no_room.reason}"),
@@ -37,4 +37,4 @@ def test_a_full_disk_is_said_in_one_line_and_the_old_state_stays(no_room):
     assert file.read_text(encoding="utf-8") == before
     assert [path.name for path in no_room.folder.iterdir()] == [STATE_FILE]
     run_at(4).on_save([], [], str(no_room.folder))
-    assert len(json.loads(file.read_text(encoding="utf-8"))["trained"]) == 4
+    assert json.loads(file.read_text(encoding="utf-8"))["step"] == 4
