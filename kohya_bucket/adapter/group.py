@@ -92,7 +92,7 @@ class GroupPlanner:
         options = self.settings
         return {
             **self.planner(world_size).fingerprint,
-            "image names": hashlib.blake2b(self._names, digest_size=8).hexdigest(),
+            "image_names": hashlib.blake2b(self._names, digest_size=8).hexdigest(),
             "max_pixels": options.max_pixels,
             "same_shape": options.same_shape,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -20,9 +20,15 @@ from kohya_bucket.planning.batch_sizes import one_or_all
 from kohya_bucket.planning.ranks_agree import agree
 from kohya_bucket.planning.resume import ResumePoint
 
-__all__ = ["PlanSampler"]
+__all__ = ["Counter", "PlanSampler"]
 
 logger = logging.getLogger("kohya_bucket")
+
+
+class Counter(Protocol):
+    """A number that a trainer counts up, such as a `multiprocessing.Value`."""
+
+    value: int
 
 
 class PlanSampler(Sampler[PlannedBatch], Planned):
@@ -42,10 +48,10 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self,
         planner: GroupPlanner,
         seed: int,
-        current_epoch: Any | None,
+        current_epoch: Counter | None,
         *,
-        clock: Any | None = None,
-        current_step: Any | None = None,
+        clock: Counter | None = None,
+        current_step: Counter | None = None,
     ) -> None:
         self.planner = planner
         self.current_epoch = current_epoch

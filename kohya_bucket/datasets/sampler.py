@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,7 +79,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._replicas = _replicas(num_replicas, rank)
         self._arguments = (np.asarray(ids), batch_size, options)
         self._planners: dict[int, EpochPlanner] = {}
-        self._planned: tuple[tuple[Any, ...], EpochPlan] | None = None
+        self._planned: tuple[tuple[int, EpochPosition], EpochPlan] | None = None
         self._start = EpochPosition(integer("seed", seed), 0)
         self._live = self._start
         self._live_steps = 0
@@ -136,7 +136,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             return iter(())
         return self._batches(start, replicas, (rank,) if shard is None else range(replicas))
 
-    def _batches(self, start: EpochPosition, replicas: int, ranks: Any) -> Iterator[list[int]]:
+    def _batches(self, start: EpochPosition, replicas: int, ranks: Iterable[int]) -> Iterator[list[int]]:
         self._start = start
         plan = self._plan_for(replicas)
         if replicas > 1:
@@ -217,10 +217,9 @@ class BucketBatchSampler(Sampler[list[int]]):
         return self._planners[replicas]
 
     def _plan_for(self, replicas: int) -> EpochPlan:
-        start = self._start
-        wanted = (replicas, start.seed, start.epoch, start.done)
+        wanted, start = (replicas, self._start), self._start
         if self._planned is None or self._planned[0] != wanted:
-            self._planned = (wanted, self._planner(replicas).plan(start.seed, start.epoch, start.done))
+            self._planned = wanted, self._planner(replicas).plan(start.seed, start.epoch, start.done)
         return self._planned[1]
 
 

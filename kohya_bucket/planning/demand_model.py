@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -150,7 +149,7 @@ class DemandModel:
         return times
 
 
-def as_bucket_ids(bucket_ids: Any) -> tuple[Ids, int]:
+def as_bucket_ids(bucket_ids: npt.ArrayLike) -> tuple[Ids, int]:
     """Bucket numbers as a checked array, [N] or [N, R], and the highest of them (-1 if there is none).
 
     Raises:
@@ -180,7 +179,7 @@ def _check_total(total: int, epoch: int) -> None:
         )
 
 
-def _as_mask(mask: Any, n: int) -> npt.NDArray[np.bool_] | None:
+def _as_mask(mask: npt.ArrayLike | None, n: int) -> npt.NDArray[np.bool_] | None:
     if mask is None:
         return None
     given = np.asarray(mask)

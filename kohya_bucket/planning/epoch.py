@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy.typing as npt
 
@@ -24,7 +24,7 @@ def plan_epoch(
     world_size: int = 1,
     seed: int = 0,
     epoch: int = 0,
-    done: Sequence[tuple[Any, int]] = (),
+    done: Sequence[tuple[npt.ArrayLike, int]] = (),
     **options: Unpack[PlanKeywords],
 ) -> EpochPlan:
     """Plan one epoch for all ranks.

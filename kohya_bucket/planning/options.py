@@ -21,7 +21,7 @@ from kohya_bucket.planning.policy import RemainderContext, RemainderPolicy
 from kohya_bucket.planning.remainders import REMAINDERS
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, ResolutionMode
 
-__all__ = ["PlanKeywords", "PlanOptions", "known_options"]
+__all__ = ["PlanKeywords", "PlanOptions", "RepeatsLike", "known_options"]
 
 RepeatsLike = npt.ArrayLike | Fraction | Sequence[Fraction]
 
@@ -221,7 +221,7 @@ _OLD_NAMES: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def _share(name: str, value: Any) -> float:
+def _share(name: str, value: float) -> float:
     try:
         share = float(value)
     except (TypeError, ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +73,7 @@ class EpochPlanner:
             {**chosen.stored(self.context), "global_batch": one_or_all(self.global_batch)},
         )
 
-    def plan(self, seed: int = 0, epoch: int = 0, done: Sequence[tuple[Any, int]] = ()) -> EpochPlan:
+    def plan(self, seed: int = 0, epoch: int = 0, done: Sequence[tuple[npt.ArrayLike, int]] = ()) -> EpochPlan:
         """Plan an epoch, or what is left of it; see `plan_epoch`."""
         seed = integer("seed", seed)
         asked = self.demand_model.for_epoch(seed, whole("epoch", epoch, 0))

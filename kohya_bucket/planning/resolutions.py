@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,13 +109,13 @@ def choose_columns(
     return chosen.astype(np.intp)
 
 
-def weighted_cycle(weights: Any, n_columns: int) -> npt.NDArray[np.intp]:
+def weighted_cycle(weights: npt.ArrayLike | None, n_columns: int) -> npt.NDArray[np.intp]:
     """A cycle of column numbers in which column r has the share `weights[r]`, each spread evenly.
 
     Raises:
         PlanError: another number of weights, negative ones, or shares that need a cycle of over 1,000 epochs.
     """
-    if weights is None or np.ndim(weights) != 1 or len(weights) != n_columns:
+    if weights is None or np.ndim(weights) != 1 or np.size(weights) != n_columns:
         raise PlanError(f"resolution_weights is {weights!r}, but must hold {n_columns} weights, one per resolution")
     try:
         ratios = [Fraction(w).limit_denominator(_LONGEST_CYCLE) for w in np.asarray(weights).tolist()]
