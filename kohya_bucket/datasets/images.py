@@ -207,8 +207,9 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         if failures := self.failures:
             shown = "".join(f"\n  {name}: {reason}" for _, name, reason in failures[:_SHOWN])
             more = f"\n  and {len(failures) - _SHOWN} more, see .failures" if len(failures) > _SHOWN else ""
-            all_of = len(failures), len(self)
-            _log.warning("%d of %d images have no bucket and are not trained:%s%s", *all_of, shown, more)
+            _log.warning(
+                "%d of %d images have no bucket and are not trained:%s", len(failures), len(self), shown + more
+            )
 
     @property
     def failures(self) -> list[tuple[int, str, str]]:

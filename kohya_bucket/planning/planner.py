@@ -40,6 +40,7 @@ class EpochPlanner:
         options: the options, checked.
         fingerprint: the data and the options as plain values, ready for JSON; equal ones give equal plans for
             an equal seed and epoch.
+        demand_model: what epochs are asked to train.
         period: with `equal_epochs`, the epochs after which what is trained of every bucket comes round.
     """
 
@@ -57,7 +58,7 @@ class EpochPlanner:
         self.n_buckets = count_buckets(highest, batch_size, chosen.sizes)
         per_rank = per_rank_batches(batch_size, self.n_buckets, max_pixels=chosen.max_pixels, bucket_sizes=chosen.sizes)
         self.global_batch = per_rank * self.world_size
-        self.context = chosen.context(self.global_batch)
+        self._context = chosen.context(self.global_batch)
         self.demand_model = DemandModel(ids, self.n_buckets, chosen)
         period = self.demand_model.period() if chosen.equal_epochs else 1
         if period is None:
@@ -70,7 +71,7 @@ class EpochPlanner:
         self.fingerprint = fingerprint_of(
             ids,
             self.demand_model.images_per_bucket,
-            {**chosen.stored(self.context), "global_batch": one_or_all(self.global_batch)},
+            {**chosen.stored(self._context), "global_batch": one_or_all(self.global_batch)},
         )
 
     def plan(self, seed: int = 0, epoch: int = 0, done: Sequence[tuple[npt.ArrayLike, int]] = ()) -> EpochPlan:
@@ -127,7 +128,7 @@ class EpochPlanner:
         # What is left of an epoch trains where it was asked: whoever prepared the moves of whole epochs (cached
         # latents at the other size, say) need not prepare for every place at which a run may stop.
         policy = KEEP if part and self.options.policy.moves_images else self.options.policy
-        return policy.apply(demand, replace(self.context, global_batch=global_batch, seed=seed, epoch=epoch))
+        return policy.apply(demand, replace(self._context, global_batch=global_batch, seed=seed, epoch=epoch))
 
     def _arranged(self, demand: Demand, global_batch: _GlobalBatch, seed: int, epoch: int, part: int) -> EpochPlan:
         asked = len(demand.image) if demand.times is None else int(demand.times.sum())

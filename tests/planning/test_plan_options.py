@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from plan_cases import SIZES, trained
 
+from kohya_bucket import planning
+from kohya_bucket.datasets import stream_buffer
 from kohya_bucket.errors import ConfigError, PlanError
 from kohya_bucket.planning import (
     ORDERS,
@@ -93,12 +95,21 @@ def test_the_adapter_offers_what_is_registered() -> None:
 def test_every_name_is_its_values() -> None:
     for registry in (REMAINDERS, ORDERS, RESOLUTION_MODES):
         assert all(value.name == name and value.text for name, value in registry.items())
+    # A stream does what it can do without knowing its length.
+    assert all(not REMAINDERS[name].moves_images for name in stream_buffer.REMAINDERS)
+
+
+def test_a_position_answers_to_its_old_name() -> None:
+    with pytest.warns(DeprecationWarning, match="Position is now EpochPosition"):
+        assert planning.Position is planning.EpochPosition
+    with pytest.raises(AttributeError, match="no attribute 'Positions'"):
+        planning.Positions  # noqa: B018
 
 
 def test_keywords_are_the_options() -> None:
     assert PlanKeywords.__annotations__.keys() == PlanOptions.__annotations__.keys()
     for name, told in PlanKeywords.__annotations__.items():
-        assert told.__forward_arg__ == PlanOptions.__annotations__[name]
+        assert getattr(told, "__forward_arg__", told) == PlanOptions.__annotations__[name]
     described = re.findall(r"^        (\w+):", str(PlanOptions.__doc__), re.MULTILINE)
     assert set(PlanOptions.__annotations__) <= set(described)
 
