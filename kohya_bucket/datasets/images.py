@@ -193,9 +193,8 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         placement = strategy.place(self.sizes)
         if placement.bucket_set is None or not placement.placed.any():
             examples = "; ".join(f"{name}: {reason}" for _, name, reason in unreadable[:_SHOWN])
-            raise KohyaBucketError(
-                f"none of {len(source)} images has a bucket" + (f" ({examples})" if examples else "")
-            )
+            why = f" ({examples})" if examples else ""
+            raise KohyaBucketError(f"none of {len(source)} images has a bucket{why}")
         self.bucket_set: BucketSet = placement.bucket_set
         # Of a placement only what cannot be computed again from it stays: 21 bytes per image instead of 69.
         self.bucket_indices: npt.NDArray[np.int32] = placement.bucket_index
@@ -204,12 +203,10 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         self._warn()
 
     def _warn(self) -> None:
-        if failures := self.failures:
-            shown = "".join(f"\n  {name}: {reason}" for _, name, reason in failures[:_SHOWN])
-            more = f"\n  and {len(failures) - _SHOWN} more, see .failures" if len(failures) > _SHOWN else ""
-            _log.warning(
-                "%d of %d images have no bucket and are not trained:%s", len(failures), len(self), shown + more
-            )
+        if lost := self.failures:
+            shown = "".join(f"\n  {name}: {reason}" for _, name, reason in lost[:_SHOWN])
+            more = f"\n  and {len(lost) - _SHOWN} more, see .failures" if len(lost) > _SHOWN else ""
+            _log.warning("%d of %d images have no bucket and are not trained:%s", len(lost), len(self), shown + more)
 
     @property
     def failures(self) -> list[tuple[int, str, str]]:
