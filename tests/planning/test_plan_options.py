@@ -24,7 +24,7 @@ from kohya_bucket.planning import (
     plan_epoch,
 )
 from kohya_bucket.planning.options import PlanKeywords
-from kohya_bucket.planning.policy import RemainderPolicy, change_of
+from kohya_bucket.planning.policy import RemainderPolicy, change_of, moved_to
 
 ROOT = Path(__file__).parents[2]
 IDS = np.array([0] * 7 + [1] * 6)
@@ -73,6 +73,36 @@ def test_a_new_policy_is_offered_by_the_sampler_and_the_adapter(toy) -> None:
     )
     batches = PlanSampler(GroupPlanner([images.trained], options), 0, SimpleNamespace(value=1))
     assert sorted(i for batch in batches for i in batch.images.tolist()) == [3, 4, 5, 6]
+
+
+def all_to_the_first(demand, context):
+    """What does not fill a batch goes to bucket 0."""
+    rows = np.flatnonzero(demand.bucket)[: np.count_nonzero(demand.bucket) % context.global_batch[0]]
+    return moved_to(demand, rows, np.zeros(len(rows), dtype=np.int32))
+
+
+def test_a_new_policy_may_move_images_and_need_sizes(monkeypatch) -> None:
+    pytest.importorskip("torch", reason="the sampler is torch's")
+    from kohya_bucket import BucketBatchSampler
+    from kohya_bucket.adapter.options import AdapterOptions
+
+    policy = RemainderPolicy(
+        "to_first",
+        "moves them",
+        all_to_the_first,
+        LedgerReason.MERGED,
+        moves_images=True,
+        needs_sizes="it looks at them",
+    )
+    monkeypatch.setitem(REMAINDERS, policy.name, policy)
+    with pytest.raises(PlanError, match="remainder='to_first' needs bucket_sizes: it looks at them"):
+        EpochPlanner(IDS, 4, remainder="to_first")
+    sampler = BucketBatchSampler(IDS, 4, remainder="to_first", bucket_sizes=SIZES[:2])
+    assert sampler.ledger().text == "13 images, 0 missed, 0 repeated, 2 trained in the next best bucket"
+    assert {int(i): i.bucket for batch in sampler for i in batch} == dict(enumerate([0] * 9 + [1] * 4))
+    # What is left of an epoch is not moved.
+    assert not plan_epoch(IDS, 4, remainder="to_first", bucket_sizes=SIZES[:2], done=[(3, 1)]).moves
+    assert AdapterOptions.from_tables(("here", {"remainder": "to_first"})).several_sizes
 
 
 def test_the_adapter_offers_what_is_registered() -> None:
