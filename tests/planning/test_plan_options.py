@@ -188,6 +188,9 @@ def test_what_saved_states_know_keeps_its_names() -> None:
         "crop_limit", "base_bucket", "enlarge", "equal_epochs", "global_batch",
     ]  # fmt: skip
     assert fingerprint["crop_limit"] == 0.25
+    # Two options are not in it: updates do not change steps, and pixels only change the global batch.
+    names = {{"crop_limit": "max_crop", "enlarge": "no_upscale"}.get(key, key) for key in fingerprint}
+    assert set(PlanOptions.__annotations__) - names == {"accumulate", "max_pixels"}
     assert EpochPlanner(IDS, 4, max_crop=0.5, run_length=3).fingerprint == EpochPlanner(IDS, 4).fingerprint
 
 
