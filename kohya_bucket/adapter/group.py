@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,18 +13,9 @@ import numpy as np
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.planning import EpochPlan, EpochPlanner
+from kohya_bucket.planning.resume import TrainedPart
 
-__all__ = ["GroupPlanner", "TrainedPart"]
-
-
-@dataclass(frozen=True)
-class TrainedPart:
-    """Part of an epoch that was trained: `steps` steps with a global batch of [K] images per bucket."""
-
-    seed: int
-    epoch: int
-    global_batch: tuple[int, ...]
-    steps: int
+__all__ = ["GroupPlanner"]
 
 
 class GroupPlanner:
@@ -48,14 +38,14 @@ class GroupPlanner:
                 for i, first in zip(images, self.first_bucket, strict=False)
             ]
         ).astype(np.int32)
-        self._enlarge = np.repeat([i.enlarge for i in images], buckets_of)
+        self._no_upscale = np.repeat([i.no_upscale for i in images], buckets_of)
         self._planners: dict[int, EpochPlanner] = {}
         self.repeats = np.concatenate([i.repeats for i in images])
         self.bucket_sizes = np.array([size for i in images for size in i.buckets], dtype=np.int32).reshape(-1, 2)
         # Nothing moves from one dataset to another, nor from one resolution to another.
-        resolutions = max([1, *(int(i.column_of_bucket.max(initial=0)) + 1 for i in images)])
+        resolutions = max([1, *(int(i.resolution_of_bucket.max(initial=0)) + 1 for i in images)])
         self.bucket_groups = np.concatenate(
-            [number * resolutions + i.column_of_bucket for number, i in enumerate(images)]
+            [number * resolutions + i.resolution_of_bucket for number, i in enumerate(images)]
         ).astype(np.int64)
         self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
 
@@ -68,8 +58,7 @@ class GroupPlanner:
         Args:
             trained: what was trained of the epoch already, in order.
         """
-        done = [(np.array(part.global_batch, dtype=np.int64), part.steps) for part in trained]
-        return self.planner(world_size).plan(seed, epoch, done)
+        return self.planner(world_size).plan(seed, epoch, trained)
 
     def planner(self, world_size: int) -> EpochPlanner:
         """What plans any epoch for a number of processes."""
@@ -84,8 +73,8 @@ class GroupPlanner:
                 bucket_groups=self.bucket_groups,
                 max_pixels=settings.max_pixels,
                 remainder=settings.remainder,
-                crop_limit=settings.merge_max_crop,
-                enlarge=self._enlarge,
+                max_crop=settings.merge_max_crop,
+                no_upscale=self._no_upscale,
                 order=settings.order,
                 run_length=settings.run_length,
                 resolutions=settings.resolution_mode if settings.resolutions else None,
@@ -98,20 +87,30 @@ class GroupPlanner:
         """Which dataset of the group a bucket belongs to."""
         return int(np.searchsorted(self.first_bucket, bucket, side="right")) - 1
 
+    def fingerprint(self, world_size: int) -> dict[str, Any]:
+        """What decides a group's plans, as plain values; the folder that the images lie in does not."""
+        options = self.settings
+        return {
+            **self.planner(world_size).fingerprint,
+            "image_names": hashlib.blake2b(self._names, digest_size=8).hexdigest(),
+            "max_pixels": options.max_pixels,
+            "same_shape": options.same_shape,
+        }
+
     @cached_property
     def digest(self) -> str:
-        """Changes when the images, their order, buckets or repeats do, or an option that makes the plan.
-
-        It does not with batch size, seed, or the folder that the images lie in.
-        """
+        """What states held that were saved before they held a fingerprint: of the data, and of options."""
         parts = (self.bucket_ids, self.repeats, self.bucket_sizes, self.first_image)
         data = b"".join(np.ascontiguousarray(p, dtype="<i8").tobytes() + b"|" for p in parts)
-        names = "\0".join(os.path.basename(key) for keys in self._keys for key in keys)  # noqa: PTH119
         options = self.settings
         plan: tuple[Any, ...] = (
             options.remainder, options.order, options.run_length, options.max_pixels, options.same_shape
         )  # fmt: skip
         if options.several_sizes:
             plan += (options.merge_max_crop, options.resolutions, options.resolution_mode, options.resolution_weights)
-        text = names.encode("utf-8", "surrogateescape") + repr(plan).encode()
-        return hashlib.sha256(data + text).hexdigest()
+        return hashlib.sha256(data + self._names + repr(plan).encode()).hexdigest()
+
+    @cached_property
+    def _names(self) -> bytes:
+        names = "\0".join(os.path.basename(key) for keys in self._keys for key in keys)  # noqa: PTH119
+        return names.encode("utf-8", "surrogateescape")

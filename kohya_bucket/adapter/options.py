@@ -6,15 +6,16 @@ variable `KOHYA_BUCKET_CONFIG` names (for runs without a dataset config). A key 
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.checks import nearest, one_of
 from kohya_bucket.errors import ConfigError, PlanError
+from kohya_bucket.planning import ORDERS, REMAINDERS, RESOLUTION_MODES
 from kohya_bucket.planning.resolutions import weighted_cycle
 
 __all__ = ["DEFAULT_STORE", "ENVIRONMENT_VARIABLE", "TABLE", "AdapterOptions", "environment_table"]
@@ -23,14 +24,14 @@ TABLE = "kohya_bucket"
 ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
 DEFAULT_STORE = "kohya_bucket_latents"  # folder of the store, where training is started
 
-_CHOICES = {
-    "remainder": ("keep", "pad", "drop", "merge", "catch_all"),
-    "order": ("shuffled", "runs", "sorted"),
-    "switching": ("midpoint", "geometric", "area"),
-    "no_upscale_fit": ("kohya", "largest"),
-    "auto_method": ("kmeans", "optimal"),
-    "latent_cache": ("npz", "shards"),
-    "resolution_mode": ("all", "rotate", "weighted"),
+_CHOICES: dict[str, Callable[[], Iterable[str]]] = {
+    "remainder": lambda: REMAINDERS,
+    "order": lambda: [name for name, order in ORDERS.items() if order.shuffles],  # training wants no other
+    "switching": lambda: ("midpoint", "geometric", "area"),
+    "no_upscale_fit": lambda: ("kohya", "largest"),
+    "auto_method": lambda: ("kmeans", "optimal"),
+    "latent_cache": lambda: ("npz", "shards"),
+    "resolution_mode": lambda: RESOLUTION_MODES,
 }
 _RULES = ("kohya", "novelai", "exact", "auto", "preset:NAME", "file:PATH")
 
@@ -49,9 +50,8 @@ class AdapterOptions:
             better bucket or left out by name.
         num_buckets: how many buckets rule `auto` makes.
         auto_method: how rule `auto` finds them: `kmeans` or `optimal`.
-        remainder: what happens to the images of a bucket that fill no batch: `keep` trains them as a short
-            batch, `pad` fills it with repeats from the bucket, `drop` leaves a different part out each epoch, `merge`
-            trains them in the next best bucket, `catch_all` together at the squarest bucket's size.
+        remainder: what happens to the images of a bucket that fill no batch: `keep` trains them as a short batch;
+            `REMAINDERS` has the others, each with a text.
         merge_max_crop: with `merge`, the largest share of an image that the move may crop off; where images must not
             be enlarged, pixels lost by scaling down count too.
         resolutions: train each image at several resolutions, e.g. [512, 768, [1024, 768]], in place of the
@@ -94,7 +94,12 @@ class AdapterOptions:
     @property
     def several_sizes(self) -> bool:
         """Whether an image may be trained at another size than its own bucket's."""
-        return self.resolutions is not None or self.remainder in ("merge", "catch_all")
+        return self.resolutions is not None or self.moves_images
+
+    @property
+    def moves_images(self) -> bool:
+        """Whether `remainder` trains images in other buckets than their own."""
+        return REMAINDERS[self.remainder].moves_images
 
     @property
     def own_buckets(self) -> bool:
@@ -117,14 +122,15 @@ class AdapterOptions:
                 raise ConfigError(f"{place}: [{TABLE}] must be a table of options, got {table!r}")
             for key, value in table.items():
                 if key not in known:
-                    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
                     raise ConfigError(
-                        f"{place}: [{TABLE}] has no option {key!r}; the nearest is {near!r}. "
+                        f"{place}: [{TABLE}] has no option {key!r}; the nearest is {nearest(key, known)!r}. "
                         f"Known: {', '.join(sorted(known))}"
                     )
-                expected = _expected(key, value)
-                if expected:
-                    raise ConfigError(f"{place}: [{TABLE}] {key} is {value!r}, but must be {expected}")
+                where = f"{place}: [{TABLE}] {key}"
+                if key in _CHOICES:
+                    one_of(where, value, _CHOICES[key](), ConfigError)
+                elif expected := _expected(key, value):
+                    raise ConfigError(f"{where} is {value!r}, but must be {expected}")
                 merged[key] = _parsed(key, value)
         _check_resolutions(merged)
         return cls(**merged)
@@ -132,8 +138,6 @@ class AdapterOptions:
 
 def _expected(key: str, value: Any) -> str:
     """What the value of `key` must be, or an empty string where it is that."""
-    if key in _CHOICES:
-        return "" if value in _CHOICES[key] else f"one of {', '.join(_CHOICES[key])}"
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if key == "rule":
         known = isinstance(value, str) and (value in _RULES or value.startswith(("preset:", "file:")))
@@ -181,7 +185,7 @@ def _check_resolutions(merged: Mapping[str, Any]) -> None:
         if alone:
             raise ConfigError(f"[{TABLE}] {alone[0]} is set without resolutions: say which, e.g. [512, 768]")
         return
-    if (mode == "weighted") != (weights is not None):
+    if RESOLUTION_MODES[mode].by_weight != (weights is not None):
         raise ConfigError(
             f"[{TABLE}] resolution_mode is {mode!r} and resolution_weights is {weights}: "
             "weights belong to 'weighted', and it needs them"

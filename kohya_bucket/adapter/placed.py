@@ -16,6 +16,7 @@ from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.planning.demand_model import DemandModel
+from kohya_bucket.planning.options import PlanOptions
 
 __all__ = ["BucketRow", "PlacedDataset"]
 
@@ -46,21 +47,21 @@ class PlacedDataset:
         placement: their placement, at the first resolution at which they have one; images without a bucket are still
             in it, and are never trained.
         batch_size: images per process and step.
-        columns: one placement per resolution where there are several; none otherwise.
+        per_resolution: one placement per resolution where there are several; none otherwise.
         sizes: [N, 2] the images' own sizes; needed where images are trained outside of their bucket.
         mode, weights: how several resolutions are used; see `plan_epoch`.
-        enlarge: whether an image may be trained in a bucket that is larger than its own.
+        no_upscale: whether no image may be trained in a bucket that is larger than its own.
     """
 
     keys: Sequence[str]
     repeats: npt.NDArray[np.int64]
     placement: Placement
     batch_size: int
-    columns: tuple[Placement, ...] = ()
+    per_resolution: tuple[Placement, ...] = ()
     sizes: IntArray | None = None
     mode: str | None = None
     weights: tuple[float, ...] | None = None
-    enlarge: bool = True
+    no_upscale: bool = False
 
     @cached_property
     def buckets(self) -> list[tuple[int, int]]:
@@ -68,7 +69,7 @@ class PlacedDataset:
         return [(int(k >> 32), int(k & 0xFFFFFFFF)) for values, _ in self._distinct for k in values]
 
     @cached_property
-    def column_of_bucket(self) -> npt.NDArray[np.intp]:
+    def resolution_of_bucket(self) -> npt.NDArray[np.intp]:
         """[K] resolution that a bucket belongs to."""
         return np.repeat(np.arange(len(self._distinct)), [len(values) for values, _ in self._distinct])
 
@@ -80,11 +81,11 @@ class PlacedDataset:
         for column, (place, (values, inverse)) in enumerate(zip(self._places, self._distinct, strict=True)):
             ids[place.placed, column] = inverse + first
             first += len(values)
-        return ids if self.columns else ids[:, 0]
+        return ids if self.per_resolution else ids[:, 0]
 
     @property
     def _places(self) -> tuple[Placement, ...]:
-        return self.columns or (self.placement,)
+        return self.per_resolution or (self.placement,)
 
     @cached_property
     def _distinct(self) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]]:
@@ -108,13 +109,13 @@ class PlacedDataset:
         """[P] share that is cropped off, for each of `pairs`."""
         image, bucket = self.pairs
         losses = np.stack([place.crop_loss for place in self._places])
-        out: npt.NDArray[np.float64] = losses[self.column_of_bucket[bucket], image]
+        out: npt.NDArray[np.float64] = losses[self.resolution_of_bucket[bucket], image]
         return out
 
     def size_at(self, image: int, bucket: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """(bucket size, resized size) of an image in any bucket, its own or one that it is moved to."""
         size = self.buckets[bucket]
-        place = self._places[int(self.column_of_bucket[bucket])]
+        place = self._places[int(self.resolution_of_bucket[bucket])]
         if place.bucket_index[image] >= 0 and tuple(place.bucket_sizes[image].tolist()) == size:
             width, height = place.resized_sizes[image].tolist()
             return size, (width, height)
@@ -127,8 +128,8 @@ class PlacedDataset:
     @cached_property
     def samples_per_bucket(self) -> npt.NDArray[np.int64]:
         """[K] trainings asked of the first epoch: images times repeats, each resolution in its turn."""
-        asking = DemandModel(self.bucket_ids, len(self.buckets), self.repeats, None, None, self.mode, self.weights)
-        return asking.for_epoch(0, 1).demand.per_bucket()
+        options = PlanOptions(repeats=self.repeats, resolutions=self.mode, resolution_weights=self.weights)
+        return DemandModel(self.bucket_ids, len(self.buckets), options).for_epoch(0, 1).demand.per_bucket()
 
     @property
     def batches(self) -> int:

@@ -32,7 +32,7 @@ def refuse_conflicts(settings: DatasetKeys, options: AdapterOptions, *, own_size
     Raises:
         ConfigError: with what to change.
     """
-    moving = f"remainder = {options.remainder!r}" if options.remainder in ("merge", "catch_all") else ""
+    moving = f"remainder = {options.remainder!r}" if options.moves_images else ""
     if options.resolutions and not settings.enable_bucket:
         raise ConfigError(
             "[kohya_bucket] resolutions is set, but enable_bucket is off: a dataset without buckets has one size; "
@@ -149,11 +149,11 @@ def place_images(
         repeats[kept],
         first_placed(mine),
         batch_size,
-        columns=mine if several else (),
+        per_resolution=mine if several else (),
         sizes=sizes[kept] if options.several_sizes else None,
         mode=options.resolution_mode if several else None,
         weights=options.resolution_weights if several else None,
-        enlarge=not (keys.enable_bucket and keys.bucket_no_upscale),
+        no_upscale=bool(keys.enable_bucket and keys.bucket_no_upscale),
     )
     return Placing(columns, placement, trained, kept, left_out, place)
 

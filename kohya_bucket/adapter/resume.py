@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.adapter.ranks import is_first_process
-from kohya_bucket.adapter.sampler import PlanSampler, ResumePoint
-from kohya_bucket.adapter.state_file import NoPlaceError, read_history, write_history
+from kohya_bucket.adapter.sampler import PlanSampler
+from kohya_bucket.adapter.state_file import NoPlaceError, read_position, write_position
+from kohya_bucket.planning.resume import ResumePoint
 
 __all__ = ["ResumeHooks"]
 
@@ -50,8 +51,8 @@ class ResumeHooks:
         """accelerate's hook."""
         if self.sampler is not None and is_first_process():
             step = int(self.accelerator.step)  # 0: the epoch is complete
-            history = self.sampler.progress(step + self._uneven if step else 0)
-            write_history(Path(output_dir), self.sampler.planner, history)
+            position = self.sampler.position(step + self._uneven if step else 0)
+            write_position(Path(output_dir), position, self.sampler.fingerprint)
 
     def on_load(self, models: Any, input_dir: str) -> None:
         """accelerate's hook; trainers load states before and after they make their loader."""
@@ -73,11 +74,11 @@ class ResumeHooks:
     def _resume(self, sampler: PlanSampler, folder: Path) -> None:
         self._loaded = None
         try:
-            history = read_history(folder, sampler.planner)
+            position = read_position(folder, sampler.planner, sampler.planned_ranks)
         except NoPlaceError as error:
             self.found_no_place(sampler, folder, error)
         else:
-            self.went_on(sampler, sampler.resume(history), folder)
+            self.went_on(sampler, sampler.resume(position), folder)
 
     def _on_start(self, first: int) -> None:
         # The accelerator counts the batches of an epoch; states are saved, and gradients accumulated, by it. With

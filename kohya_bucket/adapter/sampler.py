@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import torch
-import torch.distributed
 from torch.utils.data import Sampler
 
 from kohya_bucket.adapter.batches import PlannedBatch
-from kohya_bucket.adapter.group import GroupPlanner, TrainedPart
+from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.guard import Planned
 from kohya_bucket.adapter.ranks import is_first_process, world_size
-from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.planning import EpochPlan
+from kohya_bucket.datasets.agreement import gather
+from kohya_bucket.planning import EpochPlan, EpochPosition
+from kohya_bucket.planning.batch_sizes import one_or_all
+from kohya_bucket.planning.ranks_agree import agree
+from kohya_bucket.planning.resume import ResumePoint
 
-__all__ = ["PlanSampler", "RanksDifferError", "ResumePoint"]
+__all__ = ["Counter", "PlanSampler"]
 
 logger = logging.getLogger("kohya_bucket")
 
 
-class RanksDifferError(KohyaBucketError):
-    """The ranks do not hold the same data set, so no common plan exists."""
+class Counter(Protocol):
+    """A number that a trainer counts up, such as a `multiprocessing.Value`."""
 
-
-@dataclass(frozen=True)
-class ResumePoint:
-    """Where a resumed run begins: an epoch (counted as the trainer does, from 1), and batches of each process in it.
-
-    Attributes:
-        done: batches trained before.
-        left: batches to be trained.
-    """
-
-    epoch: int
-    done: int
-    left: int
+    value: int
 
 
 class PlanSampler(Sampler[PlannedBatch], Planned):
@@ -60,10 +48,10 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self,
         planner: GroupPlanner,
         seed: int,
-        current_epoch: Any | None,
+        current_epoch: Counter | None,
         *,
-        clock: Any | None = None,
-        current_step: Any | None = None,
+        clock: Counter | None = None,
+        current_step: Counter | None = None,
     ) -> None:
         self.planner = planner
         self.current_epoch = current_epoch
@@ -71,14 +59,13 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self._current_step = current_step
         self.world_size = world_size()
         self.planned_ranks = self.world_size if planner.settings.same_shape else 1
-        self.seed = _agree(planner, seed) if self.world_size > 1 else seed
+        self.seed = _agree(planner, self.planned_ranks, seed) if self.world_size > 1 else seed
         self.on_start: Callable[[int], None] = _ignore
         self.repeat_first = False  # the next iteration begins with each process' first batch twice
         self._shift = 0
         self._made: tuple[tuple[int, int], EpochPlan] | None = None
-        self._rest: EpochPlan | None = None
-        self._rest_before: tuple[TrainedPart, ...] = ()
-        self._before: tuple[TrainedPart, ...] = ()
+        self._rest: tuple[EpochPosition, EpochPlan] | None = None
+        self._start = EpochPosition(self.seed, self.epoch)
         self._current = self.plan
 
     @property
@@ -94,40 +81,45 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             self._made = (now, self.planner.plan(self.seed, self.epoch, self.planned_ranks))
         return self._made[1]
 
-    def resume(self, history: Sequence[TrainedPart]) -> ResumePoint:
-        """Train what is left of the epoch of `history` in the next iteration, and later epochs after it."""
-        self.seed, epoch = history[0].seed, history[0].epoch
-        rest = self.planner.plan(self.seed, epoch, self.planned_ranks, history)
-        same = history[-1].global_batch == tuple(rest.global_batch.tolist())
-        self._rest_before = tuple(history[:-1] if same else history)
+    def resume(self, position: EpochPosition) -> ResumePoint:
+        """Train what is left of an epoch in the next iteration, and later epochs after it."""
+        self.seed = position.seed
+        rest = self.planner.plan(self.seed, position.epoch, self.planned_ranks, position.done)
         if rest.steps == 0:  # the epoch was complete
-            rest, self._rest_before = self.planner.plan(self.seed, epoch + 1, self.planned_ranks), ()
-        self._rest = rest
+            position = position.next_epoch()
+            rest = self.planner.plan(self.seed, position.epoch, self.planned_ranks)
+        self._rest = position, rest
         return ResumePoint(rest.epoch, self._first(rest), self._length(rest) // self.world_size)
 
     def begin_at(self, epoch: int, batches: int) -> ResumePoint:
         """Leave out `batches` batches of each process at the beginning of an epoch that this run plans."""
-        global_batch = self.planner.planner(self.planned_ranks).global_batch
         steps = batches * self.world_size // self.planned_ranks
-        return self.resume([TrainedPart(self.seed, epoch, tuple(global_batch.tolist()), steps)])
+        return self.resume(EpochPosition(self.seed, epoch).at_step(steps, self._global_batch))
 
-    def progress(self, steps: int) -> tuple[TrainedPart, ...]:
-        """What is trained of the present epoch, when each process has trained `steps` (0: all)."""
-        plan = self._current
-        end = plan.first_step + plan.steps
-        done = min(steps * self.world_size // self.planned_ranks, end) if steps else end
-        done -= sum(part.steps for part in self._before)
-        return (*self._before, TrainedPart(self.seed, self.epoch, tuple(plan.global_batch.tolist()), done))
+    def position(self, batches: int) -> EpochPosition:
+        """Where the present epoch stands, when each process has trained so many of its batches (0: all)."""
+        first, end = self._current.first_step, self._current.first_step + self._current.steps
+        step = min(batches * self.world_size // self.planned_ranks, end) if batches else end
+        return self._start.at_step(max(step, first), self._global_batch)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What a position holds for; see `GroupPlanner.fingerprint`."""
+        return self.planner.fingerprint(self.planned_ranks)
+
+    @property
+    def _global_batch(self) -> int | list[int]:
+        return one_or_all(self.planner.planner(self.planned_ranks).global_batch)
 
     def __len__(self) -> int:
         return self._length(self.plan)
 
     def __iter__(self) -> Iterator[PlannedBatch]:
         if self._rest is not None and self.current_epoch is not None:
-            plan, self._before, self._rest = self._rest, self._rest_before, None
+            (self._start, plan), self._rest = self._rest, None
             self._shift = plan.epoch - int(self.current_epoch.value)
         else:
-            plan, self._before = self.plan, ()
+            plan, self._start = self.plan, EpochPosition(self.seed, self.epoch)
         self._current = plan
         if self.current_epoch is not None:
             self.on_start(self._first(plan))
@@ -162,16 +154,13 @@ def _ignore(_: int) -> None:
     """Nobody wants to know where an iteration begins."""
 
 
-def _agree(planner: GroupPlanner, seed: int) -> int:
+def _agree(planner: GroupPlanner, ranks: int, seed: int) -> int:
     """Rank 0's seed, after making sure that all ranks hold the same images."""
-    mine = (planner.digest, planner.batch_sizes.tolist(), len(planner.bucket_ids), int(planner.repeats.sum()), seed)
-    everyone: list[Any] = [None] * world_size()
-    torch.distributed.all_gather_object(everyone, mine)
-    different = [rank for rank, other in enumerate(everyone) if other[:2] != everyone[0][:2]]
-    if different:
-        counts = "; ".join(f"rank {rank}: {e[2]} images, {e[3]} samples" for rank, e in enumerate(everyone))
-        raise RanksDifferError(
-            f"rank {different[0]} holds another data set than rank 0 ({counts}): every process must see the same "
-            f"files and settings; with a validation split, set validation_seed"
-        )
-    return int(everyone[0][4])
+    everyone = agree(
+        {**planner.fingerprint(ranks), "samples": int(planner.repeats.sum()), "seed": seed},
+        gather,
+        "holds another data set",
+        "Every process must see the same files and settings; with a validation split, set validation_seed",
+        ignore=("seed",),
+    )
+    return int(everyone[0]["seed"])

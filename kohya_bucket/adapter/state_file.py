@@ -6,40 +6,38 @@ sd-scripts' states hold weights, optimiser and a step count, but not which image
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from kohya_bucket.adapter.group import GroupPlanner, TrainedPart
+import numpy as np
+
+from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.messages import exit_with_message
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, ResumeError
 from kohya_bucket.files import write_file
+from kohya_bucket.planning import EpochPosition
+from kohya_bucket.planning.batch_sizes import one_or_all
+from kohya_bucket.planning.resume import OtherDataError, TrainedPart
 
-__all__ = ["STATE_FILE", "NoPlaceError", "read_history", "write_history"]
+__all__ = ["STATE_FILE", "NoPlaceError", "read_position", "write_position"]
 
 STATE_FILE = "kohya_bucket_state.json"
-
-_FORMAT = 1
 
 
 class NoPlaceError(KohyaBucketError):
     """A saved state does not say at which image of this data set it was saved."""
 
 
-def write_history(folder: Path, planner: GroupPlanner, history: Sequence[TrainedPart]) -> None:
-    """Save what is trained of the present epoch, in order; a disk that is full ends the run with one line."""
-    state = {
-        "format": _FORMAT,
-        "images": planner.digest,
-        "count": len(planner.bucket_ids),
-        "trained": [asdict(part) for part in history],
-    }
+def write_position(folder: Path, position: EpochPosition, fingerprint: Mapping[str, Any]) -> None:
+    """Save where the present epoch stands; a disk that is full ends the run with one line."""
+    text = json.dumps(position.state_dict(fingerprint))
     with exit_with_message():
-        write_file(folder / STATE_FILE, [json.dumps(state).encode("utf-8")])
+        write_file(folder / STATE_FILE, [text.encode("utf-8")])
 
 
-def read_history(folder: Path, planner: GroupPlanner) -> list[TrainedPart]:
-    """What was trained of the epoch when the state was saved, in order.
+def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosition:
+    """Where the epoch stood when the state was saved.
 
     Raises:
         NoPlaceError: that is not known, or was another data set's epoch.
@@ -47,10 +45,23 @@ def read_history(folder: Path, planner: GroupPlanner) -> list[TrainedPart]:
     file = folder / STATE_FILE
     if not file.is_file():
         raise NoPlaceError(f"{folder} was saved without kohya_bucket")
-    state = json.loads(file.read_text(encoding="utf-8"))
-    if state["format"] != _FORMAT or state["images"] != planner.digest:
+    try:
+        state = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(state, dict) and "format" in state:
+            return _before_fingerprints(state, planner)
+        return EpochPosition.from_state_dict(state, planner.fingerprint(ranks))
+    except OtherDataError as error:
         raise NoPlaceError(
-            f"the data set or its options changed since {folder} was saved ({state['count']} images then, "
-            f"{len(planner.bucket_ids)} now)"
-        )
-    return [TrainedPart(**{**part, "global_batch": tuple(part["global_batch"])}) for part in state["trained"]]
+            f"the data set or its options changed since {folder} was saved ({'; '.join(error.changed)})"
+        ) from error
+    except ResumeError as error:
+        raise NoPlaceError(f"{folder}: {error}") from error
+
+
+def _before_fingerprints(state: Mapping[str, Any], planner: GroupPlanner) -> EpochPosition:
+    """A state as it was written while it held a digest: `format` 1, with seed and epoch in each part."""
+    if state["format"] != 1 or state["images"] != planner.digest:
+        raise OtherDataError("its place", [f"{state['count']} images then, {len(planner.bucket_ids)} now"])
+    first = state["trained"][0]
+    done = tuple(TrainedPart(one_or_all(np.array(p["global_batch"])), p["steps"]) for p in state["trained"])
+    return EpochPosition(first["seed"], first["epoch"], done)

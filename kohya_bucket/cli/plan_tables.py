@@ -13,6 +13,7 @@ from rich.table import Table
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli.console import print_table, wide_console
 from kohya_bucket.cli.plan_json import not_trained, plan_as_dict
+from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.config import Config, Findings
 from kohya_bucket.sdscripts.plan.overview import DatasetOverview, GpuRow, Overview
 
@@ -59,8 +60,7 @@ def _resolutions(adapter: AdapterOptions) -> str:
     sizes = [
         f"{w}x{h}" + (f" ({n})" if n else "") for (w, h), n in zip(adapter.resolutions or (), weights, strict=True)
     ]
-    ways = {"all": "each image at each", "rotate": "one per epoch in turn", "weighted": "one per epoch by weight"}
-    return f"{', '.join(sizes)} ({ways[adapter.resolution_mode]})"
+    return f"{', '.join(sizes)} ({RESOLUTION_MODES[adapter.resolution_mode].text})"
 
 
 def _print_dataset(

@@ -72,7 +72,7 @@ def by_config(
     adapter = adapter_options(read)
     # Every process must come to the same list, whatever devices it sees.
     counts = gpu_counts(gpus or os.environ.get("WORLD_SIZE", "1"))
-    if adapter.remainder in ("merge", "catch_all") and not quiet:
+    if adapter.moves_images and not quiet:
         batches = " and ".join(str(n) for n in sorted({dataset.config.batch_size for dataset in read.datasets}))
         numbers = ", ".join(map(str, counts))
         where = f"on {numbers} GPU{'s' * (counts != [1])} " if adapter.same_shape else ""

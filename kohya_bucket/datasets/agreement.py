@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +12,9 @@ import torch.distributed as dist
 from kohya_bucket._version import __version__
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import EpochPlan
-from kohya_bucket.planning.fingerprint import differences
+from kohya_bucket.planning.ranks_agree import agree
 
-__all__ = ["agree_on", "summary_of"]
+__all__ = ["agree_on", "gather", "summary_of"]
 
 _SECONDS = 120
 
@@ -31,6 +32,13 @@ def summary_of(plan: EpochPlan) -> dict[str, Any]:
     }
 
 
+def gather(mine: Mapping[str, Any], group: Any = None) -> list[Mapping[str, Any]]:
+    """What every rank of a process group gives, by rank; the default group is all ranks of a run."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine, group=group)
+    return everyone
+
+
 def agree_on(plan: EpochPlan) -> None:
     """Compare this rank's plan with those of all other ranks; returns at once in a single process.
 
@@ -38,28 +46,31 @@ def agree_on(plan: EpochPlan) -> None:
     and a rank that does not come is noticed after two minutes.
 
     Raises:
-        PlanError: the plans differ, with the difference, on every rank; or a rank did not come.
+        RanksDifferError: the plans differ, with the difference, on every rank.
+        PlanError: a rank did not come.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return
-    everyone: list[Any] = [None] * dist.get_world_size()
-    group = None
-    try:
-        # Not kept for the next epoch: a gloo group that is still alive when Python exits can abort the process.
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_SECONDS))
-        dist.all_gather_object(everyone, summary_of(plan), group=group)
-    except RuntimeError as error:
-        raise PlanError(
-            f"epoch {plan.epoch}: not all ranks came to compare their plans within {_SECONDS} s; see the other "
-            f"ranks' logs for what stopped them ({error})"
-        ) from error
-    finally:
-        if group is not None:
-            dist.destroy_process_group(group)
-    for rank, other in enumerate(everyone):
-        if other["hash"] != everyone[0]["hash"]:
-            found = [d for d in differences(everyone[0], other, ignore=("hash",)) if d] or ["only the steps differ"]
+
+    def gather_soon(mine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        group = None
+        try:
+            # Not kept for the next epoch: a gloo group that is still alive when Python exits can abort the process.
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_SECONDS))
+            return gather(mine, group)
+        except RuntimeError as error:
             raise PlanError(
-                f"rank {rank} is about to train another plan than rank 0 (there, then on rank {rank}): "
-                f"{'; '.join(found)}. Give all ranks the same data, settings, seed and epoch"
-            )
+                f"epoch {plan.epoch}: not all ranks came to compare their plans within {_SECONDS} s; see the other "
+                f"ranks' logs for what stopped them ({error})"
+            ) from error
+        finally:
+            if group is not None:
+                dist.destroy_process_group(group)
+
+    agree(
+        summary_of(plan),
+        gather_soon,
+        "is about to train another plan",
+        "Give all ranks the same data, settings, seed and epoch",
+        deciding="hash",
+    )

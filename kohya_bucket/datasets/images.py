@@ -6,7 +6,7 @@ import logging
 import operator
 import os
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.datasets.collate import register_bucket_collation
-from kohya_bucket.datasets.items import Transform, build_item, check_transform
+from kohya_bucket.datasets.items import DatasetKeywords, Transform, build_item, check_transform
 from kohya_bucket.datasets.planned_index import bucket_of
 from kohya_bucket.datasets.sources import ImageSource
 from kohya_bucket.datasets.sources.files import FileSource
@@ -24,6 +24,9 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.pixels.resize import choose_interpolation
 from kohya_bucket.images.progress import Progress
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["BucketedDataset"]
 
@@ -109,10 +112,11 @@ class BucketedDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def from_paths(
-        cls, paths: Iterable[str | os.PathLike[str]], strategy: BucketRule, **options: Any
-    ) -> BucketedDataset:
+        cls, paths: Iterable[str | os.PathLike[str]], strategy: BucketRule, *,
+        captions: Sequence[str] | str | None = None, **options: Unpack[DatasetKeywords],
+    ) -> BucketedDataset:  # fmt: skip
         """The constructor by another name."""
-        return cls(paths, strategy, **options)
+        return cls(paths, strategy, captions=captions, **options)
 
     @classmethod
     def from_folder(
@@ -123,7 +127,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         recursive: bool = True,
         extensions: Collection[str] = IMAGE_EXTENSIONS,
         captions: Sequence[str] | str | None = ".txt",
-        **options: Any,
+        **options: Unpack[DatasetKeywords],
     ) -> BucketedDataset:
         """All images of a folder (or pattern, or list file; see `list_images`), sorted by path.
 
@@ -166,7 +170,9 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         )
         return cls.from_source(source, strategy, transform=transform, interpolation=interpolation)
 
-    def _place(self, source: ImageSource, strategy: BucketRule, transform: Any, interpolation: str) -> None:
+    def _place(
+        self, source: ImageSource, strategy: BucketRule, transform: Transform | None, interpolation: str
+    ) -> None:
         choose_interpolation((1, 1), (1, 1), interpolation)
         check_rule(strategy)
         check_transform(transform)
@@ -177,7 +183,8 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         missing = [name for name in _SOURCE if not hasattr(source, name)]
         if missing:
             raise KohyaBucketError(f"source is a {type(source).__name__} without {', '.join(missing)}: see ImageSource")
-        self.sizes, self._unreadable = source.read_sizes()
+        self.sizes, unreadable = source.read_sizes()
+        self._unreadable = {i: reason for i, _, reason in unreadable}
         if np.shape(self.sizes) != (len(source), 2):
             raise KohyaBucketError(
                 f"read_sizes() of {type(source).__name__} gave sizes of shape {list(np.shape(self.sizes))} for "
@@ -185,10 +192,9 @@ class BucketedDataset(Dataset[dict[str, Any]]):
             )
         placement = strategy.place(self.sizes)
         if placement.bucket_set is None or not placement.placed.any():
-            examples = "; ".join(f"{name}: {reason}" for _, name, reason in self._unreadable[:_SHOWN])
-            raise KohyaBucketError(
-                f"none of {len(source)} images has a bucket" + (f" ({examples})" if examples else "")
-            )
+            examples = "; ".join(f"{name}: {reason}" for _, name, reason in unreadable[:_SHOWN])
+            why = f" ({examples})" if examples else ""
+            raise KohyaBucketError(f"none of {len(source)} images has a bucket{why}")
         self.bucket_set: BucketSet = placement.bucket_set
         # Of a placement only what cannot be computed again from it stays: 21 bytes per image instead of 69.
         self.bucket_indices: npt.NDArray[np.int32] = placement.bucket_index
@@ -197,22 +203,19 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         self._warn()
 
     def _warn(self) -> None:
-        failures = self.failures
-        if failures:
-            shown = "".join(f"\n  {name}: {reason}" for _, name, reason in failures[:_SHOWN])
-            more = f"\n  and {len(failures) - _SHOWN} more, see .failures" if len(failures) > _SHOWN else ""
-            _log.warning(
-                "%d of %d images have no bucket and are not trained:%s%s", len(failures), len(self), shown, more
-            )
+        if lost := self.failures:
+            shown = "".join(f"\n  {name}: {reason}" for _, name, reason in lost[:_SHOWN])
+            more = f"\n  and {len(lost) - _SHOWN} more, see .failures" if len(lost) > _SHOWN else ""
+            _log.warning("%d of %d images have no bucket and are not trained:%s", len(lost), len(self), shown + more)
 
     @property
     def failures(self) -> list[tuple[int, str, str]]:
         """(index, path, reason) of every image that has no bucket."""
-        known = {i: reason for i, _, reason in self._unreadable}
-        return [
-            (i, self.source.name(i), known.get(i) or Reason(int(self.reasons[i])).text)
-            for i in np.flatnonzero(self.bucket_indices < 0).tolist()
-        ]
+        without = np.flatnonzero(self.bucket_indices < 0).tolist()
+        return [(i, self.source.name(i), self._why_without(i)) for i in without]
+
+    def _why_without(self, number: int) -> str:
+        return self._unreadable.get(number) or Reason(int(self.reasons[number])).text
 
     def __len__(self) -> int:
         return len(self.bucket_indices)
@@ -230,9 +233,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         own = int(self.bucket_indices[number])
         at = bucket_of(index, own)
         if own < 0:
-            known = {i: reason for i, _, reason in self._unreadable}
-            reason = known.get(number) or Reason(int(self.reasons[number])).text
-            raise KohyaBucketError(f"{self.source.name(number)} has no bucket: {reason}")
+            raise KohyaBucketError(f"{self.source.name(number)} has no bucket: {self._why_without(number)}")
         pixels = self.source.pixels(number)
         resized: tuple[int, int] | None = tuple(self.resized_sizes[number].tolist())
         if at != own or pixels.shape[1::-1] != tuple(self.sizes[number].tolist()):

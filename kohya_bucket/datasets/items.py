@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,24 @@ from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.datasets.collate import Item
 from kohya_bucket.datasets.tensors import to_unit_tensor
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.pixels.resize import resize_and_crop
+from kohya_bucket.images.progress import Progress
 
-__all__ = ["Transform", "build_item", "check_transform", "cover_size"]
+__all__ = ["DatasetKeywords", "Transform", "build_item", "check_transform", "cover_size"]
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
+
+
+class DatasetKeywords(TypedDict, total=False):
+    """Keyword arguments of `BucketedDataset`, but for the captions."""
+
+    transform: Transform | None
+    metadata_cache: MetadataCache | None
+    interpolation: str
+    obey_exif: bool
+    num_workers: int | None
+    progress: Progress | None
 
 
 def build_item(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from kohya_bucket.checks import as_flag, integer, whole
+from kohya_bucket.checks import as_flag, integer, one_of, whole
 from kohya_bucket.datasets.accelerate_view import called_by_accelerate_loop, reading_shard
 from kohya_bucket.datasets.agreement import agree_on
 from kohya_bucket.datasets.planned_index import PlannedIndex
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning import EpochPlan, EpochPlanner, Ledger, Position
+from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlan, EpochPlanner, EpochPosition, Ledger
+from kohya_bucket.planning.options import PlanKeywords, known_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["BucketBatchSampler"]
 
@@ -37,10 +41,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         num_replicas: ranks; by default those of torch.distributed, or 1.
         rank: this rank; by default that of torch.distributed, or 0.
         seed: of all epochs, the same on all ranks.
-        options: further arguments of `plan_epoch`: remainder, order, repeats, max_pixels, ...
+        options: remainder, order, repeats, max_pixels, ...; see `PlanOptions`.
 
     Raises:
         PlanError: arguments that no epoch can be planned with.
+        TypeError: an option that does not exist, with the nearest one.
 
     With accelerate, prepare the loader as usual; the wrapper is recognized and given the batches of all ranks.
     """
@@ -54,8 +59,9 @@ class BucketBatchSampler(Sampler[list[int]]):
         num_replicas: int | None = None,
         rank: int | None = None,
         seed: int = 0,
-        **options: Any,
+        **options: Unpack[PlanKeywords],
     ) -> None:
+        options = known_options(BucketBatchSampler, options)
         ids = getattr(bucket_indices, "bucket_indices", bucket_indices)
         bucket_set = getattr(bucket_indices, "bucket_set", None)
         if bucket_set is not None:
@@ -63,22 +69,24 @@ class BucketBatchSampler(Sampler[list[int]]):
         shuffle = as_flag("shuffle", shuffle, PlanError)
         if drop_last is not None:
             drop_last = as_flag("drop_last", drop_last, PlanError)
-            remainder = options.setdefault("remainder", "drop" if drop_last else "keep")
-            if drop_last != (remainder == "drop"):
+            remainder = one_of(
+                "remainder", options.setdefault("remainder", "drop" if drop_last else "keep"), REMAINDERS
+            )
+            if drop_last != REMAINDERS[remainder].leaves_out:
                 raise PlanError(f"drop_last={drop_last} and remainder={remainder!r} contradict: leave one of them out")
-        if not shuffle and options.setdefault("order", "file") != "file":
-            raise PlanError(f"shuffle=False and order={options['order']!r} contradict: leave one of them out")
+        if not shuffle and ORDERS[order := one_of("order", options.setdefault("order", "file"), ORDERS)].shuffles:
+            raise PlanError(f"shuffle=False and order={order!r} contradict: leave one of them out")
         self._replicas = _replicas(num_replicas, rank)
         self._arguments = (np.asarray(ids), batch_size, options)
         self._planners: dict[int, EpochPlanner] = {}
-        self._planned: tuple[tuple[Any, ...], EpochPlan] | None = None
-        self._start = Position(integer("seed", seed), 0)
+        self._planned: tuple[tuple[int, EpochPosition], EpochPlan] | None = None
+        self._start = EpochPosition(integer("seed", seed), 0)
         self._live = self._start
         self._live_steps = 0
         planner = self._planner(1 if self._replicas is None else self._replicas[0])
         self.batch_size = int(planner.global_batch.max(initial=1)) // planner.world_size
-        self.drop_last = planner.remainder == "drop"
-        self.shuffle = planner.order != "file"
+        self.drop_last = planner.options.policy.leaves_out
+        self.shuffle = planner.options.arrangement.shuffles
         # accelerate looks for `set_epoch` on the sampler of a batch sampler only.
         self.sampler = self
 
@@ -100,7 +108,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             PlanError: no whole number, or a negative one.
         """
         if not called_by_accelerate_loop() and (number := whole("epoch", epoch, 0)) != self._start.epoch:
-            self._start = self._live = Position(self.seed, number)
+            self._start = self._live = EpochPosition(self.seed, number)
             self._live_steps = 0
 
     def plan(self) -> EpochPlan:
@@ -124,11 +132,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         start = self._start
         if start.done and self._plan_for(replicas).steps == 0:
             # Saved behind the last step, but before the end was noticed: the rest of that epoch is empty.
-            self._start = self._live = Position(start.seed, start.epoch + 1)
+            self._start = self._live = start.next_epoch()
             return iter(())
         return self._batches(start, replicas, (rank,) if shard is None else range(replicas))
 
-    def _batches(self, start: Position, replicas: int, ranks: Any) -> Iterator[list[int]]:
+    def _batches(self, start: EpochPosition, replicas: int, ranks: Iterable[int]) -> Iterator[list[int]]:
         self._start = start
         plan = self._plan_for(replicas)
         if replicas > 1:
@@ -141,7 +149,7 @@ class BucketBatchSampler(Sampler[list[int]]):
                 if number == len(batches) - 1:
                     self._live = start.at_step(plan.first_step + step + 1, size)
                 yield batch
-        self._start = Position(start.seed, start.epoch + 1)
+        self._start = start.next_epoch()
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """The position as plain values: seed, epoch, steps done, and what data and settings they hold for.
@@ -169,7 +177,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             read_to_its_end = 0 < self._live_steps <= step
             position = position.at_step(step, size)
         if read_to_its_end:
-            position = Position(position.seed, position.epoch + 1)
+            position = position.next_epoch()
         return position.state_dict(planner.fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -181,7 +189,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         Raises:
             ResumeError: the data or the settings are others than those the position was saved for.
         """
-        self._start = self._live = Position.from_state_dict(state, self._planner(self._view()[0]).fingerprint)
+        self._start = self._live = EpochPosition.from_state_dict(state, self._planner(self._view()[0]).fingerprint)
         self._live_steps = 0
 
     def _steps_of_epoch(self, replicas: int) -> int:
@@ -209,10 +217,9 @@ class BucketBatchSampler(Sampler[list[int]]):
         return self._planners[replicas]
 
     def _plan_for(self, replicas: int) -> EpochPlan:
-        start = self._start
-        wanted = (replicas, start.seed, start.epoch, start.done)
+        wanted, start = (replicas, self._start), self._start
         if self._planned is None or self._planned[0] != wanted:
-            self._planned = (wanted, self._planner(replicas).plan(start.seed, start.epoch, start.done))
+            self._planned = wanted, self._planner(replicas).plan(start.seed, start.epoch, start.done)
         return self._planned[1]
 
 

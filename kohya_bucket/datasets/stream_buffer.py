@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from kohya_bucket.buckets.bucket import Bucket
+from kohya_bucket.checks import one_of
 from kohya_bucket.errors import KohyaBucketError
 
 __all__ = ["REMAINDERS", "StreamBuffer", "StreamCounts"]
@@ -71,8 +72,7 @@ class StreamBuffer(Generic[Sample]):
                 f"buffer_size={self.capacity} does not hold one batch of {self.batch_size} x {self.num_replicas} "
                 "ranks; make it several times as large, since images of every bucket wait in it"
             )
-        if self.remainder not in REMAINDERS:
-            raise KohyaBucketError(f"remainder={self.remainder!r}: use one of {', '.join(REMAINDERS)}")
+        one_of("remainder", self.remainder, REMAINDERS, KohyaBucketError)
         self._waiting: dict[Bucket, list[Sample]] = {}
         self._held = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
@@ -22,13 +22,30 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.pixels.resize import choose_interpolation
 from kohya_bucket.images.unreadable import UnreadableImageError
 
-__all__ = ["StreamingBuckets"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["StreamKeywords", "StreamingBuckets"]
 
 _log = logging.getLogger(__name__)
 _SEED_BITS = (1 << 64) - 1
 _Sample = tuple[Any, tuple[int, int], str, str]
 
 register_bucket_collation()
+
+
+class StreamKeywords(TypedDict, total=False):
+    """Keyword arguments of `StreamingBuckets`, but for the names of columns."""
+
+    buffer_size: int
+    shuffle: bool
+    remainder: str
+    seed: int
+    num_replicas: int
+    rank: int
+    transform: Transform | None
+    interpolation: str
+    obey_exif: bool
 
 
 class StreamingBuckets(IterableDataset[dict[str, Any]]):
@@ -107,13 +124,24 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
 
     @classmethod
     def from_hf(
-        cls, stream: Any, strategy: BucketRule, batch_size: int, *, image_column: str = "image", **options: Any
+        cls,
+        stream: Any,
+        strategy: BucketRule,
+        batch_size: int,
+        *,
+        image_column: str = "image",
+        caption_column: str | None = None,
+        name_column: str | None = None,
+        **options: Unpack[StreamKeywords],
     ) -> StreamingBuckets:
         """From `datasets.load_dataset(..., streaming=True)`; encoded images stay encoded while they wait."""
         from kohya_bucket.datasets.sources.huggingface import refuse_splits, undecoded
 
         refuse_splits(stream)
-        return cls(undecoded(stream, image_column), strategy, batch_size, image_column=image_column, **options)
+        return cls(
+            undecoded(stream, image_column), strategy, batch_size, image_column=image_column,
+            caption_column=caption_column, name_column=name_column, **options,
+        )  # fmt: skip
 
     def set_epoch(self, epoch: int) -> None:
         """Another order for each epoch; handed on to the stream if it has such a method."""

@@ -8,19 +8,23 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
 from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.images import BucketedDataset
+from kohya_bucket.datasets.items import Transform
 from kohya_bucket.datasets.sources.tars import TarSource
-from kohya_bucket.datasets.streaming import StreamingBuckets
+from kohya_bucket.datasets.streaming import StreamingBuckets, StreamKeywords
 from kohya_bucket.datasets.tar_index import TarIndex
 from kohya_bucket.datasets.tar_members import Oddities, plain_ending
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.unreadable import UnreadableImageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["dataset_from_shards", "expand_shards", "stream_from_shards"]
 
@@ -45,7 +49,8 @@ def dataset_from_shards(
     image: str | None = None,
     caption: str | None = "txt",
     obey_exif: bool = False,
-    **options: Any,
+    transform: Transform | None = None,
+    interpolation: str = "auto",
 ) -> BucketedDataset:
     """A `BucketedDataset` over shards on this machine: exact plans, random access, nothing unpacked.
 
@@ -57,7 +62,7 @@ def dataset_from_shards(
         caption: ending of the member with the caption, such as "txt", or "json" for a text under the key "caption";
             None for no captions.
         obey_exif: turn images upright as their EXIF asks.
-        options: `transform`, `interpolation` of `BucketedDataset.from_source`.
+        transform, interpolation: as for `BucketedDataset`.
 
     Raises:
         KohyaBucketError: a shard is missing, no tar, compressed, changed while it is used, or behind a URL.
@@ -70,7 +75,8 @@ def dataset_from_shards(
     built = TarIndex.build(names, caption=caption, image=image, before=before)
     if index is not None and (before is None or _identity(before) != _identity(built)):
         built.save(index)
-    return BucketedDataset.from_source(TarSource(built, obey_exif=obey_exif), strategy, **options)
+    source = TarSource(built, obey_exif=obey_exif)
+    return BucketedDataset.from_source(source, strategy, transform=transform, interpolation=interpolation)
 
 
 def stream_from_shards(
@@ -80,7 +86,7 @@ def stream_from_shards(
     *,
     image: str | None = None,
     caption: str | None = "txt",
-    **options: Any,
+    **options: Unpack[StreamKeywords],
 ) -> StreamingBuckets:
     """`StreamingBuckets` over shards anywhere webdataset can read them (files, http, `pipe:` commands; gzip, too).
 

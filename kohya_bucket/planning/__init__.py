@@ -1,14 +1,18 @@
 """From bucket numbers to batches: what every rank trains in every step. numpy only; no files, no global state."""
 
+import warnings
+from typing import TYPE_CHECKING
+
 from kohya_bucket.planning.epoch import plan_epoch
 from kohya_bucket.planning.idle import idle_share, idle_share_independent, idle_share_of, independent_costs, rank_costs
 from kohya_bucket.planning.ledger import Ledger, LedgerReason
+from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.plan import EpochPlan
 from kohya_bucket.planning.planner import EpochPlanner
 from kohya_bucket.planning.remainders import REMAINDERS
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES
-from kohya_bucket.planning.resume import Position
+from kohya_bucket.planning.resume import EpochPosition
 
 __all__ = [
     "ORDERS",
@@ -16,9 +20,10 @@ __all__ = [
     "RESOLUTION_MODES",
     "EpochPlan",
     "EpochPlanner",
+    "EpochPosition",
     "Ledger",
     "LedgerReason",
-    "Position",
+    "PlanOptions",
     "idle_share",
     "idle_share_independent",
     "idle_share_of",
@@ -26,3 +31,15 @@ __all__ = [
     "plan_epoch",
     "rank_costs",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> type[EpochPosition]:
+        if name != "Position":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn(
+            f"{__name__}.Position is now EpochPosition; the old name goes with the next version",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return EpochPosition

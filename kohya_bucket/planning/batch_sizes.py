@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.sizes import IntArray, as_sizes
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import PlanError
 
 __all__ = ["as_global_batch", "count_buckets", "one_or_all", "per_rank_batches"]
@@ -15,19 +13,18 @@ __all__ = ["as_global_batch", "count_buckets", "one_or_all", "per_rank_batches"]
 _TOO_MANY = 2**31
 
 
-def count_buckets(highest: int, batch_size: Any, bucket_sizes: IntArray | None) -> int:
+def count_buckets(highest: int, batch_size: npt.ArrayLike | None, bucket_sizes: IntArray | None) -> int:
     """Number of buckets K: as many as `bucket_sizes` or a per-bucket `batch_size` name, else highest id + 1.
 
     Raises:
         PlanError: an id beyond the buckets that are described.
     """
     described = None if bucket_sizes is None else len(bucket_sizes)
-    if np.ndim(batch_size) == 1:
-        if described is not None and described != len(batch_size):
-            raise PlanError(
-                f"batch_size has {len(batch_size)} entries and bucket_sizes {described}: give one for every bucket"
-            )
-        described = len(batch_size)
+    if batch_size is not None and np.ndim(batch_size) == 1:
+        entries = np.size(batch_size)
+        if described is not None and described != entries:
+            raise PlanError(f"batch_size has {entries} entries and bucket_sizes {described}: give one for every bucket")
+        described = entries
     if described is None:
         return highest + 1
     if highest >= described:
@@ -36,7 +33,11 @@ def count_buckets(highest: int, batch_size: Any, bucket_sizes: IntArray | None) 
 
 
 def per_rank_batches(
-    batch_size: Any, n_buckets: int, *, max_pixels: int | None = None, bucket_sizes: Any = None
+    batch_size: npt.ArrayLike | None,
+    n_buckets: int,
+    *,
+    max_pixels: int | None = None,
+    bucket_sizes: IntArray | None = None,
 ) -> npt.NDArray[np.int64]:
     """[K] images that one rank trains in one full step of each bucket.
 
@@ -65,9 +66,9 @@ def per_rank_batches(
     if max_pixels is not None:
         if bucket_sizes is None:
             raise PlanError("max_pixels is set without bucket_sizes: the budget needs to know the buckets' sizes")
-        sizes = as_sizes(bucket_sizes).astype(np.int64)
+        sizes = bucket_sizes.astype(np.int64)
         pixels = sizes[:, 0] * sizes[:, 1]
-        fits = int(max_pixels) // np.maximum(pixels, 1)
+        fits = max_pixels // np.maximum(pixels, 1)
         if fits.size and fits.min() < 1:
             width, height = sizes[int(fits.argmin())]
             raise PlanError(
@@ -84,7 +85,7 @@ def one_or_all(global_batch: npt.NDArray[np.int64]) -> int | list[int]:
     return int(values[0]) if len(values) == 1 else [int(n) for n in global_batch]
 
 
-def as_global_batch(value: Any, n_buckets: int) -> npt.NDArray[np.int64]:
+def as_global_batch(value: npt.ArrayLike, n_buckets: int) -> npt.NDArray[np.int64]:
     """[K] from what `one_or_all` made.
 
     Raises:

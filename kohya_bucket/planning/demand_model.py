@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.demand import Demand
+from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.regularization import regularization_times
 from kohya_bucket.planning.repeats import MOST_TRAININGS, parse_repeats
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, choose_columns, cycle_places, weighted_cycle
@@ -28,7 +28,7 @@ class EpochDemand:
 
     Attributes:
         demand: what is to be trained, of images that have a bucket.
-        homeless: [H] images without any bucket, once for every training asked of them.
+        unplaced: [H] images without any bucket, once for every training asked of them.
         total: trainings asked, `unplaced` included.
     """
 
@@ -38,7 +38,12 @@ class EpochDemand:
 
 
 class DemandModel:
-    """Bucket ids, repeats, regularization and resolutions, checked once; see `plan_epoch` for the arguments.
+    """Bucket ids with the options that say what an epoch is asked to train.
+
+    Args:
+        ids: [N] or [N, R], as `as_bucket_ids` gives them.
+        n_buckets: K.
+        options: of these, repeats, regularization and resolutions.
 
     Attributes:
         images_per_bucket: [K] images that have each bucket, without repeats.
@@ -46,36 +51,19 @@ class DemandModel:
         everywhere: every image has a bucket, at every resolution.
     """
 
-    def __init__(
-        self,
-        ids: Ids,
-        n_buckets: int,
-        repeats: Any,
-        regularization: Any,
-        regularization_uses: int | None,
-        resolutions: str | None,
-        resolution_weights: Any,
-    ) -> None:
-        if (ids.ndim == 2) != (resolutions is not None):
+    def __init__(self, ids: Ids, n_buckets: int, options: PlanOptions) -> None:
+        if (ids.ndim == 2) != (options.resolutions is not None):
             raise PlanError(
-                f"bucket_ids has shape {list(ids.shape)} and resolutions is {resolutions!r}: "
+                f"bucket_ids has shape {list(ids.shape)} and resolutions is {options.resolutions!r}: "
                 "several resolutions need ids of shape [N, R] and one of " + ", ".join(RESOLUTION_MODES)
             )
-        if resolutions is not None and resolutions not in RESOLUTION_MODES:
-            raise PlanError(f"resolutions is {resolutions!r}, but must be one of {', '.join(RESOLUTION_MODES)}")
-        if resolution_weights is not None and resolutions != "weighted":
-            raise PlanError(
-                f"resolution_weights is set, but resolutions is {resolutions!r}: weights belong to 'weighted'"
-            )
-        if regularization is None and regularization_uses is not None:
-            raise PlanError("regularization_uses is set without regularization: say which images they are")
         self.ids = ids
         self.n_buckets = n_buckets
-        self.repeats = parse_repeats(repeats, len(ids))
-        self.regularization = _as_mask(regularization, len(ids))
-        self.uses = regularization_uses
-        self.resolutions = resolutions
-        self.cycle = weighted_cycle(resolution_weights, ids.shape[1]) if resolutions == "weighted" else None
+        self.mode = mode = options.mode
+        self.repeats = parse_repeats(options.repeats, len(ids))
+        self.regularization = _as_mask(options.regularization, len(ids))
+        self.uses = options.regularization_uses
+        self.cycle = weighted_cycle(options.resolution_weights, ids.shape[1]) if mode and mode.by_weight else None
         self.several_buckets = ids.ndim == 2
         self._places: tuple[int, Times] | None = None
         self.unplaced = np.zeros(0, dtype=np.intp)
@@ -105,12 +93,13 @@ class DemandModel:
 
     def _rows(self, seed: int, epoch: int) -> tuple[npt.NDArray[np.int32], Ids]:
         ids, n = self.ids, len(self.ids)
-        if self.resolutions == "all" and self.everywhere:
+        each = self.mode is not None and not self.mode.one_per_epoch
+        if each and self.everywhere:
             return np.repeat(np.arange(n, dtype=np.int32), ids.shape[1]), ids.reshape(-1)
-        if self.resolutions == "all":
+        if each:
             at_image, at_column = np.nonzero(ids >= 0)
             return at_image.astype(np.int32), ids[at_image, at_column]
-        if self.resolutions is not None:
+        if self.mode is not None:
             column = choose_columns(ids, self.cycle, self._places_of(seed), epoch)
             ids = ids[np.arange(n), column]
             if len(self.unplaced):
@@ -132,7 +121,7 @@ class DemandModel:
             return None
         if self.cycle is not None:
             return len(self.cycle)
-        if self.resolutions != "rotate":
+        if self.mode is None or not self.mode.one_per_epoch:
             return 1
         available = np.unique((self.ids >= 0).sum(axis=1))
         return int(np.lcm.reduce(available[available > 0], initial=1))
@@ -160,7 +149,7 @@ class DemandModel:
         return times
 
 
-def as_bucket_ids(bucket_ids: Any) -> tuple[Ids, int]:
+def as_bucket_ids(bucket_ids: npt.ArrayLike) -> tuple[Ids, int]:
     """Bucket numbers as a checked array, [N] or [N, R], and the highest of them (-1 if there is none).
 
     Raises:
@@ -190,7 +179,7 @@ def _check_total(total: int, epoch: int) -> None:
         )
 
 
-def _as_mask(mask: Any, n: int) -> npt.NDArray[np.bool_] | None:
+def _as_mask(mask: npt.ArrayLike | None, n: int) -> npt.NDArray[np.bool_] | None:
     if mask is None:
         return None
     given = np.asarray(mask)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = ["PLAN_VERSION", "differences", "digest_of", "fingerprint_of"]
 
@@ -14,7 +15,7 @@ PLAN_VERSION = 2
 """Goes up with every change by which equal settings give another plan."""
 
 
-def digest_of(values: Any) -> str | None:
+def digest_of(values: npt.ArrayLike | None) -> str | None:
     """Short digest of an array's values, whatever its integer width; None for None."""
     if values is None:
         return None
@@ -32,7 +33,9 @@ def digest_of(values: Any) -> str | None:
     return digest.hexdigest()
 
 
-def fingerprint_of(bucket_ids: Any, per_bucket: Any, **options: Any) -> dict[str, Any]:
+def fingerprint_of(
+    bucket_ids: npt.NDArray[np.integer], per_bucket: npt.NDArray[np.int64], options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Plain values, ready for JSON: digests of arrays, options as they are.
 
     `per_bucket` (images of each bucket) is kept as it is: by it, a difference can name the bucket.
@@ -57,6 +60,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[s
         a, b = then.get(key), now.get(key)
         if key in ignore or a == b:
             continue
+        name = _PRESENT_NAMES.get(key, key)
         if key == "images_per_bucket":
             found += _bucket_differences(a or [], b or [])
         elif key == "bucket_ids":
@@ -64,9 +68,23 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[s
                 found.append("images are in other buckets or in another order")
         elif key == "images":
             found.append(f"{a} images, now {b}")
+        elif _is_digest(a) and _is_digest(b):
+            found.append(f"other values of {name}")
         else:
-            found.append(f"{key} was {a}, now {b}")
+            found.append(f"{name} was {_shown(a)}, now {_shown(b)}")
     return found
+
+
+_PRESENT_NAMES = {"crop_limit": "max_crop", "enlarge": "no_upscale"}
+"""Of options that fingerprints know by an older name."""
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 16 and set(value) <= set("0123456789abcdef")
+
+
+def _shown(value: object) -> object:
+    return "a list" if _is_digest(value) else value
 
 
 def _bucket_differences(then: list[int], now: list[int]) -> list[str]:

@@ -8,12 +8,11 @@ grows faster, fixed costs per step not at all.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import as_sizes
+from kohya_bucket.planning.options import RepeatsLike
 from kohya_bucket.planning.plan import EpochPlan
 from kohya_bucket.planning.planner import EpochPlanner
 
@@ -22,14 +21,14 @@ __all__ = ["idle_share", "idle_share_independent", "idle_share_of", "independent
 Costs = npt.NDArray[np.float64]
 
 
-def idle_share(costs: Any) -> float:
+def idle_share(costs: npt.ArrayLike) -> float:
     """Share of all ranks' time that is spent waiting, from [S, W] costs of each step and rank; 0 if S is 0."""
     array = np.asarray(costs, dtype=np.float64)
     longest = float(array.max(axis=1).sum()) if array.size else 0.0
     return 1 - float(array.mean(axis=1).sum()) / longest if longest else 0.0
 
 
-def rank_costs(plan: EpochPlan, bucket_sizes: Any = None) -> Costs:
+def rank_costs(plan: EpochPlan, bucket_sizes: npt.ArrayLike | None = None) -> Costs:
     """[S, W] pixels that each rank of a plan trains in each step.
 
     Args:
@@ -41,14 +40,15 @@ def rank_costs(plan: EpochPlan, bucket_sizes: Any = None) -> Costs:
     return (images * pixels[:, None]).astype(np.float64)
 
 
-def idle_share_of(plan: EpochPlan, bucket_sizes: Any = None) -> float:
+def idle_share_of(plan: EpochPlan, bucket_sizes: npt.ArrayLike | None = None) -> float:
     """Predicted idle share of a plan: all ranks train one shape, so only short batches leave ranks waiting."""
     return idle_share(rank_costs(plan, bucket_sizes))
 
 
 def idle_share_independent(
-    bucket_ids: Any, batch_size: Any, bucket_sizes: Any, *, world_size: int, seed: int = 0, repeats: Any = None
-) -> float:
+    bucket_ids: npt.ArrayLike, batch_size: npt.ArrayLike | None, bucket_sizes: npt.ArrayLike, *, world_size: int,
+    seed: int = 0, repeats: RepeatsLike | None = None,
+) -> float:  # fmt: skip
     """Predicted idle share if every rank draws batches of its own; see `independent_costs`."""
     return idle_share(
         independent_costs(bucket_ids, batch_size, bucket_sizes, world_size=world_size, seed=seed, repeats=repeats)
@@ -56,8 +56,9 @@ def idle_share_independent(
 
 
 def independent_costs(
-    bucket_ids: Any, batch_size: Any, bucket_sizes: Any, *, world_size: int, seed: int = 0, repeats: Any = None
-) -> Costs:
+    bucket_ids: npt.ArrayLike, batch_size: npt.ArrayLike | None, bucket_sizes: npt.ArrayLike, *, world_size: int,
+    seed: int = 0, repeats: RepeatsLike | None = None,
+) -> Costs:  # fmt: skip
     """[S, W] pixels that each rank trains in each step if batches are handed out as sd-scripts' loader does.
 
     There, batches of `batch_size` are cut per bucket and shuffled, and rank r takes batch s*W + r in step s:

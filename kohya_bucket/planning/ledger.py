@@ -36,6 +36,7 @@ _TEXT = {
     LedgerReason.MERGED: "trained in the next best bucket, since its own could not fill a batch",
     LedgerReason.CAUGHT: "trained at the base size, since its own bucket could not fill a batch",
 }
+_MOVED = {LedgerReason.MERGED: "trained in the next best bucket", LedgerReason.CAUGHT: "trained at the base size"}
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,7 @@ class Ledger:
         trainings = "" if self.asked == self.images else f" asked {self.asked:,} times"
         parts = [f"{self.images:,} {'image' if self.images == 1 else 'images'}{trainings}", self._missed_text()]
         parts.append(self._repeated_text())
-        if self.moved:
-            merged, caught = self.count(LedgerReason.MERGED), self.count(LedgerReason.CAUGHT)
-            parts += [f"{merged:,} trained in the next best bucket"] if merged else []
-            parts += [f"{caught:,} trained at the base size"] if caught else []
+        parts += [f"{moved:,} {where}" for reason, where in _MOVED.items() if (moved := self.count(reason))]
         return ", ".join(parts)
 
     def __str__(self) -> str:

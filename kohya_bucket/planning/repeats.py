@@ -57,7 +57,7 @@ class Repeats:
         return (epoch * self.numerator + self._phase(seed)) // self.denominator
 
 
-def parse_repeats(repeats: Any, n: int) -> int | Repeats:
+def parse_repeats(repeats: object, n: int) -> int | Repeats:
     """Whole number for all images, or `Repeats` of N images.
 
     Args:

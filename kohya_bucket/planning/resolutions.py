@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,37 @@ from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.sequencing import smallest_ids
 from kohya_bucket.planning.stream import Purpose, stream
 
-__all__ = ["RESOLUTION_MODES", "choose_columns", "cycle_places", "weighted_cycle"]
+__all__ = ["RESOLUTION_MODES", "ResolutionMode", "choose_columns", "cycle_places", "weighted_cycle"]
 
-RESOLUTION_MODES = ("all", "rotate", "weighted")
 _LONGEST_CYCLE = 1_000
+
+
+@dataclass(frozen=True)
+class ResolutionMode:
+    """At which of several resolutions an epoch trains an image.
+
+    Attributes:
+        name: in options, configs and saved states.
+        text: for tables and help.
+        one_per_epoch: at one of them; otherwise at each.
+        by_weight: weights say how often at which.
+    """
+
+    name: str
+    text: str
+    one_per_epoch: bool = True
+    by_weight: bool = False
+
+
+RESOLUTION_MODES = {
+    mode.name: mode
+    for mode in (
+        ResolutionMode("all", "each image at each", one_per_epoch=False),
+        ResolutionMode("rotate", "one per epoch in turn"),
+        ResolutionMode("weighted", "one per epoch by weight", by_weight=True),
+    )
+}
+"""By name, as they are offered."""
 
 
 def cycle_places(
@@ -82,13 +109,13 @@ def choose_columns(
     return chosen.astype(np.intp)
 
 
-def weighted_cycle(weights: Any, n_columns: int) -> npt.NDArray[np.intp]:
+def weighted_cycle(weights: npt.ArrayLike | None, n_columns: int) -> npt.NDArray[np.intp]:
     """A cycle of column numbers in which column r has the share `weights[r]`, each spread evenly.
 
     Raises:
         PlanError: another number of weights, negative ones, or shares that need a cycle of over 1,000 epochs.
     """
-    if weights is None or np.ndim(weights) != 1 or len(weights) != n_columns:
+    if weights is None or np.ndim(weights) != 1 or np.size(weights) != n_columns:
         raise PlanError(f"resolution_weights is {weights!r}, but must hold {n_columns} weights, one per resolution")
     try:
         ratios = [Fraction(w).limit_denominator(_LONGEST_CYCLE) for w in np.asarray(weights).tolist()]

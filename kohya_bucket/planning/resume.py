@@ -4,49 +4,85 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kohya_bucket.errors import ResumeError
 from kohya_bucket.planning.fingerprint import differences
 
-__all__ = ["STATE_VERSION", "Position"]
+__all__ = ["STATE_VERSION", "EpochPosition", "OtherDataError", "ResumePoint", "TrainedPart"]
 
 STATE_VERSION = 1
 _DAMAGED = "the saved position is damaged"
 _KEYS = ("version", "seed", "epoch", "step", "done", "fingerprint")
 
 
+class OtherDataError(ResumeError):
+    """A saved position is for other data or other options; `changed` says which, one text for each."""
+
+    def __init__(self, where: str, changed: list[str]) -> None:
+        self.changed = changed
+        super().__init__(
+            f"cannot resume at {where}: {'; '.join(changed)}. Images would be missed or repeated: restore the data and "
+            "the settings, or start the epoch anew"
+        )
+
+
+class TrainedPart(NamedTuple):
+    """Steps of an epoch that were trained with one global batch: so many images, or [K] for the buckets."""
+
+    global_batch: int | list[int]
+    steps: int
+
+
 @dataclass(frozen=True)
-class Position:
+class ResumePoint:
+    """Where a resumed run begins: an epoch (counted as the trainer does, from 1), and batches of each process in it.
+
+    Attributes:
+        done: batches trained before.
+        left: batches to be trained.
+    """
+
+    epoch: int
+    done: int
+    left: int
+
+
+@dataclass(frozen=True)
+class EpochPosition:
     """Where a run stands.
 
     Attributes:
         seed, epoch: of the plan.
-        done: (global batch, steps) of the epoch's parts that are trained, in order: one part for each global
-            batch that the epoch was trained with, normally one. The `done` of `plan_epoch`.
+        done: the epoch's parts that are trained, in order: one for each global batch that the epoch was trained
+            with, normally one. The `done` of `plan_epoch`.
     """
 
     seed: int
     epoch: int
-    done: tuple[tuple[Any, int], ...] = ()
+    done: tuple[TrainedPart, ...] = ()
 
     @property
     def step(self) -> int:
         """Steps of the epoch that are trained."""
-        return sum(steps for _, steps in self.done)
+        return sum(part.steps for part in self.done)
 
-    def at_step(self, step: int, global_batch: Any) -> Position:
+    def at_step(self, step: int, global_batch: int | list[int]) -> EpochPosition:
         """The position after `step` steps of the epoch, if all since the last change had this global batch.
 
         Raises:
             ResumeError: that lies before the point where the global batch last changed.
         """
-        parts = self.done[:-1] if self.done and self.done[-1][0] == global_batch else self.done
-        before = sum(steps for _, steps in parts)
+        parts = self.done[:-1] if self.done and self.done[-1].global_batch == global_batch else self.done
+        before = sum(part.steps for part in parts)
         if step < before:
             raise ResumeError(f"step {step} of epoch {self.epoch} lies before step {before}, where this run resumed")
-        more = ((global_batch, step - before),) if step > before else ()
-        return Position(self.seed, self.epoch, parts + more)
+        more = (TrainedPart(global_batch, step - before),) if step > before else ()
+        return EpochPosition(self.seed, self.epoch, parts + more)
+
+    def next_epoch(self) -> EpochPosition:
+        """The beginning of the epoch after this one."""
+        return EpochPosition(self.seed, self.epoch + 1)
 
     def state_dict(self, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
         """Plain values, ready for JSON or torch.save, together with what they hold for."""
@@ -60,14 +96,14 @@ class Position:
         }
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> Position:
-        """Read a saved position, for the data and the settings that `fingerprint` describes.
+    def from_state_dict(cls, state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> EpochPosition:
+        """Read a saved position, for the data and the options that `fingerprint` describes.
 
         The global batch may differ: what is left of the epoch is then planned anew with the present one.
 
         Raises:
-            ResumeError: the state is none, of another version, or for other data or settings; with the
-                differences.
+            OtherDataError: the state is for other data or options, with the differences.
+            ResumeError: it is none, of another version, or damaged.
         """
         if not isinstance(state, Mapping):
             raise ResumeError(
@@ -85,12 +121,12 @@ class Position:
             raise ResumeError(f"{_DAMAGED}: its fingerprint is {state['fingerprint']!r}")
         changed = differences(state["fingerprint"], fingerprint, ignore=("global_batch",))
         if changed:
-            raise ResumeError(
-                f"cannot resume at epoch {state['epoch']}, step {state['step']}: {'; '.join(changed)}. Images would "
-                "be missed or repeated: restore the data and the settings, or start the epoch anew"
-            )
+            raise OtherDataError(f"epoch {state['epoch']}, step {state['step']}", changed)
         try:
-            done = tuple((size if isinstance(size, int) else list(size), int(steps)) for size, steps in state["done"])
-            return cls(int(state["seed"]), int(state["epoch"]), done)
+            return cls(int(state["seed"]), int(state["epoch"]), tuple(_part(size, n) for size, n in state["done"]))
         except (TypeError, ValueError) as error:
             raise ResumeError(f"{_DAMAGED}: {error}") from error
+
+
+def _part(global_batch: Any, steps: Any) -> TrainedPart:
+    return TrainedPart(global_batch if isinstance(global_batch, int) else list(global_batch), int(steps))

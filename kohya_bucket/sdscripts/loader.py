@@ -10,6 +10,7 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.loader import call_arguments, draws_by_itself, with_plan
 from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.adapter.seams import Door
+from kohya_bucket.planning import REMAINDERS
 from kohya_bucket.sdscripts.caching.latents import forget_files
 from kohya_bucket.sdscripts.caching.text import forget_texts
 from kohya_bucket.sdscripts.datasets.records import compact
@@ -39,7 +40,7 @@ def planned_arguments(
         return None
     training = bool(arguments.get("shuffle", False))
     counter, options = collator.current_epoch, tables[0].settings
-    if not training and options.remainder == "drop":
+    if not training and REMAINDERS[options.remainder].leaves_out:
         # Its order is the same each time: the same images would never be validated.
         options = replace(options, remainder="keep")
     sampler = PlanSampler(

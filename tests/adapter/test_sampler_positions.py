@@ -15,6 +15,7 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import place_images
 from kohya_bucket.adapter.sampler import PlanSampler
+from kohya_bucket.planning.ranks_agree import RanksDifferError
 
 IMAGES = 60
 SIZES = np.random.RandomState(0).randint(200, 900, (IMAGES, 2)).astype(np.int32)
@@ -40,12 +41,12 @@ def sampler_of(table, batch_size, epoch=1, seed=5):
 def test_stopped_again_and_again_an_epoch_trains_each_image_once(table, stops):
     """Each stop saves what the trainer counts: accelerator steps, which begin at what `on_start` says."""
     seen: Counter[int] = Counter()
-    history = None
+    position = None
     for batch_size, steps in [*stops, (3, 10**6)]:
         sampler, begun = sampler_of(table, batch_size), []
         sampler.on_start = begun.append
-        if history is not None:
-            sampler.resume(history)
+        if position is not None:
+            sampler.resume(position)
         batches, trained = iter(sampler), 0
         if sampler.epoch == 2:
             break  # the epoch was complete
@@ -54,5 +55,20 @@ def test_stopped_again_and_again_an_epoch_trains_each_image_once(table, stops):
             trained += 1
             if trained == steps:
                 break
-        history = sampler.progress(begun[0] + trained)
+        position = sampler.position(begun[0] + trained)
     assert seen == dict.fromkeys(range(IMAGES), 1)
+
+
+def test_ranks_take_the_first_ones_seed_and_refuse_other_data(monkeypatch):
+    told = []
+    monkeypatch.setattr("kohya_bucket.adapter.sampler.world_size", lambda: 2)
+    monkeypatch.setattr("kohya_bucket.adapter.sampler.gather", lambda mine: [*told[:1], told.append(mine) or mine])
+    assert sampler_of({}, 2, seed=7).seed == 7
+    assert sampler_of({}, 2, seed=8).seed == 7
+    with pytest.raises(RanksDifferError) as error:
+        sampler_of({"remainder": "pad"}, 3)
+    assert str(error.value) == (
+        "rank 1 holds another data set than rank 0 (there, then on rank 1): remainder was keep, now pad; "
+        "global_batch was 4, now 6. Every process must see the same files and settings; "
+        "with a validation split, set validation_seed"
+    )

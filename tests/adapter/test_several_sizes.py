@@ -60,7 +60,7 @@ def test_walking_by_number_trains_what_is_asked(case, epoch):
             assert bucket == (width, height)
             assert resized[0] >= width
             assert resized[1] >= height
-            if not images.enlarge:
+            if images.no_upscale:
                 assert (images.sizes[image] >= bucket).all()
             seen[images.keys[image]] += 1
     ids = images.bucket_ids.reshape(len(images.keys), -1)
@@ -120,14 +120,14 @@ def test_a_small_image_has_the_larger_resolutions_only_once():
     assert columns[2].bucket_sizes[1].tolist() == [576, 576]
 
 
-def test_the_digest_knows_the_sizes():
+def test_the_fingerprint_knows_the_sizes():
     sizes = np.full((9, 2), 500, dtype=np.int32)
     keys = DatasetKeys((256, 256), True, 64, 1024)
-    digests = []
+    fingerprints = []
     for table in [{}, *TABLES, {"remainder": "merge", "merge_max_crop": 0.1}]:
         images = place_images(list("abcdefghi"), sizes, np.ones(9, dtype=int), 2, keys, options(table)).trained
-        digests.append(GroupPlanner([images], options(table)).digest)
-    assert len(set(digests)) == len(digests)
+        fingerprints.append(str(GroupPlanner([images], options(table)).fingerprint(1)))
+    assert len(set(fingerprints)) == len(fingerprints)
 
 
 @pytest.mark.parametrize(

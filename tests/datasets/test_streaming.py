@@ -167,7 +167,7 @@ def test_broken_images_are_named_and_passed_over(caplog: pytest.LogCaptureFixtur
 def test_mistakes_are_named() -> None:
     with pytest.raises(KohyaBucketError, match="buffer_size=3 does not hold one batch of 4 x 1"):
         StreamingBuckets(Stream(5), RULE, 4, buffer_size=3)
-    with pytest.raises(KohyaBucketError, match="remainder='lose'"):
+    with pytest.raises(KohyaBucketError, match="remainder is 'lose', but must be one of keep, pad, drop"):
         StreamingBuckets(Stream(5), RULE, 4, remainder="lose")
     with pytest.raises(KohyaBucketError, match="rank 2 of 2"):
         StreamingBuckets(Stream(5), RULE, 4, num_replicas=2, rank=2)

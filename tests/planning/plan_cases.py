@@ -37,7 +37,7 @@ def cases(draw: st.DrawFn) -> dict:
         "bucket_sizes": SIZES[:k],
         "accumulate": draw(st.integers(1, 5)),
         "run_length": draw(st.integers(1, 9)),
-        "crop_limit": draw(st.sampled_from([0.0, 0.3, 0.6])),
+        "max_crop": draw(st.sampled_from([0.0, 0.3, 0.6])),
     }
 
 

@@ -88,22 +88,22 @@ def test_moves_do_not_enlarge() -> None:
         return {(row["bucket"], row["trained_in"]) for row in plan.ledger().rows()}
 
     assert moves(remainder="merge") == {("512x512", "448x448")}  # of equal aspect
-    assert moves(remainder="merge", enlarge=False) == {("512x512", "448x448")}
-    assert moves(remainder="merge", enlarge=False, crop_limit=0.2) == set()  # 23% fewer pixels
-    assert moves(remainder="merge", enlarge=[True, True, False], crop_limit=0.2) == {("512x512", "448x448")}
+    assert moves(remainder="merge", no_upscale=True) == {("512x512", "448x448")}
+    assert moves(remainder="merge", no_upscale=True, max_crop=0.2) == set()  # 23% fewer pixels
+    assert moves(remainder="merge", no_upscale=[False, False, True], max_crop=0.2) == {("512x512", "448x448")}
     assert moves(remainder="catch_all", base_bucket=2) == {("448x448", "576x512"), ("512x512", "576x512")}
-    assert moves(remainder="catch_all", base_bucket=2, enlarge=False) == set()
-    with pytest.raises(PlanError, match="enlarge is false without bucket_sizes"):
-        plan_epoch(ids, 4, enlarge=False)
-    with pytest.raises(PlanError, match="enlarge is 'no'"):
-        plan_epoch(ids, 4, bucket_sizes=sizes, enlarge="no")
+    assert moves(remainder="catch_all", base_bucket=2, no_upscale=True) == set()
+    with pytest.raises(PlanError, match="no_upscale is set without bucket_sizes"):
+        plan_epoch(ids, 4, no_upscale=True)
+    with pytest.raises(PlanError, match="no_upscale is 'no'"):
+        plan_epoch(ids, 4, bucket_sizes=sizes, no_upscale="no")
 
 
 @pytest.mark.parametrize("remainder", ["merge", "catch_all"])
 def test_what_is_left_of_an_epoch_trains_in_its_own_bucket_after_another_global_batch(remainder: str) -> None:
     rng = np.random.RandomState(3)
     ids = rng.choice(6, 97)
-    case = {"bucket_ids": ids, "bucket_sizes": SIZES, "remainder": remainder, "crop_limit": 0.9, "repeats": 2}
+    case = {"bucket_ids": ids, "bucket_sizes": SIZES, "remainder": remainder, "max_crop": 0.9, "repeats": 2}
     whole = plan_epoch(**case, batch_size=5)
     assert whole.moves
     for stop in range(whole.steps + 1):

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from plan_cases import SIZES, cases, trained
 
 from kohya_bucket.errors import PlanError, ResumeError
-from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, Position, plan_epoch
+from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, EpochPosition, plan_epoch
+from kohya_bucket.planning.resume import TrainedPart
 
 every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
 
@@ -61,16 +62,16 @@ def test_resume_with_another_global_batch_trains_the_complement(remainder, case,
 def test_positions_travel_as_json_and_name_what_changed() -> None:
     ids = np.arange(50) % 4
     planner = EpochPlanner(ids, 2, world_size=2, bucket_sizes=SIZES[:4])
-    state = json.loads(json.dumps(Position(7, 3).at_step(5, 4).state_dict(planner.fingerprint)))
+    state = json.loads(json.dumps(EpochPosition(7, 3).at_step(5, 4).state_dict(planner.fingerprint)))
     assert (state["epoch"], state["step"]) == (3, 5)
-    position = Position.from_state_dict(state, EpochPlanner(ids, 4, bucket_sizes=SIZES[:4]).fingerprint)
-    assert position == Position(7, 3, ((4, 5),))
-    assert position.at_step(9, 4) == Position(7, 3, ((4, 9),))
-    assert position.at_step(9, 8) == Position(7, 3, ((4, 5), (8, 4)))
+    position = EpochPosition.from_state_dict(state, EpochPlanner(ids, 4, bucket_sizes=SIZES[:4]).fingerprint)
+    assert position == EpochPosition(7, 3, (TrainedPart(4, 5),))
+    assert position.at_step(9, 4) == EpochPosition(7, 3, (TrainedPart(4, 9),))
+    assert position.at_step(9, 8) == EpochPosition(7, 3, (TrainedPart(4, 5), TrainedPart(8, 4)))
 
     def refused(*args: object, **options: object) -> str:
         with pytest.raises(ResumeError) as error:
-            Position.from_state_dict(state, EpochPlanner(*args, **options).fingerprint)
+            EpochPosition.from_state_dict(state, EpochPlanner(*args, **options).fingerprint)
         return str(error.value)
 
     assert "50 images, now 51; bucket 1 had 13 images, now 14" in refused(
@@ -80,9 +81,9 @@ def test_positions_travel_as_json_and_name_what_changed() -> None:
     assert "remainder was keep, now pad" in refused(ids, 2, remainder="pad", bucket_sizes=SIZES[:4])
     assert "bucket_sizes" in refused(ids, 2, bucket_sizes=SIZES[1:5])
     with pytest.raises(ResumeError, match="no saved position: version"):
-        Position.from_state_dict({"epoch": 1}, planner.fingerprint)
+        EpochPosition.from_state_dict({"epoch": 1}, planner.fingerprint)
     with pytest.raises(ResumeError, match="version 9"):
-        Position.from_state_dict({**state, "version": 9}, planner.fingerprint)
+        EpochPosition.from_state_dict({**state, "version": 9}, planner.fingerprint)
     with pytest.raises(ResumeError, match="step 4 of epoch 3 lies before step 5"):
         position.at_step(4, 8)
     with pytest.raises(PlanError, match="only 14"):

@@ -45,7 +45,7 @@ def golden_plans() -> dict:
         "keep, shuffled, epoch 1, 2 ranks": plan_epoch(IDS, 2, world_size=2, epoch=1, **common),
         "pad, runs": plan_epoch(IDS, 3, remainder="pad", order="runs", run_length=2, **common),
         "drop, sorted": plan_epoch(IDS, 3, remainder="drop", order="sorted", **common),
-        "merge, repeats": plan_epoch(IDS, 4, remainder="merge", crop_limit=0.5, repeats=2, **common),
+        "merge, repeats": plan_epoch(IDS, 4, remainder="merge", max_crop=0.5, repeats=2, **common),
         "catch_all, file": plan_epoch(IDS, 3, remainder="catch_all", order="file", **common),
         "fractions": plan_epoch(IDS, 3, repeats=0.4, epoch=2, **common),
     }
@@ -105,7 +105,7 @@ def test_groups_are_never_mixed() -> None:
             ids,
             4,
             remainder=remainder,
-            crop_limit=0.9,
+            max_crop=0.9,
             bucket_sizes=[(512, 512), (512, 512), (640, 384), (640, 384)],
             bucket_groups=[0, 1, 0, 1],
         )
@@ -117,10 +117,10 @@ def test_groups_are_never_mixed() -> None:
 def test_merge_prefers_the_least_crop_and_keeps_to_the_limit() -> None:
     ids = np.array([0] * 8 + [1] * 1 + [2] * 8)
     sizes = [(512, 512), (576, 512), (1024, 256)]
-    plan = plan_epoch(ids, 4, remainder="merge", bucket_sizes=sizes, crop_limit=0.2)
+    plan = plan_epoch(ids, 4, remainder="merge", bucket_sizes=sizes, max_crop=0.2)
     assert plan.ledger().rows()[0]["trained_in"] == "512x512"
     assert (trained(plan) == 1).all()
-    strict = plan_epoch(ids, 4, remainder="merge", bucket_sizes=sizes, crop_limit=0.05)
+    strict = plan_epoch(ids, 4, remainder="merge", bucket_sizes=sizes, max_crop=0.05)
     assert len(strict.ledger()) == 0
     assert sorted(strict.length.tolist()) == [1, 4, 4, 4, 4]
 
@@ -201,9 +201,9 @@ def test_bucket_numbers_of_every_integer_type_give_one_plan(dtype) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"crop_limit": float("nan")}, "crop_limit is nan, but is a share"),
-        ({"crop_limit": 25}, "crop_limit is 25, but is a share"),
-        ({"crop_limit": None}, "crop_limit is None, but is a share"),
+        ({"max_crop": float("nan")}, "max_crop is nan, but is a share"),
+        ({"max_crop": 25}, "max_crop is 25, but is a share"),
+        ({"max_crop": None}, "max_crop is None, but is a share"),
         ({"max_pixels": "1000000", "bucket_sizes": SIZES}, "max_pixels is '1000000', but must be a whole number"),
         ({"max_pixels": 1e6, "bucket_sizes": SIZES}, "max_pixels is 1000000.0, but must be a whole number"),
         ({"base_bucket": "512x512"}, "base_bucket is '512x512', but must be a whole number"),

@@ -1,14 +1,11 @@
-"""In which order an epoch's batches are trained. One order per file, each `(cut, rng, run_length) -> [S]`."""
+"""In which order an epoch's batches are trained. One way of arranging them per file."""
 
-from kohya_bucket.planning.orders.runs import order_in_runs
-from kohya_bucket.planning.orders.shuffled import order_shuffled
-from kohya_bucket.planning.orders.sorted import order_sorted
+from kohya_bucket.planning.orders.order import Order
+from kohya_bucket.planning.orders.runs import RUNS
+from kohya_bucket.planning.orders.shuffled import SHUFFLED
+from kohya_bucket.planning.orders.sorted import FILE, SORTED
 
-__all__ = ["ORDERS", "order_in_runs", "order_shuffled", "order_sorted"]
+__all__ = ["ORDERS"]
 
-ORDERS = {
-    "shuffled": order_shuffled,
-    "runs": order_in_runs,
-    "sorted": order_sorted,
-    "file": order_sorted,
-}
+ORDERS: dict[str, Order] = {order.name: order for order in (SHUFFLED, RUNS, SORTED, FILE)}
+"""By name, as they are offered."""

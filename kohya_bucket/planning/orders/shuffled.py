@@ -6,12 +6,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.planning.batch_layout import BatchLayout
+from kohya_bucket.planning.orders.order import Order
 from kohya_bucket.planning.stream import packed_order
 
-__all__ = ["order_shuffled", "spread_evenly"]
+__all__ = ["SHUFFLED", "spread_evenly"]
 
 
-def order_shuffled(cut: BatchLayout, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:  # noqa: ARG001
+def _order_shuffled(cut: BatchLayout, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:  # noqa: ARG001
     """[S] numbers of the batches in the order of training; see `spread_evenly` for what holds."""
     return spread_evenly(cut.bucket, cut.turn, cut.per_bucket, rng)
 
@@ -37,3 +38,6 @@ def spread_evenly(
     part = (turn + first[bucket]) % np.maximum(total, 1)
     places = (part + rng.random_sample(len(bucket))) / np.maximum(total, 1)
     return packed_order(np.minimum(places, 1 - 2**-40))
+
+
+SHUFFLED = Order("shuffled", "batches of all buckets mixed, each bucket spread evenly", _order_shuffled)

@@ -1,16 +1,13 @@
-"""What becomes of the images that do not fill a global batch. One policy per file.
+"""What becomes of the images that do not fill a global batch. One policy per file."""
 
-Each is `(demand, context) -> (demand, changes)`: it changes what is asked for before batches are cut, and says
-so in rows for the ledger.
-"""
+from kohya_bucket.planning.policy import RemainderPolicy
+from kohya_bucket.planning.remainders.catch_all import CATCH_ALL
+from kohya_bucket.planning.remainders.drop import DROP
+from kohya_bucket.planning.remainders.keep import KEEP
+from kohya_bucket.planning.remainders.merge import MERGE
+from kohya_bucket.planning.remainders.pad import PAD
 
-from kohya_bucket.planning.remainders.catch_all import catch_all
-from kohya_bucket.planning.remainders.context import RemainderContext
-from kohya_bucket.planning.remainders.drop import drop
-from kohya_bucket.planning.remainders.keep import keep
-from kohya_bucket.planning.remainders.merge import merge
-from kohya_bucket.planning.remainders.pad import pad
+__all__ = ["REMAINDERS"]
 
-__all__ = ["REMAINDERS", "RemainderContext", "catch_all", "drop", "keep", "merge", "pad"]
-
-REMAINDERS = {"keep": keep, "pad": pad, "drop": drop, "merge": merge, "catch_all": catch_all}
+REMAINDERS: dict[str, RemainderPolicy] = {policy.name: policy for policy in (KEEP, PAD, DROP, MERGE, CATCH_ALL)}
+"""By name, as they are offered."""

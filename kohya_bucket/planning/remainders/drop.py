@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from kohya_bucket.planning.demand import Change, Demand
-from kohya_bucket.planning.remainders.context import RemainderContext, change_of
+from kohya_bucket.planning.ledger import LedgerReason
+from kohya_bucket.planning.policy import RemainderContext, RemainderPolicy, change_of
 from kohya_bucket.planning.rotation import take_in_rotation
 
-__all__ = ["drop"]
+__all__ = ["DROP"]
 
 
-def drop(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]]:
+def _drop(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]]:
     """Leave out each bucket's remainder in rotation.
 
     A bucket that never fills a batch is left out whole in every epoch: the ledger shows it.
@@ -20,3 +21,6 @@ def drop(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change
     if len(rows) == 0:
         return demand, []
     return demand.changed(rows, np.full(len(rows), -1, dtype=np.int64)), [change_of(demand, rows, -1)]
+
+
+DROP = RemainderPolicy("drop", "leaves a different part out each epoch", _drop, LedgerReason.DROPPED)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from kohya_bucket.planning.demand import Change, Demand
-from kohya_bucket.planning.remainders.context import RemainderContext, change_of
+from kohya_bucket.planning.ledger import LedgerReason
+from kohya_bucket.planning.policy import RemainderContext, RemainderPolicy, change_of
 from kohya_bucket.planning.rotation import take_in_rotation
 
-__all__ = ["pad"]
+__all__ = ["PAD"]
 
 
-def pad(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]]:
+def _pad(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]]:
     """Ask each bucket for as many more trainings as fill its last batch, of other images in each epoch.
 
     The added trainings are spread over the bucket's batches like any repeat, not heaped into the last one.
@@ -21,3 +22,6 @@ def pad(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]
     if len(rows) == 0:
         return demand, []
     return demand.changed(rows, np.ones(len(rows), dtype=np.int64)), [change_of(demand, rows, +1)]
+
+
+PAD = RemainderPolicy("pad", "fills it with repeats from the bucket", _pad, LedgerReason.PADDED)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.latents.stale import Reason, as_text
+from kohya_bucket.planning import RESOLUTION_MODES
 
 __all__ = ["bucket_table_lines", "misread_lines", "recached_lines", "skipped_lines"]
 
@@ -29,9 +30,8 @@ def bucket_table_lines(images: PlacedDataset, steps: int) -> list[str]:
         lines.append(f"{row.bucket!s:>9} {row.samples:>7} {row.batches:>6}{short} {row.mean_crop_loss:>4.0%}")
     if any(row.short_batches for row in rows):
         lines.append("(+: its last batch is short)")
-    if images.columns:
-        ways = {"all": "each image at each", "rotate": "one per epoch in turn", "weighted": "one per epoch by weight"}
-        lines.append(f"{len(images.columns)} resolutions, {ways[images.mode or 'all']}")
+    if images.mode is not None:
+        lines.append(f"{len(images.per_resolution)} resolutions, {RESOLUTION_MODES[images.mode].text}")
     return lines
 
 

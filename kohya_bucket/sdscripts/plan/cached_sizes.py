@@ -66,7 +66,7 @@ def cached_sizes(
         for rows, further in ((here if number else here | (own < 0), False), (column.placed & ~here, True)):
             if rows.any():
                 out.append(CachedSizes(np.flatnonzero(rows), column.select(rows), names[number], further))
-    if options.remainder not in ("merge", "catch_all"):
+    if not options.moves_images:
         return out
     placed = np.flatnonzero(placing.kept)
     image, bucket = moved_images(trained, options, gpus)
@@ -76,7 +76,7 @@ def cached_sizes(
         placement = place_into_set(
             sizes[rows], BucketSet.from_dims([(width, height)]), np.zeros(len(rows), dtype=np.int32)
         )
-        name = f"{names[int(trained.column_of_bucket[target])]} to {width}x{height}".strip()
+        name = f"{names[int(trained.resolution_of_bucket[target])]} to {width}x{height}".strip()
         out.append(CachedSizes(rows, placement, name, True))
     return out
 

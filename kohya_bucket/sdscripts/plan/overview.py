@@ -57,7 +57,7 @@ class DatasetOverview:
 
     def image_rows(self) -> list[ImageRow]:
         """One row per image that is trained, with several resolutions one for each that it is trained at."""
-        columns = self.images.columns or (self.images.placement,)
+        columns = self.images.per_resolution or (self.images.placement,)
         return [row for column in columns for row in self._rows_at(column)]
 
     def _rows_at(self, placement: Placement) -> list[ImageRow]:
@@ -167,7 +167,7 @@ def _gpu_row(groups: list[PlacedDataset], settings: AdapterOptions, gpus: int, a
     planner = GroupPlanner(groups, settings)
     ranks = gpus if settings.same_shape else 1
     plan = planner.plan(0, 1, ranks)
-    asked = planner.planner(ranks).asking.for_epoch(0, 1).demand
+    asked = planner.planner(ranks).demand_model.for_epoch(0, 1).demand
     ledger = plan.ledger()
     steps = plan.steps if settings.same_shape else -(-plan.steps // gpus)
     independent = idle_share_independent(

@@ -1,0 +1,231 @@
+"""The options of a plan: named, described, checked and put into saved states here, and nowhere else."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import Any, TypedDict, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.sizes import IntArray, as_sizes
+from kohya_bucket.checks import as_flag, integer, known_keyword, one_of, whole
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.orders import ORDERS
+from kohya_bucket.planning.orders.order import Order
+from kohya_bucket.planning.policy import RemainderContext, RemainderPolicy
+from kohya_bucket.planning.remainders import REMAINDERS
+from kohya_bucket.planning.resolutions import RESOLUTION_MODES, ResolutionMode
+
+__all__ = ["PlanKeywords", "PlanOptions", "RepeatsLike", "known_options"]
+
+RepeatsLike = npt.ArrayLike | Fraction | Sequence[Fraction]
+
+
+class PlanKeywords(TypedDict, total=False):
+    """`PlanOptions` as keyword arguments, for type checkers."""
+
+    remainder: str
+    order: str
+    repeats: RepeatsLike | None
+    accumulate: int
+    max_pixels: int | None
+    bucket_sizes: npt.ArrayLike | None
+    regularization: npt.ArrayLike | None
+    regularization_uses: int | None
+    resolutions: str | None
+    resolution_weights: npt.ArrayLike | None
+    run_length: int
+    max_crop: float
+    base_bucket: int | None
+    bucket_groups: npt.ArrayLike | None
+    no_upscale: npt.ArrayLike
+    equal_epochs: bool
+
+
+@dataclass(frozen=True, eq=False)
+class PlanOptions:
+    """What `plan_epoch`, `EpochPlanner` and `BucketBatchSampler` take as keyword arguments.
+
+    Attributes:
+        remainder: what becomes of the images that do not fill a global batch: "keep" trains them in a short batch;
+            `REMAINDERS` has the others, each with a text.
+        order: "shuffled" mixes the batches and spreads each bucket evenly; `ORDERS` has the others.
+        repeats: how often an image is trained in an epoch: a number or [N], whole or fractions such as 2.5 or 0.1.
+        accumulate: steps for one update; the plan's steps do not depend on it.
+        max_pixels: bound of images x width x height per rank and step, in place of or besides `batch_size`.
+        bucket_sizes: [K, 2] (width, height); needed by `max_pixels`, "merge", and "catch_all" without base.
+        regularization: [N] bool, images that are used in rotation instead of `repeats` times.
+        regularization_uses: trainings of regularization images per epoch; by default as many as of all others.
+        resolutions: how [N, R] ids are used, e.g. "all": each image at each resolution; see `RESOLUTION_MODES`.
+        resolution_weights: [R], for "weighted".
+        run_length: steps of one run, for order="runs".
+        max_crop: share of an image's area that "merge" may crop off by moving it.
+        base_bucket: bucket of the catch-all batches; by default the squarest, then the largest.
+        bucket_groups: [K], images are never moved from one group to another (e.g. two data sets).
+        no_upscale: "merge" and "catch_all" must not move an image to a bucket that is larger in a side, for all or
+            [K] by its own bucket; pixels lost by scaling down then count towards `max_crop` too.
+        equal_epochs: every epoch has as many steps as the longest. With "rotate" and "weighted", epochs have the same
+            number of images, but their buckets leave other remainders; shorter epochs split batches in two.
+
+    Raises:
+        PlanError: a value outside of its range, or an option without what it needs.
+    """
+
+    remainder: str = "keep"
+    order: str = "shuffled"
+    repeats: RepeatsLike | None = None
+    accumulate: int = 1
+    max_pixels: int | None = None
+    bucket_sizes: npt.ArrayLike | None = None
+    regularization: npt.ArrayLike | None = None
+    regularization_uses: int | None = None
+    resolutions: str | None = None
+    resolution_weights: npt.ArrayLike | None = None
+    run_length: int = 8
+    max_crop: float = 0.25
+    base_bucket: int | None = None
+    bucket_groups: npt.ArrayLike | None = None
+    no_upscale: npt.ArrayLike = False
+    equal_epochs: bool = False
+
+    def __post_init__(self) -> None:
+        uses, pixels = self.regularization_uses, self.max_pixels
+        checked = {
+            "accumulate": whole("accumulate", self.accumulate, 1, bits=31),
+            "run_length": whole("run_length", self.run_length, 1, bits=31),
+            "remainder": one_of("remainder", self.remainder, REMAINDERS),
+            "order": one_of("order", self.order, ORDERS),
+            "bucket_sizes": None if self.bucket_sizes is None else as_sizes(self.bucket_sizes),
+            "max_pixels": None if pixels is None else whole("max_pixels", pixels, 1),
+            "max_crop": _share("max_crop", self.max_crop),
+            "base_bucket": None if self.base_bucket is None else integer("base_bucket", self.base_bucket),
+            "regularization_uses": None if uses is None else whole("regularization_uses", uses, 0),
+            "equal_epochs": as_flag("equal_epochs", self.equal_epochs, PlanError),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if self.policy.needs_sizes and self.sizes is None:
+            raise PlanError(f"remainder={self.remainder!r} needs bucket_sizes: {self.policy.needs_sizes}")
+        if self.resolutions is not None:
+            one_of("resolutions", self.resolutions, RESOLUTION_MODES)
+        if self.resolution_weights is not None and not (self.mode and self.mode.by_weight):
+            raise PlanError(
+                f"resolution_weights is set, but resolutions is {self.resolutions!r}: weights belong to 'weighted'"
+            )
+        if self.regularization is None and uses is not None:
+            raise PlanError("regularization_uses is set without regularization: say which images they are")
+
+    @property
+    def policy(self) -> RemainderPolicy:
+        """What `remainder` names."""
+        return REMAINDERS[self.remainder]
+
+    @property
+    def arrangement(self) -> Order:
+        """What `order` names."""
+        return ORDERS[self.order]
+
+    @property
+    def mode(self) -> ResolutionMode | None:
+        """What `resolutions` names."""
+        return None if self.resolutions is None else RESOLUTION_MODES[self.resolutions]
+
+    @property
+    def sizes(self) -> IntArray | None:
+        """`bucket_sizes` as the array that they were made."""
+        return cast("IntArray | None", self.bucket_sizes)
+
+    def context(self, global_batch: npt.NDArray[np.int64]) -> RemainderContext:
+        """What the policy may look at, for [K] buckets, at the first epoch of seed 0.
+
+        Raises:
+            PlanError: an option that goes by the bucket, for other buckets.
+        """
+        n = len(global_batch)
+        if self.base_bucket is not None and not 0 <= self.base_bucket < n:
+            raise PlanError(f"base_bucket is {self.base_bucket}, but there are buckets 0 to {n - 1}")
+        groups = np.zeros(n, dtype=np.int64)
+        if self.bucket_groups is not None:
+            groups = np.asarray(self.bucket_groups, dtype=np.int64)
+            if groups.shape != (n,):
+                raise PlanError(f"bucket_groups has shape {list(groups.shape)}, but there are {n} buckets")
+        given = np.asarray(self.no_upscale)
+        if given.dtype != np.bool_ or given.shape not in ((), (n,)):
+            raise PlanError(
+                f"no_upscale is {self.no_upscale!r}, but must be true or false, for all or each of {n} buckets"
+            )
+        if self.sizes is None and given.any():
+            raise PlanError("no_upscale is set without bucket_sizes: which bucket is larger depends on them")
+        no_upscale = np.broadcast_to(given, (n,)).copy()
+        return RemainderContext(global_batch, 0, 0, self.sizes, groups, self.max_crop, self.base_bucket, no_upscale)
+
+    def stored(self, context: RemainderContext) -> dict[str, object]:
+        """What decides a plan, under the names that saved states know it by: these never change."""
+        return {
+            "remainder": self.remainder,
+            "order": self.order,
+            "repeats": self.repeats,
+            "regularization": self.regularization,
+            "regularization_uses": self.regularization_uses,
+            "resolutions": self.resolutions,
+            "resolution_weights": self.resolution_weights,
+            "bucket_sizes": self.sizes,
+            "bucket_groups": self.bucket_groups,
+            "run_length": self.run_length if self.arrangement.heeds_run_length else None,
+            "crop_limit": self.max_crop if self.policy.heeds_max_crop else None,
+            "base_bucket": self.base_bucket,
+            "enlarge": ~context.no_upscale if context.no_upscale.any() else None,
+            "equal_epochs": True if self.equal_epochs else None,
+        }
+
+
+_NAMES = tuple(field.name for field in fields(PlanOptions))
+
+
+def known_options(where: Callable[..., object], given: Mapping[str, Any]) -> PlanKeywords:
+    """The keyword arguments that a caller of `where` gave as options; old names under the new ones, with a warning.
+
+    Raises:
+        TypeError: an unknown name, with the nearest argument of `where`; or an old name beside the new one.
+    """
+    options = dict(given)
+    for old, (new, turned) in _OLD_NAMES.items():
+        if old in options:
+            if new in options:
+                raise TypeError(f"{where.__name__} got {new} and {old}, its old name: leave {old} out")
+            warnings.warn(
+                f"{old} of {where.__name__} is now {new}; the old name goes with the next version",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            options[new] = turned(options.pop(old))
+    if not options.keys() <= set(_NAMES):
+        own = [p.name for p in inspect.signature(where).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        known_keyword(where.__name__, options, [*own, *_NAMES])
+    return cast(PlanKeywords, options)
+
+
+def _opposite(enlarge: Any) -> Any:
+    given = np.asarray(enlarge)
+    return ~given if given.dtype == np.bool_ else enlarge
+
+
+_OLD_NAMES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "crop_limit": ("max_crop", lambda share: share),
+    "enlarge": ("no_upscale", _opposite),
+}
+
+
+def _share(name: str, value: float) -> float:
+    try:
+        share = float(value)
+    except (TypeError, ValueError):
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise PlanError(f"{name} is {value!r}, but is a share of the image: from 0 to 1, e.g. 0.25 for a quarter")
+    return share

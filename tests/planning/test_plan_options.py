@@ -1,0 +1,245 @@
+"""Options are named once: what is registered is offered, checked and described everywhere."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from plan_cases import SIZES, trained
+
+from kohya_bucket import planning
+from kohya_bucket.datasets import stream_buffer
+from kohya_bucket.errors import ConfigError, PlanError
+from kohya_bucket.planning import (
+    ORDERS,
+    REMAINDERS,
+    RESOLUTION_MODES,
+    EpochPlanner,
+    LedgerReason,
+    PlanOptions,
+    plan_epoch,
+)
+from kohya_bucket.planning.options import PlanKeywords
+from kohya_bucket.planning.policy import RemainderPolicy, change_of, moved_to
+
+ROOT = Path(__file__).parents[2]
+IDS = np.array([0] * 7 + [1] * 6)
+
+
+def leave_the_first_out(demand, context):
+    """The images with the smallest numbers, in every epoch the same ones."""
+    over = demand.per_bucket() % context.global_batch
+    rows = np.concatenate([np.flatnonzero(demand.bucket == k)[:n] for k, n in enumerate(over)])
+    return demand.changed(rows, np.full(len(rows), -1)), [change_of(demand, rows, -1)]
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    policy = RemainderPolicy("first_out", "leaves the first ones out", leave_the_first_out, LedgerReason.DROPPED)
+    monkeypatch.setitem(REMAINDERS, policy.name, policy)
+    return policy.name
+
+
+def test_a_new_policy_is_one_value(toy) -> None:
+    plan = EpochPlanner(IDS, 4, remainder=toy).plan(epoch=3)
+    assert np.flatnonzero(trained(plan) == 0).tolist() == [0, 1, 2, 7, 8]
+    assert plan.ledger().text == "13 images, 5 missed (5 dropped with the remainder of 2 buckets), 0 repeated"
+    with pytest.raises(
+        PlanError, match=r"remainder is 'first_oud', but .* catch_all, first_out; the nearest is 'first"
+    ):
+        EpochPlanner(IDS, 4, remainder="first_oud")
+
+
+def test_a_new_policy_is_offered_by_the_sampler_and_the_adapter(toy) -> None:
+    pytest.importorskip("torch", reason="the sampler is torch's")
+    from kohya_bucket import BucketBatchSampler
+    from kohya_bucket.adapter.dataset_keys import DatasetKeys
+    from kohya_bucket.adapter.group import GroupPlanner
+    from kohya_bucket.adapter.options import AdapterOptions
+    from kohya_bucket.adapter.placing import place_images
+    from kohya_bucket.adapter.sampler import PlanSampler
+
+    sampler = BucketBatchSampler(IDS, 4, remainder=toy)
+    assert sampler.drop_last
+    assert sorted(i for batch in sampler for i in batch) == [3, 4, 5, 6, 9, 10, 11, 12]
+    options = AdapterOptions.from_tables(("here", {"remainder": toy}))
+    assert not options.several_sizes
+    images = place_images(
+        list("abcdefg"), np.full((7, 2), 512), np.ones(7, dtype=int), 4, DatasetKeys((512, 512), True), options
+    )
+    batches = PlanSampler(GroupPlanner([images.trained], options), 0, SimpleNamespace(value=1))
+    assert sorted(i for batch in batches for i in batch.images.tolist()) == [3, 4, 5, 6]
+
+
+def all_to_the_first(demand, context):
+    """What does not fill a batch goes to bucket 0."""
+    rows = np.flatnonzero(demand.bucket)[: np.count_nonzero(demand.bucket) % context.global_batch[0]]
+    return moved_to(demand, rows, np.zeros(len(rows), dtype=np.int32))
+
+
+def test_a_new_policy_may_move_images_and_need_sizes(monkeypatch) -> None:
+    pytest.importorskip("torch", reason="the sampler is torch's")
+    from kohya_bucket import BucketBatchSampler
+    from kohya_bucket.adapter.options import AdapterOptions
+
+    policy = RemainderPolicy(
+        "to_first",
+        "moves them",
+        all_to_the_first,
+        LedgerReason.MERGED,
+        moves_images=True,
+        needs_sizes="it looks at them",
+    )
+    monkeypatch.setitem(REMAINDERS, policy.name, policy)
+    with pytest.raises(PlanError, match="remainder='to_first' needs bucket_sizes: it looks at them"):
+        EpochPlanner(IDS, 4, remainder="to_first")
+    sampler = BucketBatchSampler(IDS, 4, remainder="to_first", bucket_sizes=SIZES[:2])
+    assert sampler.ledger().text == "13 images, 0 missed, 0 repeated, 2 trained in the next best bucket"
+    assert {int(i): i.bucket for batch in sampler for i in batch} == dict(enumerate([0] * 9 + [1] * 4))
+    # What is left of an epoch is not moved.
+    assert not plan_epoch(IDS, 4, remainder="to_first", bucket_sizes=SIZES[:2], done=[(3, 1)]).moves
+    assert AdapterOptions.from_tables(("here", {"remainder": "to_first"})).several_sizes
+
+
+def test_the_adapter_offers_what_is_registered() -> None:
+    from kohya_bucket.adapter.options import AdapterOptions
+
+    for remainder, mode in zip(REMAINDERS, [*RESOLUTION_MODES, "all", "all"], strict=True):
+        weights = {"resolution_weights": [1, 2]} if RESOLUTION_MODES[mode].by_weight else {}
+        table = {"remainder": remainder, "resolutions": [256, 512], "resolution_mode": mode, **weights}
+        assert AdapterOptions.from_tables(("here", table)).remainder == remainder
+    for order, value in ORDERS.items():
+        if value.shuffles:
+            assert AdapterOptions.from_tables(("here", {"order": order})).order == order
+        else:
+            with pytest.raises(ConfigError, match=rf"order is '{order}', but must be one of shuffled, runs, sorted"):
+                AdapterOptions.from_tables(("here", {"order": order}))
+    with pytest.raises(ConfigError, match=r"here: \[kohya_bucket\] remainder is 'marge', .*; the nearest is 'merge'"):
+        AdapterOptions.from_tables(("here", {"remainder": "marge"}))
+
+
+def test_every_name_is_its_values() -> None:
+    for registry in (REMAINDERS, ORDERS, RESOLUTION_MODES):
+        assert all(value.name == name and value.text for name, value in registry.items())
+    # A stream does what it can do without knowing its length.
+    assert all(not REMAINDERS[name].moves_images for name in stream_buffer.REMAINDERS)
+
+
+def test_a_position_answers_to_its_old_name() -> None:
+    with pytest.warns(DeprecationWarning, match="Position is now EpochPosition"):
+        assert planning.Position is planning.EpochPosition
+    with pytest.raises(AttributeError, match="no attribute 'Positions'"):
+        planning.Positions  # noqa: B018
+
+
+def test_keywords_are_the_options() -> None:
+    assert PlanKeywords.__annotations__.keys() == PlanOptions.__annotations__.keys()
+    for name, told in PlanKeywords.__annotations__.items():
+        assert getattr(told, "__forward_arg__", told) == PlanOptions.__annotations__[name]
+    described = re.findall(r"^        (\w+):", str(PlanOptions.__doc__), re.MULTILINE)
+    assert set(PlanOptions.__annotations__) <= set(described)
+
+
+def callers():
+    yield lambda **options: plan_epoch(IDS, 4, **options)
+    yield lambda **options: EpochPlanner(IDS, 4, **options).plan()
+    try:
+        from kohya_bucket import BucketBatchSampler
+    except ImportError:
+        return
+    yield lambda **options: BucketBatchSampler(IDS, 4, **options).plan()
+
+
+@pytest.mark.parametrize("call", list(callers()))
+def test_an_unknown_option_names_the_nearest(call) -> None:
+    with pytest.raises(TypeError, match="no argument 'remander'; the nearest is 'remainder'"):
+        call(remander="keep")
+
+
+def test_the_callers_own_arguments_are_among_the_nearest() -> None:
+    with pytest.raises(TypeError, match="plan_epoch has no argument 'sed'; the nearest is 'seed'"):
+        plan_epoch(IDS, 4, sed=3)
+    with pytest.raises(TypeError, match="EpochPlanner has no argument 'word_size'; the nearest is 'world_size'"):
+        EpochPlanner(IDS, 4, word_size=3)
+
+
+@pytest.mark.parametrize("call", list(callers()))
+def test_old_names_are_the_new_ones_with_a_warning(call) -> None:
+    new = call(remainder="merge", bucket_sizes=SIZES[:2], max_crop=0.5, no_upscale=True)
+    with pytest.warns(DeprecationWarning, match="is now (max_crop|no_upscale)") as warned:
+        old = call(remainder="merge", bucket_sizes=SIZES[:2], crop_limit=0.5, enlarge=False)
+    assert {warning.filename for warning in warned} == {__file__}
+    assert (old.hash, old.fingerprint) == (new.hash, new.fingerprint)
+    with pytest.raises(TypeError, match="got max_crop and crop_limit, its old name"):
+        call(max_crop=0.5, crop_limit=0.5)
+    with pytest.warns(match="enlarge of"), pytest.raises(PlanError, match="no_upscale is 'no'"):
+        call(bucket_sizes=SIZES[:2], enlarge="no")
+
+
+def test_what_saved_states_know_keeps_its_names() -> None:
+    fingerprint = EpochPlanner(IDS, 4, remainder="merge", bucket_sizes=SIZES[:2], no_upscale=[True, False]).fingerprint
+    assert list(fingerprint) == [
+        "plan_version", "images", "images_per_bucket", "bucket_ids", "remainder", "order", "repeats", "regularization",
+        "regularization_uses", "resolutions", "resolution_weights", "bucket_sizes", "bucket_groups", "run_length",
+        "crop_limit", "base_bucket", "enlarge", "equal_epochs", "global_batch",
+    ]  # fmt: skip
+    assert fingerprint["crop_limit"] == 0.25
+    # Two options are not in it: updates do not change steps, and pixels only change the global batch.
+    names = {{"crop_limit": "max_crop", "enlarge": "no_upscale"}.get(key, key) for key in fingerprint}
+    assert set(PlanOptions.__annotations__) - names == {"accumulate", "max_pixels"}
+    assert EpochPlanner(IDS, 4, max_crop=0.5, run_length=3).fingerprint == EpochPlanner(IDS, 4).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("page", "start", "named", "registry"),
+    [
+        ("docs/planning.md", "## What becomes of the remainder", r"^\| `(\w+)` \| \d", REMAINDERS),
+        ("docs/planning.md", "## What becomes of the remainder", r"^- \*\*(\w+)\*\*", REMAINDERS),
+        ("docs/planning.md", "## In which order", r"^- \*\*(\w+)\*\*", ORDERS),
+        ("docs/sd-scripts.md", "## Images at other sizes", r'^\| `resolution_mode = "(\w+)"`', RESOLUTION_MODES),
+        ("docs/sd-scripts.md", "## Images at other sizes", r'^\| `remainder = "(\w+)"`',
+         [name for name, policy in REMAINDERS.items() if policy.moves_images]),
+    ],
+)  # fmt: skip
+def test_pages_list_what_is_registered(page, start, named, registry) -> None:
+    section = (ROOT / page).read_text(encoding="utf-8").split(start, 1)[1].split("\n## ", 1)[0]
+    assert re.findall(named, section, re.MULTILINE) == list(registry)
+
+
+def test_the_readme_names_what_is_offered() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("```toml\n[kohya_bucket]", 1)[1].split("```", 1)[0]
+    offered = [*REMAINDERS, *RESOLUTION_MODES, *(name for name, order in ORDERS.items() if order.shuffles)]
+    assert [name for name in offered if f'"{name}"' not in table] == []
+
+
+TYPED = """
+from kohya_bucket import BucketBatchSampler, plan_epoch
+from kohya_bucket.planning import EpochPlanner
+
+plan_epoch([0, 1], 2, seed=1, remainder="pad", repeats=2.5, max_crop=0.1)
+EpochPlanner([0, 1], 2, world_size=2, order="runs", no_upscale=[True, False])
+BucketBatchSampler([0, 1], 2, shuffle=True, remainder="drop")
+plan_epoch([0, 1], 2, remander="pad")  # type: ignore[call-arg]
+EpochPlanner([0, 1], 2, remander="pad")  # type: ignore[call-arg]
+BucketBatchSampler([0, 1], 2, remander="pad")  # type: ignore[call-arg]
+plan_epoch([0, 1], 2, run_length="8")  # type: ignore[arg-type]
+EpochPlanner([0, 1], 2, run_length="8")  # type: ignore[arg-type]
+BucketBatchSampler([0, 1], 2, run_length="8")  # type: ignore[arg-type]
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_the_options(tmp_path) -> None:
+    """A comment that ignores an error which is none is an error too."""
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    file = tmp_path / "typed.py"
+    file.write_text(TYPED, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(file)],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "MYPYPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
