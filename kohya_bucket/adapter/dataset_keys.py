@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.buckets import BucketRule, BucketSet, KohyaBuckets, Placement
-from kohya_bucket.buckets.arrays.build_placement import place_into_set
-from kohya_bucket.buckets.bucket import Bucket
-from kohya_bucket.buckets.rule import place_one
+from kohya_bucket.buckets import BucketRule, BucketSet, KohyaBuckets
+from kohya_bucket.buckets.rules.one_bucket import OneBucket
 from kohya_bucket.buckets.rules.registry import rule_from_name
-from kohya_bucket.buckets.sizes import IntArray, as_sizes
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["DatasetKeys", "OneBucket", "adjust_to_steps", "at_resolutions", "rule_for"]
+__all__ = ["DatasetKeys", "adjust_to_steps", "at_resolutions", "rule_for"]
 
 
 @dataclass(frozen=True)
@@ -29,28 +24,6 @@ class DatasetKeys:
     max_bucket_reso: int = 1024
     bucket_reso_steps: int = 64
     bucket_no_upscale: bool = False
-
-
-class OneBucket:
-    """`enable_bucket = false`: every image goes to the dataset's resolution, whatever its aspect."""
-
-    def __init__(self, resolution: tuple[int, int]) -> None:
-        self._bucket_set = BucketSet.from_dims([resolution], name="no bucketing")
-
-    @property
-    def bucket_set(self) -> BucketSet:
-        return self._bucket_set
-
-    def place(self, sizes: Any) -> Placement:
-        array = as_sizes(sizes)
-        return place_into_set(array, self._bucket_set, self.assign_many_indices(array))
-
-    def assign(self, width: int, height: int) -> Bucket:
-        return place_one(self, width, height)
-
-    def assign_many_indices(self, sizes: Any) -> IntArray:
-        readable = as_sizes(sizes).min(axis=1, initial=1) > 0
-        return np.where(readable, 0, -1).astype(np.int32)
 
 
 def adjust_to_steps(settings: DatasetKeys) -> tuple[int, int]:

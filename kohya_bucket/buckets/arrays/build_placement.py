@@ -64,21 +64,25 @@ def place_into_set(
 
 
 def place_from_data(
-    sizes: IntArray, bucket_sizes: IntArray, resized_sizes: IntArray, reasons: npt.NDArray[np.uint8], unit: int = 1
-) -> Placement:
+    sizes: IntArray, bucket_sizes: IntArray, resized_sizes: IntArray | None, reasons: npt.NDArray[np.uint8],
+    unit: int = 1,
+) -> Placement:  # fmt: skip
     """Placement where each image brings its bucket; the set is what occurs, sorted by (width, height).
 
-    All arrays have N rows; rows whose reason is not `PLACED` lose their bucket. Every bucket side is a
-    multiple of `unit` (knowing it saves time, no more).
+    All arrays have N rows; rows whose reason is not `PLACED` lose their bucket. Without `resized_sizes` images are
+    scaled until they cover it. Every bucket side is a multiple of `unit` (knowing it saves time, no more).
     """
     placed = reasons == Reason.PLACED
     bucket_set, index = distinct_sizes(bucket_sizes, placed, unit)
     out = Outputs(len(sizes))
+    resized = np.empty_like(sizes) if resized_sizes is None else resized_sizes
 
     def work(start: int, stop: int) -> None:
         missing = ~placed[start:stop]
         any_missing = bool(missing.any())
-        parts = sizes[start:stop], bucket_sizes[start:stop], resized_sizes[start:stop]
+        if resized_sizes is None:
+            resized[start:stop] = geometry.covering_sizes(sizes[start:stop], bucket_sizes[start:stop])
+        parts = sizes[start:stop], bucket_sizes[start:stop], resized[start:stop]
         columns = [part[:, side].astype(np.float64) for part in parts for side in (0, 1)]
         if any_missing:
             for column in columns:
@@ -92,9 +96,9 @@ def place_from_data(
     for_chunks(len(sizes), work)
     if not placed.all():
         bucket_sizes = np.where(placed[:, None], bucket_sizes, 0).astype(np.int32)
-        resized_sizes = np.where(placed[:, None], resized_sizes, 0).astype(np.int32)
+        resized = np.where(placed[:, None], resized, 0).astype(np.int32)
     return Placement(
-        bucket_set, index, bucket_sizes, resized_sizes, out.crop_ltrb, out.aspect_errors, out.crop_loss, reasons
+        bucket_set, index, bucket_sizes, resized, out.crop_ltrb, out.aspect_errors, out.crop_loss, reasons
     )  # fmt: skip
 
 

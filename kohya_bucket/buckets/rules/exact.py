@@ -7,22 +7,21 @@ comments; the listing in it has two slips (an inverted scale, a height computed 
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import geometry
-from kohya_bucket.buckets.arrays.build_placement import place_from_data
 from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
 from kohya_bucket.buckets.auto_sets.optimal_size import optimal_sizes
 from kohya_bucket.buckets.auto_sets.underfilled import UNDERFILLED_POLICIES, settle_underfilled
 from kohya_bucket.buckets.bucket import Bucket
+from kohya_bucket.buckets.decision import OwnSizes
 from kohya_bucket.buckets.limits import check_max_crop
 from kohya_bucket.buckets.no_upscale.largest_fit import Admissible, largest_sizes
-from kohya_bucket.buckets.placement import Placement, Reason
-from kohya_bucket.buckets.rule import place_one
-from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_sizes, as_whole
+from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.buckets.rule import RuleBase, place_one
+from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole
 from kohya_bucket.checks import as_flag
 from kohya_bucket.errors import BucketSettingsError
 
@@ -32,7 +31,7 @@ __all__ = ["ExactBuckets"]
 _LARGEST_AREA = 2**29
 
 
-class ExactBuckets:
+class ExactBuckets(RuleBase):
     """One bucket per size. No float decides a key, so every machine makes the same buckets.
 
     Args:
@@ -85,31 +84,6 @@ class ExactBuckets:
         self.batch_size, self.underfilled = int(batch_size), underfilled
         self._check(min_side is not None or max_side is not None)
 
-    @property
-    def bucket_set(self) -> None:
-        """None: the images themselves decide. `place(sizes).bucket_set` holds the sizes that occur."""
-        return
-
-    def place(self, sizes: Any) -> Placement:
-        """Place N images. `sizes` is [N, 2] (width, height) in pixels; rows with a side < 1 count as unreadable."""
-        array = as_sizes(sizes)
-        bucket_sizes, resized = np.empty_like(array), np.empty_like(array)
-        reasons = np.empty(len(array), dtype=np.uint8)
-
-        def work(start: int, stop: int) -> None:
-            bucket_sizes[start:stop], reasons[start:stop] = self._decide(array[start:stop])
-
-        for_chunks(len(array), work)
-        if self.underfilled != "keep":
-            limit = array if self.no_upscale else None
-            settle_underfilled(bucket_sizes, reasons, self.batch_size, self.underfilled == "redistribute", limit)
-
-        def cover(start: int, stop: int) -> None:
-            resized[start:stop] = _covering(array[start:stop], bucket_sizes[start:stop])
-
-        for_chunks(len(array), cover)
-        return place_from_data(array, bucket_sizes, resized, reasons, self.divisor)
-
     def assign(self, width: int, height: int) -> Bucket:
         """The bucket of one image, before any redistribution. `ValueError` with the reason if it has none."""
         if self.underfilled == "keep":
@@ -118,11 +92,19 @@ class ExactBuckets:
         alone.underfilled = "keep"
         return place_one(alone, width, height)
 
-    def assign_many_indices(self, sizes: Any) -> IntArray:
-        """[N] int32 positions in `place(sizes).bucket_set`; -1 for none."""
-        return self.place(sizes).bucket_index
+    def _decide(self, sizes: IntArray) -> OwnSizes:
+        bucket_sizes, reasons = np.empty_like(sizes), np.empty(len(sizes), dtype=np.uint8)
 
-    def _decide(self, sizes: IntArray) -> tuple[IntArray, npt.NDArray[np.uint8]]:
+        def work(start: int, stop: int) -> None:
+            bucket_sizes[start:stop], reasons[start:stop] = self._optimal(sizes[start:stop])
+
+        for_chunks(len(sizes), work)
+        if self.underfilled != "keep":
+            limit = sizes if self.no_upscale else None
+            settle_underfilled(bucket_sizes, reasons, self.batch_size, self.underfilled == "redistribute", limit)
+        return OwnSizes(sizes, bucket_sizes, reasons, self.divisor)
+
+    def _optimal(self, sizes: IntArray) -> tuple[IntArray, npt.NDArray[np.uint8]]:
         unreadable = np.minimum(sizes[:, 0], sizes[:, 1]) < 1
         if unreadable.any():
             sizes = np.where(unreadable[:, None], self.divisor, sizes).astype(np.int32)
@@ -145,7 +127,7 @@ class ExactBuckets:
 
     def _bound_crop(self, sizes: IntArray, buckets: IntArray, reasons: npt.NDArray[np.uint8]) -> None:
         at = np.flatnonzero(reasons == Reason.PLACED)
-        loss = geometry.crop_loss(*buckets[at].T, *_covering(sizes[at], buckets[at]).T)
+        loss = geometry.crop_loss(*buckets[at].T, *geometry.covering_sizes(sizes[at], buckets[at]).T)
         at = at[loss > (self.max_crop or 0.0)]
         admissible = Admissible(self.max_area, self.divisor, self.no_upscale)
         found = largest_sizes(sizes[at], admissible, np.ones(len(at)), self.max_crop)
@@ -178,22 +160,3 @@ class ExactBuckets:
             f"ExactBuckets(max_area={self.max_area}, divisor={self.divisor}, sides={self.min_side}..{self.max_side}, "
             f"resize={self.resize}, no_upscale={self.no_upscale}, underfilled={self.underfilled!r})"
         )
-
-
-def _covering(sizes: IntArray, buckets: IntArray) -> IntArray:
-    """[N, 2] int32: the sizes scaled to cover their buckets; 0 where a row has no bucket."""
-    missing = buckets[:, 0] < 1
-    some_missing = bool(missing.any())
-    width, height, bucket_width, bucket_height = (
-        part[:, side].astype(np.float64) for part in (sizes, buckets) for side in (0, 1)
-    )
-    if some_missing:
-        for column in (width, height, bucket_width, bucket_height):
-            column[missing] = 1
-    aspects = width / height, bucket_width / bucket_height
-    resized = geometry.cover_resize(width, height, aspects[0], bucket_width, bucket_height, aspects[1])
-    out = np.empty_like(sizes)
-    out[:, 0], out[:, 1] = resized
-    if some_missing:
-        out[missing] = 0
-    return out

@@ -7,11 +7,11 @@ Source: "NovelAI Improvements on Stable Diffusion" and the program published wit
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from kohya_bucket.buckets.arrays.nearest import AspectSwitch, first_per_aspect, midpoint_thresholds
 from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
 from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.decision import InSet
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rules.fixed import FixedBuckets
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_resolution
@@ -108,7 +108,7 @@ class NovelAIBuckets(FixedBuckets):
         """[K] float64 aspects that the distance is taken to, in set order."""
         return self._aspects
 
-    def _decide(self, sizes: IntArray) -> tuple[IntArray, npt.NDArray[np.uint8]]:
+    def _decide(self, sizes: IntArray) -> InSet:
         index = np.empty(len(sizes), dtype=np.int32)
         reasons = np.empty(len(sizes), dtype=np.uint8)
 
@@ -127,4 +127,4 @@ class NovelAIBuckets(FixedBuckets):
         for_chunks(len(sizes), work)
         if self._limits.active:
             self._limits.apply(sizes, index, reasons)
-        return index, reasons
+        return InSet(sizes, self.bucket_set, index, reasons)
