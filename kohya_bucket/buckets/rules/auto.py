@@ -9,8 +9,10 @@ from typing import Any
 
 from kohya_bucket.buckets.auto_sets.generate import AutoBucketResult, generate_buckets
 from kohya_bucket.buckets.rules.fixed import FixedBuckets
+from kohya_bucket.buckets.rules.request import RuleRequest
+from kohya_bucket.buckets.sizes import as_sizes
 
-__all__ = ["AutoBuckets"]
+__all__ = ["AutoBuckets", "auto_rule"]
 
 
 class AutoBuckets(FixedBuckets):
@@ -47,3 +49,13 @@ class AutoBuckets(FixedBuckets):
         """Generate buckets from [N, 2] sizes and place images into them; `options` as for `generate_buckets`."""
         result = generate_buckets(dims, num_buckets=num_buckets, target=target, **options)
         return cls(result, switching=switching, no_upscale=no_upscale, max_crop=max_crop)
+
+
+def auto_rule(request: RuleRequest) -> AutoBuckets:
+    """`auto`, made from the images that could be read."""
+    sizes = as_sizes(request.sizes)
+    return AutoBuckets.from_dims(
+        sizes[sizes.min(axis=1, initial=1) > 0], num_buckets=request.num_buckets, target=request.max_reso,
+        vae_factor=request.reso_steps, min_side=request.min_size, max_side=request.max_size,
+        method=request.auto_method, **request.set_options,
+    )  # fmt: skip

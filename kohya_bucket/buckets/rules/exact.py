@@ -21,11 +21,12 @@ from kohya_bucket.buckets.limits import check_max_crop
 from kohya_bucket.buckets.no_upscale.largest_fit import Admissible, largest_sizes
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import RuleBase, place_one
+from kohya_bucket.buckets.rules.request import RuleRequest
 from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole
-from kohya_bucket.checks import as_flag
+from kohya_bucket.checks import as_flag, one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["ExactBuckets"]
+__all__ = ["ExactBuckets", "exact_rule"]
 
 # Up to here every product of the integer arithmetic fits into 64 bits for sides of up to 2**31 pixels.
 _LARGEST_AREA = 2**29
@@ -142,11 +143,7 @@ class ExactBuckets(RuleBase):
                 f"sides of {low}..{high} do not work with divisor {d} and {self.max_area} pixels: both must be "
                 f"multiples of the divisor, in order, and a square of the shortest side must fit into the area"
             )
-        if self.underfilled not in UNDERFILLED_POLICIES:
-            raise BucketSettingsError(
-                f"underfilled is {self.underfilled!r}, which does not exist; take one of "
-                f"{', '.join(UNDERFILLED_POLICIES)}"
-            )
+        one_of("underfilled", self.underfilled, UNDERFILLED_POLICIES, BucketSettingsError)
         if self.batch_size < 1:
             raise BucketSettingsError(f"batch_size is {self.batch_size}, but must be 1 or more")
         if not self.resize and (self.underfilled == "redistribute" or self.max_crop is not None or self.no_upscale):
@@ -160,3 +157,12 @@ class ExactBuckets(RuleBase):
             f"ExactBuckets(max_area={self.max_area}, divisor={self.divisor}, sides={self.min_side}..{self.max_side}, "
             f"resize={self.resize}, no_upscale={self.no_upscale}, underfilled={self.underfilled!r})"
         )
+
+
+def exact_rule(request: RuleRequest) -> ExactBuckets:
+    """`exact`; without upscaling the limits of the sides do not count, as in sd-scripts."""
+    free = request.no_upscale
+    return ExactBuckets(
+        request.max_reso, request.reso_steps, no_upscale=request.no_upscale, max_crop=request.max_crop,
+        min_side=None if free else request.min_size, max_side=None if free else request.max_size,
+    )  # fmt: skip

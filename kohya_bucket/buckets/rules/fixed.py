@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.decision import InSet
 from kohya_bucket.buckets.limits import Limits, nearest_within
+from kohya_bucket.buckets.presets import load_preset
 from kohya_bucket.buckets.rule import SetRule
+from kohya_bucket.buckets.rules.request import RuleRequest
+from kohya_bucket.buckets.set_files import load_from_json, load_from_toml
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["FixedBuckets"]
+__all__ = ["FixedBuckets", "file_rule", "preset_rule"]
 
 
 class FixedBuckets(SetRule):
@@ -62,3 +67,14 @@ class FixedBuckets(SetRule):
     def __repr__(self) -> str:
         name = f" {self.bucket_set.name!r}" if self.bucket_set.name else ""
         return f"<{type(self).__name__}{name} n_buckets={len(self.bucket_set)} switching={self.switching!r}>"
+
+
+def preset_rule(request: RuleRequest) -> FixedBuckets:
+    """`preset:NAME`."""
+    return FixedBuckets(load_preset(request.argument), **request.set_options)
+
+
+def file_rule(request: RuleRequest) -> FixedBuckets:
+    """`file:PATH`: TOML, or JSON by its suffix."""
+    load = load_from_json if Path(request.argument).suffix.lower() == ".json" else load_from_toml
+    return FixedBuckets(load(request.argument), **request.set_options)

@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 
 from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.choices import NO_UPSCALE_FITS
 from kohya_bucket.buckets.decision import Decision, InSet
 from kohya_bucket.buckets.limits import Limits, check_max_crop, nearest_within
 from kohya_bucket.buckets.no_upscale.corrections import corrected_without_upscaling
 from kohya_bucket.buckets.no_upscale.place import WithoutUpscaling
 from kohya_bucket.buckets.rule import RuleBase
-from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole
+from kohya_bucket.buckets.rules.request import RuleRequest
+from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, check_steps
 from kohya_bucket.buckets.switching import aspect_switch
-from kohya_bucket.checks import as_flag
+from kohya_bucket.checks import as_flag, one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["NO_UPSCALE_FITS", "KohyaBuckets", "kohya_bucket_sizes"]
-
-NO_UPSCALE_FITS = ("kohya", "largest")
+__all__ = ["KohyaBuckets", "kohya_bucket_sizes", "kohya_rule"]
 
 
 def kohya_bucket_sizes(
@@ -112,22 +112,24 @@ class KohyaBuckets(RuleBase):
         return f"KohyaBuckets({self.max_reso}, {limits}{options})"
 
 
+def kohya_rule(request: RuleRequest) -> KohyaBuckets:
+    """`kohya`."""
+    limits = request.min_size, request.max_size, request.reso_steps
+    return KohyaBuckets(request.max_reso, *limits, no_upscale_fit=request.no_upscale_fit, **request.set_options)
+
+
 def _check_settings(rule: KohyaBuckets) -> None:
     width, height = rule.max_reso
     steps, low, high = rule.reso_steps, rule.min_size, rule.max_size
     if min(width, height) < 1:
         raise BucketSettingsError(f"resolution is {width}x{height}, but both sides must be 1 or more")
-    if steps < 1:
-        raise BucketSettingsError(f"bucket_reso_steps is {steps}, but must be 1 or more; 64 is usual")
+    check_steps(steps)
     if rule.max_area < steps * steps:
         raise BucketSettingsError(
             f"resolution {width}x{height} is smaller than one bucket step of {steps}: "
             f"no bucket fits; raise the resolution or lower bucket_reso_steps"
         )
-    if rule.no_upscale_fit not in NO_UPSCALE_FITS:
-        raise BucketSettingsError(
-            f"no_upscale_fit is {rule.no_upscale_fit!r}, which does not exist; take one of {', '.join(NO_UPSCALE_FITS)}"
-        )
+    one_of("no_upscale_fit", rule.no_upscale_fit, NO_UPSCALE_FITS, BucketSettingsError)
     if rule.no_upscale:
         return
     if rule.no_upscale_fit != "kohya":

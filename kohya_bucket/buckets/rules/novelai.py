@@ -6,18 +6,21 @@ Source: "NovelAI Improvements on Stable Diffusion" and the program published wit
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from kohya_bucket.buckets.arrays.nearest import AspectSwitch, first_per_aspect, midpoint_thresholds
+from kohya_bucket.buckets.arrays.nearest import AspectSwitch
 from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.decision import InSet
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rules.fixed import FixedBuckets
+from kohya_bucket.buckets.rules.request import RuleRequest
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_resolution
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["NovelAIBuckets", "novelai_bucket_sizes"]
+__all__ = ["NovelAIBuckets", "novelai_bucket_sizes", "novelai_rule"]
 
 
 def novelai_bucket_sizes(
@@ -100,8 +103,7 @@ class NovelAIBuckets(FixedBuckets):
             aspects[sizes.index(self.base_res)] = 1.0
             self._aspects = aspects
             if switching == "midpoint":
-                order = first_per_aspect(aspects)
-                self._switch = AspectSwitch(order, midpoint_thresholds(aspects, order))
+                self._switch = AspectSwitch.nearest(aspects)
 
     @property
     def aspects(self) -> FloatArray:
@@ -128,3 +130,12 @@ class NovelAIBuckets(FixedBuckets):
         if self._limits.active:
             self._limits.apply(sizes, index, reasons)
         return InSet(sizes, self.bucket_set, index, reasons)
+
+
+def novelai_rule(request: RuleRequest) -> NovelAIBuckets:
+    """`novelai`, with the square of the resolution's area as base size."""
+    width, height = request.max_reso
+    side = math.isqrt(width * height) // request.reso_steps * request.reso_steps
+    return NovelAIBuckets(
+        request.max_reso, request.reso_steps, request.min_size, (side, side), request.max_size, **request.set_options
+    )

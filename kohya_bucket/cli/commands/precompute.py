@@ -26,10 +26,9 @@ _ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai":
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(precompute)
+    app.command()(with_option_groups(precompute))
 
 
-@with_option_groups()
 def precompute(
     context: typer.Context,
     path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, .txt lists.")] = None,
