@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING, listed
+from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, listed
 from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
 from kohya_bucket.errors import ConfigError, PlanError
 from kohya_bucket.planning.resolutions import weighted_cycle
@@ -28,7 +28,7 @@ DEFAULT_STORE = "kohya_bucket_latents"  # folder of the store, where training is
 _CHOICES = {
     "remainder": ("keep", "pad", "drop", "merge", "catch_all"),
     "order": ("shuffled", "runs", "sorted"),
-    "switching": tuple(SWITCHING),
+    "switching": tuple(SWITCHING_METHODS),
     "no_upscale_fit": tuple(NO_UPSCALE_FITS),
     "auto_method": tuple(AUTO_METHODS),
     "latent_cache": ("npz", "shards"),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AUTO_METHODS", "NO_UPSCALE_FITS", "SWITCHING", "Choice", "described", "listed"]
+__all__ = ["AUTO_METHODS", "NO_UPSCALE_FITS", "SWITCHING_METHODS", "Choice", "described", "listed"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Choice:
 
 _HERE = "kohya_bucket.buckets"
 
-SWITCHING: Mapping[str, Choice] = {
+SWITCHING_METHODS: Mapping[str, Choice] = {
     "midpoint": Choice("halfway between two aspects, as sd-scripts", f"{_HERE}.switching:midpoint"),
     "geometric": Choice("where both buckets crop the same share", f"{_HERE}.switching:geometric"),
     "area": Choice("by area less what is cropped off", f"{_HERE}.switching:area"),

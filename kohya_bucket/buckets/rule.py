@@ -49,7 +49,7 @@ class RuleBase(ABC):
         """The rule's whole set; None where the images themselves decide (`place(sizes).bucket_set` is what occurs)."""
         return self._bucket_set
 
-    def place(self, sizes: Any) -> Placement:
+    def place(self, sizes: npt.ArrayLike) -> Placement:
         """Place N images. `sizes` is [N, 2] (width, height) in pixels; rows with a side < 1 count as unreadable."""
         return self._decide(as_sizes(sizes)).placement()
 
@@ -57,7 +57,7 @@ class RuleBase(ABC):
         """The bucket of one image. `ValueError` with the reason if it has none."""
         return place_one(self, width, height)
 
-    def assign_many_indices(self, sizes: Any) -> IntArray:
+    def assign_many_indices(self, sizes: npt.ArrayLike) -> IntArray:
         """[N] int32 positions in `bucket_set`, or where that is None in `place(sizes).bucket_set`; -1 for none."""
         return self._decide(as_sizes(sizes)).indices()
 

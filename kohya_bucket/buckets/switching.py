@@ -1,6 +1,6 @@
 """Where one bucket hands over to the next along the axis of aspects.
 
-The methods of `choices.SWITCHING`, each a set of switching points between neighbours `a < b` (aspects, width / height):
+The methods of `SWITCHING_METHODS`, each a set of switching points between neighbours `a < b` (aspects, width / height):
 
 - `midpoint`: (a + b) / 2. What sd-scripts and NovelAI do by taking the smallest `|aspect - image aspect|`.
 - `geometric`: sqrt(a * b). The smallest log-aspect distance, which is the smallest share of the image cut off.
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.arrays.nearest import AspectSwitch, first_double_where, first_per_aspect, midpoint_thresholds
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
-from kohya_bucket.buckets.choices import SWITCHING
+from kohya_bucket.buckets.choices import SWITCHING_METHODS
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
@@ -62,7 +62,7 @@ def aspect_switch(bucket_set: BucketSet, method: str = "midpoint") -> AspectSwit
     Raises:
         BucketSettingsError: an unknown method.
     """
-    thresholds = SWITCHING[one_of("switching", method, SWITCHING, BucketSettingsError)].load()
+    thresholds = SWITCHING_METHODS[one_of("switching", method, SWITCHING_METHODS, BucketSettingsError)].load()
     order = first_per_aspect(bucket_set.aspects)
     return AspectSwitch(order, thresholds(bucket_set, order))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kohya_bucket.buckets.choices import NO_UPSCALE_FITS, SWITCHING, described
+from kohya_bucket.buckets.choices import NO_UPSCALE_FITS, SWITCHING_METHODS, described
 from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
 from kohya_bucket.errors import ConfigError
 
@@ -37,11 +37,7 @@ class RuleOptions:
     want it given; 512 is that of its own program that sorts images into buckets, `prepare_buckets_latents.py`.
     """
 
-    rule: Annotated[
-        str | None,
-        typer.Option(help="{}; kohya if nothing is given."),
-        _rules,
-    ] = None
+    rule: Annotated[str | None, typer.Option(help="{}; kohya if nothing is given."), _rules] = None
     preset: Annotated[str | None, typer.Option("--preset", "-p", help="A bundled bucket set, e.g. sdxl.")] = None
     bucket_config: Annotated[
         Path | None, typer.Option("--bucket-config", "-c", help="A bucket set in a TOML or JSON file.")
@@ -55,9 +51,9 @@ class RuleOptions:
     bucket_no_upscale: Annotated[
         bool, typer.Option("--bucket-no-upscale", "--no-upscale", help="As in sd-scripts.")
     ] = False
-    switching: Annotated[str | None, typer.Option(help="{}; else the rule's own."), partial(described, SWITCHING)] = (
-        None
-    )
+    switching: Annotated[
+        str | None, typer.Option(help="{}; else the rule's own."), partial(described, SWITCHING_METHODS)
+    ] = None
     no_upscale_fit: Annotated[str, typer.Option(help="{}."), partial(described, NO_UPSCALE_FITS)] = "kohya"
     max_crop: Annotated[
         float | None, typer.Option(help="Largest share of an image that may be cropped off, e.g. 0.05.")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import BucketSet, KohyaBuckets, switching_points
-from kohya_bucket.buckets.choices import SWITCHING
+from kohya_bucket.buckets.choices import SWITCHING_METHODS
 from kohya_bucket.buckets.switching import aspect_switch
 
 LANDSCAPE_512 = {
@@ -20,7 +20,7 @@ bucket_sets = st.lists(st.tuples(units, units), min_size=1, max_size=12, unique=
 )
 
 
-@pytest.mark.parametrize("method", SWITCHING)
+@pytest.mark.parametrize("method", SWITCHING_METHODS)
 def test_the_table_at_512(method) -> None:
     points = [p for p in switching_points(KohyaBuckets(512).bucket_set, method) if not p.portrait]
     assert [round(float(p), 4) for p in points[:6]] == LANDSCAPE_512[method]
@@ -28,7 +28,7 @@ def test_the_table_at_512(method) -> None:
 
 
 def test_portrait_and_landscape_differ_by_midpoint_and_mirror_by_the_others() -> None:
-    for method in SWITCHING:
+    for method in SWITCHING_METHODS:
         points = np.array([p.aspect for p in switching_points(KohyaBuckets(512).bucket_set, method)])
         mirrored = 1 / points[::-1]
         assert np.allclose(points, mirrored, rtol=1e-12) is (method != "midpoint")
@@ -36,7 +36,7 @@ def test_portrait_and_landscape_differ_by_midpoint_and_mirror_by_the_others() ->
     assert round(tall["384x640"], 4) == 1.4516
 
 
-@given(bucket_sets, st.sampled_from(list(SWITCHING)))
+@given(bucket_sets, st.sampled_from(list(SWITCHING_METHODS)))
 def test_points_lie_between_their_buckets(bucket_set, method) -> None:
     points = switching_points(bucket_set, method)
     assert len(points) == len(set(bucket_set.aspects)) - 1

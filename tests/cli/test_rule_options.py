@@ -10,7 +10,7 @@ import pytest
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import KohyaBuckets, list_presets, load_preset
-from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING, described
+from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, described
 from kohya_bucket.buckets.rules.registry import rule_choices
 from kohya_bucket.buckets.trainers import TRAINERS
 from kohya_bucket.cli.compared_rules import compared_rule, groups, names_of
@@ -60,7 +60,7 @@ def test_the_page_lists_them_with_their_defaults() -> None:
 
 def test_the_help_names_what_there_is() -> None:
     texts = {name: option.help for name, option in options_of("precompute").items()}
-    choices = {"rule": rule_choices(), "switching": SWITCHING, "no_upscale_fit": NO_UPSCALE_FITS}
+    choices = {"rule": rule_choices(), "switching": SWITCHING_METHODS, "no_upscale_fit": NO_UPSCALE_FITS}
     for name, known in choices.items():
         assert texts[name].startswith(described(known))
     method = next(p for p in load_command("buckets-from-dataset").params if p.name == "method")

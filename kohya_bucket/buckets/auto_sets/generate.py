@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kohya_bucket.buckets.auto_sets.methods import AutoSet, SetRequest, Sides
 from kohya_bucket.buckets.bucket import BucketSet
@@ -49,7 +49,7 @@ class AutoBucketResult:
 
 
 def generate_buckets(
-    dims: Any,
+    dims: npt.ArrayLike,
     *,
     num_buckets: int = 8,
     target: int | tuple[int, int] = 1024,
@@ -100,7 +100,7 @@ def generate_buckets(
     return AutoBucketResult(bucket_set, found.log_aspects, counts, found.iterations, mean, num_buckets, method)
 
 
-def _readable(dims: Any) -> IntArray:
+def _readable(dims: npt.ArrayLike) -> IntArray:
     sizes = as_sizes(dims)
     if not len(sizes):
         raise BucketSettingsError("dims holds no image: a bucket set cannot be made from nothing")
@@ -110,7 +110,7 @@ def _readable(dims: Any) -> IntArray:
     return sizes
 
 
-def mean_crop_loss(dims: Any, bucket_set: BucketSet) -> float:
+def mean_crop_loss(dims: npt.ArrayLike, bucket_set: BucketSet) -> float:
     """Mean share that the images of [N, 2] sizes lose in their least cropping bucket of a set."""
     sizes = as_sizes(dims)
     return float(_least_loss(sizes[:, 0] / sizes[:, 1], bucket_set)[0].mean())

@@ -63,7 +63,8 @@ def place_without_upscaling(sizes: IntArray, max_area: int, reso_steps: int) -> 
         if any_missing:
             for column in (width, height, bucket_width, bucket_height):
                 column[missing] = 1
-        out.fill(start, stop, bucket_width, bucket_height, bucket_width / bucket_height, aspect, width, height)
+        bucket_aspect = bucket_width / bucket_height
+        out.fill(start, stop, (bucket_width, bucket_height), bucket_aspect, aspect, (width, height))
         if any_missing:
             bucket_sizes[start:stop][missing] = resized_sizes[start:stop][missing] = 0
             out.clear(start, stop, missing)
@@ -73,9 +74,7 @@ def place_without_upscaling(sizes: IntArray, max_area: int, reso_steps: int) -> 
         bucket_set, index = grid.result()
     else:
         bucket_set, index = distinct_sizes(bucket_sizes, reasons == Reason.PLACED, reso_steps)
-    return Placement(
-        bucket_set, index, bucket_sizes, resized_sizes, out.crop_ltrb, out.aspect_errors, out.crop_loss, reasons
-    )  # fmt: skip
+    return out.placement(bucket_set, index, bucket_sizes, resized_sizes, reasons)
 
 
 def indices_without_upscaling(sizes: IntArray, max_area: int, reso_steps: int) -> IntArray:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy.typing as npt
+
 from kohya_bucket.buckets.auto_sets.generate import AutoBucketResult, generate_buckets
 from kohya_bucket.buckets.rules.fixed import FixedBuckets
 from kohya_bucket.buckets.rules.request import RuleRequest
@@ -37,7 +39,7 @@ class AutoBuckets(FixedBuckets):
     @classmethod
     def from_dims(
         cls,
-        dims: Any,
+        dims: npt.ArrayLike,
         *,
         num_buckets: int = 8,
         target: int | tuple[int, int] = 1024,

@@ -52,7 +52,7 @@ class ExactBuckets(RuleBase):
             (`Reason.UNDERFILLED`; the count is `(placement.reasons == Reason.UNDERFILLED).sum()`).
 
     Raises:
-        BucketSettingsError: settings that contradict each other or from which no size follows.
+        BucketSettingsError: values that contradict each other or from which no size follows.
     """
 
     def __init__(

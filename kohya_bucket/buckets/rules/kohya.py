@@ -62,7 +62,7 @@ class KohyaBuckets(RuleBase):
             bucket within it, and has none (`Reason.CROP_LIMIT`) where there is no such bucket.
 
     Raises:
-        BucketSettingsError: settings from which no training could follow; says which and what to change.
+        BucketSettingsError: values from which no training could follow; says which and what to change.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class KohyaBuckets(RuleBase):
         self.switching = switching
         self.no_upscale_fit = no_upscale_fit
         self.max_crop = check_max_crop(max_crop)
-        _check_settings(self)
+        _check_keys(self)
         if not self.no_upscale:
             self._bucket_set = BucketSet.from_dims(
                 kohya_bucket_sizes(self.max_reso, self.min_size, self.max_size, self.reso_steps),
@@ -118,7 +118,7 @@ def kohya_rule(request: RuleRequest) -> KohyaBuckets:
     return KohyaBuckets(request.max_reso, *limits, no_upscale_fit=request.no_upscale_fit, **request.set_options)
 
 
-def _check_settings(rule: KohyaBuckets) -> None:
+def _check_keys(rule: KohyaBuckets) -> None:
     width, height = rule.max_reso
     steps, low, high = rule.reso_steps, rule.min_size, rule.max_size
     if min(width, height) < 1:

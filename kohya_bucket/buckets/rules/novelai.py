@@ -61,7 +61,7 @@ class NovelAIBuckets(FixedBuckets):
         no_upscale, max_crop: as for `FixedBuckets`.
 
     Raises:
-        BucketSettingsError: settings from which no bucket follows.
+        BucketSettingsError: values from which no bucket follows.
     """
 
     def __init__(

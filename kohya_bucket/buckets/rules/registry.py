@@ -16,6 +16,8 @@ from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError, ConfigError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from kohya_bucket.buckets.rule import BucketRule
 
 __all__ = ["RULES", "NamedRule", "is_rule", "named_rule", "rule_choices", "rule_from_name"]
@@ -105,7 +107,7 @@ def rule_from_name(
     max_size: int = 1024,
     reso_steps: int = 64,
     no_upscale: bool = False,
-    sizes: Any = None,
+    sizes: npt.ArrayLike | None = None,
     switching: str | None = None,
     no_upscale_fit: str = "kohya",
     max_crop: float | None = None,

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["RuleRequest"]
+
+
+class SetOptions(TypedDict, total=False):
+    """What all rules with a set take."""
+
+    no_upscale: bool
+    max_crop: float | None
+    switching: str
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,7 @@ class RuleRequest:
     max_size: int
     reso_steps: int
     no_upscale: bool
-    sizes: Any
+    sizes: npt.ArrayLike | None
     switching: str | None
     no_upscale_fit: str
     max_crop: float | None
@@ -31,7 +42,9 @@ class RuleRequest:
     auto_method: str
 
     @property
-    def set_options(self) -> dict[str, Any]:
-        """The keyword arguments that all rules with a set have; without `switching` it is the rule's own."""
-        given = {} if self.switching is None else {"switching": self.switching}
-        return {"no_upscale": self.no_upscale, "max_crop": self.max_crop, **given}
+    def set_options(self) -> SetOptions:
+        """The options for a rule with a set; without `switching` it is the rule's own."""
+        options = SetOptions(no_upscale=self.no_upscale, max_crop=self.max_crop)
+        if self.switching is not None:
+            options["switching"] = self.switching
+        return options

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, TableOrSources, Workers
-from kohya_bucket.cli.compared_rules import comparable, compared_rule, names_of
+from kohya_bucket.cli.compared_rules import comparable, compared_rule, groups, names_of
 from kohya_bucket.cli.console import print_table, wide_console
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.rule_options import RuleOptions
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 def compare(
     path: TableOrSources,
     rules: Annotated[
-        str, typer.Option(help="Names, separated by commas: {}; trainers, all."), lambda: ", ".join(comparable())
+        str, typer.Option(help="Names, separated by commas: {}."), lambda: ", ".join([*comparable(), *groups()])
     ] = "kohya,novelai,exact,auto",
     *,
     options: RuleOptions,
