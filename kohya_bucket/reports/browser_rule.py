@@ -21,8 +21,8 @@ def browser_rule(rule: BucketRule) -> dict[str, Any] | None:
         if rule.bucket_set is not None:
             return _set(rule.bucket_set, rule.switching, max_crop=rule.max_crop)
         largest = rule.no_upscale_fit == "largest"
-        settings = {"max_area": rule.max_area, "steps": rule.reso_steps, "max_crop": rule.max_crop}
-        return {"kind": "no_upscale", "largest": largest, **settings}
+        keys = {"max_area": rule.max_area, "steps": rule.reso_steps, "max_crop": rule.max_crop}
+        return {"kind": "no_upscale", "largest": largest, **keys}
     if type(rule) in (FixedBuckets, AutoBuckets):
         assert isinstance(rule, FixedBuckets)
         return _set(rule.bucket_set, rule.switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
