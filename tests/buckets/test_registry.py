@@ -59,6 +59,7 @@ def test_the_settings_reach_the_rule() -> None:
         ("exact", {"switching": "area"}, BucketSettingsError, "which only the rules kohya, novelai, "),
         ("novelai", {"no_upscale_fit": "largest"}, BucketSettingsError, "only the rule kohya"),
         ("kohya", {"switching": "middle"}, BucketSettingsError, "'middle', but must be one of midpoint, "),
+        ("kohya", {"switching": "middle", "no_upscale": True}, BucketSettingsError, "'middle', but must be one of"),
     ],
 )
 def test_what_does_not_exist_is_named(name, options, error, message) -> None:

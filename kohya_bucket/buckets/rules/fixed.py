@@ -62,7 +62,7 @@ class FixedBuckets(SetRule):
         return self._limits.max_crop
 
     def _decide(self, sizes: IntArray) -> InSet:
-        return InSet(sizes, self.bucket_set, *nearest_within(sizes, self.bucket_set, self._switch, self._limits))
+        return nearest_within(sizes, self.bucket_set, self._switch, self._limits)
 
     def __repr__(self) -> str:
         name = f" {self.bucket_set.name!r}" if self.bucket_set.name else ""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 from kohya_bucket.buckets.bucket import BucketSet
-from kohya_bucket.buckets.choices import NO_UPSCALE_FITS
-from kohya_bucket.buckets.decision import Decision, InSet
+from kohya_bucket.buckets.choices import NO_UPSCALE_FITS, SWITCHING_METHODS
+from kohya_bucket.buckets.decision import Decision
 from kohya_bucket.buckets.limits import Limits, check_max_crop, nearest_within
 from kohya_bucket.buckets.no_upscale.corrections import corrected_without_upscaling
 from kohya_bucket.buckets.no_upscale.place import WithoutUpscaling
@@ -99,7 +99,7 @@ class KohyaBuckets(RuleBase):
 
     def _decide(self, sizes: IntArray) -> Decision:
         if self._bucket_set is not None:
-            return InSet(sizes, self._bucket_set, *nearest_within(sizes, self._bucket_set, self._switch, self._limits))
+            return nearest_within(sizes, self._bucket_set, self._switch, self._limits)
         largest = self.no_upscale_fit == "largest"
         if largest or self.max_crop is not None:
             return corrected_without_upscaling(sizes, self.max_area, self.reso_steps, largest, self.max_crop)
@@ -129,6 +129,7 @@ def _check_keys(rule: KohyaBuckets) -> None:
             f"resolution {width}x{height} is smaller than one bucket step of {steps}: "
             f"no bucket fits; raise the resolution or lower bucket_reso_steps"
         )
+    one_of("switching", rule.switching, SWITCHING_METHODS, BucketSettingsError)
     one_of("no_upscale_fit", rule.no_upscale_fit, NO_UPSCALE_FITS, BucketSettingsError)
     if rule.no_upscale:
         return
