@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.buckets import BucketRule, BucketSet, KohyaBuckets, Placement
-from kohya_bucket.buckets.arrays.build_placement import place_into_set
-from kohya_bucket.buckets.bucket import Bucket
-from kohya_bucket.buckets.rule import place_one
+from kohya_bucket.buckets import BucketRule, BucketSet, KohyaBuckets
+from kohya_bucket.buckets.rules.one_bucket import OneBucket
 from kohya_bucket.buckets.rules.registry import rule_from_name
-from kohya_bucket.buckets.sizes import IntArray, as_sizes
+from kohya_bucket.buckets.sizes import IntArray, check_steps
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["DatasetKeys", "OneBucket", "adjust_to_steps", "at_resolutions", "rule_for"]
+__all__ = ["DatasetKeys", "adjust_to_steps", "at_resolutions", "rule_for"]
 
 
 @dataclass(frozen=True)
@@ -31,67 +26,40 @@ class DatasetKeys:
     bucket_no_upscale: bool = False
 
 
-class OneBucket:
-    """`enable_bucket = false`: every image goes to the dataset's resolution, whatever its aspect."""
-
-    def __init__(self, resolution: tuple[int, int]) -> None:
-        self._bucket_set = BucketSet.from_dims([resolution], name="no bucketing")
-
-    @property
-    def bucket_set(self) -> BucketSet:
-        return self._bucket_set
-
-    def place(self, sizes: Any) -> Placement:
-        array = as_sizes(sizes)
-        return place_into_set(array, self._bucket_set, self.assign_many_indices(array))
-
-    def assign(self, width: int, height: int) -> Bucket:
-        return place_one(self, width, height)
-
-    def assign_many_indices(self, sizes: Any) -> IntArray:
-        readable = as_sizes(sizes).min(axis=1, initial=1) > 0
-        return np.where(readable, 0, -1).astype(np.int32)
-
-
-def adjust_to_steps(settings: DatasetKeys) -> tuple[int, int]:
+def adjust_to_steps(keys: DatasetKeys) -> tuple[int, int]:
     """Smallest and largest side after sd-scripts' rounding to the step: down for one, up for the other."""
-    steps = settings.bucket_reso_steps
-    if steps < 1:
-        raise BucketSettingsError(f"bucket_reso_steps is {steps}, but must be 1 or more; 64 is usual")
-    low, high = settings.min_bucket_reso, settings.max_bucket_reso
+    steps = check_steps(keys.bucket_reso_steps)
+    low, high = keys.min_bucket_reso, keys.max_bucket_reso
     return low - low % steps, high + -high % steps
 
 
-def rule_for(settings: DatasetKeys, options: AdapterOptions | None = None, sizes: IntArray | None = None) -> BucketRule:
-    """The rule that sd-scripts follows for these settings, or the one that the adapter's options ask for.
+def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: IntArray | None = None) -> BucketRule:
+    """The rule that sd-scripts follows for these keys, or the one that the adapter's options ask for.
 
     Args:
-        settings: the dataset's bucket keys.
+        keys: the dataset's bucket keys.
         options: the `[kohya_bucket]` table; None is its defaults.
         sizes: [N, 2] sizes of the dataset's images, for rules that make their buckets from the data.
 
     Raises:
-        BucketSettingsError: settings with which sd-scripts would stop, with the remedy.
+        BucketSettingsError: keys with which sd-scripts would stop, with the remedy.
         ConfigError: a rule, preset or file that does not exist or does not suit the dataset's step.
     """
-    if not settings.enable_bucket:
-        return OneBucket(settings.resolution)
-    low, high = adjust_to_steps(settings)
-    width, height = settings.resolution
-    if settings.bucket_no_upscale and not low <= min(width, height) <= max(width, height) <= high:
+    if not keys.enable_bucket:
+        return OneBucket(keys.resolution)
+    low, high = adjust_to_steps(keys)
+    width, height = keys.resolution
+    if keys.bucket_no_upscale and not low <= min(width, height) <= max(width, height) <= high:
         # No-upscale mode ignores the limits, but sd-scripts still stops over them.
-        KohyaBuckets(settings.resolution, low, high, settings.bucket_reso_steps)
-    if options is None or not options.own_buckets:
-        return KohyaBuckets(
-            settings.resolution, low, high, settings.bucket_reso_steps, no_upscale=settings.bucket_no_upscale
-        )
+        KohyaBuckets(keys.resolution, low, high, keys.bucket_reso_steps)
+    options = options or AdapterOptions()
     rule = rule_from_name(
         options.rule,
-        max_reso=settings.resolution,
+        max_reso=keys.resolution,
         min_size=low,
         max_size=high,
-        reso_steps=settings.bucket_reso_steps,
-        no_upscale=settings.bucket_no_upscale,
+        reso_steps=keys.bucket_reso_steps,
+        no_upscale=keys.bucket_no_upscale,
         sizes=sizes,
         switching=options.switching,
         no_upscale_fit=options.no_upscale_fit,
@@ -99,14 +67,14 @@ def rule_for(settings: DatasetKeys, options: AdapterOptions | None = None, sizes
         num_buckets=options.num_buckets,
         auto_method=options.auto_method,
     )
-    _check_steps(options.rule, rule.bucket_set, settings.bucket_reso_steps)
+    _check_steps(options.rule, rule.bucket_set, keys.bucket_reso_steps)
     return rule
 
 
-def at_resolutions(settings: DatasetKeys, options: AdapterOptions | None) -> list[DatasetKeys]:
+def at_resolutions(keys: DatasetKeys, options: AdapterOptions | None) -> list[DatasetKeys]:
     """The dataset's keys once for each resolution that it trains at: its own, or those of `resolutions`."""
     resolutions = None if options is None else options.resolutions
-    return [replace(settings, resolution=resolution) for resolution in resolutions or (settings.resolution,)]
+    return [replace(keys, resolution=resolution) for resolution in resolutions or (keys.resolution,)]
 
 
 def _check_steps(name: str, bucket_set: BucketSet | None, steps: int) -> None:

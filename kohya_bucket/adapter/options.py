@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, listed
+from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
 from kohya_bucket.checks import nearest, one_of
 from kohya_bucket.errors import ConfigError, PlanError
 from kohya_bucket.planning import ORDERS, REMAINDERS, RESOLUTION_MODES
@@ -27,13 +29,12 @@ DEFAULT_STORE = "kohya_bucket_latents"  # folder of the store, where training is
 _CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "remainder": lambda: REMAINDERS,
     "order": lambda: [name for name, order in ORDERS.items() if order.shuffles],  # training wants no other
-    "switching": lambda: ("midpoint", "geometric", "area"),
-    "no_upscale_fit": lambda: ("kohya", "largest"),
-    "auto_method": lambda: ("kmeans", "optimal"),
+    "switching": lambda: SWITCHING_METHODS,
+    "no_upscale_fit": lambda: NO_UPSCALE_FITS,
+    "auto_method": lambda: AUTO_METHODS,
     "latent_cache": lambda: ("npz", "shards"),
     "resolution_mode": lambda: RESOLUTION_MODES,
 }
-_RULES = ("kohya", "novelai", "exact", "auto", "preset:NAME", "file:PATH")
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,6 @@ class AdapterOptions:
         """Whether `remainder` trains images in other buckets than their own."""
         return REMAINDERS[self.remainder].moves_images
 
-    @property
-    def own_buckets(self) -> bool:
-        """Whether another rule than sd-scripts' own, or a change of it, decides buckets."""
-        default = AdapterOptions()
-        names = ("rule", "switching", "no_upscale_fit", "max_crop")
-        return any(getattr(self, name) != getattr(default, name) for name in names)
-
     @classmethod
     def from_tables(cls, *tables: tuple[str, Mapping[str, Any]]) -> AdapterOptions:
         """Merge tables, later ones winning. Each comes with the place it was read from, for messages.
@@ -140,8 +134,7 @@ def _expected(key: str, value: Any) -> str:
     """What the value of `key` must be, or an empty string where it is that."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if key == "rule":
-        known = isinstance(value, str) and (value in _RULES or value.startswith(("preset:", "file:")))
-        return "" if known else f"one of {', '.join(_RULES)}"
+        return "" if is_rule(value) else f"one of {', '.join(rule_choices())}"
     if key == "resolutions":
         good = isinstance(value, (list, tuple)) and len(value) > 0 and all(_as_resolution(v) is not None for v in value)
         if not good:
@@ -199,10 +192,11 @@ def _check_resolutions(merged: Mapping[str, Any]) -> None:
             weighted_cycle(weights, len(weights))
         except PlanError as error:
             raise ConfigError(f"[{TABLE}] {error}") from error
-    if rule.startswith(("preset:", "file:")):
+    if named_rule(rule).own_sizes:
+        others = listed((name for name, other in rule_choices().items() if not other.own_sizes), "or")
         raise ConfigError(
             f"[{TABLE}] resolutions is set with rule {rule!r}, whose buckets do not follow from a resolution: "
-            "use rule kohya, novelai, exact or auto, or leave resolutions out"
+            f"use rule {others}, or leave resolutions out"
         )
 
 

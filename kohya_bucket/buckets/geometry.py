@@ -10,7 +10,7 @@ import numpy as np
 
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
-__all__ = ["aspect_loss", "cover_resize", "crop_loss", "crop_ltrb", "cut_pixels", "round_half_up"]
+__all__ = ["aspect_loss", "cover_resize", "covering_sizes", "crop_loss", "crop_ltrb", "cut_pixels", "round_half_up"]
 
 # Whole numbers of pixels; doubles where a caller already has them, which saves the conversion.
 Sides = IntArray | FloatArray
@@ -32,6 +32,25 @@ def cover_resize(
     wider = aspect > bucket_aspect
     scale = np.where(wider, bucket_height, bucket_width) / np.where(wider, height, width)
     return round_half_up(width * scale), round_half_up(height * scale)
+
+
+def covering_sizes(sizes: IntArray, buckets: IntArray) -> IntArray:
+    """[N, 2] int32: sizes of 1 or more scaled until they cover their buckets; 0 where a bucket has a side of 0."""
+    missing = np.minimum(buckets[:, 0], buckets[:, 1]) < 1
+    some_missing = bool(missing.any())
+    width, height, bucket_width, bucket_height = columns = [
+        part[:, side].astype(np.float64) for part in (sizes, buckets) for side in (0, 1)
+    ]
+    if some_missing:
+        for column in columns:
+            column[missing] = 1
+    out = np.empty_like(sizes)
+    out[:, 0], out[:, 1] = cover_resize(
+        width, height, width / height, bucket_width, bucket_height, bucket_width / bucket_height
+    )
+    if some_missing:
+        out[missing] = 0
+    return out
 
 
 def crop_ltrb(

@@ -15,6 +15,7 @@ from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.arrays.nearest import AspectSwitch, nearest_indices
 from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
 from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.decision import InSet
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.checks import as_flag
@@ -97,13 +98,11 @@ class Limits:
         return best, reasons
 
 
-def nearest_within(
-    sizes: IntArray, bucket_set: BucketSet, switch: AspectSwitch, limits: Limits
-) -> tuple[IntArray, npt.NDArray[np.uint8] | None]:
-    """The nearest bucket within the limits: [N] int32 index, and [N] uint8 reasons where a limit is set."""
+def nearest_within(sizes: IntArray, bucket_set: BucketSet, switch: AspectSwitch, limits: Limits) -> InSet:
+    """For each of [N, 2] sizes the nearest bucket within the limits."""
     index = nearest_indices(sizes, bucket_set, switch)
     if not limits.active:
-        return index, None
+        return InSet(sizes, bucket_set, index)
     reasons = np.where(index >= 0, Reason.PLACED, Reason.UNREADABLE).astype(np.uint8)
     limits.apply(sizes, index, reasons)
-    return index, reasons
+    return InSet(sizes, bucket_set, index, reasons)

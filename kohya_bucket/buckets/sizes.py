@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import BucketSettingsError, KohyaBucketError
 
-__all__ = ["FloatArray", "IntArray", "as_pair", "as_resolution", "as_sizes", "as_whole"]
+__all__ = ["FloatArray", "IntArray", "as_pair", "as_resolution", "as_sizes", "as_whole", "check_steps"]
 
 IntArray = npt.NDArray[np.int32]
 
@@ -35,6 +35,17 @@ def as_whole(name: str, value: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         pass
     raise BucketSettingsError(f"{name} is {value!r}, but must be a whole number")
+
+
+def check_steps(steps: int) -> int:
+    """The step, if sides can be multiples of it.
+
+    Raises:
+        BucketSettingsError: it is below 1.
+    """
+    if steps < 1:
+        raise BucketSettingsError(f"bucket_reso_steps is {steps}, but must be 1 or more; 64 is usual")
+    return steps
 
 
 def as_resolution(name: str, value: Any) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Where one bucket hands over to the next along the axis of aspects.
 
-Three methods, each a set of switching points between neighbours `a < b` (aspects, width / height):
+The methods of `SWITCHING_METHODS`, each a set of switching points between neighbours `a < b` (aspects, width / height):
 
 - `midpoint`: (a + b) / 2. What sd-scripts and NovelAI do by taking the smallest `|aspect - image aspect|`.
 - `geometric`: sqrt(a * b). The smallest log-aspect distance, which is the smallest share of the image cut off.
@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.arrays.nearest import AspectSwitch, first_double_where, first_per_aspect, midpoint_thresholds
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
+from kohya_bucket.buckets.choices import SWITCHING_METHODS
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["SWITCHING_METHODS", "SwitchingPoint", "aspect_switch", "switching_points"]
-
-SWITCHING_METHODS = ("midpoint", "geometric", "area")
+__all__ = ["SwitchingPoint", "aspect_switch", "switching_points"]
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,19 @@ def aspect_switch(bucket_set: BucketSet, method: str = "midpoint") -> AspectSwit
     Raises:
         BucketSettingsError: an unknown method.
     """
-    aspects, order = bucket_set.aspects, first_per_aspect(bucket_set.aspects)
-    if method == "midpoint":
-        return AspectSwitch(order, midpoint_thresholds(aspects, order))
-    if method == "geometric":
-        return AspectSwitch(order, geometric_thresholds(aspects, order))
-    if method == "area":
-        return AspectSwitch(order, area_thresholds(bucket_set.sizes[order].astype(np.float64)))
-    raise BucketSettingsError(
-        f"switching is {method!r}, which is no method; take one of {', '.join(SWITCHING_METHODS)}"
-    )
+    thresholds = SWITCHING_METHODS[one_of("switching", method, SWITCHING_METHODS, BucketSettingsError)].load()
+    order = first_per_aspect(bucket_set.aspects)
+    return AspectSwitch(order, thresholds(bucket_set, order))
 
 
-def geometric_thresholds(aspects: FloatArray, order: IntArray) -> FloatArray:
+def midpoint(bucket_set: BucketSet, order: IntArray) -> FloatArray:
+    """[M - 1]: the smallest double at which the right one is nearer in float arithmetic."""
+    return midpoint_thresholds(bucket_set.aspects, order)
+
+
+def geometric(bucket_set: BucketSet, order: IntArray) -> FloatArray:
     """[M - 1]: the smallest double `a` with a/left > right/a, compared as products so that no logarithm decides."""
-    left, right = aspects[order[:-1]], aspects[order[1:]]
+    left, right = bucket_set.aspects[order[:-1]], bucket_set.aspects[order[1:]]
     left_first = order[:-1] < order[1:]
 
     def right_wins(a: FloatArray) -> npt.NDArray[np.bool_]:
@@ -86,14 +84,15 @@ def geometric_thresholds(aspects: FloatArray, order: IntArray) -> FloatArray:
     return first_double_where(right_wins, left, right)
 
 
-def area_thresholds(sizes: FloatArray) -> FloatArray:
-    """[M - 1] for [M, 2] sizes in ascending aspect: where both neighbours have the same (area - cut off area).
+def area(bucket_set: BucketSet, order: IntArray) -> FloatArray:
+    """[M - 1]: where both neighbours have the same (area - cut off area).
 
     An image of aspect x between both fills the narrower bucket's height and the wider one's width, so the
     scores are `2 * area - height² x` and `2 * area - width² / x`; they are equal at the root of a quadratic.
     Where areas differ so much that the root leaves the two aspects, the nearer aspect is the limit: an image
     of exactly a bucket's aspect always gets that aspect.
     """
+    sizes = bucket_set.sizes[order].astype(np.float64)
     (width_a, height_a), (width_b, height_b) = sizes[:-1].T, sizes[1:].T
     gain = width_a * height_a - width_b * height_b
     root = (gain + np.sqrt(gain**2 + (height_a * width_b) ** 2)) / height_a**2

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kohya_bucket.buckets.rules.registry import RULES, is_rule, rule_choices
 from kohya_bucket.buckets.trainers import TRAINERS, trainer_rule
+from kohya_bucket.checks import one_of
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.errors import ConfigError
 
@@ -14,33 +16,39 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.buckets.sizes import IntArray
 
-__all__ = ["COMPARABLE", "GROUPS", "compared_rule", "names_of"]
+__all__ = ["comparable", "compared_rule", "groups", "names_of"]
 
-# Name -> what it changes of the options.
-_OWN: Mapping[str, Mapping[str, Any]] = {
-    "kohya": {},
-    "kohya-no-upscale": {"rule": "kohya", "bucket_no_upscale": True},
-    "kohya-largest": {"rule": "kohya", "bucket_no_upscale": True, "no_upscale_fit": "largest"},
-    "novelai": {},
-    "exact": {"switching": None},  # it compares no aspects
-    "auto": {},
-    "auto-optimal": {"rule": "auto"},
-}
-COMPARABLE = (*_OWN, "preset:NAME", "file:PATH", *TRAINERS)
-# Names that stand for several.
-GROUPS = {"trainers": tuple(TRAINERS), "all": (*_OWN, *TRAINERS)}
+
+def _own() -> dict[str, Mapping[str, Any]]:
+    """The package's own rules and their variants, each with what it changes of the options."""
+    out: dict[str, Mapping[str, Any]] = {}
+    for name, rule in RULES.items():
+        if not rule.argument:
+            base = {"rule": name} if "switching" in rule.takes else {"rule": name, "switching": None}
+            out |= {name: base, **{variant: {**base, **changes} for variant, changes in rule.variants.items()}}
+    return out
+
+
+def comparable() -> list[str]:
+    """All names."""
+    return [*_own(), *(name for name, rule in rule_choices().items() if rule.argument), *TRAINERS]
+
+
+def groups() -> dict[str, list[str]]:
+    """Names that stand for several."""
+    return {"trainers": [*TRAINERS], "all": [*_own(), *TRAINERS]}
 
 
 def names_of(text: str) -> list[str]:
     """The names in `kohya,trainers`, each once, groups taken apart. `ConfigError` where there is none."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        raise ConfigError(f"--rules is {text!r}, but must be names separated by commas: {', '.join(COMPARABLE)}")
-    return list(dict.fromkeys(name for part in parts for name in GROUPS.get(part, (part,))))
+        raise ConfigError(f"--rules is {text!r}, but must be names separated by commas: {', '.join(comparable())}")
+    return list(dict.fromkeys(name for part in parts for name in groups().get(part, (part,))))
 
 
 def compared_rule(name: str, options: RuleOptions, sizes: IntArray) -> BucketRule:
-    """A rule by one of the names in `COMPARABLE`; other trainers' at the side of the resolution's area.
+    """A rule by one of the names in `comparable()`; other trainers' at the side of the resolution's area.
 
     Args:
         options: those that all rules share.
@@ -52,8 +60,9 @@ def compared_rule(name: str, options: RuleOptions, sizes: IntArray) -> BucketRul
     if name in TRAINERS:
         width, height = options.size
         return trainer_rule(name, round((width * height) ** 0.5))
-    if name not in _OWN and not name.startswith(("preset:", "file:")):
-        groups = ", ".join(GROUPS)
-        raise ConfigError(f"there is no rule {name!r} to compare; there are {', '.join(COMPARABLE)}, and {groups}")
-    own = replace(options, **{"rule": name, **_OWN.get(name, {})})
-    return own.make(sizes, auto_method="optimal" if name == "auto-optimal" else "kmeans")
+    own = _own()
+    if name not in own and not is_rule(name):
+        one_of("rule", name, [*comparable(), *groups()], ConfigError)
+    changes = dict(own.get(name, {"rule": name}))
+    auto_method = changes.pop("auto_method", "kmeans")
+    return replace(options, **changes).make(sizes, auto_method=auto_method)

@@ -33,6 +33,7 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
         ConfigError: the config has a mistake other than missing images, or its rule depends on all images.
     """
     from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
+    from kohya_bucket.buckets.rules.registry import named_rule
     from kohya_bucket.sdscripts.config import Severity, read_config
     from kohya_bucket.sdscripts.config.skipping import skipped_images
 
@@ -41,8 +42,9 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
     if wrong:
         raise ConfigError(f"{path}: {wrong[0].text}" + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""))
     adapter = adapter_options(read)
-    if adapter.rule == "auto":
-        raise ConfigError(f"{path}: rule 'auto' depends on all images; `kohya-bucket plan {path} --images` shows them")
+    if named_rule(adapter.rule).from_images:
+        instead = f"`kohya-bucket plan {path} --images` shows them"
+        raise ConfigError(f"{path}: rule {adapter.rule!r} depends on all images; {instead}")
     rules = []
     for number, dataset in enumerate(read.datasets, 1):
         skipped = skipped_images([str(path)], [size], dataset.config.skip_image_resolution).reasons.get(0)

@@ -39,7 +39,7 @@ def by_path(
     """All images that `sources` name, in the buckets that the options say."""
     if not sources:
         raise ConfigError("nothing to encode: name a folder, e.g. kohya-bucket precompute data/ --vae …")
-    rule = None if options.name == "auto" else options.make()  # mistakes are named before a million headers are read
+    rule = None if options.from_images else options.make()  # mistakes are named before a million headers are read
     paths = images_in(sources, recursive=recursive)
     captions = captions_of(paths, captions_file)
     with scan_progress("reading headers", quiet=quiet) as progress:

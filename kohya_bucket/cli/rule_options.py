@@ -7,11 +7,14 @@ keys is trained by. What is not given is what sd-scripts takes.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kohya_bucket.buckets.choices import NO_UPSCALE_FITS, SWITCHING_METHODS, described
+from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
 from kohya_bucket.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["RULE_OPTIONS", "RuleOptions"]
 
 
+def _rules() -> str:
+    return described(rule_choices())
+
+
 @dataclass(frozen=True)
 class RuleOptions:
     """What a command line says about the rule; each field is an option.
@@ -30,10 +37,7 @@ class RuleOptions:
     want it given; 512 is that of its own program that sorts images into buckets, `prepare_buckets_latents.py`.
     """
 
-    rule: Annotated[
-        str | None,
-        typer.Option(help="kohya, novelai, exact, auto, preset:NAME or file:PATH; kohya if nothing is given."),
-    ] = None
+    rule: Annotated[str | None, typer.Option(help="{}; kohya if nothing is given."), _rules] = None
     preset: Annotated[str | None, typer.Option("--preset", "-p", help="A bundled bucket set, e.g. sdxl.")] = None
     bucket_config: Annotated[
         Path | None, typer.Option("--bucket-config", "-c", help="A bucket set in a TOML or JSON file.")
@@ -47,8 +51,10 @@ class RuleOptions:
     bucket_no_upscale: Annotated[
         bool, typer.Option("--bucket-no-upscale", "--no-upscale", help="As in sd-scripts.")
     ] = False
-    switching: Annotated[str | None, typer.Option(help="midpoint, geometric or area; else the rule's own.")] = None
-    no_upscale_fit: Annotated[str, typer.Option(help="kohya or largest.")] = "kohya"
+    switching: Annotated[
+        str | None, typer.Option(help="{}; else the rule's own."), partial(described, SWITCHING_METHODS)
+    ] = None
+    no_upscale_fit: Annotated[str, typer.Option(help="{}."), partial(described, NO_UPSCALE_FITS)] = "kohya"
     max_crop: Annotated[
         float | None, typer.Option(help="Largest share of an image that may be cropped off, e.g. 0.05.")
     ] = None
@@ -70,7 +76,12 @@ class RuleOptions:
     @property
     def brings_sizes(self) -> bool:
         """Whether the rule is a set of sizes, which no resolution, limit or step decides."""
-        return self.name.startswith(("preset:", "file:"))
+        return named_rule(self.name).own_sizes
+
+    @property
+    def from_images(self) -> bool:
+        """Whether the rule is made from all images."""
+        return named_rule(self.name).from_images
 
     @property
     def size(self) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kohya_bucket._version import __version__
 from kohya_bucket.reports.analysis import Analysis, BucketUse
@@ -101,7 +102,7 @@ def _bucket(use: BucketUse) -> dict[str, Any]:
     }
 
 
-def _images(analysis: Analysis, indices: Any, limit: int, reason: bool = False) -> dict[str, Any]:
+def _images(analysis: Analysis, indices: npt.NDArray[np.intp], limit: int, reason: bool = False) -> dict[str, Any]:
     placement = analysis.placement
     rows = []
     for i in indices[:limit].tolist():
@@ -122,5 +123,5 @@ def _listed(rows: list[Any], limit: int) -> dict[str, Any]:
     return {"count": len(rows), "listed": rows[:limit]}
 
 
-def _number(value: Any) -> float | None:
+def _number(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else float(value)

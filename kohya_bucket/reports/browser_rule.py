@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kohya_bucket.buckets import AutoBuckets, BucketRule, BucketSet, FixedBuckets, KohyaBuckets, NovelAIBuckets
-from kohya_bucket.buckets.arrays.nearest import first_per_aspect, midpoint_thresholds
+from kohya_bucket.buckets.arrays.nearest import AspectSwitch
 from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.buckets.switching import aspect_switch
 
@@ -21,8 +21,8 @@ def browser_rule(rule: BucketRule) -> dict[str, Any] | None:
         if rule.bucket_set is not None:
             return _set(rule.bucket_set, rule.switching, max_crop=rule.max_crop)
         largest = rule.no_upscale_fit == "largest"
-        settings = {"max_area": rule.max_area, "steps": rule.reso_steps, "max_crop": rule.max_crop}
-        return {"kind": "no_upscale", "largest": largest, **settings}
+        keys = {"max_area": rule.max_area, "steps": rule.reso_steps, "max_crop": rule.max_crop}
+        return {"kind": "no_upscale", "largest": largest, **keys}
     if type(rule) in (FixedBuckets, AutoBuckets):
         assert isinstance(rule, FixedBuckets)
         return _set(rule.bucket_set, rule.switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
@@ -84,9 +84,8 @@ def _novelai(rule: NovelAIBuckets) -> dict[str, Any]:
     """Only the aspect decides, with a base size that counts as square, and far aspects are pruned."""
     out = _set(rule.bucket_set, rule.switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
     if rule.switching == "midpoint":
-        order = first_per_aspect(rule.aspects)
-        out["order"] = order.tolist()
-        out["thresholds"] = midpoint_thresholds(rule.aspects, order).tolist()
+        switch = AspectSwitch.nearest(rule.aspects)
+        out["order"], out["thresholds"] = switch.order.tolist(), switch.thresholds.tolist()
     return {**out, "exact_first": False, "aspects": rule.aspects.tolist(), "max_error": rule.max_ar_error}
 
 

@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kohya_bucket.reports.analysis import Analysis
 
 __all__ = ["image_lists", "image_row"]
@@ -25,7 +28,7 @@ def image_lists(analysis: Analysis, limit: int) -> list[dict[str, Any]]:
     """Lists of images that stand out, each with the first `limit`: title, count, rows, a line about it."""
     images = analysis.images
 
-    def rows(indices: Any, note: Callable[[int], str] | None = None) -> list[list[Any]]:
+    def rows(indices: npt.NDArray[np.intp], note: Callable[[int], str] | None = None) -> list[list[Any]]:
         return [image_row(analysis, i, note(i) if note else "") for i in indices[:limit].tolist()]
 
     out = [

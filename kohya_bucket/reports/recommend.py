@@ -8,37 +8,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kohya_bucket.buckets import AutoBuckets, BucketRule, FixedBuckets, KohyaBuckets, list_presets, load_preset
+from kohya_bucket.buckets import (
+    AutoBuckets,
+    BucketRule,
+    BucketSet,
+    FixedBuckets,
+    KohyaBuckets,
+    list_presets,
+    load_preset,
+)
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.reports.analysis import Analysis
+from kohya_bucket.reports.recommend_files import about_files
+from kohya_bucket.reports.recommendation import Recommendation
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.reports.worth import differences, worth
 
 __all__ = ["Recommendation", "recommend"]
 
 _ENLARGED_GOAL = 0.05
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """One change and what it does to this data set.
-
-    Attributes:
-        setting: the key to change, as sd-scripts or the command line names it, or "files" for the images themselves.
-        current, proposed: its value now and the one to try.
-        why: what is wrong now, in one sentence.
-        gain, cost: what gets better and what gets worse, measured; `cost` may be empty.
-        before, after: the placements in numbers.
-    """
-
-    setting: str
-    current: str
-    proposed: str
-    why: str
-    gain: str
-    cost: str
-    before: Summary
-    after: Summary
 
 
 @dataclass(frozen=True)
@@ -72,7 +60,7 @@ def recommend(analysis: Analysis) -> list[Recommendation]:
     best: dict[str, Recommendation] = {}
     for _, recommendation in found:
         best.setdefault(recommendation.setting, recommendation)
-    return [*best.values(), *_about_files(analysis)]
+    return [*best.values(), *about_files(analysis)]
 
 
 def _changes(analysis: Analysis) -> Iterator[_Change]:
@@ -87,11 +75,9 @@ def _changes(analysis: Analysis) -> Iterator[_Change]:
     elif isinstance(rule, FixedBuckets):
         yield from _other_presets(rule)
         if rule.switching != "geometric":
-            proposed = FixedBuckets(
-                rule.bucket_set, switching="geometric", no_upscale=rule.no_upscale, max_crop=rule.max_crop
-            )
             why = "Geometric switching is the one that crops least"
-            yield _Change("[kohya_bucket] switching", rule.switching, "geometric", why, proposed)
+            changed = _fixed(rule, rule.bucket_set, "geometric")
+            yield _Change("[kohya_bucket] switching", rule.switching, "geometric", why, changed)
     yield from _smaller_batches(analysis)
 
 
@@ -169,9 +155,7 @@ def _other_presets(rule: FixedBuckets) -> Iterator[_Change]:
         bucket_set = load_preset(name)
         other = float(np.median([b.pixel_count for b in bucket_set]))
         if bucket_set.buckets != rule.bucket_set.buckets and 0.8 < other / area < 1.25:
-            proposed = FixedBuckets(
-                bucket_set, switching=rule.switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop
-            )
+            proposed = _fixed(rule, bucket_set, rule.switching)
             why = f"Preset {name} has {len(bucket_set)} buckets instead of {len(rule.bucket_set)}"
             yield _Change("[kohya_bucket] rule", _name_of(rule), f"preset:{name}", why, proposed)
 
@@ -192,15 +176,20 @@ def _smaller_batches(analysis: Analysis) -> Iterator[_Change]:
         yield _Change("batch_size", str(batch), str(batch // 2), why, analysis.subject.rule, batch // 2)
 
 
+def _fixed(rule: FixedBuckets, bucket_set: BucketSet, switching: str) -> FixedBuckets:
+    """Another set or switching within the limits of the rule."""
+    return FixedBuckets(bucket_set, switching=switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
+
+
 def _kohya(rule: KohyaBuckets, **changes: object) -> KohyaBuckets | None:
-    """The rule with other settings; None where they cannot work."""
-    settings: dict[str, object] = {
+    """The rule with other values; None where they cannot work."""
+    values: dict[str, object] = {
         "max_reso": rule.max_reso, "min_size": rule.min_size, "max_size": rule.max_size,
         "reso_steps": rule.reso_steps, "no_upscale": rule.no_upscale, "switching": rule.switching,
         "no_upscale_fit": rule.no_upscale_fit, "max_crop": rule.max_crop,
     }  # fmt: skip
     try:
-        changed = KohyaBuckets(**{**settings, **changes})  # type: ignore[arg-type]
+        changed = KohyaBuckets(**{**values, **changes})  # type: ignore[arg-type]
     except KohyaBucketError:
         return None
     return changed
@@ -211,40 +200,3 @@ def _summary(analysis: Analysis, rule: BucketRule, batch_size: int | None = None
     same = rule is analysis.subject.rule
     placement = analysis.placement if same else rule.place(images.sizes)
     return summarize(images.sizes, placement, images.repeats, batch_size or analysis.subject.batch_size)
-
-
-def _about_files(analysis: Analysis) -> Iterator[Recommendation]:
-    """Changes to the images themselves."""
-    images, before = analysis.images, analysis.summary
-    swapped = images.orientation >= 5
-    if swapped.any():
-        sizes = np.where(swapped[:, None], images.sizes[:, ::-1], images.sizes)
-        placement = analysis.subject.rule.place(np.ascontiguousarray(sizes))
-        after = summarize(sizes, placement, images.repeats, analysis.subject.batch_size)
-        moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes).any(axis=1).sum())
-        count = int(swapped.sum())
-        yield Recommendation(
-            "files", "1 lies on its side" if count == 1 else f"{count:,} lie on their side",
-            "rotate the pixels, drop the EXIF tag",
-            "Their EXIF asks for a quarter turn, which training ignores: they are trained lying on their side",
-            f"trained upright, {moved:,} of them in another bucket", "", before, after,
-        )  # fmt: skip
-    if images.failures:
-        yield Recommendation(
-            "files", f"{len(images.failures):,} unreadable", "repair or remove them",
-            "A file whose size cannot be read is not trained", f"{len(images.failures):,} more images, or a clean log",
-            "", before, before,
-        )  # fmt: skip
-    duplicates = analysis.duplicates
-    if duplicates:
-        spare = [i for group in duplicates for i in group[1:]]
-        keep = np.ones(len(images), dtype=np.bool_)
-        keep[spare] = False
-        sizes = np.ascontiguousarray(images.sizes[keep])
-        placement = analysis.subject.rule.place(sizes)
-        after = summarize(sizes, placement, images.repeats[keep], analysis.subject.batch_size)
-        yield Recommendation(
-            "files", f"{len(spare):,} copies", "keep one of each group",
-            f"{len(duplicates):,} images are there more than once, and are trained that much more often",
-            f"samples per epoch {before.samples:,} → {after.samples:,}", "", before, after,
-        )  # fmt: skip

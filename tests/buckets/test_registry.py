@@ -52,13 +52,14 @@ def test_the_settings_reach_the_rule() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
-        ("koya", {}, ConfigError, "no rule 'koya'; there are kohya, novelai"),
-        ("preset:", {}, ConfigError, "no rule 'preset:'"),
-        ("preset:sdx", {}, ConfigError, "no preset 'sdx'"),
+        ("koya", {}, ConfigError, "rule is 'koya', but must be one of kohya, novelai, .*; the nearest is 'kohya'"),
+        ("preset:", {}, ConfigError, "rule is 'preset:'"),
+        ("preset:sdx", {}, ConfigError, "preset is 'sdx', .* the nearest is 'sdxl'"),
         ("auto", {}, BucketSettingsError, "no sizes were given"),
-        ("exact", {"switching": "area"}, BucketSettingsError, "compares no aspects"),
+        ("exact", {"switching": "area"}, BucketSettingsError, "which only the rules kohya, novelai, "),
         ("novelai", {"no_upscale_fit": "largest"}, BucketSettingsError, "only the rule kohya"),
-        ("kohya", {"switching": "middle"}, BucketSettingsError, "no method"),
+        ("kohya", {"switching": "middle"}, BucketSettingsError, "'middle', but must be one of midpoint, "),
+        ("kohya", {"switching": "middle", "no_upscale": True}, BucketSettingsError, "'middle', but must be one of"),
     ],
 )
 def test_what_does_not_exist_is_named(name, options, error, message) -> None:

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohya_bucket import AutoBuckets, BucketRule, ExactBuckets, FixedBuckets, KohyaBuckets, NovelAIBuckets, load_preset
+from kohya_bucket.buckets.rules.one_bucket import OneBucket
+from kohya_bucket.buckets.trainers import MusubiTunerBuckets
 
 RULES = {
     "kohya": KohyaBuckets(512),
@@ -26,6 +28,8 @@ RULES = {
     "sdxl-area": FixedBuckets(load_preset("sdxl"), switching="area"),
     "flux-midpoint": FixedBuckets(load_preset("flux"), switching="midpoint"),
     "flux-limits": FixedBuckets(load_preset("flux"), no_upscale=True, max_crop=0.05),
+    "one": OneBucket((512, 768)),
+    "musubi-no-upscale": MusubiTunerBuckets(512, no_upscale=True),
 }
 COLUMNS = ("bucket_sizes", "resized_sizes", "crop_ltrb", "aspect_errors", "crop_loss", "reasons")
 # Kohya's no-upscale mode crops images within the area without scaling them, so both sides may exceed the bucket.

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import BucketSet, KohyaBuckets, switching_points
-from kohya_bucket.buckets.switching import SWITCHING_METHODS, aspect_switch
+from kohya_bucket.buckets.choices import SWITCHING_METHODS
+from kohya_bucket.buckets.switching import aspect_switch
 
 LANDSCAPE_512 = {
     "midpoint": [1.1429, 1.4762, 1.9333, 2.3000, 2.8250, 3.3750],
@@ -35,7 +36,7 @@ def test_portrait_and_landscape_differ_by_midpoint_and_mirror_by_the_others() ->
     assert round(tall["384x640"], 4) == 1.4516
 
 
-@given(bucket_sets, st.sampled_from(SWITCHING_METHODS))
+@given(bucket_sets, st.sampled_from(list(SWITCHING_METHODS)))
 def test_points_lie_between_their_buckets(bucket_set, method) -> None:
     points = switching_points(bucket_set, method)
     assert len(points) == len(set(bucket_set.aspects)) - 1

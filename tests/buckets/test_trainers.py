@@ -72,7 +72,7 @@ def test_a_side_below_the_step_has_no_bucket() -> None:
 
 
 def test_what_does_not_exist_is_named() -> None:
-    with pytest.raises(ConfigError, match="no trainer 'kohya_ss'; there are onetrainer"):
+    with pytest.raises(ConfigError, match="trainer is 'kohya_ss', but must be one of onetrainer"):
         trainer_rule("kohya_ss", 512)
     with pytest.raises(BucketSettingsError, match="kept for 512, 768, 1024, not for a resolution of 640"):
         EveryDream2Buckets(640)

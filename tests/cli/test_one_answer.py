@@ -69,11 +69,18 @@ class Case:
             del table["switching"]  # it compares no aspects
         elif self.rule == "auto":
             table["num_buckets"] = int(rng.integers(1, 6))
+            table["auto_method"] = str(rng.choice(["kmeans", "optimal"]))
         elif self.rule == "kohya" and keys["bucket_no_upscale"] and rng.random() < 0.5:
             table["no_upscale_fit"] = "largest"
         # what is left out has its default
         self.keys = {key: value for key, value in keys.items() if rng.random() < 0.8 or key == "resolution"}
         self.adapter = {key: value for key, value in table.items() if rng.random() < 0.8}
+        if not self.keys.get("bucket_no_upscale"):
+            self.adapter.pop("no_upscale_fit", None)  # refused with upscaling
+        self.variant = {
+            ("kohya", "largest"): "kohya-largest", ("auto", "optimal"): "auto-optimal",
+        }.get((self.rule, self.adapter.get("no_upscale_fit") or self.adapter.get("auto_method")))  # fmt: skip
+        self.config = self._written_config()
 
     def options(self, without: tuple[str, ...] = ()) -> list[str]:
         """As on a command line, with either spelling of names and sizes."""
@@ -81,7 +88,7 @@ class Case:
         out = []
         for key, value in given.items():
             name = {"num_buckets": "--num"}.get(key, f"--{key}")
-            if key not in without and value is not False:
+            if key not in (*without, "auto_method") and value is not False:
                 out += [name] if value is True else [name.replace("_", "-"), str(value)]
         return out
 
@@ -94,7 +101,15 @@ class Case:
             found.append(row["bucket"] and (row["bucket"]["width"], row["bucket"]["height"]))
         return found
 
-    def plan(self) -> list[Bucket]:
+    def simulate_by_config(self, some: int) -> list[Bucket]:
+        """Bucket of each of the first images."""
+        found = []
+        for width, height in self.sizes[:some]:
+            (row,) = json.loads(run("simulate", f"{width}x{height}", "--config", self.config, "--json"))
+            found.append(row["bucket"] and (row["bucket"]["width"], row["bucket"]["height"]))
+        return found
+
+    def _written_config(self) -> Path:
         config = self.folder.parent / "config.toml"
         table = {"rule": self.rule, **self.adapter}
         config.write_text(
@@ -105,21 +120,25 @@ class Case:
             + f"[[datasets.subsets]]\nclass_tokens = 'x'\nimage_dir = '{self.folder}'\n",
             encoding="utf-8",
         )
-        (dataset,) = json.loads(run("plan", config, "--json", "--images"))["datasets"]
+        return config
+
+    def plan(self) -> list[Bucket]:
+        (dataset,) = json.loads(run("plan", self.config, "--json", "--images"))["datasets"]
         at = {Path(row["key"]).stem: tuple(row["bucket"]) for row in dataset["image_rows"]}
         return [at.get(str(i)) for i in range(IMAGES)]
 
-    def analyze(self) -> Counter[Bucket]:
+    def analyze(self, *arguments: object) -> Counter[Bucket]:
         """Images of each bucket in use."""
-        (data,) = json.loads(run("analyze", self.folder, "--rule", self.rule, *self.options(), "--json"))["datasets"]
+        (data,) = json.loads(run("analyze", *arguments, "--json"))["datasets"]
         counts = Counter({(b["width"], b["height"]): b["images"] for b in data["buckets"] if b["images"]})
         return counts + Counter({None: data["images"]["without_bucket"]})
 
     def compare(self) -> dict[str, Any]:
-        (row,) = json.loads(run("compare", self.table, "--rules", self.rule, *self.options(), "--json"))["rules"]
+        rule, options = self.variant or self.rule, self.options(without=("no_upscale_fit",))
+        (row,) = json.loads(run("compare", self.table, "--rules", rule, *options, "--json"))["rules"]
         return row
 
-    def precompute(self, monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
+    def precompute(self, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> list[Bucket]:
         """What would be encoded, in place of encoding it."""
         seen = []
         encoder = SimpleNamespace(fingerprint="stub", downsample_factor=8, latent_channels=4, scale_factor=1.0)
@@ -128,9 +147,7 @@ class Case:
         take = lambda wanted, *_, **__: seen.append(wanted) or report  # noqa: E731
         monkeypatch.setattr("kohya_bucket.latents.encode.precompute.encode_wanted", take)
         monkeypatch.setattr("kohya_bucket.cli.precompute_console.print_report", lambda _: None)
-        own_sizes = ("resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps")
-        options = self.options(without=own_sizes if ":" in self.rule else ())
-        run("precompute", self.folder, "--vae", "stub", "-o", self.folder / "out", "--rule", self.rule, *options)
+        run("precompute", *arguments, "--vae", "stub", "-o", self.folder.parent / "out")
         (wanted,) = seen
         at = {Path(p).stem: (int(w), int(h)) for p, (w, h) in zip(wanted.paths, wanted.bucket_sizes, strict=True)}
         return [at.get(str(i)) for i in range(IMAGES)]
@@ -140,13 +157,19 @@ class Case:
 def test_one_image_has_one_answer(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(seed, tmp_path)
     planned = case.plan()
-    assert case.precompute(monkeypatch) == planned
-    assert case.analyze() == Counter(planned)
+    by_options = [case.folder, "--rule", case.rule]
+    assert case.precompute(monkeypatch, "--config", case.config) == planned
+    assert case.analyze("--config", case.config) == Counter(planned)
+    if case.variant != "auto-optimal":  # which is no option of these
+        own_sizes = ("resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps")
+        options = case.options(without=own_sizes if ":" in case.rule else ())
+        assert case.precompute(monkeypatch, *by_options, *options) == planned
+        assert case.analyze(*by_options, *case.options()) == Counter(planned)
     if case.rule != "auto":  # which depends on all images
         assert case.simulate() == planned
-    if "no_upscale_fit" not in case.adapter:  # of which `compare` makes a rule, kohya-largest
-        row = case.compare()
-        assert (row["buckets"], row["unplaced"]) == (len({*planned} - {None}), planned.count(None))
+        assert case.simulate_by_config(3) == planned[:3]
+    row = case.compare()
+    assert (row["buckets"], row["unplaced"]) == (len({*planned} - {None}), planned.count(None))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -162,11 +185,12 @@ def test_a_set_made_of_images_is_the_one_that_rule_auto_makes(seed: int, tmp_pat
 
 @pytest.mark.parametrize("rule", ["kohya", "novelai", "preset:sdxl"])
 @pytest.mark.parametrize("switching", [None, "midpoint", "geometric", "area"])
-def test_a_chart_shows_where_images_change_their_bucket(rule: str, switching: str | None) -> None:
-    options = ["--rule", rule, *(["--switching", switching] if switching else [])]
+@pytest.mark.parametrize("keys", ["", "--resolution 832x1216 --max-bucket-reso 2048 --bucket-reso-steps 32"])
+def test_a_chart_shows_where_images_change_their_bucket(rule: str, switching: str | None, keys: str) -> None:
+    options = ["--rule", rule, *(["--switching", switching] if switching else []), *keys.split()]
     rows = [line.split() for line in run("chart", *options).splitlines()[2:]]
     assert rows
-    for narrower, wider, aspect, _ in rows:
+    for narrower, wider, aspect, _ in rows[:: max(1, len(rows) // 5)]:
         for factor, bucket in ((0.999, narrower), (1.001, wider)):
             (found,) = json.loads(run("simulate", f"{round(1e6 * factor * float(aspect))}x1000000", *options, "--json"))
             assert "{width}x{height}".format(**found["bucket"]) == bucket

@@ -100,7 +100,7 @@ def test_build_cache_replaces_no_file_of_another_kind(folder: Path) -> None:
 
 def test_compare_names_what_can_be_compared(folder: Path) -> None:
     result = CliRunner().invoke(app, ["compare", str(folder), "--rules", "kohya,onetrainr"])
-    assert "there is no rule 'onetrainr' to compare" in str(result.exception)
+    assert "rule is 'onetrainr', but must be one of kohya, kohya-no-upscale" in str(result.exception)
     assert "onetrainer" in str(result.exception)
     assert "--rules is ','" in str(CliRunner().invoke(app, ["compare", str(folder), "--rules", ","]).exception)
     assert CliRunner().invoke(app, ["compare", str(folder), "--rules", "kohya, "]).exit_code == 0

@@ -122,7 +122,7 @@ def test_without_a_config(folder):
         (["simulate", "0x5"], "0x5 is no image size"),
         (["simulate", "nothing.png"], "neither a size such as 576x768 nor a readable image"),
         (["simulate", "512x512", "--resolution", "big"], "resolution is 'big'"),
-        (["simulate", "512x512", "--rule", "none"], "there is no rule 'none'"),
+        (["simulate", "512x512", "--rule", "none"], "rule is 'none', but must be one of kohya"),
         (["simulate", "512x512", "--bucket-reso-steps", "0"], "bucket_reso_steps is 0, but must be 1 or more"),
         (["simulate", "99999999999x1"], "sizes must fit into 32 bits"),
         (["chart", "--rule", "novelai", "--bucket-reso-steps", "0"], "bucket_reso_steps is 0, but must be 1 or more"),

@@ -10,11 +10,10 @@ import pytest
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import KohyaBuckets, list_presets, load_preset
-from kohya_bucket.buckets.rules.kohya import NO_UPSCALE_FITS
-from kohya_bucket.buckets.rules.registry import RULE_NAMES
-from kohya_bucket.buckets.switching import SWITCHING_METHODS
+from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, described
+from kohya_bucket.buckets.rules.registry import rule_choices
 from kohya_bucket.buckets.trainers import TRAINERS
-from kohya_bucket.cli.compared_rules import GROUPS, compared_rule, names_of
+from kohya_bucket.cli.compared_rules import compared_rule, groups, names_of
 from kohya_bucket.cli.group import load_command
 from kohya_bucket.cli.rule_options import RULE_OPTIONS, RuleOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
@@ -61,8 +60,11 @@ def test_the_page_lists_them_with_their_defaults() -> None:
 
 def test_the_help_names_what_there_is() -> None:
     texts = {name: option.help for name, option in options_of("precompute").items()}
-    for name, choices in (("rule", RULE_NAMES), ("switching", SWITCHING_METHODS), ("no_upscale_fit", NO_UPSCALE_FITS)):
-        assert all(choice in texts[name] for choice in choices)
+    choices = {"rule": rule_choices(), "switching": SWITCHING_METHODS, "no_upscale_fit": NO_UPSCALE_FITS}
+    for name, known in choices.items():
+        assert texts[name].startswith(described(known))
+    method = next(p for p in load_command("buckets-from-dataset").params if p.name == "method")
+    assert method.help.startswith(described(AUTO_METHODS))
 
 
 @pytest.mark.parametrize("name", list_presets())
@@ -94,7 +96,7 @@ def test_a_resolution_is_spelled_in_several_ways(text: str) -> None:
     assert RuleOptions(resolution=text).size == (832, 1216)
 
 
-@pytest.mark.parametrize("name", GROUPS["all"])
+@pytest.mark.parametrize("name", groups()["all"])
 def test_every_name_that_can_be_compared_makes_a_rule(name: str) -> None:
     rule = compared_rule(name, RuleOptions(), SIZES)
     assert rule.place(SIZES).placed.any()
@@ -109,12 +111,12 @@ def test_the_rules_are_those_of_their_names() -> None:
     assert compared_rule("exact", area, SIZES).max_side == 2048
     assert compared_rule("kohya", area, SIZES).switching == "area"
     for name in TRAINERS:
-        assert type(compared_rule(name, options, SIZES)).__name__ == TRAINERS[name][1]
-    with pytest.raises(ConfigError, match="no rule 'konya'"):
+        assert type(compared_rule(name, options, SIZES)) is TRAINERS[name].load()
+    with pytest.raises(ConfigError, match=r"'konya', but must be one of kohya, .*, all; the nearest is 'kohya'"):
         compared_rule("konya", options, SIZES)
 
 
 def test_names_are_split_and_groups_taken_apart() -> None:
     assert names_of("kohya, exact,,kohya") == ["kohya", "exact"]
     assert names_of("kohya,trainers") == ["kohya", *TRAINERS]
-    assert names_of("all") == list(GROUPS["all"])
+    assert names_of("all") == groups()["all"]

@@ -8,6 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS
+from kohya_bucket.buckets.rules.registry import rule_choices
+from kohya_bucket.buckets.trainers import TRAINERS
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -37,3 +41,27 @@ def test_every_figure_is_what_the_code_draws(name) -> None:
 def test_the_page_names_every_figure() -> None:
     named = set(re.findall(r"figures/([\w-]+\.svg)", (DOCS / "rules.md").read_text(encoding="utf-8")))
     assert named == set(_draw()) == {p.name for p in (DOCS / "figures").glob("*.svg")}
+
+
+def _rows() -> list[list[str]]:
+    lines = (DOCS / "rules.md").read_text(encoding="utf-8").splitlines()
+    return [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
+
+
+@pytest.mark.parametrize(
+    ("option", "known"),
+    [
+        ("rule", rule_choices()),
+        ("switching", SWITCHING_METHODS),
+        ("no_upscale_fit", NO_UPSCALE_FITS),
+        ("auto_method", AUTO_METHODS),
+    ],
+)
+def test_the_page_lists_every_choice(option, known) -> None:
+    listed = {row[1].strip("`"): row[2] for row in _rows() if row[0] == f"`{option}`"}
+    assert listed == {name: choice.text for name, choice in known.items()}
+
+
+def test_the_page_lists_every_trainer() -> None:
+    rows = {row[0].strip("`"): row[1] for row in _rows()}
+    assert {name: rows.get(name) for name in TRAINERS} == {name: choice.text for name, choice in TRAINERS.items()}

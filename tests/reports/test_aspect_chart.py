@@ -13,6 +13,7 @@ from kohya_bucket.reports.aspect_chart import aspect_chart
 from kohya_bucket.reports.drawing import Drawing
 from kohya_bucket.reports.labels import spread_labels
 from kohya_bucket.reports.loss_chart import loss_chart
+from kohya_bucket.reports.shapes import Text
 
 SETS = {"512": KohyaBuckets(512).bucket_set, "1024": KohyaBuckets(1024, 256, 2048).bucket_set}
 SETS |= {name: load_preset(name) for name in ("sdxl", "flux", "novelai")}
@@ -34,11 +35,11 @@ def test_no_two_labels_overlap(name) -> None:
     drawing = aspect_chart(SETS[name], "midpoint", sizes)
     boxes = []
     for shape in drawing.shapes:
-        if shape[0] == "text":
-            _, x, y, text, size, _, anchor, upright, _ = shape
-            length, thick = 0.62 * size * len(text), size * 1.05
-            start = {"start": 0, "middle": 0.5, "end": 1}[anchor] * length
-            if upright:
+        if isinstance(shape, Text):
+            x, y, text = shape.x, shape.y, shape.text
+            length, thick = 0.62 * shape.size * len(text), shape.size * 1.05
+            start = {"start": 0, "middle": 0.5, "end": 1}[shape.anchor] * length
+            if shape.upright:
                 box = (x - thick / 2, y - length + start, x + thick / 2, y + start)
             else:
                 box = (x - start, y - thick / 2, x - start + length, y + thick / 2)

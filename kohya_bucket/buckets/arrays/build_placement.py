@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -51,51 +49,51 @@ def place_into_set(
         resized = geometry.cover_resize(width, height, aspect, bucket_width, bucket_height, bucket_aspect)
         bucket_sizes[start:stop, 0], bucket_sizes[start:stop, 1] = bucket_width, bucket_height
         resized_sizes[start:stop, 0], resized_sizes[start:stop, 1] = resized
-        out.fill(start, stop, bucket_width, bucket_height, bucket_aspect, aspect, *resized)
+        out.fill(start, stop, (bucket_width, bucket_height), bucket_aspect, aspect, resized)
         if any_missing:
             bucket_sizes[start:stop][missing] = 0
             resized_sizes[start:stop][missing] = 0
             out.clear(start, stop, missing)
 
     for_chunks(len(sizes), work)
-    return Placement(
-        bucket_set, index, bucket_sizes, resized_sizes, out.crop_ltrb, out.aspect_errors, out.crop_loss, reasons
-    )  # fmt: skip
+    return out.placement(bucket_set, index, bucket_sizes, resized_sizes, reasons)
 
 
 def place_from_data(
-    sizes: IntArray, bucket_sizes: IntArray, resized_sizes: IntArray, reasons: npt.NDArray[np.uint8], unit: int = 1
-) -> Placement:
+    sizes: IntArray, bucket_sizes: IntArray, resized_sizes: IntArray | None, reasons: npt.NDArray[np.uint8],
+    unit: int = 1,
+) -> Placement:  # fmt: skip
     """Placement where each image brings its bucket; the set is what occurs, sorted by (width, height).
 
-    All arrays have N rows; rows whose reason is not `PLACED` lose their bucket. Every bucket side is a
-    multiple of `unit` (knowing it saves time, no more).
+    All arrays have N rows; rows whose reason is not `PLACED` lose their bucket. Without `resized_sizes` images are
+    scaled until they cover it. Every bucket side is a multiple of `unit` (knowing it saves time, no more).
     """
     placed = reasons == Reason.PLACED
     bucket_set, index = distinct_sizes(bucket_sizes, placed, unit)
     out = Outputs(len(sizes))
+    resized = np.empty_like(sizes) if resized_sizes is None else resized_sizes
 
     def work(start: int, stop: int) -> None:
         missing = ~placed[start:stop]
         any_missing = bool(missing.any())
-        parts = sizes[start:stop], bucket_sizes[start:stop], resized_sizes[start:stop]
+        if resized_sizes is None:
+            resized[start:stop] = geometry.covering_sizes(sizes[start:stop], bucket_sizes[start:stop])
+        parts = sizes[start:stop], bucket_sizes[start:stop], resized[start:stop]
         columns = [part[:, side].astype(np.float64) for part in parts for side in (0, 1)]
         if any_missing:
             for column in columns:
                 column[missing] = 1
         width, height, bucket_width, bucket_height, resized_width, resized_height = columns
-        bucket_aspect, aspect = bucket_width / bucket_height, width / height
-        out.fill(start, stop, bucket_width, bucket_height, bucket_aspect, aspect, resized_width, resized_height)
+        bucket = bucket_width, bucket_height
+        out.fill(start, stop, bucket, bucket_width / bucket_height, width / height, (resized_width, resized_height))
         if any_missing:
             out.clear(start, stop, missing)
 
     for_chunks(len(sizes), work)
     if not placed.all():
         bucket_sizes = np.where(placed[:, None], bucket_sizes, 0).astype(np.int32)
-        resized_sizes = np.where(placed[:, None], resized_sizes, 0).astype(np.int32)
-    return Placement(
-        bucket_set, index, bucket_sizes, resized_sizes, out.crop_ltrb, out.aspect_errors, out.crop_loss, reasons
-    )  # fmt: skip
+        resized = np.where(placed[:, None], resized, 0).astype(np.int32)
+    return out.placement(bucket_set, index, bucket_sizes, resized, reasons)
 
 
 class Outputs:
@@ -107,14 +105,24 @@ class Outputs:
         self.crop_loss = np.empty(n, dtype=np.float64)
 
     def fill(
-        self, start: int, stop: int, bucket_width: FloatArray, bucket_height: FloatArray, bucket_aspect: FloatArray,
-        aspect: FloatArray, resized_width: Any, resized_height: Any,
+        self, start: int, stop: int, bucket: tuple[FloatArray, FloatArray], bucket_aspect: FloatArray,
+        aspect: FloatArray, resized: tuple[geometry.Sides, geometry.Sides],
     ) -> None:  # fmt: skip
-        geometry.crop_ltrb(bucket_width, bucket_height, bucket_aspect, aspect, out=self.crop_ltrb[start:stop])
+        """Rows `start` to `stop`, from columns of widths and heights."""
+        geometry.crop_ltrb(*bucket, bucket_aspect, aspect, out=self.crop_ltrb[start:stop])
         np.subtract(bucket_aspect, aspect, out=self.aspect_errors[start:stop])
-        self.crop_loss[start:stop] = geometry.crop_loss(bucket_width, bucket_height, resized_width, resized_height)
+        self.crop_loss[start:stop] = geometry.crop_loss(*bucket, *resized)
 
     def clear(self, start: int, stop: int, missing: npt.NDArray[np.bool_]) -> None:
+        """Empty those of the rows that have no bucket."""
         self.crop_ltrb[start:stop][missing] = 0
         self.aspect_errors[start:stop][missing] = np.nan
         self.crop_loss[start:stop][missing] = np.nan
+
+    def placement(
+        self, bucket_set: BucketSet | None, index: IntArray, bucket_sizes: IntArray, resized_sizes: IntArray,
+        reasons: npt.NDArray[np.uint8],
+    ) -> Placement:  # fmt: skip
+        """Together with what is decided."""
+        computed = self.crop_ltrb, self.aspect_errors, self.crop_loss
+        return Placement(bucket_set, index, bucket_sizes, resized_sizes, *computed, reasons)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from kohya_bucket.buckets.sizes import IntArray
 
 __all__ = ["SizeGrid", "distinct_sizes"]
 
-Sides = npt.NDArray[Any]
+Cells = TypeVar("Cells", npt.NDArray[np.float64], npt.NDArray[np.int64])
 _TABLE_CELLS = 1 << 22
 
 
@@ -35,15 +35,15 @@ class SizeGrid:
         """Whether a table of that many cells is worth it for `n` rows."""
         return columns * rows <= _TABLE_CELLS + 4 * n
 
-    def cells(self, columns: Sides, rows: Sides, placed: npt.NDArray[np.bool_]) -> Sides:
+    def cells(self, columns: Cells, rows: Cells, placed: npt.NDArray[np.bool_]) -> Cells:
         """The cells of sizes given in units; 0 where not `placed`."""
-        cells: Sides = columns * self.rows
+        cells = columns * self.rows
         cells += rows
         if not placed.all():
             cells *= placed
         return cells
 
-    def mark(self, start: int, stop: int, cells: Sides) -> None:
+    def mark(self, start: int, stop: int, cells: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> None:
         """Enter the cells of rows `start` to `stop`."""
         self._cells[start:stop] = cells
         self._occurs[self._cells[start:stop]] = True

@@ -5,23 +5,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from kohya_bucket.buckets.auto_sets.kmeans import kmeans_1d
-from kohya_bucket.buckets.auto_sets.optimal_set import admissible_sizes, least_crop_set
+from kohya_bucket.buckets.auto_sets.methods import AutoSet, SetRequest, Sides
 from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.choices import AUTO_METHODS
 from kohya_bucket.buckets.geometry import aspect_loss
-from kohya_bucket.buckets.sizes import FloatArray, as_resolution, as_sizes
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_resolution, as_sizes
 from kohya_bucket.buckets.switching import aspect_switch
+from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["AUTO_METHODS", "AutoBucketResult", "generate_buckets", "mean_crop_loss"]
+__all__ = ["AutoBucketResult", "generate_buckets", "mean_crop_loss"]
 
-AUTO_METHODS = ("kmeans", "optimal")
 _MOST_BUCKETS = 65_536
 
 
@@ -50,7 +49,7 @@ class AutoBucketResult:
 
 
 def generate_buckets(
-    dims: Any,
+    dims: npt.ArrayLike,
     *,
     num_buckets: int = 8,
     target: int | tuple[int, int] = 1024,
@@ -79,71 +78,44 @@ def generate_buckets(
         min_fill: `optimal` only: least share of the target's area a bucket must have, e.g. 0.85.
 
     Raises:
-        BucketSettingsError: no images, an unreadable one, or settings from which no bucket follows.
+        BucketSettingsError: no images, an unreadable one, or values from which no bucket follows.
     """
-    sizes = as_sizes(dims)
-    if not len(sizes):
-        raise BucketSettingsError("dims holds no image: a bucket set cannot be made from nothing")
-    if sizes.min() < 1:
-        bad = sizes[sizes.min(axis=1) < 1][0]
-        raise BucketSettingsError(f"dims holds an image of {bad[0]}x{bad[1]}: leave out what could not be read")
-    width, height = as_resolution("target", target)
-    area = width * height
-    for key, value in (("num_buckets", num_buckets), ("target", min(width, height)), ("vae_factor", vae_factor)):
+    sizes = _readable(dims)
+    size = as_resolution("target", target)
+    for key, value in (("num_buckets", num_buckets), ("target", min(size)), ("vae_factor", vae_factor)):
         if value < 1:
             raise BucketSettingsError(f"{key} is {value}, but must be 1 or more")
     if num_buckets > _MOST_BUCKETS:
         raise BucketSettingsError(f"num_buckets is {num_buckets}, but must be {_MOST_BUCKETS:,} or less; 8 is usual")
     if seed < 0:
         raise BucketSettingsError(f"seed is {seed}, but must be 0 or more")
-    if method not in AUTO_METHODS:
-        raise BucketSettingsError(f"method is {method!r}, which does not exist; take one of {', '.join(AUTO_METHODS)}")
-    if area < vae_factor**2:
-        raise BucketSettingsError(f"a target of {width}x{height} is smaller than one square of {vae_factor}")
-    low = vae_factor if min_side is None else -(-min_side // vae_factor) * vae_factor
-    high = area // vae_factor if max_side is None else max_side // vae_factor * vae_factor
-    if not vae_factor <= low <= high:
-        raise BucketSettingsError(f"no multiple of {vae_factor} lies within the sides {min_side}..{max_side}")
+    one_of("method", method, AUTO_METHODS, BucketSettingsError)
+    sides = Sides.within(size, vae_factor, min_side, max_side)
     aspects = sizes[:, 0] / sizes[:, 1]
-    if method == "kmeans":
-        centres, counts, iterations = kmeans_1d(np.log(aspects), num_buckets, seed, max_iter)
-        chosen = {_snap(c, area, vae_factor, low, high): 0 for c in centres}
-        stands_for: dict[tuple[int, int], float] = {}
-        for centre, count in zip(centres, counts, strict=True):
-            size = _snap(centre, area, vae_factor, low, high)
-            chosen[size] += int(count)
-            stands_for.setdefault(size, float(centre))
-        pairs, cluster_sizes, logs = list(chosen), tuple(chosen.values()), tuple(stands_for.values())
-    else:
-        candidates = admissible_sizes(area, vae_factor, min_fill, low, high)
-        if not len(candidates):
-            raise BucketSettingsError(
-                f"no size of multiples of {vae_factor} has sides of {low}..{high} and at least {min_fill} of "
-                f"{width}x{height} pixels: lower min_fill"
-            )
-        best, _ = least_crop_set(aspects, candidates, num_buckets)
-        pairs, iterations = [(int(w), int(h)) for w, h in best], 0
-        logs = tuple(math.log(w / h) for w, h in pairs)
-        cluster_sizes = ()
-    bucket_set = BucketSet.from_dims(pairs, name=name, description=description, vae_factor=vae_factor)
+    found: AutoSet = AUTO_METHODS[method].load()(aspects, SetRequest(num_buckets, sides, seed, max_iter, min_fill))
+    bucket_set = BucketSet.from_dims(found.sizes, name=name, description=description, vae_factor=vae_factor)
     loss, index = _least_loss(aspects, bucket_set)
-    cluster_sizes = cluster_sizes or tuple(np.bincount(index, minlength=len(pairs)).tolist())
-    return AutoBucketResult(bucket_set, logs, cluster_sizes, iterations, float(loss.mean()), num_buckets, method)
+    counts = found.counts or tuple(np.bincount(index, minlength=len(bucket_set)).tolist())
+    mean = float(loss.mean())
+    return AutoBucketResult(bucket_set, found.log_aspects, counts, found.iterations, mean, num_buckets, method)
 
 
-def _snap(log_aspect: float, area: int, factor: int, low: int, high: int) -> tuple[int, int]:
-    """The size of about `area` pixels at an aspect, each side rounded to the factor and within its limits."""
-    height = math.sqrt(area / math.exp(log_aspect))
-    width = math.exp(log_aspect) * height
-    return tuple(min(max(round(side / factor) * factor, low), high) for side in (width, height))  # type: ignore[return-value]
+def _readable(dims: npt.ArrayLike) -> IntArray:
+    sizes = as_sizes(dims)
+    if not len(sizes):
+        raise BucketSettingsError("dims holds no image: a bucket set cannot be made from nothing")
+    if sizes.min() < 1:
+        bad = sizes[sizes.min(axis=1) < 1][0]
+        raise BucketSettingsError(f"dims holds an image of {bad[0]}x{bad[1]}: leave out what could not be read")
+    return sizes
 
 
-def mean_crop_loss(dims: Any, bucket_set: BucketSet) -> float:
+def mean_crop_loss(dims: npt.ArrayLike, bucket_set: BucketSet) -> float:
     """Mean share that the images of [N, 2] sizes lose in their least cropping bucket of a set."""
     sizes = as_sizes(dims)
     return float(_least_loss(sizes[:, 0] / sizes[:, 1], bucket_set)[0].mean())
 
 
-def _least_loss(aspects: FloatArray, bucket_set: BucketSet) -> tuple[FloatArray, Any]:
+def _least_loss(aspects: FloatArray, bucket_set: BucketSet) -> tuple[FloatArray, IntArray]:
     index = aspect_switch(bucket_set, "geometric").index(aspects)
     return aspect_loss(bucket_set.aspects[index], aspects), index

@@ -6,39 +6,41 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import geometry
-from kohya_bucket.buckets.arrays.build_placement import place_from_data
 from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
+from kohya_bucket.buckets.decision import OwnSizes
 from kohya_bucket.buckets.geometry import aspect_loss
 from kohya_bucket.buckets.no_upscale.largest_fit import Admissible, largest_sizes, least_crop_sizes
-from kohya_bucket.buckets.placement import Placement, Reason
+from kohya_bucket.buckets.no_upscale.place import place_without_upscaling
+from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.sizes import IntArray
 
-__all__ = ["refit"]
+__all__ = ["corrected_without_upscaling"]
 
 Reasons = npt.NDArray[np.uint8]
 
 
-def refit(
-    sizes: IntArray, plain: Placement, max_area: int, steps: int, largest: bool, max_crop: float | None
-) -> Placement:
-    """Kohya's no-upscale placement of [N, 2] sizes, corrected.
+def corrected_without_upscaling(
+    sizes: IntArray, max_area: int, steps: int, largest: bool, max_crop: float | None
+) -> OwnSizes:
+    """Kohya's no-upscale buckets of [N, 2] sizes, corrected.
 
     With `largest`, each image takes the largest admissible size that crops no larger share than Kohya's bucket
     would, so no image keeps less area than before. Where Kohya's rule has no bucket, it takes the size that
     crops least. An image over `max_crop` takes the largest size within it, or none (`Reason.CROP_LIMIT`).
     """
-    bucket_sizes, resized, reasons = plain.bucket_sizes.copy(), plain.resized_sizes.copy(), plain.reasons.copy()
+    plain = place_without_upscaling(sizes, max_area, steps)
+    bucket_sizes, resized, reasons = plain.bucket_sizes, plain.resized_sizes, plain.reasons
     admissible = Admissible(max_area, steps, no_upscale=True)
 
     def work(start: int, stop: int) -> None:
         rows = slice(start, stop)
-        _refit(sizes[rows], bucket_sizes[rows], resized[rows], reasons[rows], admissible, largest, max_crop)
+        _correct(sizes[rows], bucket_sizes[rows], resized[rows], reasons[rows], admissible, largest, max_crop)
 
     for_chunks(len(sizes), work)
-    return place_from_data(sizes, bucket_sizes, resized, reasons, steps)
+    return OwnSizes(sizes, bucket_sizes, reasons, steps, resized)
 
 
-def _refit(
+def _correct(
     sizes: IntArray, bucket_sizes: IntArray, resized: IntArray, reasons: Reasons,
     admissible: Admissible, largest: bool, max_crop: float | None,
 ) -> None:  # fmt: skip
@@ -77,8 +79,4 @@ def _refit(
 def _write(
     rows: npt.NDArray[np.intp], found: IntArray, sizes: IntArray, bucket_sizes: IntArray, resized: IntArray
 ) -> None:
-    bucket_sizes[rows] = found
-    width, height = sizes[rows].T
-    sides = np.maximum(found, 1).T
-    covering = geometry.cover_resize(width, height, width / height, sides[0], sides[1], sides[0] / sides[1])
-    resized[rows] = np.where(found > 0, np.stack(covering, axis=1), 0)
+    bucket_sizes[rows], resized[rows] = found, geometry.covering_sizes(sizes[rows], found)

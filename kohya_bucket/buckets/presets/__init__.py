@@ -8,6 +8,7 @@ import toml
 
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.set_files import parse_bucket_set
+from kohya_bucket.checks import one_of
 from kohya_bucket.errors import ConfigError
 
 __all__ = ["list_presets", "load_preset"]
@@ -25,8 +26,6 @@ def load_preset(name: str) -> BucketSet:
     Raises:
         ConfigError: no preset has that name; the message lists those that exist.
     """
-    known = list_presets()
-    if name not in known:
-        raise ConfigError(f"there is no preset {name!r}; there are {', '.join(known)}")
+    one_of("preset", name, list_presets(), ConfigError)
     text = (resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
     return parse_bucket_set(toml.loads(text), f"preset {name}")

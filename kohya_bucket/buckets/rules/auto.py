@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy.typing as npt
+
 from kohya_bucket.buckets.auto_sets.generate import AutoBucketResult, generate_buckets
 from kohya_bucket.buckets.rules.fixed import FixedBuckets
+from kohya_bucket.buckets.rules.request import RuleRequest
+from kohya_bucket.buckets.sizes import as_sizes
 
-__all__ = ["AutoBuckets"]
+__all__ = ["AutoBuckets", "auto_rule"]
 
 
 class AutoBuckets(FixedBuckets):
@@ -35,7 +39,7 @@ class AutoBuckets(FixedBuckets):
     @classmethod
     def from_dims(
         cls,
-        dims: Any,
+        dims: npt.ArrayLike,
         *,
         num_buckets: int = 8,
         target: int | tuple[int, int] = 1024,
@@ -47,3 +51,13 @@ class AutoBuckets(FixedBuckets):
         """Generate buckets from [N, 2] sizes and place images into them; `options` as for `generate_buckets`."""
         result = generate_buckets(dims, num_buckets=num_buckets, target=target, **options)
         return cls(result, switching=switching, no_upscale=no_upscale, max_crop=max_crop)
+
+
+def auto_rule(request: RuleRequest) -> AutoBuckets:
+    """`auto`, made from the images that could be read."""
+    sizes = as_sizes(request.sizes)
+    return AutoBuckets.from_dims(
+        sizes[sizes.min(axis=1, initial=1) > 0], num_buckets=request.num_buckets, target=request.max_reso,
+        vae_factor=request.reso_steps, min_side=request.min_size, max_side=request.max_size,
+        method=request.auto_method, **request.set_options,
+    )  # fmt: skip

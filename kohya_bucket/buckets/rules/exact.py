@@ -7,32 +7,32 @@ comments; the listing in it has two slips (an inverted scale, a height computed 
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import geometry
-from kohya_bucket.buckets.arrays.build_placement import place_from_data
 from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
 from kohya_bucket.buckets.auto_sets.optimal_size import optimal_sizes
 from kohya_bucket.buckets.auto_sets.underfilled import UNDERFILLED_POLICIES, settle_underfilled
 from kohya_bucket.buckets.bucket import Bucket
+from kohya_bucket.buckets.decision import OwnSizes
 from kohya_bucket.buckets.limits import check_max_crop
 from kohya_bucket.buckets.no_upscale.largest_fit import Admissible, largest_sizes
-from kohya_bucket.buckets.placement import Placement, Reason
-from kohya_bucket.buckets.rule import place_one
-from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_sizes, as_whole
-from kohya_bucket.checks import as_flag
+from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.buckets.rule import RuleBase, place_one
+from kohya_bucket.buckets.rules.request import RuleRequest
+from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole
+from kohya_bucket.checks import as_flag, one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["ExactBuckets"]
+__all__ = ["ExactBuckets", "exact_rule"]
 
 # Up to here every product of the integer arithmetic fits into 64 bits for sides of up to 2**31 pixels.
 _LARGEST_AREA = 2**29
 
 
-class ExactBuckets:
+class ExactBuckets(RuleBase):
     """One bucket per size. No float decides a key, so every machine makes the same buckets.
 
     Args:
@@ -52,7 +52,7 @@ class ExactBuckets:
             (`Reason.UNDERFILLED`; the count is `(placement.reasons == Reason.UNDERFILLED).sum()`).
 
     Raises:
-        BucketSettingsError: settings that contradict each other or from which no size follows.
+        BucketSettingsError: values that contradict each other or from which no size follows.
     """
 
     def __init__(
@@ -85,31 +85,6 @@ class ExactBuckets:
         self.batch_size, self.underfilled = int(batch_size), underfilled
         self._check(min_side is not None or max_side is not None)
 
-    @property
-    def bucket_set(self) -> None:
-        """None: the images themselves decide. `place(sizes).bucket_set` holds the sizes that occur."""
-        return
-
-    def place(self, sizes: Any) -> Placement:
-        """Place N images. `sizes` is [N, 2] (width, height) in pixels; rows with a side < 1 count as unreadable."""
-        array = as_sizes(sizes)
-        bucket_sizes, resized = np.empty_like(array), np.empty_like(array)
-        reasons = np.empty(len(array), dtype=np.uint8)
-
-        def work(start: int, stop: int) -> None:
-            bucket_sizes[start:stop], reasons[start:stop] = self._decide(array[start:stop])
-
-        for_chunks(len(array), work)
-        if self.underfilled != "keep":
-            limit = array if self.no_upscale else None
-            settle_underfilled(bucket_sizes, reasons, self.batch_size, self.underfilled == "redistribute", limit)
-
-        def cover(start: int, stop: int) -> None:
-            resized[start:stop] = _covering(array[start:stop], bucket_sizes[start:stop])
-
-        for_chunks(len(array), cover)
-        return place_from_data(array, bucket_sizes, resized, reasons, self.divisor)
-
     def assign(self, width: int, height: int) -> Bucket:
         """The bucket of one image, before any redistribution. `ValueError` with the reason if it has none."""
         if self.underfilled == "keep":
@@ -118,11 +93,19 @@ class ExactBuckets:
         alone.underfilled = "keep"
         return place_one(alone, width, height)
 
-    def assign_many_indices(self, sizes: Any) -> IntArray:
-        """[N] int32 positions in `place(sizes).bucket_set`; -1 for none."""
-        return self.place(sizes).bucket_index
+    def _decide(self, sizes: IntArray) -> OwnSizes:
+        bucket_sizes, reasons = np.empty_like(sizes), np.empty(len(sizes), dtype=np.uint8)
 
-    def _decide(self, sizes: IntArray) -> tuple[IntArray, npt.NDArray[np.uint8]]:
+        def work(start: int, stop: int) -> None:
+            bucket_sizes[start:stop], reasons[start:stop] = self._optimal(sizes[start:stop])
+
+        for_chunks(len(sizes), work)
+        if self.underfilled != "keep":
+            limit = sizes if self.no_upscale else None
+            settle_underfilled(bucket_sizes, reasons, self.batch_size, self.underfilled == "redistribute", limit)
+        return OwnSizes(sizes, bucket_sizes, reasons, self.divisor)
+
+    def _optimal(self, sizes: IntArray) -> tuple[IntArray, npt.NDArray[np.uint8]]:
         unreadable = np.minimum(sizes[:, 0], sizes[:, 1]) < 1
         if unreadable.any():
             sizes = np.where(unreadable[:, None], self.divisor, sizes).astype(np.int32)
@@ -145,7 +128,7 @@ class ExactBuckets:
 
     def _bound_crop(self, sizes: IntArray, buckets: IntArray, reasons: npt.NDArray[np.uint8]) -> None:
         at = np.flatnonzero(reasons == Reason.PLACED)
-        loss = geometry.crop_loss(*buckets[at].T, *_covering(sizes[at], buckets[at]).T)
+        loss = geometry.crop_loss(*buckets[at].T, *geometry.covering_sizes(sizes[at], buckets[at]).T)
         at = at[loss > (self.max_crop or 0.0)]
         admissible = Admissible(self.max_area, self.divisor, self.no_upscale)
         found = largest_sizes(sizes[at], admissible, np.ones(len(at)), self.max_crop)
@@ -160,11 +143,7 @@ class ExactBuckets:
                 f"sides of {low}..{high} do not work with divisor {d} and {self.max_area} pixels: both must be "
                 f"multiples of the divisor, in order, and a square of the shortest side must fit into the area"
             )
-        if self.underfilled not in UNDERFILLED_POLICIES:
-            raise BucketSettingsError(
-                f"underfilled is {self.underfilled!r}, which does not exist; take one of "
-                f"{', '.join(UNDERFILLED_POLICIES)}"
-            )
+        one_of("underfilled", self.underfilled, UNDERFILLED_POLICIES, BucketSettingsError)
         if self.batch_size < 1:
             raise BucketSettingsError(f"batch_size is {self.batch_size}, but must be 1 or more")
         if not self.resize and (self.underfilled == "redistribute" or self.max_crop is not None or self.no_upscale):
@@ -180,20 +159,10 @@ class ExactBuckets:
         )
 
 
-def _covering(sizes: IntArray, buckets: IntArray) -> IntArray:
-    """[N, 2] int32: the sizes scaled to cover their buckets; 0 where a row has no bucket."""
-    missing = buckets[:, 0] < 1
-    some_missing = bool(missing.any())
-    width, height, bucket_width, bucket_height = (
-        part[:, side].astype(np.float64) for part in (sizes, buckets) for side in (0, 1)
-    )
-    if some_missing:
-        for column in (width, height, bucket_width, bucket_height):
-            column[missing] = 1
-    aspects = width / height, bucket_width / bucket_height
-    resized = geometry.cover_resize(width, height, aspects[0], bucket_width, bucket_height, aspects[1])
-    out = np.empty_like(sizes)
-    out[:, 0], out[:, 1] = resized
-    if some_missing:
-        out[missing] = 0
-    return out
+def exact_rule(request: RuleRequest) -> ExactBuckets:
+    """`exact`; without upscaling the limits of the sides do not count, as in sd-scripts."""
+    free = request.no_upscale
+    return ExactBuckets(
+        request.max_reso, request.reso_steps, no_upscale=request.no_upscale, max_crop=request.max_crop,
+        min_side=None if free else request.min_size, max_side=None if free else request.max_size,
+    )  # fmt: skip

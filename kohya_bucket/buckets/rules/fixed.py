@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from kohya_bucket.buckets.arrays.build_placement import place_into_set
-from kohya_bucket.buckets.bucket import Bucket, BucketSet
+from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.decision import InSet
 from kohya_bucket.buckets.limits import Limits, nearest_within
-from kohya_bucket.buckets.placement import Placement
-from kohya_bucket.buckets.rule import place_one
-from kohya_bucket.buckets.sizes import IntArray, as_sizes
+from kohya_bucket.buckets.presets import load_preset
+from kohya_bucket.buckets.rule import SetRule
+from kohya_bucket.buckets.rules.request import RuleRequest
+from kohya_bucket.buckets.set_files import load_from_json, load_from_toml
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["FixedBuckets"]
+__all__ = ["FixedBuckets", "file_rule", "preset_rule"]
 
 
-class FixedBuckets:
+class FixedBuckets(SetRule):
     """Nearest bucket of a fixed set, by default in log aspect, as in bucketsampler's class of this name.
 
     An image of exactly a bucket's size takes that bucket, also where the set holds its aspect twice.
@@ -49,14 +48,10 @@ class FixedBuckets:
                 f"bucket_set is {bucket_set!r}, but must be a BucketSet: load_preset('sdxl'), load_from_toml(path), or "
                 "BucketSet.from_dims([(width, height), ...])"
             )
-        self._bucket_set = bucket_set
+        super().__init__(bucket_set)
         self.switching = switching
         self._switch = aspect_switch(bucket_set, switching)
         self._limits = Limits(bucket_set, max_crop=max_crop, no_upscale=no_upscale)
-
-    @property
-    def bucket_set(self) -> BucketSet:
-        return self._bucket_set
 
     @property
     def no_upscale(self) -> bool:
@@ -66,23 +61,20 @@ class FixedBuckets:
     def max_crop(self) -> float | None:
         return self._limits.max_crop
 
-    def place(self, sizes: Any) -> Placement:
-        """Place N images. `sizes` is [N, 2] (width, height) in pixels; rows with a side < 1 count as unreadable."""
-        array = as_sizes(sizes)
-        index, reasons = self._decide(array)
-        return place_into_set(array, self._bucket_set, index, reasons)
-
-    def assign(self, width: int, height: int) -> Bucket:
-        """The bucket of one image. `ValueError` with the reason if it has none."""
-        return place_one(self, width, height)
-
-    def assign_many_indices(self, sizes: Any) -> IntArray:
-        """[N] int32 positions in `bucket_set`; -1 for none."""
-        return self._decide(as_sizes(sizes))[0]
-
-    def _decide(self, sizes: IntArray) -> tuple[IntArray, npt.NDArray[np.uint8] | None]:
-        return nearest_within(sizes, self._bucket_set, self._switch, self._limits)
+    def _decide(self, sizes: IntArray) -> InSet:
+        return nearest_within(sizes, self.bucket_set, self._switch, self._limits)
 
     def __repr__(self) -> str:
-        name = f" {self._bucket_set.name!r}" if self._bucket_set.name else ""
-        return f"<{type(self).__name__}{name} n_buckets={len(self._bucket_set)} switching={self.switching!r}>"
+        name = f" {self.bucket_set.name!r}" if self.bucket_set.name else ""
+        return f"<{type(self).__name__}{name} n_buckets={len(self.bucket_set)} switching={self.switching!r}>"
+
+
+def preset_rule(request: RuleRequest) -> FixedBuckets:
+    """`preset:NAME`."""
+    return FixedBuckets(load_preset(request.argument), **request.set_options)
+
+
+def file_rule(request: RuleRequest) -> FixedBuckets:
+    """`file:PATH`: TOML, or JSON by its suffix."""
+    load = load_from_json if Path(request.argument).suffix.lower() == ".json" else load_from_toml
+    return FixedBuckets(load(request.argument), **request.set_options)

@@ -7,23 +7,21 @@ unchanged from 0.8.7 to 0.10.1. Results are equal row by row, floats included.
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from kohya_bucket.buckets.arrays.build_placement import place_into_set
-from kohya_bucket.buckets.bucket import Bucket, BucketSet
+from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.choices import NO_UPSCALE_FITS, SWITCHING_METHODS
+from kohya_bucket.buckets.decision import Decision
 from kohya_bucket.buckets.limits import Limits, check_max_crop, nearest_within
-from kohya_bucket.buckets.no_upscale.corrections import refit
-from kohya_bucket.buckets.no_upscale.place import indices_without_upscaling, place_without_upscaling
-from kohya_bucket.buckets.placement import Placement
-from kohya_bucket.buckets.rule import place_one
-from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_sizes, as_whole
+from kohya_bucket.buckets.no_upscale.corrections import corrected_without_upscaling
+from kohya_bucket.buckets.no_upscale.place import WithoutUpscaling
+from kohya_bucket.buckets.rule import RuleBase
+from kohya_bucket.buckets.rules.request import RuleRequest
+from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, check_steps
 from kohya_bucket.buckets.switching import aspect_switch
-from kohya_bucket.checks import as_flag
+from kohya_bucket.checks import as_flag, one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["NO_UPSCALE_FITS", "KohyaBuckets", "kohya_bucket_sizes"]
-
-NO_UPSCALE_FITS = ("kohya", "largest")
+__all__ = ["KohyaBuckets", "kohya_bucket_sizes", "kohya_rule"]
 
 
 def kohya_bucket_sizes(
@@ -46,7 +44,7 @@ def kohya_bucket_sizes(
     return sorted(sizes)
 
 
-class KohyaBuckets:
+class KohyaBuckets(RuleBase):
     """sd-scripts' buckets.
 
     Args:
@@ -64,7 +62,7 @@ class KohyaBuckets:
             bucket within it, and has none (`Reason.CROP_LIMIT`) where there is no such bucket.
 
     Raises:
-        BucketSettingsError: settings from which no training could follow; says which and what to change.
+        BucketSettingsError: values from which no training could follow; says which and what to change.
     """
 
     def __init__(
@@ -89,8 +87,7 @@ class KohyaBuckets:
         self.switching = switching
         self.no_upscale_fit = no_upscale_fit
         self.max_crop = check_max_crop(max_crop)
-        _check_settings(self)
-        self._bucket_set: BucketSet | None = None
+        _check_keys(self)
         if not self.no_upscale:
             self._bucket_set = BucketSet.from_dims(
                 kohya_bucket_sizes(self.max_reso, self.min_size, self.max_size, self.reso_steps),
@@ -100,38 +97,13 @@ class KohyaBuckets:
             self._switch = aspect_switch(self._bucket_set, switching)
             self._limits = Limits(self._bucket_set, max_crop=self.max_crop, no_upscale=False)
 
-    @property
-    def bucket_set(self) -> BucketSet | None:
-        """The generated set; None with `no_upscale`, where the images themselves decide."""
-        return self._bucket_set
-
-    def place(self, sizes: Any) -> Placement:
-        """Place N images. `sizes` is [N, 2] (width, height) in pixels; rows with a side < 1 count as unreadable."""
-        array = as_sizes(sizes)
+    def _decide(self, sizes: IntArray) -> Decision:
         if self._bucket_set is not None:
-            index, reasons = nearest_within(array, self._bucket_set, self._switch, self._limits)
-            return place_into_set(array, self._bucket_set, index, reasons)
-        plain = place_without_upscaling(array, self.max_area, self.reso_steps)
-        if self._plain:
-            return plain
-        return refit(array, plain, self.max_area, self.reso_steps, self.no_upscale_fit == "largest", self.max_crop)
-
-    def assign(self, width: int, height: int) -> Bucket:
-        """The bucket of one image. `ValueError` with the reason if it has none."""
-        return place_one(self, width, height)
-
-    def assign_many_indices(self, sizes: Any) -> IntArray:
-        """[N] int32 positions in `bucket_set` (with `no_upscale`: in `place(sizes).bucket_set`); -1 for none."""
-        if self._bucket_set is None:
-            if self._plain:
-                return indices_without_upscaling(as_sizes(sizes), self.max_area, self.reso_steps)
-            return self.place(sizes).bucket_index
-        return nearest_within(as_sizes(sizes), self._bucket_set, self._switch, self._limits)[0]
-
-    @property
-    def _plain(self) -> bool:
-        """No-upscale mode exactly as sd-scripts has it."""
-        return self.max_crop is None and self.no_upscale_fit == "kohya"
+            return nearest_within(sizes, self._bucket_set, self._switch, self._limits)
+        largest = self.no_upscale_fit == "largest"
+        if largest or self.max_crop is not None:
+            return corrected_without_upscaling(sizes, self.max_area, self.reso_steps, largest, self.max_crop)
+        return WithoutUpscaling(sizes, self.max_area, self.reso_steps)  # exactly as sd-scripts has it
 
     def __repr__(self) -> str:
         limits = f"min_size={self.min_size}, max_size={self.max_size}, reso_steps={self.reso_steps}"
@@ -140,22 +112,25 @@ class KohyaBuckets:
         return f"KohyaBuckets({self.max_reso}, {limits}{options})"
 
 
-def _check_settings(rule: KohyaBuckets) -> None:
+def kohya_rule(request: RuleRequest) -> KohyaBuckets:
+    """`kohya`."""
+    limits = request.min_size, request.max_size, request.reso_steps
+    return KohyaBuckets(request.max_reso, *limits, no_upscale_fit=request.no_upscale_fit, **request.set_options)
+
+
+def _check_keys(rule: KohyaBuckets) -> None:
     width, height = rule.max_reso
     steps, low, high = rule.reso_steps, rule.min_size, rule.max_size
     if min(width, height) < 1:
         raise BucketSettingsError(f"resolution is {width}x{height}, but both sides must be 1 or more")
-    if steps < 1:
-        raise BucketSettingsError(f"bucket_reso_steps is {steps}, but must be 1 or more; 64 is usual")
+    check_steps(steps)
     if rule.max_area < steps * steps:
         raise BucketSettingsError(
             f"resolution {width}x{height} is smaller than one bucket step of {steps}: "
             f"no bucket fits; raise the resolution or lower bucket_reso_steps"
         )
-    if rule.no_upscale_fit not in NO_UPSCALE_FITS:
-        raise BucketSettingsError(
-            f"no_upscale_fit is {rule.no_upscale_fit!r}, which does not exist; take one of {', '.join(NO_UPSCALE_FITS)}"
-        )
+    one_of("switching", rule.switching, SWITCHING_METHODS, BucketSettingsError)
+    one_of("no_upscale_fit", rule.no_upscale_fit, NO_UPSCALE_FITS, BucketSettingsError)
     if rule.no_upscale:
         return
     if rule.no_upscale_fit != "kohya":

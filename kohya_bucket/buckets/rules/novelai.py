@@ -6,18 +6,21 @@ Source: "NovelAI Improvements on Stable Diffusion" and the program published wit
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+import math
 
-from kohya_bucket.buckets.arrays.nearest import AspectSwitch, first_per_aspect, midpoint_thresholds
+import numpy as np
+
+from kohya_bucket.buckets.arrays.nearest import AspectSwitch
 from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
 from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.decision import InSet
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rules.fixed import FixedBuckets
+from kohya_bucket.buckets.rules.request import RuleRequest
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_resolution
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["NovelAIBuckets", "novelai_bucket_sizes"]
+__all__ = ["NovelAIBuckets", "novelai_bucket_sizes", "novelai_rule"]
 
 
 def novelai_bucket_sizes(
@@ -58,7 +61,7 @@ class NovelAIBuckets(FixedBuckets):
         no_upscale, max_crop: as for `FixedBuckets`.
 
     Raises:
-        BucketSettingsError: settings from which no bucket follows.
+        BucketSettingsError: values from which no bucket follows.
     """
 
     def __init__(
@@ -100,15 +103,14 @@ class NovelAIBuckets(FixedBuckets):
             aspects[sizes.index(self.base_res)] = 1.0
             self._aspects = aspects
             if switching == "midpoint":
-                order = first_per_aspect(aspects)
-                self._switch = AspectSwitch(order, midpoint_thresholds(aspects, order))
+                self._switch = AspectSwitch.nearest(aspects)
 
     @property
     def aspects(self) -> FloatArray:
         """[K] float64 aspects that the distance is taken to, in set order."""
         return self._aspects
 
-    def _decide(self, sizes: IntArray) -> tuple[IntArray, npt.NDArray[np.uint8]]:
+    def _decide(self, sizes: IntArray) -> InSet:
         index = np.empty(len(sizes), dtype=np.int32)
         reasons = np.empty(len(sizes), dtype=np.uint8)
 
@@ -127,4 +129,13 @@ class NovelAIBuckets(FixedBuckets):
         for_chunks(len(sizes), work)
         if self._limits.active:
             self._limits.apply(sizes, index, reasons)
-        return index, reasons
+        return InSet(sizes, self.bucket_set, index, reasons)
+
+
+def novelai_rule(request: RuleRequest) -> NovelAIBuckets:
+    """`novelai`, with the square of the resolution's area as base size."""
+    width, height = request.max_reso
+    side = math.isqrt(width * height) // request.reso_steps * request.reso_steps
+    return NovelAIBuckets(
+        request.max_reso, request.reso_steps, request.min_size, (side, side), request.max_size, **request.set_options
+    )

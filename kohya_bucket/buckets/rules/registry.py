@@ -1,25 +1,102 @@
-"""A rule from its name, as config files and the command line give it."""
+"""The rules by the names that config files and the command line use: each is declared here, once.
+
+A rule is a class or a set somewhere in this folder, a function that makes it from a `RuleRequest`, and an entry in
+`RULES`. Names, help texts, what is refused, and what `compare` knows follow from the entries.
+"""
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from kohya_bucket.buckets.presets import load_preset
-from kohya_bucket.buckets.rule import BucketRule
-from kohya_bucket.buckets.rules.auto import AutoBuckets
-from kohya_bucket.buckets.rules.exact import ExactBuckets
-from kohya_bucket.buckets.rules.fixed import FixedBuckets
-from kohya_bucket.buckets.rules.kohya import KohyaBuckets
-from kohya_bucket.buckets.rules.novelai import NovelAIBuckets
-from kohya_bucket.buckets.set_files import load_from_json, load_from_toml
-from kohya_bucket.buckets.sizes import as_resolution, as_sizes
+from kohya_bucket.buckets.choices import Choice, listed
+from kohya_bucket.buckets.rules.request import RuleRequest
+from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError, ConfigError
 
-__all__ = ["RULE_NAMES", "rule_from_name"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
-RULE_NAMES = ("kohya", "novelai", "exact", "auto", "preset:NAME", "file:PATH")
+    from kohya_bucket.buckets.rule import BucketRule
+
+__all__ = ["RULES", "NamedRule", "is_rule", "named_rule", "rule_choices", "rule_from_name"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedRule(Choice):
+    """A rule as those know it who choose it by name; `home` makes it from a `RuleRequest`.
+
+    Attributes:
+        argument: what is written after the name and a colon, e.g. NAME; empty where there is none.
+        takes: the options that mean something to it. Others of `_UNASKED` are refused.
+        own_sizes: its buckets follow from no resolution, limit or step.
+        from_images: it is made from the sizes of all images.
+        variants: further names for `compare`, with what they change of the options.
+    """
+
+    argument: str = ""
+    takes: frozenset[str] = frozenset({"no_upscale", "max_crop", "switching"})
+    own_sizes: bool = False
+    from_images: bool = False
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+_HERE = "kohya_bucket.buckets.rules"
+_ALL = NamedRule.takes
+
+RULES: dict[str, NamedRule] = {
+    "kohya": NamedRule(
+        text="as sd-scripts", home=f"{_HERE}.kohya:kohya_rule", takes=_ALL | {"no_upscale_fit"},
+        variants={
+            "kohya-no-upscale": {"bucket_no_upscale": True},
+            "kohya-largest": {"bucket_no_upscale": True, "no_upscale_fit": "largest"},
+        },
+    ),
+    "novelai": NamedRule(text="NovelAI's set", home=f"{_HERE}.novelai:novelai_rule"),
+    "exact": NamedRule(text="a bucket for each size", home=f"{_HERE}.exact:exact_rule", takes=_ALL - {"switching"}),
+    "auto": NamedRule(
+        text="a set made from the images", home=f"{_HERE}.auto:auto_rule", takes=_ALL | {"num_buckets", "auto_method"},
+        from_images=True, variants={"auto-optimal": {"auto_method": "optimal"}},
+    ),
+    "preset": NamedRule(text="a bundled set", home=f"{_HERE}.fixed:preset_rule", argument="NAME", own_sizes=True),
+    "file": NamedRule(text="a set in a TOML or JSON file", home=f"{_HERE}.fixed:file_rule", argument="PATH",
+                      own_sizes=True),
+}  # fmt: skip
+
+# Values that ask nothing of a rule which does not take the option.
+_UNASKED: Mapping[str, tuple[object, ...]] = {
+    "switching": (None, "midpoint"),
+    "no_upscale_fit": ("kohya",),
+    "max_crop": (None,),
+    "no_upscale": (False,),
+}
+
+
+def rule_choices() -> dict[str, NamedRule]:
+    """The rules by their names as they are written: `kohya`, `preset:NAME`."""
+    return {f"{kind}:{rule.argument}" if rule.argument else kind: rule for kind, rule in RULES.items()}
+
+
+def named_rule(name: str) -> NamedRule:
+    """What a name stands for.
+
+    Raises:
+        ConfigError: nothing, with the nearest name and all of them.
+    """
+    known = rule_choices()
+    return known[one_of("rule", _as_listed(name), known, ConfigError)]
+
+
+def is_rule(name: object) -> bool:
+    """Whether `named_rule` knows it."""
+    return isinstance(name, str) and _as_listed(name) in rule_choices()
+
+
+def _as_listed(name: str) -> str:
+    """`preset:sdxl` as `preset:NAME`, and all else as it is."""
+    kind, _, argument = name.partition(":")
+    return next((one for one in rule_choices() if argument and one.startswith(f"{kind}:")), name)
 
 
 def rule_from_name(
@@ -30,14 +107,14 @@ def rule_from_name(
     max_size: int = 1024,
     reso_steps: int = 64,
     no_upscale: bool = False,
-    sizes: Any = None,
+    sizes: npt.ArrayLike | None = None,
     switching: str | None = None,
     no_upscale_fit: str = "kohya",
     max_crop: float | None = None,
     num_buckets: int = 8,
     auto_method: str = "kmeans",
 ) -> BucketRule:
-    """The rule that a name stands for, with sd-scripts' bucket settings.
+    """The rule that a name stands for, with sd-scripts' bucket keys.
 
     Args:
         name: `kohya`, `novelai`, `exact`, `auto`, `preset:NAME` or `file:PATH` (TOML, or JSON by its suffix).
@@ -53,42 +130,27 @@ def rule_from_name(
 
     Raises:
         ConfigError: there is no such rule, preset or key in the file.
-        BucketSettingsError: settings that do not work, or do nothing for this rule.
+        BucketSettingsError: values that do not work, or do nothing for this rule.
         FileNotFoundError: no such file.
     """
-    if reso_steps < 1:
-        raise BucketSettingsError(f"bucket_reso_steps is {reso_steps}, but must be 1 or more; 64 is usual")
-    kind, _, argument = name.partition(":")
-    if name != "kohya" and no_upscale_fit != "kohya":
-        raise BucketSettingsError(
-            f"no_upscale_fit is {no_upscale_fit!r}, which only the rule kohya has: leave it out with rule {name!r}"
-        )
-    width, height = as_resolution("resolution", max_reso)
-    given = {} if switching is None else {"switching": switching}
-    limits: dict[str, Any] = {"no_upscale": no_upscale, "max_crop": max_crop, **given}
-    if name == "kohya":
-        return KohyaBuckets(
-            (width, height), min_size, max_size, reso_steps, no_upscale_fit=no_upscale_fit, **limits
-        )  # fmt: skip
-    if name == "novelai":
-        side = math.isqrt(width * height) // reso_steps * reso_steps
-        return NovelAIBuckets((width, height), reso_steps, min_size, (side, side), max_size, **limits)
-    if name == "exact":
-        if switching not in (None, "midpoint"):
-            raise BucketSettingsError(f"switching is {switching!r}, but rule 'exact' compares no aspects: leave it out")
-        sides: dict[str, Any] = {} if no_upscale else {"min_side": min_size, "max_side": max_size}
-        return ExactBuckets((width, height), reso_steps, no_upscale=no_upscale, max_crop=max_crop, **sides)
-    if name == "auto":
-        if sizes is None:
-            raise BucketSettingsError("rule 'auto' makes its buckets from the images, but no sizes were given")
-        data = as_sizes(sizes)
-        return AutoBuckets.from_dims(
-            data[data.min(axis=1, initial=1) > 0], num_buckets=num_buckets, target=(width, height),
-            vae_factor=reso_steps, min_side=min_size, max_side=max_size, method=auto_method, **limits,
-        )  # fmt: skip
-    if kind == "preset" and argument:
-        return FixedBuckets(load_preset(argument), **limits)
-    if kind == "file" and argument:
-        load = load_from_json if Path(argument).suffix.lower() == ".json" else load_from_toml
-        return FixedBuckets(load(argument), **limits)
-    raise ConfigError(f"there is no rule {name!r}; there are {', '.join(RULE_NAMES)}")
+    from kohya_bucket.buckets.sizes import as_resolution, check_steps
+
+    rule = named_rule(name)
+    request = RuleRequest(
+        name.partition(":")[2], as_resolution("resolution", max_reso), min_size, max_size, check_steps(reso_steps),
+        no_upscale, sizes, switching, no_upscale_fit, max_crop, num_buckets, auto_method,
+    )  # fmt: skip
+    _refuse_unused(name, rule, request)
+    made: BucketRule = rule.load()(request)
+    return made
+
+
+def _refuse_unused(name: str, rule: NamedRule, request: RuleRequest) -> None:
+    if rule.from_images and request.sizes is None:
+        raise BucketSettingsError(f"rule {name!r} makes its buckets from the images, but no sizes were given")
+    for option, unasked in _UNASKED.items():
+        value = getattr(request, option)
+        if option not in rule.takes and value not in unasked:
+            having = [one for one, other in rule_choices().items() if option in other.takes]
+            what = f"the rule{'s' * (len(having) > 1)} {listed(having)} {'has' if len(having) == 1 else 'have'}"
+            raise BucketSettingsError(f"{option} is {value!r}, which only {what}: leave it out with rule {name!r}")

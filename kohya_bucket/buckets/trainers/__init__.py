@@ -7,8 +7,11 @@ names its source; `compat_tests/test_other_trainers.py` compares with the real c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from kohya_bucket.buckets.choices import Choice
+from kohya_bucket.checks import one_of
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.lazy import importer
 
@@ -34,29 +37,48 @@ __all__ = [
     "trainer_rule",
 ]
 
-TRAINERS = {
-    "onetrainer": ("one_trainer", "OneTrainerBuckets"),
-    "simpletuner": ("simple_tuner", "SimpleTunerBuckets"),
-    "ai-toolkit": ("ai_toolkit", "AIToolkitBuckets"),
-    "diffusion-pipe": ("diffusion_pipe", "DiffusionPipeBuckets"),
-    "musubi-tuner": ("musubi_tuner", "MusubiTunerBuckets"),
-    "everydream2": ("everydream2", "EveryDream2Buckets"),
-    "diffusers": ("diffusers_dreambooth", "DiffusersBuckets"),
-}
-"""Name -> the file here and the rule in it, which is imported when it is used."""
+_HERE = "kohya_bucket.buckets.trainers"
 
-_class_of = importer(__name__, {f"{__name__}.{file}": [rule] for file, rule in TRAINERS.values()})
+TRAINERS: Mapping[str, Choice] = {
+    "onetrainer": Choice(
+        "nine aspects and their inverses at one area, quantised; nearest `h/w`",
+        f"{_HERE}.one_trainer:OneTrainerBuckets",
+    ),
+    "simpletuner": Choice(
+        "the aspect rounded to two decimals, at one area, sides rounded to the alignment",
+        f"{_HERE}.simple_tuner:SimpleTunerBuckets",
+    ),
+    "ai-toolkit": Choice(
+        "the own size reduced to the area, each side floored or raised, nearest area",
+        f"{_HERE}.ai_toolkit:AIToolkitBuckets",
+    ),
+    "diffusion-pipe": Choice(
+        "seven aspects from 0.5 to 2 in log space; nearest log aspect", f"{_HERE}.diffusion_pipe:DiffusionPipeBuckets"
+    ),
+    "musubi-tuner": Choice(
+        "Kohya's idea from half the side on, step 16; no-upscale only floors",
+        f"{_HERE}.musubi_tuner:MusubiTunerBuckets",
+    ),
+    "everydream2": Choice(
+        "hand-picked sizes for 512, 768 and 1024; nearest `w/h`", f"{_HERE}.everydream2:EveryDream2Buckets"
+    ),
+    "diffusers": Choice(
+        "`find_nearest_bucket`: least `abs(h * bucket_w - w * bucket_h)`, the last of equals",
+        f"{_HERE}.diffusers_dreambooth:DiffusersBuckets",
+    ),
+}
+"""The trainers by name. A home is the rule's class, which takes the side in pixels and is imported when it is used."""
+
+_PLACES = [trainer.home.partition(":") for trainer in TRAINERS.values()]
 if not TYPE_CHECKING:
-    __getattr__ = _class_of
+    __getattr__ = importer(__name__, {module: [name] for module, _, name in _PLACES})
 
 
 def trainer_rule(name: str, resolution: int) -> BucketRule:
-    """A trainer's rule with its usual settings at a side in pixels.
+    """A trainer's rule with its usual values at a side in pixels.
 
     Raises:
         ConfigError: there is no trainer of that name here.
     """
-    if name not in TRAINERS:
-        raise ConfigError(f"there is no trainer {name!r}; there are {', '.join(TRAINERS)}")
-    rule: BucketRule = _class_of(TRAINERS[name][1])(resolution)
+    rule: BucketRule = TRAINERS[one_of("trainer", name, TRAINERS, ConfigError)].load()(resolution)
     return rule

@@ -5,12 +5,10 @@ Source: ostris/ai-toolkit, `toolkit/buckets.py`; the step is what the model asks
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from kohya_bucket.buckets.sizes import FloatArray
-from kohya_bucket.buckets.trainers.base import DataTrainer, positive
+from kohya_bucket.buckets.trainers.base import DataTrainer, SizeColumns, positive
 
 __all__ = ["AIToolkitBuckets"]
 
@@ -27,7 +25,7 @@ class AIToolkitBuckets(DataTrainer):
         positive(resolution=resolution, divisibility=divisibility)
         self.resolution, self.divisibility = resolution, divisibility
 
-    def _sizes(self, width: FloatArray, height: FloatArray) -> tuple[Any, Any]:
+    def _sizes(self, width: FloatArray, height: FloatArray) -> SizeColumns:
         step, most = self.divisibility, self.resolution * self.resolution
         total = width * height
         target = np.minimum(total, most)

@@ -6,15 +6,14 @@ Source: kohya-ss/musubi-tuner, `dataset/bucket.py`, `BucketSelector`; the step i
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from kohya_bucket.buckets.arrays.nearest import AspectSwitch
 from kohya_bucket.buckets.bucket import BucketSet
-from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.decision import Decision
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
-from kohya_bucket.buckets.trainers.base import DataTrainer, SetTrainer, positive
+from kohya_bucket.buckets.trainers.base import SetTrainer, SizeColumns, decide_readable, positive
 
 __all__ = ["MusubiTunerBuckets"]
 
@@ -43,22 +42,13 @@ class MusubiTunerBuckets(SetTrainer):
     def _nearest(self, width: IntArray, height: IntArray) -> IntArray:
         return self._switch.index(width / height)
 
-    def place(self, sizes: Any) -> Placement:
-        """Place N images; with `no_upscale` the buckets are those that occur."""
-        return _Floored(self).place(sizes) if self.no_upscale else super().place(sizes)
+    def _decide(self, sizes: IntArray) -> Decision:
+        return decide_readable(sizes, self._floored) if self.no_upscale else super()._decide(sizes)
 
-    def assign_many_indices(self, sizes: Any) -> IntArray:
-        """[N] int32 positions in `bucket_set` (with `no_upscale`: in `place(sizes).bucket_set`); -1 for none."""
-        return self.place(sizes).bucket_index if self.no_upscale else super().assign_many_indices(sizes)
-
-
-class _Floored(DataTrainer):
-    def __init__(self, rule: MusubiTunerBuckets) -> None:
-        self._rule = rule
-
-    def _sizes(self, width: FloatArray, height: FloatArray) -> tuple[Any, Any]:
-        rule = self._rule
-        chosen = rule.bucket_set.sizes[rule._nearest(width.astype(np.int32), height.astype(np.int32))]
-        small = width * height <= rule.area
-        sides = ((width, chosen[:, 0]), (height, chosen[:, 1]))
-        return tuple(np.where(small, side - side % rule.steps, bucket) for side, bucket in sides)  # type: ignore[return-value]
+    def _floored(self, width: FloatArray, height: FloatArray) -> SizeColumns:
+        chosen = self.bucket_set.sizes[self._switch.index(width / height)]
+        small = width * height <= self.area
+        return (
+            np.where(small, width - width % self.steps, chosen[:, 0]),
+            np.where(small, height - height % self.steps, chosen[:, 1]),
+        )

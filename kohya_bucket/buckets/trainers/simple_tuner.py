@@ -9,12 +9,11 @@ images. Here the order decides nothing, so such images keep their own size.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from kohya_bucket.buckets.sizes import FloatArray
-from kohya_bucket.buckets.trainers.base import DataTrainer, positive, round_to_multiple
+from kohya_bucket.buckets.trainers.base import DataTrainer, SizeColumns, positive, round_to_multiple
 
 __all__ = ["SimpleTunerBuckets"]
 
@@ -32,7 +31,7 @@ class SimpleTunerBuckets(DataTrainer):
         self.resolution, self.alignment = resolution, alignment
         self._edge = max(round_to_multiple(int(math.sqrt(resolution * resolution / 1e6 * 1e6)), alignment), alignment)
 
-    def _sizes(self, width: FloatArray, height: FloatArray) -> tuple[Any, Any]:
+    def _sizes(self, width: FloatArray, height: FloatArray) -> SizeColumns:
         ratio = width / height
         # numpy rounds by scaling, Python correctly; each different aspect is rounded once, as Python does it.
         values, inverse = np.unique(ratio, return_inverse=True)

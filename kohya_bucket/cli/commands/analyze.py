@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(analyze)
+    app.command()(with_option_groups(analyze))
 
 
-@with_option_groups()
 def analyze(
     context: typer.Context,
     path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, or .txt lists of paths.")] = None,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kohya_bucket.buckets.choices import AUTO_METHODS, described
 from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, TableOrSources, Workers
 from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
@@ -26,10 +28,10 @@ _OF_OTHER_RULES = (
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(buckets_from_dataset)
+    also = {"bucket_reso_steps": "--vae-factor"}
+    app.command()(with_option_groups(buckets_from_dataset, without=_OF_OTHER_RULES, also=also))
 
 
-@with_option_groups(without=_OF_OTHER_RULES, also={"bucket_reso_steps": "--vae-factor"})
 def buckets_from_dataset(
     context: typer.Context,
     path: TableOrSources,
@@ -38,7 +40,7 @@ def buckets_from_dataset(
     target: Annotated[
         int | None, typer.Option("--target", "-t", help="Instead of --resolution: a side, and no limits of the sides.")
     ] = None,
-    method: Annotated[str, typer.Option(help="kmeans, or optimal: the set that crops least.")] = "kmeans",
+    method: Annotated[str, typer.Option(help="{}."), partial(described, AUTO_METHODS)] = "kmeans",
     min_fill: Annotated[
         float, typer.Option(help="optimal: least share of the target's area a bucket has; 0 allows any.")
     ] = _LOW_FILL,

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(chart)
+    without = ("bucket_no_upscale", "no_upscale_fit", "max_crop")
+    app.command()(with_option_groups(chart, without, also={"switching": "--method"}))
 
 
-@with_option_groups(without=("bucket_no_upscale", "no_upscale_fit", "max_crop"), also={"switching": "--method"})
 def chart(
     path: Annotated[list[str] | None, typer.Argument(help="Images to show as bars on the axis.")] = None,
     *,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, TableOrSources, Workers
-from kohya_bucket.cli.compared_rules import COMPARABLE, compared_rule, names_of
+from kohya_bucket.cli.compared_rules import comparable, compared_rule, groups, names_of
 from kohya_bucket.cli.console import print_table, wide_console
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.rule_options import RuleOptions
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(compare)
+    app.command()(with_option_groups(compare, without=("rule", "preset", "bucket_config", "no_upscale_fit")))
 
 
-@with_option_groups(without=("rule", "preset", "bucket_config", "no_upscale_fit"))
 def compare(
     path: TableOrSources,
     rules: Annotated[
-        str, typer.Option(help=f"Names, separated by commas: {', '.join(COMPARABLE)}; trainers, all.")
+        str, typer.Option(help="Names, separated by commas: {}."), lambda: ", ".join([*comparable(), *groups()])
     ] = "kohya,novelai,exact,auto",
     *,
     options: RuleOptions,

@@ -11,10 +11,10 @@ import typer
 from kohya_bucket.cli.common_options import Recursive
 from kohya_bucket.cli.console import plain_console
 from kohya_bucket.cli.encoders import VaeOptions
-from kohya_bucket.cli.for_sd_scripts import FOR_HELP, version_for
 from kohya_bucket.cli.given import given, refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.rule_options import RULE_OPTIONS, RuleOptions
+from kohya_bucket.cli.stored_latents import StoreOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.architectures import ARCHITECTURES
 
@@ -26,10 +26,9 @@ _ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai":
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(precompute)
+    app.command()(with_option_groups(precompute))
 
 
-@with_option_groups()
 def precompute(
     context: typer.Context,
     path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, .txt lists.")] = None,
@@ -45,13 +44,7 @@ def precompute(
     train_batch_size: Annotated[int | None, typer.Option(min=1, help="With --config, where it is silent.")] = None,
     options: RuleOptions,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per run of the VAE.")] = 8,
-    flip: Annotated[bool, typer.Option("--flip", help="Store the mirrored images too.")] = False,
-    mask: Annotated[bool, typer.Option("--mask", help="Store the alpha channel too.")] = False,
-    posterior: Annotated[bool, typer.Option("--posterior", help="Store mean and deviation, no sample.")] = False,
-    format: Annotated[str, typer.Option(help="shards, or npz: sd-scripts' own files.")] = "shards",
-    for_: Annotated[str, typer.Option("--for", help=FOR_HELP)] = "",
-    interpolation: Annotated[str, typer.Option(help="Filter of the resize; auto is sd-scripts'.")] = "auto",
-    collection: Annotated[str, typer.Option(help="Part of the store, to keep several models apart.")] = "",
+    stored: StoreOptions,
     captions_file: Annotated[Path | None, typer.Option(help="One caption per line; else .txt files are read.")] = None,
     hash: Annotated[bool, typer.Option("--hash", help="Store a hash of each image's content.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")] = None,
@@ -59,19 +52,13 @@ def precompute(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but problems.")] = False,
 ) -> None:
     """On several GPUs: torchrun --nproc-per-node 8 -m kohya_bucket.precompute …, or accelerate launch -m."""
-    if for_ and format != "npz":
-        raise ConfigError("--for says which sd-scripts will read npz: add --format npz, or leave it out")
-    reader = version_for(for_) if format == "npz" else ""
+    reader = stored.reader()
     if not vae.arch:
         vae = replace(vae, arch=_ARCH_OF_PRESET.get(options.name, ""))
     encoder = vae.load()
     from kohya_bucket.cli.precompute_items import by_config, by_path
-    from kohya_bucket.latents.dtypes import dtype_name
-    from kohya_bucket.latents.items import EncodeSettings
-    from kohya_bucket.latents.vae.encoder import encoder_hash
 
-    kind = "posterior" if posterior else "latents"
-    recipe = EncodeSettings(encoder_hash(encoder), dtype_name(vae.dtype), kind, flip, mask, interpolation, collection)
+    recipe = stored.recipe(encoder, vae.dtype)
     if config is not None:
         _check_config(context, config, path)
         todo = by_config(
@@ -83,7 +70,7 @@ def precompute(
             path or [], options, recipe, output, content_hash=hash, recursive=recursive, captions_file=captions_file,
             quiet=quiet,
         )  # fmt: skip
-    failed = _encode(todo, encoder, output, quiet, batch_size=batch_size, format=format, architecture=vae.arch,
+    failed = _encode(todo, encoder, output, quiet, batch_size=batch_size, format=stored.format, architecture=vae.arch,
                      workers=workers, sd_scripts=reader)  # fmt: skip
     if failed:
         raise KohyaBucketError(f"{failed} images could not be encoded, see above; the others are done")

@@ -26,10 +26,9 @@ _SIZE = re.compile(r"(\d+)\s*[xX×*,]\s*(\d+)")
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(simulate)
+    app.command()(with_option_groups(simulate, without=("num",)))
 
 
-@with_option_groups(without=("num",))
 def simulate(
     context: typer.Context,
     image: Annotated[str, typer.Argument(help="a size such as 576x768, or an image file")],

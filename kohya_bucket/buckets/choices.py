@@ -1,0 +1,65 @@
+"""The choices that rules have: each name once, with what it means and where it is done.
+
+Nothing is imported for them before it is used, so help texts cost no arrays.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["AUTO_METHODS", "NO_UPSCALE_FITS", "SWITCHING_METHODS", "Choice", "described", "listed"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several ways to do something.
+
+    Attributes:
+        text: what it is, in a few words, for help texts and the documentation.
+        home: "module:function" that does it; empty where the name says it all to the code.
+    """
+
+    text: str
+    home: str = ""
+
+    def load(self) -> Any:
+        """What stands at `home`."""
+        module, _, name = self.home.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+_HERE = "kohya_bucket.buckets"
+
+SWITCHING_METHODS: Mapping[str, Choice] = {
+    "midpoint": Choice("halfway between two aspects, as sd-scripts", f"{_HERE}.switching:midpoint"),
+    "geometric": Choice("where both buckets crop the same share", f"{_HERE}.switching:geometric"),
+    "area": Choice("by area less what is cropped off", f"{_HERE}.switching:area"),
+}
+"""Where one bucket hands over to the next. A home takes a bucket set and [M] positions in it in ascending aspect, and
+gives the [M - 1] aspects between them."""
+
+NO_UPSCALE_FITS: Mapping[str, Choice] = {
+    "kohya": Choice("as sd-scripts"),
+    "largest": Choice("the largest size that crops no more"),
+}
+"""Which size an image gets with `bucket_no_upscale`."""
+
+AUTO_METHODS: Mapping[str, Choice] = {
+    "kmeans": Choice("clusters of aspects", f"{_HERE}.auto_sets.methods:clusters"),
+    "optimal": Choice("the set that crops least", f"{_HERE}.auto_sets.methods:optimum"),
+}
+"""How a set is made from images. See `auto_sets.methods` for what a home takes and gives."""
+
+
+def described(choices: Mapping[str, Choice]) -> str:
+    """Names with their texts, for a help text."""
+    return "; ".join(f"{name}: {choice.text}" for name, choice in choices.items())
+
+
+def listed(names: Iterable[str], last: str = "and") -> str:
+    """`a, b and c`."""
+    *most, end = names
+    return f"{', '.join(most)} {last} {end}" if most else end

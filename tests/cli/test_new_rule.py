@@ -1,0 +1,97 @@
+"""A rule is a class, a function that makes it, and an entry in the registry: its name is then known everywhere."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.buckets import BucketRule, rule_from_name
+from kohya_bucket.buckets.decision import OwnSizes
+from kohya_bucket.buckets.rule import RuleBase
+from kohya_bucket.buckets.rules.registry import RULES, NamedRule, rule_choices
+from kohya_bucket.buckets.rules.request import RuleRequest
+from kohya_bucket.cli import app
+from kohya_bucket.cli.compared_rules import comparable
+from kohya_bucket.cli.group import load_command
+from kohya_bucket.errors import BucketSettingsError, ConfigError
+
+
+class ToyBuckets(RuleBase):
+    """Each image's own size, floored to the step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def _decide(self, sizes):
+        reasons = np.where(sizes.min(axis=1, initial=self.step) < self.step, 1 + (sizes.min(axis=1) > 0), 0)
+        return OwnSizes(sizes, sizes // self.step * self.step, reasons.astype(np.uint8), self.step)
+
+
+def toy_rule(request: RuleRequest) -> ToyBuckets:
+    return ToyBuckets(request.reso_steps)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = NamedRule(text="whole steps", home=f"{__name__}:toy_rule", takes=frozenset(), variants={"toy-64": {}})
+    monkeypatch.setitem(RULES, "toy", toy)
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout
+
+
+def test_one_method_makes_a_rule() -> None:
+    rule, sizes = ToyBuckets(64), [(130, 200), (0, 5), (60, 300), (130, 200)]
+    assert isinstance(rule, BucketRule)
+    placement = rule.place(sizes)
+    assert placement.bucket_sizes.tolist() == [[128, 192], [0, 0], [0, 0], [128, 192]]
+    assert rule.assign_many_indices(sizes).tolist() == placement.bucket_index.tolist() == [0, -1, -1, 0]
+    assert str(rule.assign(130, 200)) == "128x192"
+    with pytest.raises(ValueError, match="60x300 has no bucket: a side is shorter"):
+        rule.assign(60, 300)
+    assert rule.bucket_set is None
+
+
+def test_its_name_is_known_to_python_and_to_configs() -> None:
+    assert isinstance(rule_from_name("toy", max_reso=512), ToyBuckets)
+    options = AdapterOptions.from_tables(("config", {"rule": "toy", "resolutions": [512, 768]}))
+    assert isinstance(rule_for(DatasetKeys((512, 512), True, bucket_reso_steps=32), options), ToyBuckets)
+    with pytest.raises(ConfigError, match="one of kohya, novelai, exact, auto, preset:NAME, file:PATH, toy"):
+        AdapterOptions.from_tables(("config", {"rule": "tony"}))
+
+
+def test_its_name_is_known_to_commands() -> None:
+    (found,) = json.loads(run("simulate", "1000x700", "--rule", "toy", "--json"))
+    assert found["bucket"] == {"width": 960, "height": 640}
+    help_of = {p.name: p.help for p in load_command("simulate").params}
+    assert "toy: whole steps" in help_of["rule"]
+    assert {"toy", "toy-64"} <= set(comparable())
+    rules = next(p for p in load_command("compare").params if p.name == "rules")
+    assert "toy-64" in rules.help
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"no_upscale_fit": "largest"}, "which only the rule kohya has: leave it out with rule 'toy'"),
+        ({"switching": "area"}, "which only the rules kohya, novelai, auto, preset:NAME and file:PATH have"),
+        ({"max_crop": 0.1}, "max_crop is 0.1, which only the rules kohya, "),
+        ({"no_upscale": True}, "no_upscale is True, which only the rules kohya, "),
+    ],
+)
+def test_what_it_does_not_take_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(BucketSettingsError, match=message):
+        rule_from_name("toy", max_reso=512, **options)
+
+
+def test_it_is_listed_as_it_is_written() -> None:
+    assert list(rule_choices())[-3:] == ["preset:NAME", "file:PATH", "toy"]
