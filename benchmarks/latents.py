@@ -223,7 +223,7 @@ def measure(kind, n: int) -> dict[str, float]:
 def check_table(root: Path, n: int) -> list[tuple[str, str]]:
     """Open and compare `n` entries with sources on disk. The shards hold one small latent per entry."""
     from kohya_bucket.buckets import KohyaBuckets
-    from kohya_bucket.latents.items import EncodeSettings, LatentItems
+    from kohya_bucket.latents.items import EncodeOptions, LatentItems
 
     images = root / "images"
     for k in range(n):
@@ -235,7 +235,7 @@ def check_table(root: Path, n: int) -> list[tuple[str, str]]:
     rule = KohyaBuckets((64, 64), 32, 128, 16)
     sizes = np.tile(np.array([(64, 64)], dtype=np.int32), (n, 1))
     wanted = LatentItems.from_placement(
-        [str(images / name) for name in names], sizes, rule.place(sizes), EncodeSettings("vae"), images
+        [str(images / name) for name in names], sizes, rule.place(sizes), EncodeOptions("vae"), images
     )
     texts = wanted.interpolations()
     small = np.zeros((4, 1, 1), dtype=np.uint16)

@@ -17,8 +17,8 @@ import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import TEMPORARY_AGE
-from kohya_bucket.latents.encode.precompute import PrecomputeReport, encode_wanted
-from kohya_bucket.latents.items import EncodeSettings, LatentItems
+from kohya_bucket.latents.encode.precompute import PrecomputeReport, encode_items
+from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.source_files import hash_files, stat_files
 from kohya_bucket.latents.store.entries import Entry
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -65,7 +65,7 @@ def repair(
     Args:
         encoder: encodes what is lost, if its weights are those of the lost items; None only names them.
         images_root: where the images are, if not where the store says.
-        settings: see `encode_wanted`.
+        settings: see `encode_items`.
     """
     done = MaintenanceReport(damaged=list(store.damage))
     if images_root is not None:
@@ -240,26 +240,26 @@ def _encode_again(
     settings: dict[str, Any],
 ) -> None:
     vae = encoder_hash(encoder)
-    groups: dict[EncodeSettings, list[Entry]] = {}
+    groups: dict[EncodeOptions, list[Entry]] = {}
     for entry in lost:
         p = entry.fingerprint
         if p.vae != vae:
             done.missing.append(entry.source)
             continue
         name = p.interpolation.partition("/")[0]
-        recipe = EncodeSettings(
+        encoding = EncodeOptions(
             p.vae, p.dtype, p.kind, p.flip, p.mask, "auto" if name == "none" else name, entry.collection
         )
-        groups.setdefault(recipe, []).append(entry)
-    for recipe, entries in groups.items():
-        wanted = _wanted(recipe, entries, images_root)
-        report = encode_wanted(wanted, encoder, store.layout.root, images_root, **settings)
+        groups.setdefault(encoding, []).append(entry)
+    for encoding, entries in groups.items():
+        wanted = _wanted(encoding, entries, images_root)
+        report = encode_items(wanted, encoder, store.layout.root, images_root, **settings)
         done.encoded.append(report)
         failed = {path for path, _ in report.failed}
         done.missing += [entry.source for entry, path in zip(entries, wanted.paths, strict=True) if path in failed]
 
 
-def _wanted(recipe: EncodeSettings, entries: list[Entry], images_root: Path) -> LatentItems:
+def _wanted(encoding: EncodeOptions, entries: list[Entry], images_root: Path) -> LatentItems:
     paths = [os.path.normpath(images_root / entry.source) for entry in entries]
     nbytes, mtimes = stat_files(paths)
 
@@ -267,7 +267,7 @@ def _wanted(recipe: EncodeSettings, entries: list[Entry], images_root: Path) -> 
         return np.array(values, dtype=np.int32).reshape(-1, 2)
 
     return LatentItems(
-        recipe, paths, [e.source for e in entries], sizes([e.original_size for e in entries]),
+        encoding, paths, [e.source for e in entries], sizes([e.original_size for e in entries]),
         sizes([e.fingerprint.bucket_size for e in entries]), sizes([e.fingerprint.resized_size for e in entries]),
         sizes([e.fingerprint.crop for e in entries]), np.array([e.crop_ltrb for e in entries]).reshape(-1, 4),
         [e.caption for e in entries], nbytes, mtimes,

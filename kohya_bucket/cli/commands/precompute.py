@@ -67,20 +67,20 @@ def precompute(
     encoder = vae.load()
     from kohya_bucket.cli.precompute_items import by_config, by_path
     from kohya_bucket.latents.dtypes import dtype_name
-    from kohya_bucket.latents.items import EncodeSettings
+    from kohya_bucket.latents.items import EncodeOptions
     from kohya_bucket.latents.vae.encoder import encoder_hash
 
     kind = "posterior" if posterior else "latents"
-    recipe = EncodeSettings(encoder_hash(encoder), dtype_name(vae.dtype), kind, flip, mask, interpolation, collection)
+    encoding = EncodeOptions(encoder_hash(encoder), dtype_name(vae.dtype), kind, flip, mask, interpolation, collection)
     if config is not None:
         _check_config(context, config, path)
         todo = by_config(
-            config, recipe, output, content_hash=hash, gpus=gpus, train_batch_size=train_batch_size, quiet=quiet
+            config, encoding, output, content_hash=hash, gpus=gpus, train_batch_size=train_batch_size, quiet=quiet
         )
     else:
         _check_rule(context, options)
         todo = by_path(
-            path or [], options, recipe, output, content_hash=hash, recursive=recursive, captions_file=captions_file,
+            path or [], options, encoding, output, content_hash=hash, recursive=recursive, captions_file=captions_file,
             quiet=quiet,
         )  # fmt: skip
     failed = _encode(todo, encoder, output, quiet, batch_size=batch_size, format=format, architecture=vae.arch,
@@ -108,9 +108,9 @@ def _check_rule(context: typer.Context, options: RuleOptions) -> None:
 
 
 def _encode(todo: list[Part], encoder: Any, output: Path | None, quiet: bool, **options: Any) -> int:
-    """Encode the parts; how many images could not be. `options` as for `encode_wanted`."""
+    """Encode the parts; how many images could not be. `options` as for `encode_items`."""
     from kohya_bucket.cli.precompute_console import Shown, print_report
-    from kohya_bucket.latents.encode.precompute import encode_wanted
+    from kohya_bucket.latents.encode.precompute import encode_items
     from kohya_bucket.latents.encode.report import joined
     from kohya_bucket.latents.npz.names import paths_of_run
 
@@ -119,13 +119,13 @@ def _encode(todo: list[Part], encoder: Any, output: Path | None, quiet: bool, **
     console = plain_console(stderr=True)
     family = ARCHITECTURES.get(options["architecture"] or str(getattr(encoder, "architecture", "")))
     paths: list[list[Path]] | list[None] = [None] * len(todo)
-    if options["format"] == "npz" and family is not None and todo:  # without one, `encode_wanted` says what is missing
+    if options["format"] == "npz" and family is not None and todo:  # without one, `encode_items` says what is missing
         paths = paths_of_run(
             [part.wanted for part in todo], family.read_by(options["sd_scripts"]), output, todo[0].root
         )
     for part, npz_paths in zip(todo, paths, strict=True):
         with Shown(console, quiet) as show:
-            report = encode_wanted(
+            report = encode_items(
                 part.wanted, encoder, output, part.root, progress_callback=show, npz_paths=npz_paths,
                 say=lambda text: console.print(text, soft_wrap=True, markup=False), **options,
             )  # fmt: skip

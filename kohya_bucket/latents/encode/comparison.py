@@ -75,9 +75,9 @@ def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[Sta
     """Which of the wanted items are in `store` as they should be.
 
     An image whose modification time changed but whose stored content hash still matches counts as current; only
-    such images are read. `ignoring` names what of the recipe may differ: VAE, DTYPE, KIND.
+    such images are read. `ignoring` names what of the encoding may differ: VAE, DTYPE, KIND.
     """
-    at = store.find(wanted.sources, wanted.recipe.collection)
+    at = store.find(wanted.sources, wanted.encoding.collection)
     here = np.flatnonzero(at >= 0)
     rows = at[here]
     differs = np.zeros(len(wanted), dtype=np.uint16)
@@ -90,7 +90,7 @@ def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[Sta
         return np.asarray((first != want[here, 0]) | (second != want[here, 1]))
 
     if len(here):
-        recipe = wanted.recipe
+        encoding = wanted.encoding
         note(Stale.SOURCE, _source_changed(store, wanted, here, rows))
         note(Stale.BUCKET, sizes_differ(("bucket_width", "bucket_height"), wanted.bucket_sizes))
         note(Stale.RESIZED, sizes_differ(("resized_width", "resized_height"), wanted.resized_sizes))
@@ -98,9 +98,9 @@ def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[Sta
         note(Stale.INTERPOLATION, _words_differ(store, "interpolation", rows, wanted.interpolations()[here]))
         for factor, name in ((Stale.VAE, "vae"), (Stale.DTYPE, "dtype"), (Stale.KIND, "kind")):
             if factor not in ignoring:
-                text = np.full(len(here), getattr(recipe, name), dtype=object)
+                text = np.full(len(here), getattr(encoding, name), dtype=object)
                 note(factor, _words_differ(store, name, rows, text))
-        for factor, name, asked in ((Stale.FLIP, "flip", recipe.flip), (Stale.MASK, "mask", recipe.mask)):
+        for factor, name, asked in ((Stale.FLIP, "flip", encoding.flip), (Stale.MASK, "mask", encoding.mask)):
             if asked:
                 note(factor, ~_flags(store, name)[rows])
     return Comparison(at, differs)

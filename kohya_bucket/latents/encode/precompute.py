@@ -21,13 +21,13 @@ from kohya_bucket.latents.encode.report import PrecomputeReport
 from kohya_bucket.latents.encode.sinks import NpzSink, ShardSink
 from kohya_bucket.latents.encode.work_claims import WorkBoard
 from kohya_bucket.latents.encode.worker import PrecomputeWorker
-from kohya_bucket.latents.items import EncodeSettings, LatentItems
+from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, is_text
 from kohya_bucket.latents.store.writer import write_manifest
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, check_encoder, encoder_hash, encoder_space
 
-__all__ = ["PrecomputeReport", "common_root", "encode_wanted", "precompute_latents"]
+__all__ = ["PrecomputeReport", "common_root", "encode_items", "precompute_latents"]
 
 
 def precompute_latents(
@@ -69,7 +69,7 @@ def precompute_latents(
         images_root: folder the sources' names start from; None: the common one, or the one of the store.
         content_hash: store a hash of each file, so that a copied or touched image counts as unchanged.
         progress_callback: called with (done, to do) in items.
-        settings: see `encode_wanted`.
+        settings: see `encode_items`.
 
     Raises:
         KohyaBucketError: settings that do not fit together, or a folder that cannot be written.
@@ -77,21 +77,21 @@ def precompute_latents(
     check_encoder(encoder)
     paths, placement, captions = _of(dataset)
     root = _images_root(paths, output_dir, images_root)
-    recipe = EncodeSettings(
+    encoding = EncodeOptions(
         encoder_hash(encoder), dtype_name(dtype), "posterior" if as_flag("posterior", posterior) else "latents",
         as_flag("flip", flip), as_flag("mask", mask), interpolation, collection,
     )  # fmt: skip
     wanted = LatentItems.from_placement(
-        paths, dataset.sizes, placement, recipe, root, captions=captions,
+        paths, dataset.sizes, placement, encoding, root, captions=captions,
         content_hash=as_flag("content_hash", content_hash),
     )  # fmt: skip
-    return encode_wanted(
+    return encode_items(
         wanted, encoder, output_dir, root, batch_size=batch_size, format=format, architecture=architecture,
         progress_callback=progress_callback, **settings,
     )  # fmt: skip
 
 
-def encode_wanted(
+def encode_items(
     wanted: LatentItems,
     encoder: VAEEncoder,
     output_dir: str | os.PathLike[str] | None,
@@ -125,9 +125,9 @@ def encode_wanted(
     """
     if workers is not None and workers < 1:
         raise KohyaBucketError(f"workers is {workers}, but must be 1 or more; leave it out for one per processor")
-    _check(wanted.recipe, encoder, output_dir, format, architecture or str(getattr(encoder, "architecture", "")))
+    _check(wanted.encoding, encoder, output_dir, format, architecture or str(getattr(encoder, "architecture", "")))
     if format == "npz":  # whatever the VAE computes in, these files hold float32
-        wanted = replace(wanted, recipe=replace(wanted.recipe, dtype="float32"))
+        wanted = replace(wanted, encoding=replace(wanted.encoding, dtype="float32"))
     nameless: list[str] = []
     if format == "shards":
         wanted, nameless = _distinct(wanted)
@@ -189,7 +189,7 @@ def _finish_store(sink: ShardSink, wanted: LatentItems) -> None:
     """Index the store; captions that changed since, and hashes that were not asked for before, need no encoding."""
     store = sink.store
     store.refresh()
-    at = store.find(wanted.sources, wanted.recipe.collection)
+    at = store.find(wanted.sources, wanted.encoding.collection)
     here = np.flatnonzero(at >= 0)
     rows = at[here]
     captions = _changed_texts(store, "caption", rows, [wanted.captions[i] for i in here])
@@ -250,7 +250,7 @@ def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None)
 
 
 def _check(
-    recipe: EncodeSettings,
+    encoding: EncodeOptions,
     encoder: VAEEncoder,
     output_dir: str | os.PathLike[str] | None,
     format: str,
@@ -260,13 +260,13 @@ def _check(
         raise KohyaBucketError(f"format {format!r}: use 'shards' or 'npz'")
     if format == "shards" and output_dir is None:
         raise KohyaBucketError("shards need an output folder: give --output")
-    if recipe.kind == "posterior" and not isinstance(encoder, PosteriorEncoder):
+    if encoding.kind == "posterior" and not isinstance(encoder, PosteriorEncoder):
         raise KohyaBucketError(
             f"{type(encoder).__name__} has no posterior method, so there is no distribution to store: "
             "leave out --posterior"
         )
     if format == "npz":
-        if recipe.kind == "posterior":
+        if encoding.kind == "posterior":
             raise KohyaBucketError("sd-scripts' npz hold latents, no distribution: use --format shards for --posterior")
         if architecture not in ARCHITECTURES:
             raise KohyaBucketError(

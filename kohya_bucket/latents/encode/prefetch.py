@@ -108,7 +108,7 @@ def give_way() -> None:
 
 def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None:
     """Put the pixels of item `i` into `out` [H, W, 3] uint8 or [3, H, W] float32; returns its mask."""
-    alpha = wanted.recipe.mask
+    alpha = wanted.encoding.mask
     pixels = load_pixels(wanted.paths[i], alpha=alpha, writable=False)
     size = (pixels.shape[1], pixels.shape[0])
     if size != tuple(wanted.original_sizes[i]):
@@ -121,7 +121,7 @@ def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None
     crop = wanted.crops[i]
     pixels = resize_and_crop(
         pixels, (int(resized[0]), int(resized[1])), (int(bucket[0]), int(bucket[1])),
-        wanted.recipe.interpolation, (int(crop[0]), int(crop[1])),
+        wanted.encoding.interpolation, (int(crop[0]), int(crop[1])),
     )  # fmt: skip
     mask = None
     if alpha:

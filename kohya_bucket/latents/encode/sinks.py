@@ -93,7 +93,7 @@ class ShardSink:
         return items[lacking[items]]
 
     def write(self, batch: Finished) -> None:
-        dtype = self._wanted.recipe.dtype
+        dtype = self._wanted.encoding.dtype
         plain = _bits(batch.plain, dtype)
         flipped = None if batch.flipped is None else _bits(batch.flipped, dtype)
         for k, i in enumerate(batch.items):

@@ -39,7 +39,7 @@ class PrecomputeWorker:
         self.wanted = wanted
         self.report = report
         self._batch_size = batch_size
-        self._encode = BatchEncoder(encoder, wanted.recipe.kind, wanted.recipe.flip, tell)
+        self._encode = BatchEncoder(encoder, wanted.encoding.kind, wanted.encoding.flip, tell)
         self._tell = tell
         self._progress = progress
         self._workers = workers
@@ -137,7 +137,7 @@ class PrecomputeWorker:
         import torch
 
         names = [self.wanted.sources[i] for i in batch.items]
-        seeds = [noise_seed(self._seed, name, self.wanted.recipe.collection) for name in names]
+        seeds = [noise_seed(self._seed, name, self.wanted.encoding.collection) for name in names]
         began = time.monotonic()
         done: Encoded = self._encode(torch.from_numpy(batch.pixels), seeds, names)
         self._busy += time.monotonic() - began
@@ -176,5 +176,5 @@ def _chunks(wanted: LatentItems, batch_size: int) -> Iterator[tuple[str, npt.NDA
     for start, stop in zip(edges, [*edges[1:], n], strict=True):
         for at in range(start, stop, size):
             items = order[at : min(at + size, stop)].astype(np.int64)
-            text = "\n".join([repr(wanted.recipe), str(tuple(sizes[at])), *(wanted.sources[i] for i in items)])
+            text = "\n".join([repr(wanted.encoding), str(tuple(sizes[at])), *(wanted.sources[i] for i in items)])
             yield hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest(), items

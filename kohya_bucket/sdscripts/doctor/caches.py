@@ -14,7 +14,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.encode.comparison import Comparison, bits_of, compare
 from kohya_bucket.latents.encode.precompute import common_root
-from kohya_bucket.latents.items import EncodeSettings, LatentItems
+from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.npz.check import why_npz_stale
 from kohya_bucket.latents.npz.names import paths_of_run
 from kohya_bucket.latents.stale import Reason, Stale
@@ -28,7 +28,7 @@ from kohya_bucket.sdscripts.plan.latents import items_of, wanted_by_config
 
 __all__ = ["cache_section"]
 
-_RECIPE = EncodeSettings("", "float32", "latents", False, False, "auto", "")
+_ENCODING = EncodeOptions("", "float32", "latents", False, False, "auto", "")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def cache_section(read: Config, settings: AdapterOptions) -> Section:
     section = Section("latent caches")
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = common_root(paths, None)
-    parts = _distinct(wanted_by_config(read, _RECIPE, root, settings=settings))
+    parts = _distinct(wanted_by_config(read, _ENCODING, root, settings=settings))
     if not parts:
         section.facts.append(("images", "none whose latents can be cached"))
     elif settings.latent_cache == "shards" and not version_of("pyarrow"):
@@ -155,7 +155,7 @@ def _in_store(store: LatentStore, part: LatentItems) -> Comparison:
     found = Comparison(np.full(len(part), -1, dtype=np.int64), np.zeros(len(part), dtype=np.uint16))
     elsewhere = bits_of(Stale.BUCKET, Stale.KIND)
     for name in store.collections():
-        asked = replace(part, sources=sources, recipe=replace(part.recipe, collection=name))
+        asked = replace(part, sources=sources, encoding=replace(part.encoding, collection=name))
         seen = compare(store, asked, ignoring=(Stale.VAE, Stale.DTYPE))
         better = (seen.at >= 0) & (seen.differs & elsewhere == 0) & found.to_do
         found.at[better], found.differs[better] = seen.at[better], seen.differs[better]
