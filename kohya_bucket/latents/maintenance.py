@@ -200,7 +200,7 @@ def _remove_shards(
     store: LatentStore, names: Sequence[str], done: MaintenanceReport, *, forget_lost: bool = False
 ) -> None:
     """Index what is there without `names`, then delete those."""
-    store._mapped.clear()
+    store.release()
     for name in names:
         _remove(store.layout.shards / name, done)
     store.refresh()
@@ -220,7 +220,7 @@ def _remove(path: Path, done: MaintenanceReport) -> None:
 
 def _quarantine(store: LatentStore, name: str, done: MaintenanceReport) -> None:
     source = (store.layout.root if name.endswith(".parquet") else store.layout.shards) / name
-    store._mapped.clear()
+    store.release()
     try:
         store.layout.quarantine.mkdir(exist_ok=True)
         os.replace(source, store.layout.quarantine / name)
