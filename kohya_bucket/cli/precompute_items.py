@@ -15,9 +15,8 @@ from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import images_in
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import read_sizes
-from kohya_bucket.latents.encode.precompute import common_root
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
-from kohya_bucket.latents.store.layout import Layout
+from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.sdscripts.config import Severity, read_config
 from kohya_bucket.sdscripts.plan.latents import wanted_by_config
 

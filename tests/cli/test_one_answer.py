@@ -126,7 +126,7 @@ class Case:
         report = SimpleNamespace(failed=[])
         monkeypatch.setattr("kohya_bucket.cli.encoders.load_vae", lambda *_, **__: encoder)
         take = lambda wanted, *_, **__: seen.append(wanted) or report  # noqa: E731
-        monkeypatch.setattr("kohya_bucket.latents.encode.precompute.encode_items", take)
+        monkeypatch.setattr("kohya_bucket.latents.encode.encode_items.encode_items", take)
         monkeypatch.setattr("kohya_bucket.cli.precompute_console.print_report", lambda _: None)
         own_sizes = ("resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps")
         options = self.options(without=own_sizes if ":" in self.rule else ())

@@ -110,7 +110,7 @@ def _check_rule(context: typer.Context, options: RuleOptions) -> None:
 def _encode(todo: list[Part], encoder: Any, output: Path | None, quiet: bool, **options: Any) -> int:
     """Encode the parts; how many images could not be. `options` as for `encode_items`."""
     from kohya_bucket.cli.precompute_console import Shown, print_report
-    from kohya_bucket.latents.encode.precompute import encode_items
+    from kohya_bucket.latents.encode.encode_items import encode_items
     from kohya_bucket.latents.encode.report import joined
     from kohya_bucket.latents.npz.names import paths_of_run
 

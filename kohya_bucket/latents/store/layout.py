@@ -18,7 +18,7 @@ from kohya_bucket.files import write_file
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.store.shard_file import TensorSpec
 
-__all__ = ["Layout", "ShardInfo", "is_text", "relative_source"]
+__all__ = ["Layout", "ShardInfo", "common_root", "is_text", "relative_source"]
 
 _VERSION = 1
 
@@ -132,6 +132,19 @@ def relative_source(paths: Sequence[str | os.PathLike[str]], images_root: Path) 
         inside = text.startswith(prefix)
         out.append(text[len(prefix) :].replace(os.sep, "/") if inside else _relative(Path(text), images_root))
     return out
+
+
+def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None) -> Path:
+    """Folder that sources are named from: the one the store remembers, or the deepest that holds all images."""
+    if output_dir is not None and Layout(output_dir).settings.is_file():
+        return Layout(output_dir).images_root()
+    if not paths:
+        return Path.cwd()
+    try:
+        common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
+    except ValueError:  # several drives
+        common = os.path.dirname(os.path.abspath(paths[0]))
+    return Path(common)
 
 
 def is_text(source: str) -> bool:
