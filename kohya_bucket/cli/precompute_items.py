@@ -109,6 +109,6 @@ def _utf8(file: Path) -> str:
 
 def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:
     """Folder that the sources' names start from: the store's own, the one folder given, or the common one."""
-    if len(sources) == 1 and Path(sources[0]).is_dir() and (output is None or not Layout(output).settings.is_file()):
+    if len(sources) == 1 and Path(sources[0]).is_dir() and (output is None or not Layout(output).store_file.is_file()):
         return Path(sources[0]).absolute()  # with its links, as the images' paths have them
     return common_root(paths, output)

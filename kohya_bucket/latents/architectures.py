@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.latents.latent_space import LatentSpace
 
 __all__ = ["ARCHITECTURES", "Architecture", "is_version"]
 
@@ -44,6 +45,11 @@ class Architecture:
     shift_factor: float = 0.0
     values: str = "raw"
     per_channel: bool = False
+
+    @property
+    def space(self) -> LatentSpace:
+        """What the numbers in its files mean."""
+        return LatentSpace(self.scale_factor, self.shift_factor, self.values, self.stride, self.name)
 
     def key_suffix(self, bucket_size: tuple[int, int]) -> str:
         """What keys end in for a bucket (width, height): "" or `_{latent height}x{latent width}`."""

@@ -268,7 +268,7 @@ def test_repair_keeps_content_hashes(tmp_path, root, images):
 
 
 def test_repair_writes_where_the_images_are_if_that_was_lost(root, images):
-    Layout(root).settings.unlink()
+    Layout(root).store_file.unlink()
     flip_byte(root, images[3].name)
     assert repair(LatentStore(root), MeanEncoder(), images_root=images[0].parent).missing == []
     assert Layout(root).images_root() == images[0].parent

@@ -18,7 +18,7 @@ from kohya_bucket.latents.encode.sinks import Finished, OnDone
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.npz.check import settle_npz
-from kohya_bucket.latents.npz.convert_values import convert_values
+from kohya_bucket.latents.npz.convert_values import convert_values, mask_values
 from kohya_bucket.latents.npz.names import has_whole_name, paths_of_run
 from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
 from kohya_bucket.latents.stale import Reason
@@ -100,9 +100,7 @@ class NpzSink:
     ) -> None:  # fmt: skip
         entry = self._wanted.entry(i, self._texts[i])
         bucket = entry.fingerprint.bucket_size
-        alpha = None
-        if entry.fingerprint.mask:
-            alpha = np.ones(bucket[::-1], np.float32) if mask is None else mask.astype(np.float32) / np.float32(255)
+        alpha = mask_values(mask, bucket) if entry.fingerprint.mask else None
         self.paths[i].parent.mkdir(parents=True, exist_ok=True)
         item = NpzLatents(plain, entry.original_size, entry.crop_ltrb, flipped, alpha)
         name = os.path.basename(self._wanted.paths[i])

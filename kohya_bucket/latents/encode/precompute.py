@@ -37,7 +37,7 @@ def precompute_latents(
     images_root: str | os.PathLike[str] | None = None,
     content_hash: bool = False,
     progress_callback: Callable[[int, int], None] | None = None,
-    **settings: Any,
+    **options: Any,
 ) -> PrecomputeReport:
     """Encode every image of `dataset` that is not in `output_dir` as it should be.
 
@@ -59,10 +59,10 @@ def precompute_latents(
         images_root: folder the sources' names start from; None: the common one, or the one of the store.
         content_hash: store a hash of each file, so that a copied or touched image counts as unchanged.
         progress_callback: called with (done, to do) in items.
-        settings: see `encode_items`.
+        options: see `encode_items`.
 
     Raises:
-        KohyaBucketError: settings that do not fit together, or a folder that cannot be written.
+        KohyaBucketError: options that do not fit together, or a folder that cannot be written.
     """
     check_encoder(encoder)
     paths, placement, captions = _of(dataset)
@@ -77,7 +77,7 @@ def precompute_latents(
     )  # fmt: skip
     return encode_items(
         wanted, encoder, output_dir, root, batch_size=batch_size, format=format, architecture=architecture,
-        progress_callback=progress_callback, **settings,
+        progress_callback=progress_callback, **options,
     )  # fmt: skip
 
 

@@ -26,14 +26,14 @@ __all__ = ["repair"]
 
 
 def repair(
-    store: LatentStore, encoder: VAEEncoder | None = None, *, images_root: Path | None = None, **settings: Any
+    store: LatentStore, encoder: VAEEncoder | None = None, *, images_root: Path | None = None, **options: Any
 ) -> MaintenanceReport:
     """Put damaged shards into quarantine, keep their healthy items, and encode the others again.
 
     Args:
         encoder: encodes what is lost, if its weights are those of the lost items; None only names them.
         images_root: where the images are, if not where the store says.
-        settings: see `encode_items`.
+        options: see `encode_items`.
     """
     done = MaintenanceReport(damaged=list(store.damage))
     if images_root is not None:
@@ -59,7 +59,7 @@ def repair(
     if done.damaged:
         write_manifest(store)
     if encoder is not None:
-        _encode_again(store, lost, encoder, images_root or store.images_root(), done, settings)
+        _encode_again(store, lost, encoder, images_root or store.images_root(), done, options)
     else:
         done.missing = [entry.source for entry in lost]
     store.refresh()
@@ -72,7 +72,7 @@ def _encode_again(
     encoder: VAEEncoder,
     images_root: Path,
     done: MaintenanceReport,
-    settings: dict[str, Any],
+    options: dict[str, Any],
 ) -> None:
     vae = encoder_hash(encoder)
     groups: dict[EncodeOptions, list[Entry]] = {}
@@ -88,7 +88,7 @@ def _encode_again(
         groups.setdefault(encoding, []).append(entry)
     for encoding, entries in groups.items():
         wanted = _wanted(encoding, entries, images_root)
-        report = encode_items(wanted, encoder, store.layout.root, images_root, **settings)
+        report = encode_items(wanted, encoder, store.layout.root, images_root, **options)
         done.encoded.append(report)
         failed = {path for path, _ in report.failed}
         done.missing += [entry.source for entry, path in zip(entries, wanted.paths, strict=True) if path in failed]

@@ -15,7 +15,6 @@ from kohya_bucket.images.pixels.resize import choose_interpolation
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, source_identity
-from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.npz.names import size_from_name, usual_name
 from kohya_bucket.latents.npz.note import read_note
 from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz
@@ -151,7 +150,6 @@ def _import_one(
     if not is_text(source):
         result.skipped.append((str(path), "the image's name is no UTF-8, which a store cannot hold: rename it"))
         return
-    space = LatentSpace(arch.scale_factor, arch.shift_factor, arch.values, arch.stride, arch.name)
     for rank, (bucket, (item, known, why)) in enumerate(sorted(sizes.items(), key=lambda s: -s[0][0] * s[0][1])):
         if why:
             result.skipped.append((str(path), why))
@@ -167,7 +165,7 @@ def _import_one(
             Entry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
             from_float32(item.latents, asked.dtype),
             flipped=None if item.flipped is None else from_float32(item.flipped, asked.dtype),
-            mask=mask, space=space,
+            mask=mask, space=arch.space,
         )  # fmt: skip
         result.done += 1
 

@@ -55,7 +55,7 @@ class Layout:
         self.shards = self.root / "shards"
         self.work = self.root / "work"
         self.quarantine = self.root / "quarantine"
-        self.settings = self.root / "store.json"
+        self.store_file = self.root / "store.json"
 
     def create(self, images_root: Path | None = None) -> None:
         """Make the folders and `store.json`, if they are not there.
@@ -67,24 +67,24 @@ class Layout:
             self.shards.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LatentStoreError(f"cannot make the latent store {self.root}: {error.strerror or error}") from error
-        if not self.settings.exists():
+        if not self.store_file.exists():
             images = "." if images_root is None else _relative(images_root, self.root)
             text = json.dumps({"format": "kohya_bucket.latents", "version": _VERSION, "images": images}, indent=2)
-            write_file(self.settings, [text.encode("utf-8")])
+            write_file(self.store_file, [text.encode("utf-8")])
 
     def exists(self) -> bool:
-        return self.settings.is_file() or self.shards.is_dir()
+        return self.store_file.is_file() or self.shards.is_dir()
 
     def images_root(self) -> Path:
         """Folder that the sources' paths start from; it need not exist here."""
         try:
-            data = json.loads(self.settings.read_text(encoding="utf-8"))
+            data = json.loads(self.store_file.read_text(encoding="utf-8"))
             version, images = int(data["version"]), str(data["images"])
         except FileNotFoundError:
             return self.root
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LatentStoreError(
-                f"{self.settings} cannot be read ({error}): delete it, then `kohya-bucket cache repair --images DIR`"
+                f"{self.store_file} cannot be read ({error}): delete it, then `kohya-bucket cache repair --images DIR`"
             ) from error
         if version > _VERSION:
             raise LatentStoreError(f"{self.root} was written by a newer kohya-bucket (format {version}): upgrade")
@@ -136,7 +136,7 @@ def relative_source(paths: Sequence[str | os.PathLike[str]], images_root: Path) 
 
 def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None) -> Path:
     """Folder that sources are named from: the one the store remembers, or the deepest that holds all images."""
-    if output_dir is not None and Layout(output_dir).settings.is_file():
+    if output_dir is not None and Layout(output_dir).store_file.is_file():
         return Layout(output_dir).images_root()
     if not paths:
         return Path.cwd()

@@ -29,7 +29,7 @@ def load_encoder(
     dtype: Any = "bfloat16",
     subfolder: str | None = None,
     architecture: str = "",
-    **settings: Any,
+    **options: Any,
 ) -> DiffusersEncoder:
     """Load a VAE from a hub name, a folder in diffusers' format, or one `.safetensors` file.
 
@@ -41,7 +41,7 @@ def load_encoder(
         dtype: type it computes in.
         subfolder: of the repository or folder.
         architecture: sd-scripts' name of the model family; needed for a bare VAE file, whose scale it decides.
-        settings: `tiling`, `slicing`, `xformers`, `compile`, see `DiffusersEncoder`.
+        options: `tiling`, `slicing`, `xformers`, `compile`, see `DiffusersEncoder`.
 
     Raises:
         KohyaBucketError: diffusers is missing, or the model cannot be found or loaded.
@@ -57,15 +57,15 @@ def load_encoder(
     else:
         vae = _from_pretrained(diffusers, str(name), subfolder)
         architecture = architecture or _family(vae)
-    settings |= {"device": _own_device() if device is None else device, "dtype": dtype, "architecture": architecture}
+    options |= {"device": _own_device() if device is None else device, "dtype": dtype, "architecture": architecture}
     kind = type(vae).__name__
     if kind == "AutoencoderKLQwenImage":
-        return QwenImageEncoder(vae, **settings)
+        return QwenImageEncoder(vae, **options)
     if kind == "AutoencoderTiny":
         family = ARCHITECTURES.get(architecture)
         scales = {} if family is None else {"scale_factor": family.scale_factor, "shift_factor": family.shift_factor}
-        return TinyEncoder(vae, **scales, **settings)
-    return DiffusersEncoder(vae, **settings)
+        return TinyEncoder(vae, **scales, **options)
+    return DiffusersEncoder(vae, **options)
 
 
 def _from_pretrained(diffusers: Any, name: str, subfolder: str | None) -> Any:

@@ -18,8 +18,8 @@ class TinyEncoder(DiffusersEncoder):
     Args: as `DiffusersEncoder`; `scale_factor` and `shift_factor` are those of the VAE it stands in for.
     """
 
-    def __init__(self, vae: Any, *, scale_factor: float = 1.0, shift_factor: float = 0.0, **settings: Any) -> None:
-        super().__init__(vae, **settings)
+    def __init__(self, vae: Any, *, scale_factor: float = 1.0, shift_factor: float = 0.0, **options: Any) -> None:
+        super().__init__(vae, **options)
         self._scale, self._shift = scale_factor, shift_factor
 
     posterior = None  # type: ignore[assignment]

@@ -96,7 +96,7 @@ def _filled(vae: Any, weights: dict[str, Any], path: Path) -> Any:
 
 
 def _config(weights: dict[str, Any], channels: int) -> dict[str, Any]:
-    """AutoencoderKL's settings, read off the shapes, in the original or in diffusers' naming."""
+    """AutoencoderKL's options, read off the shapes, in the original or in diffusers' naming."""
     original = not any(name.startswith("encoder.down_blocks.") for name in weights)
     first, resnet = ("encoder.down", "block") if original else ("encoder.down_blocks", "resnets")
     widths: list[int] = []

@@ -136,7 +136,7 @@ def _shards(section: Section, parts: Sequence[LatentItems], folder: Path) -> Non
         message = f"latent_cache_dir is {str(folder)!r}, a file, so that no latent can be stored there"
         section.findings.error("store", "", message, "name a folder")
         return
-    if Layout(folder).settings.is_file():
+    if Layout(folder).store_file.is_file():
         store = LatentStore(folder)
         reasons: Counter[str] = Counter()
         lacking = []
