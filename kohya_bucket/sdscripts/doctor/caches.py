@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,20 +28,6 @@ from kohya_bucket.sdscripts.plan.latents import items_of, wanted_by_config
 __all__ = ["cache_section"]
 
 _ENCODING = EncodeOptions("", "float32", "latents", False, False, "auto", "")
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """Latents of one size: the model families that have it, and its float32 values per pixel."""
-
-    families: str
-    values_per_pixel: float
-
-
-_KINDS = (
-    _Kind("SD 1.5, SDXL, HunyuanImage", 1 / 16),
-    _Kind("SD3, Flux, Lumina, Anima", 1 / 4),
-)
 
 
 def cache_section(read: Config, settings: AdapterOptions) -> Section:
@@ -83,13 +69,21 @@ def _distinct(parts: Sequence[LatentItems]) -> list[LatentItems]:
     return out
 
 
+def _of_any_family(parts: Sequence[LatentItems]) -> list[Lacking]:
+    """The latents of the parts once for each number of values that families have per pixel."""
+    families: dict[float, list[str]] = {}
+    for arch in sorted(ARCHITECTURES.values(), key=lambda arch: arch.values_per_pixel):
+        families.setdefault(arch.values_per_pixel, []).append(arch.title)
+    return [Lacking(", ".join(titles), values, list(parts)) for values, titles in families.items()]
+
+
 def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
     lacking = []
     for arch in ARCHITECTURES.values():
         found = _files_of(section, parts, arch, root)
         if found is not None:
-            lacking.append(Lacking(arch.name, arch.channels / arch.stride**2, found))
-    lacking = lacking or [Lacking(kind.families, kind.values_per_pixel, list(parts)) for kind in _KINDS]
+            lacking.append(Lacking(arch.name, arch.values_per_pixel, found))
+    lacking = lacking or _of_any_family(parts)
     check_room(section, lacking, None)
 
 
@@ -145,7 +139,7 @@ def _shards(section: Section, parts: Sequence[LatentItems], folder: Path) -> Non
             reasons.update(found.counts())
             lacking.append(part.subset(np.flatnonzero(found.to_do).tolist()))
         _say(section, str(folder), sum(map(len, parts)), reasons)
-    check_room(section, [Lacking(kind.families, kind.values_per_pixel, lacking) for kind in _KINDS], folder)
+    check_room(section, _of_any_family(lacking), folder)
 
 
 def _in_store(store: LatentStore, part: LatentItems) -> Comparison:
