@@ -16,7 +16,7 @@ from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
 from kohya_bucket.images.pixels.resize import choose_interpolation, resampler
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.source_files import hash_files, stat_files
-from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.layout import relative_source
 
 __all__ = ["EncodeOptions", "LatentItems"]
@@ -32,7 +32,7 @@ class EncodeOptions:
         kind: "latents" or "posterior".
         flip, mask: also store the mirrored image, the alpha channel.
         interpolation: filter of the resize, one of `images.pixels.resize.INTERPOLATIONS`.
-        collection: part of the store, see `Entry`.
+        collection: part of the store, see `StoreEntry`.
     """
 
     vae: str
@@ -143,7 +143,7 @@ class LatentItems:
             out[cases == case] = name
         return out
 
-    def entry(self, i: int, interpolation: str) -> Entry:
+    def entry(self, i: int, interpolation: str) -> StoreEntry:
         """Item `i`, described for the store; `interpolation` is its text from `interpolations`."""
         encoding = self.encoding
         fingerprint = Fingerprint(
@@ -154,6 +154,6 @@ class LatentItems:
         )  # fmt: skip
         left, top, right, bottom = (float(side) for side in self.crop_ltrb[i])
         original = as_pair(self.original_sizes[i])
-        return Entry(
+        return StoreEntry(
             self.sources[i], fingerprint, original, (left, top, right, bottom), self.captions[i], encoding.collection
         )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kohya_bucket.files import remove_leftovers
 from kohya_bucket.latents.architectures import Architecture
-from kohya_bucket.latents.encode.sinks import Finished, OnDone
+from kohya_bucket.latents.encode.sinks import EncodedBatch, OnDone
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.npz.check import settle_npz
@@ -72,7 +72,7 @@ class NpzSink:
         entry = self._wanted.entry(i, self._texts[i])
         return settle_npz(self.paths[i], entry, self._arch, Path(self._wanted.paths[i]))[0]
 
-    def write(self, batch: Finished) -> None:
+    def write(self, batch: EncodedBatch) -> None:
         plain = self._values(batch.plain)
         flipped = None if batch.flipped is None else self._values(batch.flipped)
         for k, i in enumerate(batch.items):

@@ -20,7 +20,7 @@ from kohya_bucket.images.pixels.load import load_pixels
 from kohya_bucket.images.pixels.resize import resize_and_crop
 from kohya_bucket.latents.items import LatentItems
 
-__all__ = ["Batch", "give_way", "prefetch"]
+__all__ = ["DecodedBatch", "give_way", "prefetch"]
 
 Pixels = npt.NDArray[np.uint8]
 _NICENESS = 5
@@ -28,7 +28,7 @@ _BLOCK = 1 << 15  # values worked on at a time: few enough to stay in a processo
 
 
 @dataclass
-class Batch:
+class DecodedBatch:
     """Images of one bucket: positions among the wanted ones, pixels, and alpha masks.
 
     Pixels are [B, H, W, 3] uint8, or with `as_floats` [B, 3, H, W] float32 in -1..1.
@@ -52,7 +52,7 @@ class _Filling:
     items: list[int] = field(default_factory=list)
     running: list[Future[Pixels | None]] = field(default_factory=list)
 
-    def complete(self) -> Batch:
+    def complete(self) -> DecodedBatch:
         """Wait for all of its images."""
         rows, masks, failed = [], [], []
         for row, (i, future) in enumerate(zip(self.items, self.running, strict=True)):
@@ -63,13 +63,13 @@ class _Filling:
                 failed.append((i, str(error)))
         n = len(self.items)
         pixels = self.pixels[:n] if len(rows) == n else self.pixels[rows]
-        return Batch([self.items[row] for row in rows], pixels if rows else None, masks, failed)
+        return DecodedBatch([self.items[row] for row in rows], pixels if rows else None, masks, failed)
 
 
 def prefetch(
     items: Iterable[int], wanted: LatentItems, batch_size: int, pool: ThreadPoolExecutor, ahead: int,
     *, as_floats: bool = False,
-) -> Iterator[Batch]:  # fmt: skip
+) -> Iterator[DecodedBatch]:  # fmt: skip
     """Yield batches of neighbours in `items` that share a bucket, decoding about `ahead` images beforehand.
 
     `as_floats` makes the floats here, on the threads, for encoders that run on the processor; for others four

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.encode.comparison import compare
-from kohya_bucket.latents.encode.sinks import Finished, OnDone
+from kohya_bucket.latents.encode.sinks import EncodedBatch, OnDone
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.latent_space import LatentSpace
-from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 
@@ -60,7 +60,7 @@ class ShardSink:
                 self._lacking[here] &= compare(part, self._wanted.subset(here)).to_do
         return items[self._lacking[items]]
 
-    def write(self, batch: Finished) -> None:
+    def write(self, batch: EncodedBatch) -> None:
         dtype = self._wanted.encoding.dtype
         plain = _bits(batch.plain, dtype)
         flipped = None if batch.flipped is None else _bits(batch.flipped, dtype)
@@ -76,7 +76,7 @@ class ShardSink:
     def close(self) -> None:
         pass  # it writes on its caller's thread
 
-    def _committed(self, entries: list[Entry]) -> None:
+    def _committed(self, entries: list[StoreEntry]) -> None:
         self._on_done([self._position[entry.source] for entry in entries])
 
     def finish(self) -> None:

@@ -13,13 +13,13 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Finished", "OnDone", "Sink"]
+__all__ = ["EncodedBatch", "OnDone", "Sink"]
 
 OnDone = Callable[[Sequence[int]], None]
 
 
 @dataclass
-class Finished:
+class EncodedBatch:
     """Encoded items of one batch: positions among the wanted ones, float32 latents on the CPU, masks."""
 
     items: list[int]
@@ -45,7 +45,7 @@ class Sink(Protocol):
     def to_do(self, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Those of `items` that are not on disk as they should be, looked up anew."""
 
-    def write(self, batch: Finished) -> None: ...
+    def write(self, batch: EncodedBatch) -> None: ...
 
     def flush(self) -> None: ...
 

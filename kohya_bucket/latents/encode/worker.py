@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from kohya_bucket.latents.encode.background import Background
 from kohya_bucket.latents.encode.batch_encoder import BatchEncoder, noise_seed
-from kohya_bucket.latents.encode.prefetch import Batch, give_way, prefetch
+from kohya_bucket.latents.encode.prefetch import DecodedBatch, give_way, prefetch
 from kohya_bucket.latents.encode.report import PrecomputeReport
-from kohya_bucket.latents.encode.sinks import Finished, Sink
+from kohya_bucket.latents.encode.sinks import EncodedBatch, Sink
 from kohya_bucket.latents.encode.work_claims import WorkBoard
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.vae.encoder import VAEEncoder
@@ -125,7 +125,7 @@ class PrecomputeWorker:
             self._show()
         self.report.device_idle += time.monotonic() - started - (self._busy - busy)
 
-    def _one(self, batch: Batch, writer: Background) -> None:
+    def _one(self, batch: DecodedBatch, writer: Background) -> None:
         import torch
 
         names = [self.wanted.sources[i] for i in batch.items]
@@ -138,7 +138,7 @@ class PrecomputeWorker:
         if good:
             flipped = None if done.flipped is None else done.flipped[good]
             items, masks = [batch.items[k] for k in good], [batch.masks[k] for k in good]
-            writer.put(Finished(items, done.plain[good], flipped, masks))
+            writer.put(EncodedBatch(items, done.plain[good], flipped, masks))
             self.report.encoded += len(good)
 
     def _fail(self, failed: Sequence[tuple[int, str]]) -> None:

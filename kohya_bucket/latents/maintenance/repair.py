@@ -13,7 +13,7 @@ from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
 from kohya_bucket.latents.maintenance.rewrite import copy_items, quarantine
 from kohya_bucket.latents.source_files import hash_files, stat_files
-from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.state import verify
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
@@ -68,14 +68,14 @@ def repair(
 
 def _encode_again(
     store: LatentStore,
-    lost: list[Entry],
+    lost: list[StoreEntry],
     encoder: VAEEncoder,
     images_root: Path,
     done: MaintenanceReport,
     options: dict[str, Any],
 ) -> None:
     vae = encoder_hash(encoder)
-    groups: dict[EncodeOptions, list[Entry]] = {}
+    groups: dict[EncodeOptions, list[StoreEntry]] = {}
     for entry in lost:
         p = entry.fingerprint
         if p.vae != vae:
@@ -94,7 +94,7 @@ def _encode_again(
         done.missing += [entry.source for entry, path in zip(entries, wanted.paths, strict=True) if path in failed]
 
 
-def _wanted(encoding: EncodeOptions, entries: list[Entry], images_root: Path) -> LatentItems:
+def _wanted(encoding: EncodeOptions, entries: list[StoreEntry], images_root: Path) -> LatentItems:
     paths = [os.path.normpath(images_root / entry.source) for entry in entries]
     nbytes, mtimes = stat_files(paths)
 

@@ -19,7 +19,7 @@ from kohya_bucket.latents.npz.names import size_from_name, usual_name
 from kohya_bucket.latents.npz.note import read_note
 from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz
 from kohya_bucket.latents.npz.read_write import NpzLatents, read_keys, sizes_in
-from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import is_text, relative_source
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
@@ -162,7 +162,7 @@ def _import_one(
             mask = np.rint(item.alpha_mask * 255).astype(np.uint8)
         fingerprint = _fingerprint(image, bucket, item, known, asked)
         writer.add(
-            Entry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
+            StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
             from_float32(item.latents, asked.dtype),
             flipped=None if item.flipped is None else from_float32(item.flipped, asked.dtype),
             mask=mask, space=arch.space,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.latents.store.entries import Entry, arrow, entry_at
+from kohya_bucket.latents.store.entries import StoreEntry, arrow, entry_at
 
 __all__ = ["ItemTable"]
 
@@ -34,7 +34,7 @@ class ItemTable:
         """A column of text, as a list of N strings (None where there is none)."""
         return list(self.table[name].to_pylist())
 
-    def entry(self, i: int) -> Entry:
+    def entry(self, i: int) -> StoreEntry:
         """What item `i` is."""
         return entry_at(self.table.slice(i, 1).to_pylist()[0])
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.store.contents import Contents, contents_of, contents_of_shards, in_shards
-from kohya_bucket.latents.store.entries import Entry, arrow, entry_at, schema
+from kohya_bucket.latents.store.entries import StoreEntry, arrow, entry_at, schema
 from kohya_bucket.latents.store.item_table import ItemTable
 from kohya_bucket.latents.store.layout import Layout, ShardInfo
 from kohya_bucket.latents.store.mapped_shards import MappedShards
@@ -76,7 +76,7 @@ class LatentStore(ItemTable):
         """Let go of the files that are mapped, so that they can be removed on Windows too."""
         self._files.release()
 
-    def lost_entries(self) -> list[Entry]:
+    def lost_entries(self) -> list[StoreEntry]:
         """Items that the manifest knows in shards that are truncated or gone, and that no other shard holds."""
         return [entry_at(row) for row in self.lost_rows().to_pylist()]
 

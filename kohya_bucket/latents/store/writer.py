@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import write_file
 from kohya_bucket.latents.latent_space import LatentSpace
-from kohya_bucket.latents.store.entries import Entry, arrow, encode, to_table
+from kohya_bucket.latents.store.entries import StoreEntry, arrow, encode, to_table
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.shard_file import write_shard
@@ -32,7 +32,7 @@ Bits = npt.NDArray[Any]
 
 @dataclass
 class _Pending:
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[StoreEntry] = field(default_factory=list)
     written_ns: list[int] = field(default_factory=list)
     plain: list[Bits] = field(default_factory=list)
     flipped: list[Bits] = field(default_factory=list)
@@ -63,7 +63,7 @@ class StoreWriter:
         images_root: Path | None = None,
         shard_bytes: int = 256 << 20,
         flush_seconds: float | None = 60.0,
-        on_commit: Callable[[list[Entry]], None] | None = None,
+        on_commit: Callable[[list[StoreEntry]], None] | None = None,
     ) -> None:
         self.layout = Layout(root)
         self.layout.create(images_root)
@@ -75,7 +75,7 @@ class StoreWriter:
 
     def add(
         self,
-        entry: Entry,
+        entry: StoreEntry,
         plain: Bits,
         *,
         flipped: Bits | None = None,

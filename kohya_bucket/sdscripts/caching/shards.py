@@ -22,7 +22,7 @@ from kohya_bucket.latents.fingerprint import why_stale
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.npz.from_store import npz_item
 from kohya_bucket.latents.stale import Reason, Stale
-from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import relative_source
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
@@ -123,7 +123,7 @@ class ShardCache:
             raise LatentStoreError(f"{item.image}: its latent is not finite (NaN or infinity); it is not cached")
         bits = [from_float32(part, self.dtype) for part in parts]
         self._writer.add(
-            Entry(source, fingerprint, as_pair(item.original_size), (left, top, right, bottom), None, collection),
+            StoreEntry(source, fingerprint, as_pair(item.original_size), (left, top, right, bottom), None, collection),
             bits[0], flipped=bits[1] if item.flip else None,
             mask=None if mask is None or (mask == 255).all() else mask, space=self.arch.space,
         )  # fmt: skip
