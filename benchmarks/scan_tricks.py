@@ -53,7 +53,7 @@ def main() -> None:
     def walk(head: bytes, source: Any) -> Any:
         return walk_segments(head, source) if head.startswith(b"\xff\xd8\xff") else None
 
-    def unknown(_: list[str]) -> None:
+    def unknown(*_: object) -> None:
         return None
 
     with tempfile.TemporaryDirectory() as folder:
@@ -69,6 +69,7 @@ def main() -> None:
         without_patterns = {"JPEG by a walk alone": without(readers, walking, scan)}
         slower: dict[str, Run] = {
             "os.stat of each": without("kohya_bucket.images.scan.work.stat_together", unknown, refresh),
+            "on one thread": without("kohya_bucket.images.scan.pool.can_stat_together", unknown, refresh),
             "abspath of each": without("kohya_bucket.images.cache.refresh.absolute_paths", absolute, refresh),
         }
         for title, run, others, some, whole in (

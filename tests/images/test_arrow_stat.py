@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kohya_bucket.images.scan.arrow_stat import stat_together
+from kohya_bucket.images.scan.arrow_stat import can_stat_together, stat_together
 from kohya_bucket.images.scan.pool import Job
 
 
@@ -22,7 +22,7 @@ def write(folder: Path, names: list[str]) -> list[str]:
 @pytest.fixture
 def arrow() -> None:
     pytest.importorskip("pyarrow.fs")
-    if os.name != "posix":
+    if not can_stat_together():
         pytest.skip("pyarrow's times have not been compared with os.stat on this system")
 
 
@@ -51,3 +51,18 @@ def test_what_arrow_does_not_tell_is_asked_one_by_one(tmp_path: Path, odd: str) 
     job.run()
     assert [i for i, _ in job.failures] == ([] if odd == "." else [40])
     assert (np.delete(job.rows["bytes"], 40) > 0).all()
+
+
+@pytest.mark.usefixtures("arrow")
+def test_threads_share_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kohya_bucket.images.scan.pool._CHUNK", 100)
+    monkeypatch.setattr("kohya_bucket.images.scan.pool.os.cpu_count", lambda: 4)
+    # A machine so busy that the first look takes it for a slow disk would choose otherwise.
+    monkeypatch.setattr("kohya_bucket.images.scan.pool._COMPUTING", 0.0)
+    paths = write(tmp_path, [f"{i}.txt" for i in range(2000)])
+    paths[1500] = str(tmp_path / "gone")
+    job = Job("stat", paths)
+    job.run()
+    assert job.engines == ["calls"]
+    assert job.failures == [(1500, "no such file")]
+    assert job.rows["bytes"].tolist() == [0 if i == 1500 else len(f"{i}.txt") for i in range(2000)]

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.progress import Progress
+from kohya_bucket.images.scan.arrow_stat import can_stat_together
 from kohya_bucket.images.scan.crew import Crew
 from kohya_bucket.images.scan.ray_pool import run_on_ray
 from kohya_bucket.images.scan.rows import Rows, row_dtype
@@ -37,6 +38,8 @@ _HELPER_CHUNK = 4096
 _ROUND = 1 << 17
 _MAX_THREADS = 48
 _MAX_PROCESSES = 8
+# Threads that spend nearly all their time in calls during which other threads run.
+_CALLERS = 4
 _COMPUTING = 0.3
 _WORTH_PROCESSES_S = 0.5
 _REPORT_EVERY_S = 0.1
@@ -113,12 +116,15 @@ class Job:
         if engine == "alone":
             self._loop(end, _CHUNK)
             return
-        threads = self._workers or _MAX_THREADS
-        chunk = max(1, min(16, (end - self._taken) // (4 * threads)))
+        if engine == "calls":
+            threads, chunk = min(self._workers or _CALLERS, _CALLERS), _CHUNK
+        else:
+            threads = self._workers or _MAX_THREADS
+            chunk = max(1, min(16, (end - self._taken) // (4 * threads)))
         self._crew.start([lambda: self._loop(end, chunk)] * threads)
         self._wait(end)
 
-    def _probe(self) -> Engine:
+    def _probe(self) -> Engine | Literal["calls"]:
         """Do the next files alone, and say what the rest should run on."""
         first = self._taken
         wall, cpu = time.perf_counter(), time.thread_time()
@@ -129,9 +135,10 @@ class Job:
         if wall > 0.002 and cpu < _COMPUTING * wall:
             return "threads"
         left = len(self.paths) - self._taken
-        # Asking a file's time costs hardly more than sending its path to another process.
-        worth = self.work != "stat" and per_file * left > _WORTH_PROCESSES_S
-        return "processes" if worth and self._processes() > 1 else "alone"
+        if self.work == "stat":
+            # Asking a file's time costs hardly more than sending its path to another process.
+            return "calls" if can_stat_together() and self._processes() > 1 and left > _CALLERS * _CHUNK else "alone"
+        return "processes" if self._processes() > 1 and per_file * left > _WORTH_PROCESSES_S else "alone"
 
     def _processes(self) -> int:
         return min(self._workers or _MAX_PROCESSES, _MAX_PROCESSES, os.cpu_count() or 1)
