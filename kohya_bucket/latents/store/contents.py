@@ -6,7 +6,7 @@ yet are read from their own description, and manifests that are lost, old or dam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class Contents:
         damage: (file name, what is wrong) of every shard or manifest that cannot be used.
         indexed: the manifest names all shards and no others.
         manifest: rows of the newest manifest that can be read; None where there is none.
+        named: names of the shards in it.
     """
 
     table: Any
@@ -42,6 +43,7 @@ class Contents:
     damage: list[tuple[str, str]] = field(default_factory=list)
     indexed: bool = False
     manifest: Any = None
+    named: Set[str] = frozenset()
 
 
 def contents_of(layout: Layout, known: Shards) -> Contents:
@@ -78,8 +80,9 @@ def _look(layout: Layout, known: Shards) -> tuple[Contents, bool]:
     """What is there; False where a shard went meanwhile, so that those with its items may not have been listed yet."""
     found = Contents(None)
     found.manifest, from_manifest, in_order = _newest_manifest(layout, known, found.damage)
+    found.named = from_manifest.keys()
     sizes = layout.shard_sizes()  # after the manifest: a newer one could name shards that are not listed
-    found.indexed = found.manifest is not None and from_manifest.keys() == sizes.keys()
+    found.indexed = found.manifest is not None and found.named == sizes.keys()
     parts = [] if found.manifest is None else [found.manifest]
     whole = True
     for name, nbytes in sorted(sizes.items()):
@@ -98,7 +101,7 @@ def _look(layout: Layout, known: Shards) -> tuple[Contents, bool]:
             whole = False
         except LatentStoreError as error:
             found.damage.append((name, str(error)))
-    if in_order and len(parts) == 1 and from_manifest.keys() <= found.shards.keys():
+    if in_order and len(parts) == 1 and found.named <= found.shards.keys():
         found.table = parts[0].unify_dictionaries()
     else:
         found.table = _newest_in_order(parts, found.shards)

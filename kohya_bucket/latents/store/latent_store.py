@@ -32,7 +32,9 @@ class LatentStore(ItemTable):
             every read, "never" not at all.
 
     Attributes:
+        shards: those that can be used, by name.
         damage: (file name, what is wrong) of every shard or manifest that could not be used.
+        indexed: the manifest names all shards and no others; unindexed: shards that it does not name yet.
 
     Raises:
         LatentStoreError: there is no store, or pyarrow is missing.
@@ -52,6 +54,7 @@ class LatentStore(ItemTable):
     def _show(self, found: Contents) -> None:
         super().__init__(found.table.combine_chunks())
         self.shards, self.damage, self.indexed = found.shards, found.damage, found.indexed
+        self.unindexed = found.shards.keys() - found.named
         self._manifest = found.manifest
         shard = self.table["shard"].combine_chunks() if len(self) else None
         self._infos = [] if shard is None else [self.shards.get(name) for name in shard.dictionary.to_pylist()]

@@ -71,15 +71,13 @@ def status(store: LatentStore, *, images_root: Path | None = None, content: bool
         key = (row["collection"], (row["bucket_width"], row["bucket_height"]), row["dtype"], row["kind"], row["vae"])
         groups[key] = row["count_all"]
     layout = store.layout
-    manifest = layout.manifests()
-    named = _names_in(store, manifest[0]) if manifest else set()
     return StoreStatus(
         items=len(store),
         nbytes=sum(layout.shard_sizes().values()),
         shards=len(store.shards),
         groups=groups,
         superseded=store.rows_on_disk() - len(store),
-        unindexed=len(store.shards.keys() - named),
+        unindexed=len(store.unindexed),
         damage=list(store.damage),
         lost=[entry.source for entry in store.lost_entries()],
         changed=[paths[i] for i in np.flatnonzero(state.changed).tolist()],
@@ -111,13 +109,3 @@ def verify(
             if progress is not None:
                 progress(done, len(order))
     return sorted(found)
-
-
-def _names_in(store: LatentStore, manifest: Path) -> set[str]:
-    from kohya_bucket.errors import LatentStoreError
-    from kohya_bucket.latents.store.entries import decode
-
-    try:
-        return {shard["name"] for shard in decode(store.layout.read_manifest(manifest))[1]["shards"]}
-    except (LatentStoreError, OSError):
-        return set()
