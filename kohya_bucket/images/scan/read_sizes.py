@@ -50,7 +50,7 @@ def read_sizes(
     refuse_one_path(paths)
     texts: Sequence[str] = paths if isinstance(paths, TextColumn) else [os.fspath(path) for path in paths]
     if cached is not None and not verify:
-        scan: SizeScan = cached.refresh(texts, workers=workers, engine=engine, progress=progress).scan()
+        scan = cached.refresh(texts, workers=workers, engine=engine, progress=progress).scan()
         return replace(scan, paths=texts, failures=[(i, texts[i], reason) for i, _, reason in scan.failures])
     job = Job("size", texts, workers=workers, engine=engine, progress=progress)
     checked: Job | None = None

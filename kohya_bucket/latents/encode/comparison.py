@@ -12,9 +12,8 @@ import numpy.typing as npt
 from kohya_bucket.images.files.content_hash import hash_file
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.stale import Stale
-from kohya_bucket.latents.store.entries import arrow
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.sources import _changed
+from kohya_bucket.latents.store.sources import source_changed
 
 __all__ = ["Comparison", "bits_of", "compare"]
 
@@ -113,7 +112,7 @@ def _source_changed(
         known = wanted.source_hashes
         return hash_file(wanted.paths[here[k]]) if known is None else known[here[k]]
 
-    return _changed(store, rows, wanted.source_bytes[here], wanted.source_mtime_ns[here], hash_of,
+    return source_changed(store, rows, wanted.source_bytes[here], wanted.source_mtime_ns[here], hash_of,
                     always=wanted.source_hashes is not None)  # fmt: skip
 
 
@@ -128,5 +127,4 @@ def _words_differ(
 
 
 def _flags(store: LatentStore, name: str) -> npt.NDArray[np.bool_]:
-    arrow()
     return np.asarray(store.table[name].to_numpy(zero_copy_only=False) if len(store) else [], dtype=bool)
