@@ -91,7 +91,7 @@ class WorkBoard:
         while True:
             living = self.signs.living()  # before the listing: who ends in between has said what it finished
             claims, done = self._listing()
-            finished = {name.rsplit(".", 1)[0] for name in done if name not in self._void} | self._finished
+            finished = self._finished_among(done)
             rest = [piece for piece in ids if piece not in finished]
             if not rest:
                 return []
@@ -106,7 +106,9 @@ class WorkBoard:
 
     def finished_pieces(self) -> set[str]:
         """Pieces that are done, by whomever, since this process began."""
-        done = self._listing()[1]
+        return self._finished_among(self._listing()[1])
+
+    def _finished_among(self, done: list[str]) -> set[str]:
         return {name.rsplit(".", 1)[0] for name in done if name not in self._void} | self._finished
 
     def _claim(self, piece: str, after: int) -> bool:

@@ -25,42 +25,44 @@ def pack(
     Raises:
         LatentStoreError: `target` holds a store already, or an item is damaged or lost.
     """
-    done = MaintenanceReport()
     if target is not None:
-        if any(Path(target).glob("shards/*.safetensors")):
-            raise LatentStoreError(f"{target} holds a latent store already: choose an empty folder")
-        if lost := len(store.lost_entries()) + sum(not name.endswith(".parquet") for name, _ in store.damage):
-            raise LatentStoreError(
-                f"{store.layout.root} has {lost} lost items or damaged shards, which the copy would lack: run "
-                "`kohya-bucket cache repair` first; `cache prune` forgets what cannot be brought back"
-            )
-        with StoreWriter(target, images_root=store.images_root(), shard_bytes=shard_bytes, flush_seconds=None) as out:
-            copy_items(store, range(len(store)), out)
-        write_manifest(LatentStore(target))
-        done.copied = len(store)
-        return done
+        return _packed_copy(store, target, shard_bytes)
+    done = MaintenanceReport()
     small = [name for name, info in store.shards.items() if info.nbytes < 0.7 * shard_bytes]
     chosen = set(small)
     before = sum(store.shards[name].nbytes for name in small)
     keep = [i for i in range(len(store)) if store.info(i).name in chosen]
-    if _already_packed(store, small, keep, shard_bytes):
+    if _already_packed(store, small, keep):
         write_manifest(store)
         return done
     with StoreWriter(store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
         copy_items(store, keep, writer)
     done.copied = len(keep)
     remove_shards(store, small, done)
-    done.freed = before - sum(i.nbytes for n, i in store.shards.items() if n not in chosen) if small else 0
-    done.freed = max(0, done.freed)
+    done.freed = max(0, before - sum(info.nbytes for name, info in store.shards.items() if name not in chosen))
     return done
 
 
-def _already_packed(store: LatentStore, small: Sequence[str], keep: Sequence[int], shard_bytes: int) -> bool:
+def _packed_copy(store: LatentStore, target: str | os.PathLike[str], shard_bytes: int) -> MaintenanceReport:
+    if any(Path(target).glob("shards/*.safetensors")):
+        raise LatentStoreError(f"{target} holds a latent store already: choose an empty folder")
+    if lost := len(store.lost_entries()) + sum(not name.endswith(".parquet") for name, _ in store.damage):
+        raise LatentStoreError(
+            f"{store.layout.root} has {lost} lost items or damaged shards, which the copy would lack: run "
+            "`kohya-bucket cache repair` first; `cache prune` forgets what cannot be brought back"
+        )
+    with StoreWriter(target, images_root=store.images_root(), shard_bytes=shard_bytes, flush_seconds=None) as out:
+        copy_items(store, range(len(store)), out)
+    write_manifest(LatentStore(target))
+    return MaintenanceReport(copied=len(store))
+
+
+def _already_packed(store: LatentStore, small: Sequence[str], keep: Sequence[int]) -> bool:
     """Whether copying would give the same shards again: one small one per kind of row, without dead rows."""
     kinds = set()
     for i in keep:
         entry = store.entry(i).fingerprint
         kinds.add((entry.bucket_size, entry.dtype, entry.kind, entry.flip, entry.mask, store.info(i).space,
                    store.table["collection"][i].as_py()))  # fmt: skip
-    rows = sum(next(iter(store.shards[name].tensors.values())).shape[0] for name in small)
-    return len(kinds) >= len(small) and rows == len(keep) and shard_bytes > 0
+    rows = sum(store.shards[name].rows for name in small)
+    return len(kinds) >= len(small) and rows == len(keep)

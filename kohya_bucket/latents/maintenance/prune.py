@@ -31,7 +31,7 @@ def prune(
     for i in range(len(store)):
         if i not in dropped:
             live[store.info(i).name].append(i)
-    rows = {name: next(iter(info.tensors.values())).shape[0] for name, info in store.shards.items()}
+    rows = {name: info.rows for name, info in store.shards.items()}
     loose = [name for name, items in live.items() if len(items) < rows[name]]
     done.dropped = len(dropped)
     done.copied = sum(len(live[name]) for name in loose)

@@ -98,7 +98,7 @@ class LatentStore(ItemTable):
 
     def rows_on_disk(self) -> int:
         """Rows of all usable shards, those included that newer ones have replaced."""
-        return sum(next(iter(info.tensors.values())).shape[0] for info in self.shards.values())
+        return sum(info.rows for info in self.shards.values())
 
     def info(self, i: int) -> ShardInfo:
         """The shard item `i` lies in."""

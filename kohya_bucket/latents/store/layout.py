@@ -33,6 +33,11 @@ class ShardInfo:
     space: LatentSpace
 
     @property
+    def rows(self) -> int:
+        """Items in it, those included that newer ones have replaced."""
+        return next(iter(self.tensors.values())).shape[0]
+
+    @property
     def is_posterior(self) -> bool:
         """Its rows hold mean and standard deviation instead of latents."""
         return "posterior" in self.tensors
