@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -74,6 +74,7 @@ def test_area_of_large_images_is_opencvs_too(size, to):
 
 
 @given(sides, sides, sides, sides)
+@example(300, 2000, 120, 700)
 @settings(max_examples=60, deadline=None)
 def test_area_is_the_mean_over_what_each_pixel_covers(width, height, to_width, to_height):
     """Against a plain computation in float64 that knows nothing of OpenCV."""
