@@ -6,7 +6,7 @@ import contextlib
 import functools
 import importlib
 import os
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
@@ -107,7 +107,7 @@ def pixel_limit() -> int | None:
     return None if limit is None else 2 * limit
 
 
-def _orientation(image: Any, kind: ImageFormat) -> int:
+def _orientation(image: Image.Image, kind: ImageFormat) -> int:
     # Pillow and pillow-heif turn these upright themselves, size included; nothing is left to rotate.
     if kind in (ImageFormat.TIFF, ImageFormat.HEIC):
         return 1

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.files.content_hash import hash_file
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.stale import Stale
@@ -84,7 +85,7 @@ def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[Sta
     def note(factor: Stale, different: npt.NDArray[np.bool_]) -> None:
         differs[here[different]] |= _BITS[factor]
 
-    def sizes_differ(prefix: tuple[str, str], want: Any) -> npt.NDArray[np.bool_]:
+    def sizes_differ(prefix: tuple[str, str], want: IntArray) -> npt.NDArray[np.bool_]:
         first, second = (store.column(name)[rows] for name in prefix)
         return np.asarray((first != want[here, 0]) | (second != want[here, 1]))
 

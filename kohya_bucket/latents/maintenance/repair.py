@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.latents.encode.encode_items import encode_items
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
@@ -98,7 +99,7 @@ def _wanted(encoding: EncodeOptions, entries: list[StoreEntry], images_root: Pat
     paths = [os.path.normpath(images_root / entry.source) for entry in entries]
     nbytes, mtimes = stat_files(paths)
 
-    def sizes(values: list[tuple[int, int]]) -> Any:
+    def sizes(values: list[tuple[int, int]]) -> IntArray:
         return np.array(values, dtype=np.int32).reshape(-1, 2)
 
     return LatentItems(

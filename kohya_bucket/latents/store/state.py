@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -103,7 +102,7 @@ def verify(
     done = 0
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
         for start in range(0, len(order), 4096):
-            part: list[Any] = order[start : start + 4096].tolist()
+            part: list[int] = order[start : start + 4096].tolist()
             found += [(i, bad) for i, bad in zip(part, pool.map(store.check, part), strict=True) if bad is not None]
             done += len(part)
             if progress is not None:
