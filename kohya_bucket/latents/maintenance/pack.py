@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
 from kohya_bucket.latents.maintenance.rewrite import copy_items, remove_shards
@@ -59,10 +61,8 @@ def _packed_copy(store: LatentStore, target: str | os.PathLike[str], shard_bytes
 
 def _already_packed(store: LatentStore, small: Sequence[str], keep: Sequence[int]) -> bool:
     """Whether copying would give the same shards again: one small one per kind of row, without dead rows."""
-    kinds = set()
-    for i in keep:
-        entry = store.entry(i).fingerprint
-        kinds.add((entry.bucket_size, entry.dtype, entry.kind, entry.flip, entry.mask, store.info(i).space,
-                   store.table["collection"][i].as_py()))  # fmt: skip
+    names = ["bucket_width", "bucket_height", "dtype", "kind", "flip", "mask", "collection", "shard"]
+    found = store.table.take(np.array(keep, dtype=np.int64)).group_by(names, use_threads=False).aggregate([])
+    kinds = {(*list(row.values())[:-1], store.shards[row["shard"]].space) for row in found.to_pylist()}
     rows = sum(store.shards[name].rows for name in small)
     return len(kinds) >= len(small) and rows == len(keep)
