@@ -67,20 +67,20 @@ def precompute(
     encoder = vae.load()
     from kohya_bucket.cli.precompute_items import by_config, by_path
     from kohya_bucket.latents.dtypes import dtype_name
-    from kohya_bucket.latents.items import EncodeOptions
+    from kohya_bucket.latents.items import EncodeSettings
     from kohya_bucket.latents.vae.encoder import encoder_hash
 
     kind = "posterior" if posterior else "latents"
-    encoding = EncodeOptions(encoder_hash(encoder), dtype_name(vae.dtype), kind, flip, mask, interpolation, collection)
+    recipe = EncodeSettings(encoder_hash(encoder), dtype_name(vae.dtype), kind, flip, mask, interpolation, collection)
     if config is not None:
         _check_config(context, config, path)
         todo = by_config(
-            config, encoding, output, content_hash=hash, gpus=gpus, train_batch_size=train_batch_size, quiet=quiet
+            config, recipe, output, content_hash=hash, gpus=gpus, train_batch_size=train_batch_size, quiet=quiet
         )
     else:
         _check_rule(context, options)
         todo = by_path(
-            path or [], options, encoding, output, content_hash=hash, recursive=recursive, captions_file=captions_file,
+            path or [], options, recipe, output, content_hash=hash, recursive=recursive, captions_file=captions_file,
             quiet=quiet,
         )  # fmt: skip
     failed = _encode(todo, encoder, output, quiet, batch_size=batch_size, format=format, architecture=vae.arch,
