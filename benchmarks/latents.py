@@ -28,7 +28,7 @@ from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.npz.names import npz_path
 from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz
-from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.sources import check_sources
 from kohya_bucket.latents.store.state import source_paths
@@ -175,7 +175,9 @@ class Shards:
         with StoreWriter(self.root, flush_seconds=None) as writer:
             for i in range(self.n):
                 value = self.latents[i % len(self.latents)]
-                writer.add(Entry(f"{i:06d}.png", PRINT, BUCKET, (0, 0, 1024, 1024)), value, flipped=value, space=space)
+                writer.add(
+                    StoreEntry(f"{i:06d}.png", PRINT, BUCKET, (0, 0, 1024, 1024)), value, flipped=value, space=space
+                )
         write_manifest(LatentStore(self.root))
 
     def open(self) -> None:
@@ -223,7 +225,7 @@ def measure(kind, n: int) -> dict[str, float]:
 def check_table(root: Path, n: int) -> list[tuple[str, str]]:
     """Open and compare `n` entries with sources on disk. The shards hold one small latent per entry."""
     from kohya_bucket.buckets import KohyaBuckets
-    from kohya_bucket.latents.items import EncodeSettings, LatentItems
+    from kohya_bucket.latents.items import EncodeOptions, LatentItems
 
     images = root / "images"
     for k in range(n):
@@ -235,7 +237,7 @@ def check_table(root: Path, n: int) -> list[tuple[str, str]]:
     rule = KohyaBuckets((64, 64), 32, 128, 16)
     sizes = np.tile(np.array([(64, 64)], dtype=np.int32), (n, 1))
     wanted = LatentItems.from_placement(
-        [str(images / name) for name in names], sizes, rule.place(sizes), EncodeSettings("vae"), images
+        [str(images / name) for name in names], sizes, rule.place(sizes), EncodeOptions("vae"), images
     )
     texts = wanted.interpolations()
     small = np.zeros((4, 1, 1), dtype=np.uint16)

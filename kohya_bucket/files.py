@@ -5,52 +5,62 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import LatentStoreError, why_not_written
 
-__all__ = ["TEMPORARY_AGE", "TEMPORARY_SUFFIX", "remove_leftovers", "rename_over", "temporary_sibling", "write_file"]
+__all__ = ["TEMPORARY_AGE", "TEMPORARY_SUFFIX", "remove_leftovers", "replacing", "write_file"]
 
 TEMPORARY_SUFFIX = ".tmp"
 TEMPORARY_AGE = 3600.0  # seconds after which nobody writes a temporary file any more
 _RETRY_SECONDS = 2.0
 
 
-def temporary_sibling(path: Path) -> Path:
+def _temporary_sibling(path: Path) -> Path:
     """A hidden name beside `path` that no other process or thread uses."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}")
 
 
-def write_file(path: Path, parts: Iterable[Any], *, sync: bool = True) -> int:
-    """Write `parts` (bytes-like) as the file `path`; returns its length in bytes.
+@contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """A hidden sibling to write into, which takes the place of `path` in the end.
 
-    Until the rename at the end nothing is seen under `path`; after it, everything. A crash leaves at most a
-    hidden temporary file.
+    Until the rename nothing is seen under `path`; after it, everything. A crash leaves at most the sibling.
+
+    Raises:
+        OSError: as whatever the file system refuses.
+    """
+    temporary = _temporary_sibling(path)
+    try:
+        yield temporary
+        if sync:
+            with open(temporary, "rb+") as written:
+                os.fsync(written.fileno())
+        _rename_over(temporary, path)
+        if sync:
+            _sync_directory(path.parent)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def write_file(path: Path, parts: Iterable[Any], *, sync: bool = True) -> int:
+    """Write `parts` (bytes-like) as the file `path`, whole or not at all; returns its length in bytes.
 
     Raises:
         LatentStoreError: the disk is full, the folder is read-only, or the file is held open (Windows).
     """
-    temporary = temporary_sibling(path)
     length = 0
     try:
-        with open(temporary, "xb") as out:
+        with replacing(path, sync=sync) as temporary, open(temporary, "xb") as out:
             for part in parts:
                 out.write(part)
                 length += memoryview(part).nbytes
-            out.flush()
-            if sync:
-                os.fsync(out.fileno())
-        rename_over(temporary, path)
-        if sync:
-            _sync_directory(path.parent)
     except OSError as error:
         raise LatentStoreError(f"cannot write {path}: {why_not_written(error)}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
     return length
 
 
@@ -75,7 +85,7 @@ def remove_leftovers(paths: Iterable[Path]) -> int:
     return removed
 
 
-def rename_over(source: Path, target: Path) -> None:
+def _rename_over(source: Path, target: Path) -> None:
     """`os.replace`, tried again for a while where Windows refuses because a reader has the target open."""
     deadline = time.monotonic() + _RETRY_SECONDS
     while True:

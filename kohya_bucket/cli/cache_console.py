@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.maintenance import MaintenanceReport
+    from kohya_bucket.latents.maintenance.report import MaintenanceReport
     from kohya_bucket.latents.npz.import_npz import Exchange
     from kohya_bucket.latents.store.state import StoreStatus
 

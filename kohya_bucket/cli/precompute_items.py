@@ -15,9 +15,8 @@ from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import images_in
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import read_sizes
-from kohya_bucket.latents.encode.precompute import common_root
-from kohya_bucket.latents.items import EncodeSettings, LatentItems
-from kohya_bucket.latents.store.layout import Layout
+from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.sdscripts.config import Severity, read_config
 from kohya_bucket.sdscripts.plan.latents import wanted_by_config
 
@@ -33,7 +32,7 @@ class Part:
 
 
 def by_path(
-    sources: list[str], options: RuleOptions, recipe: EncodeSettings, output: Path | None, *, content_hash: bool,
+    sources: list[str], options: RuleOptions, encoding: EncodeOptions, output: Path | None, *, content_hash: bool,
     recursive: bool, captions_file: Path | None, quiet: bool,
 ) -> list[Part]:  # fmt: skip
     """All images that `sources` name, in the buckets that the options say."""
@@ -47,7 +46,7 @@ def by_path(
     placement = (rule or options.make(scan.sizes)).place(scan.sizes)
     root = _root(paths, sources, output)
     wanted = LatentItems.from_placement(
-        paths, scan.sizes, placement, recipe, root, captions=captions, content_hash=content_hash
+        paths, scan.sizes, placement, encoding, root, captions=captions, content_hash=content_hash
     )
     reasons = {path: reason for _, path, reason in scan.failures}
     wanted.without_bucket = [(path, reasons.get(path, reason)) for path, reason in wanted.without_bucket]
@@ -56,7 +55,7 @@ def by_path(
 
 def by_config(
     config: Path,
-    recipe: EncodeSettings,
+    encoding: EncodeOptions,
     output: Path | None,
     *,
     content_hash: bool,
@@ -82,7 +81,7 @@ def by_config(
     root = _root(paths, [], output)
     with scan_progress("reading headers", quiet=quiet) as progress:
         found = wanted_by_config(
-            read, recipe, root, settings=adapter, gpus=counts, content_hash=content_hash, progress=progress
+            read, encoding, root, settings=adapter, gpus=counts, content_hash=content_hash, progress=progress
         )
     return [Part(wanted, root) for wanted in found]
 
@@ -110,6 +109,6 @@ def _utf8(file: Path) -> str:
 
 def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:
     """Folder that the sources' names start from: the store's own, the one folder given, or the common one."""
-    if len(sources) == 1 and Path(sources[0]).is_dir() and (output is None or not Layout(output).settings.is_file()):
+    if len(sources) == 1 and Path(sources[0]).is_dir() and (output is None or not Layout(output).store_file.is_file()):
         return Path(sources[0]).absolute()  # with its links, as the images' paths have them
     return common_root(paths, output)

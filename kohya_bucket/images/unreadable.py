@@ -9,7 +9,7 @@ class UnreadableImageError(Exception):
     """A file whose size cannot be told; the text says why."""
 
 
-def explain_os_error(error: OSError | ValueError) -> str:
+def explain_os_error(error: Exception) -> str:
     """One phrase for what the operating system said, or Python of a path that it does not take."""
     if not isinstance(error, OSError):
         return str(error)

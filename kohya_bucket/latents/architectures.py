@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.latents.latent_space import LatentSpace
 
 __all__ = ["ARCHITECTURES", "Architecture", "is_version"]
 
@@ -22,6 +23,7 @@ class Architecture:
 
     Attributes:
         name: its name here and in `--arch`.
+        title: its name for people.
         suffix: end of the file's name.
         stride: pixels per latent in each side.
         channels: latent channels.
@@ -33,9 +35,12 @@ class Architecture:
         values: whether the file holds "raw" latents or ones already "scaled".
         per_channel: each channel has a scale of its own, which only the autoencoder knows. Early caches of such a
             family have an axis of length 1 after the channels, which is dropped when they are read.
+        autoencoder: diffusers' class of its VAE.
+        checkpoint_key: how a key begins that only a whole checkpoint of this family has; "" where none is known.
     """
 
     name: str
+    title: str
     suffix: str
     stride: int
     channels: int
@@ -45,6 +50,18 @@ class Architecture:
     shift_factor: float = 0.0
     values: str = "raw"
     per_channel: bool = False
+    autoencoder: str = "AutoencoderKL"
+    checkpoint_key: str = ""
+
+    @property
+    def values_per_pixel(self) -> float:
+        """Numbers of a latent per pixel of its image."""
+        return self.channels / self.stride**2
+
+    @property
+    def space(self) -> LatentSpace:
+        """What the numbers in its files mean."""
+        return LatentSpace(self.scale_factor, self.shift_factor, self.values, self.stride, self.name)
 
     def key_suffix(self, bucket_size: tuple[int, int]) -> str:
         """What keys end in for a bucket (width, height): "" or `_{latent height}x{latent width}`."""
@@ -97,12 +114,19 @@ def _numbers(version: str) -> tuple[int, ...]:
 ARCHITECTURES = {
     a.name: a
     for a in (
-        Architecture("sd", "_sd.npz", 8, 4, plain_until="0.10.1", scale_factor=0.18215),
-        Architecture("sdxl", "_sdxl.npz", 8, 4, plain_until="0.10.1", scale_factor=0.13025),
-        Architecture("sd3", "_sd3.npz", 8, 16, scale_factor=1.5305, shift_factor=0.0609),
-        Architecture("flux", "_flux.npz", 8, 16, scale_factor=0.3611, shift_factor=0.1159, values="scaled"),
-        Architecture("lumina", "_lumina.npz", 8, 16, scale_factor=0.3611, shift_factor=0.1159, values="scaled"),
-        Architecture("hunyuan_image", "_hi.npz", 32, 64, scale_factor=0.75289),
-        Architecture("anima", "_anima.npz", 8, 16, values="scaled", per_channel=True),
+        Architecture("sd", "SD 1.5", "_sd.npz", 8, 4, plain_until="0.10.1", scale_factor=0.18215,
+                     checkpoint_key="cond_stage_model."),
+        Architecture("sdxl", "SDXL", "_sdxl.npz", 8, 4, plain_until="0.10.1", scale_factor=0.13025,
+                     checkpoint_key="conditioner.embedders.1."),
+        Architecture("sd3", "SD3", "_sd3.npz", 8, 16, scale_factor=1.5305, shift_factor=0.0609,
+                     checkpoint_key="model.diffusion_model.joint_blocks."),
+        Architecture("flux", "Flux", "_flux.npz", 8, 16, scale_factor=0.3611, shift_factor=0.1159, values="scaled",
+                     checkpoint_key="model.diffusion_model.double_blocks."),
+        Architecture("lumina", "Lumina", "_lumina.npz", 8, 16, scale_factor=0.3611, shift_factor=0.1159,
+                     values="scaled"),
+        Architecture("hunyuan_image", "HunyuanImage", "_hi.npz", 32, 64, scale_factor=0.75289,
+                     autoencoder="AutoencoderKLHunyuanImage"),
+        Architecture("anima", "Anima", "_anima.npz", 8, 16, values="scaled", per_channel=True,
+                     autoencoder="AutoencoderKLQwenImage"),
     )
-}
+}  # fmt: skip

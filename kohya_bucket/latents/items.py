@@ -16,14 +16,14 @@ from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
 from kohya_bucket.images.pixels.resize import choose_interpolation, resampler
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.source_files import hash_files, stat_files
-from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.layout import relative_source
 
-__all__ = ["EncodeSettings", "LatentItems"]
+__all__ = ["EncodeOptions", "EncodeSettings", "LatentItems"]
 
 
 @dataclass(frozen=True)
-class EncodeSettings:
+class EncodeOptions:
     """How items are encoded, apart from their geometry.
 
     Attributes:
@@ -32,7 +32,7 @@ class EncodeSettings:
         kind: "latents" or "posterior".
         flip, mask: also store the mirrored image, the alpha channel.
         interpolation: filter of the resize, one of `images.pixels.resize.INTERPOLATIONS`.
-        collection: part of the store, see `Entry`.
+        collection: part of the store, see `StoreEntry`.
     """
 
     vae: str
@@ -42,6 +42,9 @@ class EncodeSettings:
     mask: bool = False
     interpolation: str = "auto"
     collection: str = ""
+
+
+EncodeSettings = EncodeOptions  # its name before
 
 
 @dataclass
@@ -61,7 +64,7 @@ class LatentItems:
         dataset: number of the dataset that they belong to, in the order in which sd-scripts caches.
     """
 
-    recipe: EncodeSettings
+    encoding: EncodeOptions
     paths: list[str]
     sources: list[str]
     original_sizes: IntArray
@@ -83,7 +86,7 @@ class LatentItems:
         paths: Sequence[str | os.PathLike[str]],
         sizes: IntArray,
         placement: Placement,
-        recipe: EncodeSettings,
+        encoding: EncodeOptions,
         images_root: Path,
         *,
         captions: Sequence[str | None] | None = None,
@@ -104,7 +107,7 @@ class LatentItems:
         without = [(os.fspath(paths[i]), placement.reason(i).text) for i in np.flatnonzero(~placement.placed).tolist()]
         nbytes, mtimes = stat_files(kept)
         return cls(
-            recipe, kept, relative_source(kept, images_root), np.asarray(sizes)[keep].astype(np.int32), buckets,
+            encoding, kept, relative_source(kept, images_root), np.asarray(sizes)[keep].astype(np.int32), buckets,
             resized, ((resized - buckets) // 2).astype(np.int32), placement.crop_ltrb[keep],
             [None] * len(keep) if captions is None else [captions[i] for i in keep],
             nbytes, mtimes, hash_files(kept) if content_hash else None, without,
@@ -119,7 +122,7 @@ class LatentItems:
         at = np.asarray(items, dtype=np.int64)
         hashes = None if self.source_hashes is None else [self.source_hashes[i] for i in at.tolist()]
         return LatentItems(
-            self.recipe, [self.paths[i] for i in at.tolist()], [self.sources[i] for i in at.tolist()],
+            self.encoding, [self.paths[i] for i in at.tolist()], [self.sources[i] for i in at.tolist()],
             self.original_sizes[at], self.bucket_sizes[at], self.resized_sizes[at], self.crops[at],
             self.crop_ltrb[at], [self.captions[i] for i in at.tolist()], self.source_bytes[at],
             self.source_mtime_ns[at], hashes, further=self.further, dataset=self.dataset,
@@ -138,22 +141,22 @@ class LatentItems:
             name = "none"
             if case < 4:
                 size, resized = (tuple(map(int, s[first])) for s in (self.original_sizes, self.resized_sizes))
-                name = choose_interpolation((size[0], size[1]), (resized[0], resized[1]), self.recipe.interpolation)
+                name = choose_interpolation((size[0], size[1]), (resized[0], resized[1]), self.encoding.interpolation)
                 name = f"{name}/{resampler(name, shrinks=bool(case & 2))}"
             out[cases == case] = name
         return out
 
-    def entry(self, i: int, interpolation: str) -> Entry:
+    def entry(self, i: int, interpolation: str) -> StoreEntry:
         """Item `i`, described for the store; `interpolation` is its text from `interpolations`."""
-        recipe = self.recipe
+        encoding = self.encoding
         fingerprint = Fingerprint(
             int(self.source_bytes[i]), int(self.source_mtime_ns[i]),
-            "" if self.source_hashes is None else self.source_hashes[i], recipe.vae,
+            "" if self.source_hashes is None else self.source_hashes[i], encoding.vae,
             as_pair(self.bucket_sizes[i]), as_pair(self.resized_sizes[i]), as_pair(self.crops[i]),
-            interpolation, recipe.dtype, recipe.kind, recipe.flip, recipe.mask,
+            interpolation, encoding.dtype, encoding.kind, encoding.flip, encoding.mask,
         )  # fmt: skip
         left, top, right, bottom = (float(side) for side in self.crop_ltrb[i])
         original = as_pair(self.original_sizes[i])
-        return Entry(
-            self.sources[i], fingerprint, original, (left, top, right, bottom), self.captions[i], recipe.collection
+        return StoreEntry(
+            self.sources[i], fingerprint, original, (left, top, right, bottom), self.captions[i], encoding.collection
         )

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.cli import app
-from kohya_bucket.latents.items import EncodeSettings, LatentItems
+from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.sdscripts.doctor import packages
 from kohya_bucket.sdscripts.doctor.checkout import pins_of
 from kohya_bucket.sdscripts.doctor.room import human, nbytes_of
@@ -177,8 +177,8 @@ def test_the_room_that_is_foretold_is_what_files_take(folder, flip, mask, format
     out = folder.parent / "out"
     precompute_latents(dataset, MeanEncoder(), out, format=format, architecture="sd", flip=flip, mask=mask)
     taken = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    recipe = EncodeSettings("", "float32", "latents", flip, mask, "auto", "")
-    wanted = LatentItems.from_placement(images, dataset.sizes, dataset.placement, recipe, folder)
+    encoding = EncodeOptions("", "float32", "latents", flip, mask, "auto", "")
+    wanted = LatentItems.from_placement(images, dataset.sizes, dataset.placement, encoding, folder)
     foretold = nbytes_of(wanted, 4 / 64, npz=format == "npz")
     assert taken * 0.9 < foretold < taken * 1.1
 

@@ -27,6 +27,7 @@ from kohya_bucket.buckets import geometry  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.images.pixels.load import load_pixels  # noqa: E402
 from kohya_bucket.images.pixels.resize import resize_and_crop  # noqa: E402
+from kohya_bucket.images.scan.work import WORK  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 
 SIZES = [(100, 60), (60, 100), (64, 64), (120, 50), (30, 30), (64, 128)]
@@ -144,7 +145,7 @@ def test_mistakes_are_named(paths: list[Path], tmp_path: Path) -> None:
 def test_the_cache_spares_the_headers(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     cache = MetadataCache.build(paths)
-    monkeypatch.setattr("kohya_bucket.images.scan.work.read_headers", None)
+    monkeypatch.delitem(WORK, "size")
     dataset = BucketedDataset(paths, FixedBuckets(SET), metadata_cache=cache)
     assert (dataset.sizes == SIZES).all()
 

@@ -15,6 +15,7 @@ from image_corpus import encode, picture
 from PIL import Image
 
 from kohya_bucket.images import ScanInterrupted, read_sizes
+from kohya_bucket.images.scan import crew as crew_module
 from kohya_bucket.images.scan import pool as pool_module
 from kohya_bucket.images.scan import worker as worker_module
 from kohya_bucket.images.scan.worker import WorkerProcess
@@ -137,7 +138,7 @@ def test_what_comes_after_an_interrupt_is_not_taken_for_read(many: list[str], mo
         return real(paths)
 
     monkeypatch.setitem(pool_module.WORK, "size", slow)
-    monkeypatch.setattr(pool_module, "_GRACE_S", 0.1)
+    monkeypatch.setattr(crew_module, "_GRACE_S", 0.1)
     monkeypatch.setattr(pool_module, "_REPORT_EVERY_S", 0.0)
     before = set(threading.enumerate())
 
@@ -173,8 +174,8 @@ def test_a_helper_that_starts_as_the_scan_ends_is_ended_too(many: list[str], mon
         assert starting.wait(30)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool_module, "WorkerProcess", Helper)
-    monkeypatch.setattr(pool_module, "_GRACE_S", 0.1)
+    monkeypatch.setattr(crew_module, "WorkerProcess", Helper)
+    monkeypatch.setattr(crew_module, "_GRACE_S", 0.1)
     monkeypatch.setattr(pool_module.os, "cpu_count", lambda: 2)
     before = set(threading.enumerate())
     with pytest.raises(ScanInterrupted):

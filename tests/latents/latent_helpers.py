@@ -9,7 +9,7 @@ import numpy as np
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.latent_space import LatentSpace
-from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.writer import StoreWriter
 
 SPACE = LatentSpace(0.13025)
@@ -17,7 +17,7 @@ PRINT = Fingerprint(100, 200, "", "vae", (64, 32), (70, 32), (3, 0), "area/cv2",
 
 
 def entry(source, **changes):
-    return Entry(source, replace(PRINT, **changes), (140, 64), (0.0, 1.5, 64.0, 30.5), f"caption of {source}")
+    return StoreEntry(source, replace(PRINT, **changes), (140, 64), (0.0, 1.5, 64.0, 30.5), f"caption of {source}")
 
 
 def bits(seed, dtype="bfloat16", kind="latents", bucket=(64, 32)):

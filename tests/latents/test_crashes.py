@@ -18,9 +18,9 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
-from kohya_bucket.latents.encode.sinks import NpzSink  # noqa: E402
-from kohya_bucket.latents.items import EncodeSettings, LatentItems  # noqa: E402
-from kohya_bucket.latents.maintenance import prune  # noqa: E402
+from kohya_bucket.latents.encode.npz_sink import NpzSink  # noqa: E402
+from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
+from kohya_bucket.latents.maintenance.prune import prune  # noqa: E402
 from kohya_bucket.latents.npz.check import why_npz_bad, why_npz_stale  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
@@ -125,7 +125,7 @@ def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
     images = make_images(tmp_path / "images", MANY)
     dataset = dataset_of(images)
     arch, chance, out = ARCHITECTURES["sd"], random.Random(1), tmp_path / "out"
-    recipe = EncodeSettings(encoder_hash(PosteriorStub()), "float32", "latents", True)
+    encoding = EncodeOptions(encoder_hash(PosteriorStub()), "float32", "latents", True)
     buckets = [tuple(map(int, size)) for size in dataset.placement.bucket_sizes]
     names = [npz_path(p.name, tuple(map(int, dataset.sizes[i])), arch).name for i, p in enumerate(images)]
     run_whole(tmp_path / "images", out, "npz", 0.002)
@@ -135,7 +135,7 @@ def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
 
     def check():
         """Which items are there as wanted; whatever is there, is whole."""
-        wanted = LatentItems.from_placement([str(p) for p in images], dataset.sizes, dataset.placement, recipe,
+        wanted = LatentItems.from_placement([str(p) for p in images], dataset.sizes, dataset.placement, encoding,
                                        tmp_path / "images")  # fmt: skip
         texts, current = wanted.interpolations(), set()
         for i, (name, bucket) in enumerate(zip(names, buckets, strict=True)):
@@ -275,7 +275,7 @@ def test_an_error_is_raised_when_nobody_writes_any_more(tmp_path, monkeypatch):
     real_flush, real_close = NpzSink.flush, NpzSink.close
     monkeypatch.setattr(NpzSink, "flush", flush)
     monkeypatch.setattr(NpzSink, "close", close)
-    monkeypatch.setattr("kohya_bucket.latents.encode.sinks.write_npz", first_fails)
+    monkeypatch.setattr("kohya_bucket.latents.encode.npz_sink.write_npz", first_fails)
     with pytest.raises(LatentStoreError, match="the disk is full"):
         precompute_latents(
             dataset_of(images), PosteriorStub(), tmp_path / "out", format="npz", architecture="sd", batch_size=4

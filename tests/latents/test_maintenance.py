@@ -13,7 +13,9 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.maintenance import pack, prune, repair  # noqa: E402
+from kohya_bucket.latents.maintenance.pack import pack  # noqa: E402
+from kohya_bucket.latents.maintenance.prune import prune  # noqa: E402
+from kohya_bucket.latents.maintenance.repair import repair  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.state import status, verify  # noqa: E402
 from tests.latents.latent_helpers import fill, same  # noqa: E402
@@ -266,7 +268,7 @@ def test_repair_keeps_content_hashes(tmp_path, root, images):
 
 
 def test_repair_writes_where_the_images_are_if_that_was_lost(root, images):
-    Layout(root).settings.unlink()
+    Layout(root).store_file.unlink()
     flip_byte(root, images[3].name)
     assert repair(LatentStore(root), MeanEncoder(), images_root=images[0].parent).missing == []
     assert Layout(root).images_root() == images[0].parent

@@ -18,7 +18,7 @@ from kohya_bucket.latents.npz.check import find_npz, settle_npz, why_npz_bad
 from kohya_bucket.latents.npz.names import further_path
 from kohya_bucket.latents.npz.opened import OpenNpz
 from kohya_bucket.latents.stale import Reason, Stale
-from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.entries import StoreEntry
 from tests.latents.latent_helpers import PRINT
 from tests.latents.test_npz import equal, item
 
@@ -42,7 +42,7 @@ def as_sd_scripts_reads(path, bucket, arch):
 def wanted(image, bucket=BUCKET, **changes):
     nbytes, mtime, _ = source_identity(image)
     print_ = replace(PRINT, source_bytes=nbytes, source_mtime_ns=mtime, bucket_size=bucket, **changes)
-    return Entry(image.name, print_, (300, 150), (0.0, 0.0, 0.0, 0.0))
+    return StoreEntry(image.name, print_, (300, 150), (0.0, 0.0, 0.0, 0.0))
 
 
 def write(path, image, arch, bucket=BUCKET, seed=0, note=True, **changes):

@@ -69,7 +69,7 @@ def test_floats_made_while_decoding_are_those_of_normalize(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
     from kohya_bucket.latents.encode.prefetch import prefetch
-    from kohya_bucket.latents.items import EncodeSettings, LatentItems
+    from kohya_bucket.latents.items import EncodeOptions, LatentItems
 
     every = (np.arange(64 * 64).reshape(64, 64, 1) + np.array([0, 80, 160, 240])) % 256  # each value in each channel
     images = [tmp_path / "opaque.png", tmp_path / "clear.png"]
@@ -77,7 +77,7 @@ def test_floats_made_while_decoding_are_those_of_normalize(tmp_path):
         Image.fromarray(every[..., :channels].astype(np.uint8)).save(image)
     data = dataset_of(images)
     wanted = LatentItems.from_placement(
-        [str(p) for p in images], data.sizes, data.placement, EncodeSettings("vae"), tmp_path
+        [str(p) for p in images], data.sizes, data.placement, EncodeOptions("vae"), tmp_path
     )
     with ThreadPoolExecutor(1) as pool:
         (batch,) = prefetch(range(2), wanted, 2, pool, 1, as_floats=True)
@@ -93,15 +93,15 @@ def test_batches_are_decoded_ahead_into_one_array(tmp_path, as_floats, alpha):
     from concurrent.futures import ThreadPoolExecutor
 
     from kohya_bucket.latents.encode.prefetch import prefetch
-    from kohya_bucket.latents.items import EncodeSettings, LatentItems
+    from kohya_bucket.latents.items import EncodeOptions, LatentItems
 
     images = make_images(tmp_path / "images", [(64, 64)] * 7 + [(100, 60)] * 3, alpha=alpha)
     data = dataset_of(images)
     for broken in (1, 5, 9):
         images[broken].write_bytes(images[broken].read_bytes()[:60])
-    recipe = EncodeSettings("vae", mask=alpha)
+    encoding = EncodeOptions("vae", mask=alpha)
     wanted = LatentItems.from_placement(
-        [str(p) for p in images], data.sizes, data.placement, recipe, tmp_path / "images"
+        [str(p) for p in images], data.sizes, data.placement, encoding, tmp_path / "images"
     )
     with ThreadPoolExecutor(2) as pool:
         batches = list(prefetch(range(10), wanted, 3, pool, 1, as_floats=as_floats))

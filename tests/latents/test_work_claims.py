@@ -162,7 +162,7 @@ def test_the_last_to_leave_clears_nothing_of_one_that_comes_at_that_instant(tmp_
         assert list(newcomers[0].claim_each(IDS)) == IDS
         return set()
 
-    monkeypatch.setattr(last, "_living", alone)
+    monkeypatch.setattr(last.signs, "living", alone)
     last.__exit__(None, None, None)
     newcomer = newcomers[0]
     assert (tmp_path / "w" / f"{newcomer.owner}.alive").exists()

@@ -33,6 +33,7 @@ from kohya_bucket import (  # noqa: E402
     load_from_toml,
     load_preset,
 )
+from kohya_bucket.images.scan.work import WORK  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "bucketsampler.md").read_text(encoding="utf-8")
@@ -162,7 +163,7 @@ def test_build_cache(place: Path) -> None:
 
 def test_metadata_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_commands("build-cache")
-    monkeypatch.setattr("kohya_bucket.images.scan.work.read_headers", None)
+    monkeypatch.delitem(WORK, "size")
     names = run_snippet("metadata-cache", image_paths=sorted(Path("data").glob("*.jpg")))
     assert len(names["dataset"]) == COUNT
 

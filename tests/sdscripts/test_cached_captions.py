@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.latents.items import EncodeSettings
+from kohya_bucket.latents.items import EncodeOptions
 from kohya_bucket.sdscripts.config import read_config
 from kohya_bucket.sdscripts.plan.latents import wanted_by_config
 
@@ -26,7 +26,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def stored(subset: str = "") -> dict[str, str | None]:
     Path("c.toml").write_text(CONFIG.format(subset), encoding="utf-8")
     read = read_config("c.toml", check_captions=False)
-    parts = wanted_by_config(read, EncodeSettings("vae"), Path.cwd())
+    parts = wanted_by_config(read, EncodeOptions("vae"), Path.cwd())
     return {Path(p).name: c for part in parts for p, c in zip(part.paths, part.captions or [], strict=True)}
 
 

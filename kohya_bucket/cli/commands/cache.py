@@ -80,7 +80,7 @@ def repair(
     images: _Images = None,
 ) -> None:
     """Put damaged files into quarantine, keep their healthy items, and encode the others again."""
-    from kohya_bucket.latents.maintenance import repair as repair_store
+    from kohya_bucket.latents.maintenance.repair import repair as repair_store
 
     encoder = load_vae(vae, dtype=dtype, architecture=arch) if vae else None
     opened = _open(store)
@@ -107,7 +107,7 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
 ) -> None:
     """Free the space of replaced rows and of what dead writers left. Not while something writes."""
-    from kohya_bucket.latents.maintenance import prune as prune_store
+    from kohya_bucket.latents.maintenance.prune import prune as prune_store
     from kohya_bucket.latents.store import state
     from kohya_bucket.latents.store.sources import check_sources
 
@@ -142,7 +142,7 @@ def pack(
     shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Size of a shard.")] = 256,
 ) -> None:
     """Bring a store into as few files as there need be. Not while something writes."""
-    from kohya_bucket.latents.maintenance import pack as pack_store
+    from kohya_bucket.latents.maintenance.pack import pack as pack_store
 
     opened = _open(store)
     before = len(opened.shards)
@@ -173,8 +173,8 @@ def import_(
     """
     from kohya_bucket.images import list_images
     from kohya_bucket.latents.dtypes import dtype_name
-    from kohya_bucket.latents.encode.precompute import common_root
     from kohya_bucket.latents.npz.import_npz import import_npz
+    from kohya_bucket.latents.store.layout import common_root
 
     family = _arch(arch)
     if vae and vae_hash:
@@ -222,7 +222,7 @@ def _arch(name: str) -> Architecture:
 
 
 def _hash_of(vae: str, family: Architecture) -> str:
-    from kohya_bucket.latents.encode.precompute import check_family
+    from kohya_bucket.latents.encode.encode_items import check_family
     from kohya_bucket.latents.vae.encoder import encoder_hash
 
     encoder = load_vae(vae, device="cpu", architecture=family.name)

@@ -95,9 +95,9 @@ def _check_rule(context: typer.Context, options: RuleOptions) -> None:
 
 
 def _encode(todo: list[Part], encoder: Any, output: Path | None, quiet: bool, **options: Any) -> int:
-    """Encode the parts; how many images could not be. `options` as for `encode_wanted`."""
+    """Encode the parts; how many images could not be. `options` as for `encode_items`."""
     from kohya_bucket.cli.precompute_console import Shown, print_report
-    from kohya_bucket.latents.encode.precompute import encode_wanted
+    from kohya_bucket.latents.encode.encode_items import encode_items
     from kohya_bucket.latents.encode.report import joined
     from kohya_bucket.latents.npz.names import paths_of_run
 
@@ -106,13 +106,13 @@ def _encode(todo: list[Part], encoder: Any, output: Path | None, quiet: bool, **
     console = plain_console(stderr=True)
     family = ARCHITECTURES.get(options["architecture"] or str(getattr(encoder, "architecture", "")))
     paths: list[list[Path]] | list[None] = [None] * len(todo)
-    if options["format"] == "npz" and family is not None and todo:  # without one, `encode_wanted` says what is missing
+    if options["format"] == "npz" and family is not None and todo:  # without one, `encode_items` says what is missing
         paths = paths_of_run(
             [part.wanted for part in todo], family.read_by(options["sd_scripts"]), output, todo[0].root
         )
     for part, npz_paths in zip(todo, paths, strict=True):
         with Shown(console, quiet) as show:
-            report = encode_wanted(
+            report = encode_items(
                 part.wanted, encoder, output, part.root, progress_callback=show, npz_paths=npz_paths,
                 say=lambda text: console.print(text, soft_wrap=True, markup=False), **options,
             )  # fmt: skip

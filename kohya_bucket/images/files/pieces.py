@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
-from typing import Protocol
+from typing import Any, Protocol
 
-__all__ = ["HEAD_BYTES", "Pieces", "Region", "Source", "length_of", "read_at"]
+__all__ = ["HEAD_BYTES", "Pieces", "Region", "Source", "as_file", "length_of", "read_at"]
 
 HEAD_BYTES = 4096
 """What is read first of every file; a shorter head is the whole file."""
+
+_BUFFER = 1 << 16
 
 
 class Pieces(Protocol):
@@ -32,6 +35,37 @@ class Region:
         if offset >= self.length:
             return b""
         return read_at(self._fd, self._start + offset, min(length, self.length - offset))
+
+
+class _RawFile(io.RawIOBase):
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces, self._at = pieces, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._pieces.length}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._pieces.read_at(self._at, len(buffer))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def readall(self) -> bytes:
+        data = self._pieces.read_at(self._at, max(0, self._pieces.length - self._at))
+        self._at += len(data)
+        return data
+
+
+def as_file(pieces: Pieces) -> io.BufferedReader:
+    """The same as an open file, for a reader that expects one: nothing is read that is not asked for."""
+    return io.BufferedReader(_RawFile(pieces), _BUFFER)
 
 
 Source = int | bytes | Pieces

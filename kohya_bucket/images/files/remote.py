@@ -8,13 +8,14 @@ from __future__ import annotations
 import datetime
 import functools
 import os
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 from kohya_bucket.errors import KohyaBucketError
 
 __all__ = ["RemoteFile", "is_url", "list_remote", "read_remote", "stat_remote"]
 
+_Answer = TypeVar("_Answer")
 _FIRST = 1 << 16
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
@@ -103,7 +104,7 @@ def _info(system: Any, path: str) -> dict[str, Any]:
     return info
 
 
-def _guarded(ask: Any) -> Any:
+def _guarded(ask: Callable[[], _Answer]) -> _Answer:
     """Storage libraries raise what they like; here it is an `OSError`."""
     try:
         return ask()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-import io
 import os
-from typing import Any
+from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
@@ -53,7 +53,7 @@ def load_plugin(kind: ImageFormat) -> bool:
     return True
 
 
-def open_with_pillow(file: str | bytes, kind: ImageFormat) -> tuple[int, int, int, ImageFormat]:
+def open_with_pillow(file: str | BinaryIO, kind: ImageFormat) -> tuple[int, int, int, ImageFormat]:
     """(width, height, orientation, format) from Pillow; no pixels are decoded.
 
     Raises:
@@ -61,7 +61,7 @@ def open_with_pillow(file: str | bytes, kind: ImageFormat) -> tuple[int, int, in
     """
     has_plugin = load_plugin(kind)
     try:
-        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+        with Image.open(file) as image:
             width, height = image.size
             found = _FORMATS.get(image.format or "", ImageFormat.OTHER)
             return width, height, _orientation(image, found), found
@@ -107,7 +107,7 @@ def pixel_limit() -> int | None:
     return None if limit is None else 2 * limit
 
 
-def _orientation(image: Any, kind: ImageFormat) -> int:
+def _orientation(image: Image.Image, kind: ImageFormat) -> int:
     # Pillow and pillow-heif turn these upright themselves, size included; nothing is left to rotate.
     if kind in (ImageFormat.TIFF, ImageFormat.HEIC):
         return 1
@@ -119,12 +119,11 @@ def _orientation(image: Any, kind: ImageFormat) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _first_bytes(file: str | bytes) -> str:
-    if isinstance(file, bytes):
-        return f"its first bytes are {file[:8].hex(' ')}, {len(file)} bytes in all"
+def _first_bytes(file: str | BinaryIO) -> str:
     try:
-        with open(file, "rb") as opened:
+        with open(file, "rb") if isinstance(file, str) else contextlib.nullcontext(file) as opened:
+            opened.seek(0)
             head = opened.read(8)
-        return f"its first bytes are {head.hex(' ')}, {os.path.getsize(file)} bytes in all"
+            return f"its first bytes are {head.hex(' ')}, {opened.seek(0, os.SEEK_END)} bytes in all"
     except OSError as error:
         return explain_os_error(error)

@@ -13,24 +13,10 @@ _LAYOUTS = {
     b"II": (struct.Struct("<I"), struct.Struct("<H"), struct.Struct("<2xH4xH"), b"\x12\x01"),
     b"MM": (struct.Struct(">I"), struct.Struct(">H"), struct.Struct(">2xH4xH"), b"\x01\x12"),
 }
-# How nearly all blocks begin, where the low byte of the number of entries is, and how the orientation is written.
-_USUAL = {
-    b"II*\0\x08\0\0\0": (8, b"\x12\x01\x03\0\x01\0\0\0", 8),
-    b"MM\0*\0\0\0\x08": (9, b"\x01\x12\0\x03\0\0\0\x01", 9),
-}.get
 
 
 def orientation_of(tiff: bytes) -> int:
     """EXIF orientation, 1 to 8, from a TIFF block; 1 (stored upright) where there is none or it is damaged."""
-    if (usual := _USUAL(tiff[:8])) and len(tiff) > 22:
-        count_at, entry, value_at = usual
-        at = tiff.find(entry, 10, 10 + _ENTRY * tiff[count_at])
-        if at >= 0 and (at - 10) % _ENTRY == 0 and at + 10 <= len(tiff) and 1 <= tiff[at + value_at] <= 8:
-            return tiff[at + value_at]
-    return _search(tiff)
-
-
-def _search(tiff: bytes) -> int:
     layout = _LAYOUTS.get(tiff[:2])
     if layout is None or len(tiff) < 8:
         return 1

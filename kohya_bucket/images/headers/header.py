@@ -5,23 +5,21 @@ Stored means: before any rotation that EXIF asks for, since sd-scripts loads pix
 
 from __future__ import annotations
 
+import io
 import os
 import stat
-from array import array
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import BinaryIO, NamedTuple
 
-from kohya_bucket.images.files.opening import READING, beside_each_other
-from kohya_bucket.images.files.pieces import HEAD_BYTES, Pieces, Source, length_of, read_at
+from kohya_bucket.images.files.pieces import HEAD_BYTES, Pieces, Source, as_file, length_of, read_at
 from kohya_bucket.images.files.remote import RemoteFile, is_url
 from kohya_bucket.images.formats import HeaderRow, ImageFormat, sniff
-from kohya_bucket.images.headers.gif_bmp import read_bmp, read_gif
 from kohya_bucket.images.headers.jpeg import read_jpeg
 from kohya_bucket.images.headers.png import read_png
 from kohya_bucket.images.headers.webp import read_webp
 from kohya_bucket.images.unreadable import UnreadableImageError, explain_os_error
 
-__all__ = ["Header", "header_of", "read_header", "read_headers", "read_size"]
+__all__ = ["Header", "header_of", "read_header", "read_size"]
 
 Reader = Callable[[bytes, Source], HeaderRow | None]
 
@@ -33,9 +31,8 @@ def _unknown(_: bytes, __: Source) -> HeaderRow | None:
 # By the first byte; each reader looks at the rest of the signature itself.
 _readers: list[Reader] = [_unknown] * 256
 _readers[0x89], _readers[0xFF], _readers[ord("R")] = read_png, read_jpeg, read_webp
-_readers[ord("G")], _readers[ord("B")] = read_gif, read_bmp
-_NOTHING = (0, 0, 1, 0)
-_MAX_SIDE = 2**31 - 1
+# A named pipe that happens to be called x.png must not block; Windows must not translate line ends.
+_READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 class Header(NamedTuple):
@@ -54,7 +51,7 @@ def read_header(path: str) -> HeaderRow:
         UnreadableImageError: the size cannot be told; the text says why.
     """
     try:
-        fd = os.open(path, READING)
+        fd = os.open(path, _READING)
     except (OSError, ValueError) as error:
         # Asked only now, so that ordinary paths pay nothing for it.
         if is_url(path):
@@ -75,51 +72,6 @@ def read_header(path: str) -> HeaderRow:
     return _by_pillow(path, head)
 
 
-def read_headers(paths: Sequence[str]) -> tuple[array[int], list[tuple[int, str]]]:
-    """`read_header` of many: 4 N numbers, one row behind the other, and (position, why) of those that failed.
-
-    A failure's row is (0, 0, 1, 0).
-    """
-    numbers: list[int] = []  # a million tuples would be a million objects to look after
-    open_file, read, close, readers, flags, length = os.open, os.read, os.close, _readers, READING, HEAD_BYTES
-    with beside_each_other(paths) as (names, folder):
-        for name in names:
-            found = None
-            try:
-                fd = open_file(name, flags, dir_fd=folder)
-                try:
-                    head = read(fd, length)
-                    if head:
-                        found = readers[head[0]](head, fd)
-                finally:
-                    close(fd)
-            except (OSError, ValueError):
-                pass  # looked at again below, one by one
-            numbers += found or _NOTHING
-    failures: list[tuple[int, str]] = []
-    if 0 in numbers:
-        for i in range(len(paths)):
-            if not (numbers[4 * i] and numbers[4 * i + 1]):
-                numbers[4 * i : 4 * i + 4] = _read_alone(paths[i], i, failures)
-    try:
-        return array("i", numbers), failures
-    except OverflowError:
-        for i in range(len(paths)):
-            width, height = numbers[4 * i : 4 * i + 2]
-            if max(width, height) > _MAX_SIDE:
-                failures.append((i, f"claims to have {width:,}x{height:,} pixels"))
-                numbers[4 * i : 4 * i + 4] = _NOTHING
-        return array("i", numbers), failures
-
-
-def _read_alone(path: str, position: int, failures: list[tuple[int, str]]) -> HeaderRow:
-    try:
-        return read_header(path)
-    except UnreadableImageError as error:
-        failures.append((position, str(error)))
-        return _NOTHING
-
-
 def header_of(source: bytes | Pieces) -> HeaderRow:
     """The same for a file that is in memory, or a part of an open file.
 
@@ -133,8 +85,7 @@ def header_of(source: bytes | Pieces) -> HeaderRow:
     found = _readers[head[0]](head, source)
     if found and found[0] and found[1]:
         return found
-    data = source if isinstance(source, bytes) else read_at(source, 0, source.length)
-    return _by_pillow(data, head)
+    return _by_pillow(io.BytesIO(source) if isinstance(source, bytes) else as_file(source), head)
 
 
 def read_size(path: str | os.PathLike[str]) -> Header:
@@ -151,7 +102,7 @@ def read_size(path: str | os.PathLike[str]) -> Header:
     return Header(width, height, orientation, ImageFormat(kind))
 
 
-def _by_pillow(file: str | bytes, head: bytes) -> HeaderRow:
+def _by_pillow(file: str | BinaryIO, head: bytes) -> HeaderRow:
     # Imported late: most folders have no such file, and processes that help with a scan shall start quickly.
     from kohya_bucket.images.headers.by_pillow import open_with_pillow
 

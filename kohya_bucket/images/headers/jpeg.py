@@ -1,4 +1,8 @@
-"""JPEG: size from the frame header, orientation from the EXIF block before it."""
+"""JPEG: size from the frame header, orientation from the EXIF block before it.
+
+What most encoders write is told by one match in place of nine steps of a walk. With the walk alone a scan of 50,000
+small JPEG takes 1.16 times as long, one of a mixture with as many PNG and WebP 1.05 (`benchmarks/scan_tricks.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,11 @@ from kohya_bucket.images.files.pieces import Source, read_at
 from kohya_bucket.images.formats import HeaderRow, ImageFormat
 from kohya_bucket.images.headers.exif import orientation_of
 
-__all__ = ["read_jpeg"]
+__all__ = ["read_jpeg", "walk_segments"]
 
 _FRAME = frozenset((0xC0, 0xC1, 0xC2))
 _SKIPPED = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
 _SCAN = 0xDA
-_TABLES = 0xDB
 _APP1 = 0xE1
 _MAX_SEGMENTS = 1024
 _REFILL = 4096
@@ -33,9 +36,7 @@ _FRAME_LAYOUT = (
 # Alternatives with nothing on one side are quicker here than repetitions.
 _TABLES_LAYOUT = rb"\xff\xc4\x00\x1f.{29}\xff\xc4\x00\xb5.{179}"
 _SCAN_LAYOUT = rb"(" + _TABLES_LAYOUT + rb"(?:" + _TABLES_LAYOUT + rb"|)\xff\xda\x00(?:\x08.{6}|\x0c.{10}|\x0e.{12})|)"
-# What most encoders write, in one match instead of nine steps of a walk: from the tables on, and from the start.
-_usual = re.compile(_FRAME_LAYOUT + _SCAN_LAYOUT, re.DOTALL).match
-_plain = re.compile(rb"\xff\xd8\xff\xe0\x00\x10.{14}" + _FRAME_LAYOUT + _SCAN_LAYOUT, re.DOTALL).match
+_usual = re.compile(_FRAME_LAYOUT + _SCAN_LAYOUT, re.DOTALL).match  # from the tables on
 _short = struct.Struct(">H").unpack
 _height_and_width = struct.Struct(">HH").unpack
 _JPEG = int(ImageFormat.JPEG)
@@ -48,31 +49,28 @@ def read_jpeg(head: bytes, source: Source) -> HeaderRow | None:
     previews) is skipped without being read. Two frame headers, 12-bit samples, arithmetic coding, padding
     and anything else unusual are left to the decoder.
     """
-    usual = _plain(head)
-    if usual and usual[2]:
-        height, width = _height_and_width(usual[1])
-        return width, height, 1, _JPEG
-    orientation = 1
+    begin = _begin(head)
+    if begin is None:
+        return None
+    orientation, at = 1, begin.end()
+    if begin[1]:
+        start = begin.end(1)
+        at = start - 2 + _short(begin[1])[0]
+        if begin[2]:
+            orientation = _orientation(head, start + 6, at - start - 6, source, start + 6)
+    usual = _usual(head, at)
     if usual is None:
-        begin = _begin(head)
-        if begin is None:
-            return None
-        at = begin.end()
-        if begin[1]:
-            start = begin.end(1)
-            at = start - 2 + _short(begin[1])[0]
-            if begin[2]:
-                orientation = _orientation(head, start + 6, at - start - 6, source, start + 6)
-        usual = _usual(head, at)
-        if usual is None:
-            return _walk(head, source, at, orientation, None)
+        return walk_segments(head, source, at, orientation)
     height, width = _height_and_width(usual[1])
     if usual[2]:
         return width, height, orientation, _JPEG
-    return _walk(head, source, usual.end(), orientation, (width, height))
+    return walk_segments(head, source, usual.end(), orientation, (width, height))
 
 
-def _walk(head: bytes, source: Source, at: int, orientation: int, size: tuple[int, int] | None) -> HeaderRow | None:
+def walk_segments(
+    head: bytes, source: Source, at: int = 2, orientation: int = 1, size: tuple[int, int] | None = None
+) -> HeaderRow | None:
+    """The same by one segment after another from `at` on, with what was found before it."""
     base, end = 0, len(head)
     for _ in range(_MAX_SEGMENTS):
         if at + 10 > end:
@@ -84,13 +82,6 @@ def _walk(head: bytes, source: Source, at: int, orientation: int, size: tuple[in
         if head[at] != 0xFF:
             return None
         marker = head[at + 1]
-        if marker == _TABLES and size is None and (usual := _usual(head, at)):
-            height, width = _height_and_width(usual[1])
-            size = width, height
-            if usual[2]:
-                return *size, orientation, _JPEG
-            at = usual.end()
-            continue
         length = head[at + 2] << 8 | head[at + 3]
         if length < 2:
             return None

@@ -3,7 +3,11 @@
 Each pixel of the result is the mean over the part of the image that it covers; pixels at the edge of that part count
 by the share that lies in it. Source: the behaviour of OpenCV 4 (`resize` with INTER_AREA, 8 bits per channel): shares
 are float32 of float64 ratios, slivers below a thousandth of a pixel are left out, sums run from left to right and then
-from top to bottom in float32, and exact halves of both sides are rounded up.
+from top to bottom in float32. Where both sides shrink by whole factors, whole numbers are summed. Exact halves are
+rounded to even, but up where both factors are 2.
+
+Done in blocks of columns, from a turned copy of the image. Photos of 1 to 12 megapixels take 1.3 to 1.9 times as long
+in one piece, and 1.15 to 1.7 times without turning; OpenCV takes a third.
 """
 
 from __future__ import annotations
@@ -22,10 +26,8 @@ _BLOCK = 1 << 16  # floats worked on at a time: few enough to stay in a processo
 def shrink_by_area(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     """Scale [H, W, C] to `size` (width, height), neither side of which is larger; [height, width, C] uint8."""
     height, width, channels = pixels.shape
-    if (width, height) == (2 * size[0], 2 * size[1]):
-        four = pixels.reshape(size[1], 2, size[0], 2, channels).sum(axis=(1, 3), dtype=np.uint16)
-        halves: Pixels = ((four + 2) >> 2).astype(np.uint8)
-        return halves
+    if not width % size[0] and not height % size[1]:
+        return _by_whole_factors(pixels, size)
     across, down = _shares(width, size[0]), _shares(height, size[1])
     turned = np.ascontiguousarray(pixels.transpose(1, 0, 2))  # whole columns are copied faster than single pixels
     out = np.empty((size[1], size[0], channels), np.uint8)
@@ -35,6 +37,18 @@ def shrink_by_area(pixels: Pixels, size: tuple[int, int]) -> Pixels:
         columns = _mean(turned, across[0][:, part], across[1][:, part])
         rows = _mean(np.ascontiguousarray(columns.transpose(1, 0, 2)), *down)
         out[:, part] = np.rint(rows, out=rows)
+    return out
+
+
+def _by_whole_factors(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+    height, width, channels = pixels.shape
+    across, down = width // size[0], height // size[1]
+    sums = pixels.reshape(size[1], down, size[0], across, channels).sum(axis=(1, 3), dtype=np.int32)
+    if across == down == 2:
+        sums = (sums + 2) >> 2
+    else:
+        sums = np.rint(sums.astype(np.float32) * (np.float32(1) / np.float32(across * down)))
+    out: Pixels = sums.astype(np.uint8)
     return out
 
 

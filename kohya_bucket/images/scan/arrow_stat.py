@@ -1,4 +1,9 @@
-"""Times and lengths of many local files in one call of pyarrow, which is quicker than `os.stat` of each."""
+"""Times and lengths of many local files in one call of pyarrow.
+
+With `os.stat` of each instead, the refresh of a cache of 100,000 unchanged files takes 1.2 times as long
+(`benchmarks/scan_tricks.py`). Other threads run meanwhile: with a processor to spare, four of them take 0.7 of the time
+of one.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ def stat_together(paths: list[str]) -> array[int] | None:
     """2 N int64, by turns modification time (ns since 1970) and length (bytes), as `os.stat` says.
 
     None where this way does not tell: a path that is missing, forbidden, no file or not local, few paths, or not
-    `can_stat_together`. Other threads run meanwhile.
+    `can_stat_together`.
     """
     if len(paths) < _MANY or not can_stat_together():
         return None

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -21,10 +21,10 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.images.scan.arrow_stat import can_stat_together
+from kohya_bucket.images.scan.crew import Crew
 from kohya_bucket.images.scan.ray_pool import run_on_ray
 from kohya_bucket.images.scan.rows import Rows, row_dtype
 from kohya_bucket.images.scan.work import WORK, Failures
-from kohya_bucket.images.scan.worker import WorkerProcess
 
 __all__ = ["Engine", "Job"]
 
@@ -43,7 +43,6 @@ _CALLERS = 4
 _COMPUTING = 0.3
 _WORTH_PROCESSES_S = 0.5
 _REPORT_EVERY_S = 0.1
-_GRACE_S = 5.0
 
 
 class Job:
@@ -79,12 +78,8 @@ class Job:
         self._reported = 0.0
         self._taken = 0
         self._finished = 0
-        self._changed = threading.Condition()
-        self._problems: list[BaseException] = []
-        self._stop = False
         self._over = False
-        self._threads: list[threading.Thread] = []
-        self._helpers: list[WorkerProcess] = []
+        self._crew = Crew()
 
     def run(self) -> None:
         """Do all of it. On KeyboardInterrupt what is finished stays, and the interrupt goes on to the caller."""
@@ -95,7 +90,11 @@ class Job:
                 while self._taken < len(self.paths):
                     self._round()
             finally:
-                self._end()
+                try:
+                    self._crew.end()
+                finally:
+                    with self._crew.changed:
+                        self._over = True  # the caller reads the rows now; what comes later is not kept
         self._report(force=True)
 
     def _round(self) -> None:
@@ -104,12 +103,12 @@ class Job:
             return
         self.engines.append(engine)
         if engine == "ray":
-            with self._changed:
+            with self._crew.changed:
                 self._taken = len(self.paths)
             self._keep(0, *run_on_ray(self.work, self.paths))
             return
         if engine == "processes":
-            self._start([self._feed(len(self.paths)) for _ in range(self._processes() - 1)])
+            self._crew.start([lambda: self._feed(len(self.paths))] * (self._processes() - 1))
             self._loop(len(self.paths), _CHUNK)
             self._wait(len(self.paths))
             return
@@ -122,7 +121,7 @@ class Job:
         else:
             threads = self._workers or _MAX_THREADS
             chunk = max(1, min(16, (end - self._taken) // (4 * threads)))
-        self._start([lambda: self._loop(end, chunk)] * threads)
+        self._crew.start([lambda: self._loop(end, chunk)] * threads)
         self._wait(end)
 
     def _probe(self) -> Engine | Literal["calls"]:
@@ -149,89 +148,47 @@ class Job:
             self._keep(rows[0], *WORK[self.work](list(self.paths[slice(*rows)])))
             self._report()
 
-    def _feed(self, end: int) -> Callable[[], None]:
-        def work() -> None:
-            rows = None
-            shares = 4 * self._processes()
-            try:
-                helper = WorkerProcess()
-                with self._changed:
-                    self._helpers.append(helper)
-                    late = self._stop
-                if late:  # the scan ended while it started, and has closed those that it knew
-                    helper.close()
-                    return
-                helper.wait_until_ready()
-                # Smaller runs towards the end, so that all finish together.
-                while (rows := self._take(end, max(64, min(_HELPER_CHUNK, (end - self._taken) // shares)))) is not None:
-                    self._keep(rows[0], *helper.run(self.work, list(self.paths[slice(*rows)])))
-            except OSError:
-                # A helper that never started or died costs speed, not rows.
-                if rows is not None and not self._stop:
-                    self._keep(rows[0], *WORK[self.work](list(self.paths[slice(*rows)])))
-
-        return work
+    def _feed(self, end: int) -> None:
+        """Let a helper process do what is left, beside others."""
+        rows = None
+        shares = 4 * self._processes()
+        try:
+            helper = self._crew.helper()
+            if helper is None:
+                return
+            # Smaller runs towards the end, so that all finish together.
+            while (rows := self._take(end, max(64, min(_HELPER_CHUNK, (end - self._taken) // shares)))) is not None:
+                self._keep(rows[0], *helper.run(self.work, list(self.paths[slice(*rows)])))
+        except OSError:
+            # A helper that never started or died costs speed, not rows.
+            if rows is not None and not self._crew.stopped:
+                self._keep(rows[0], *WORK[self.work](list(self.paths[slice(*rows)])))
 
     def _take(self, end: int, chunk: int) -> tuple[int, int] | None:
-        with self._changed:
+        with self._crew.changed:
             start = self._taken
             stop = min(start + chunk, end, len(self.paths))
-            if start >= stop or self._stop:
+            if start >= stop or self._crew.stopped:
                 return None
             self._taken = stop
             return start, stop
 
     def _keep(self, start: int, data: bytes, failures: Failures) -> None:
         rows = np.frombuffer(data, dtype=self.rows.dtype)
-        with self._changed:
+        with self._crew.changed:
             if self._over:
                 return
             self.rows[start : start + len(rows)] = rows
             self.failures.extend((start + i, reason) for i, reason in failures)
             self.done[start : start + len(rows)] = True
             self._finished += len(rows)
-            self._changed.notify_all()
-
-    def _start(self, works: list[Callable[[], None]]) -> None:
-        def guarded(work: Callable[[], None]) -> None:
-            try:
-                work()
-            except BaseException as problem:
-                with self._changed:
-                    self._problems.append(problem)
-                    self._changed.notify_all()
-
-        started = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in works]
-        self._threads += started
-        for thread in started:
-            thread.start()
+            self._crew.changed.notify_all()
 
     def _wait(self, end: int) -> None:
         """Until all rows before `end` are finished. Helpers that were never needed are not waited for."""
         while self._finished < end:
-            with self._changed:
-                # With a timeout, since Windows delivers Ctrl-C only between waits.
-                self._changed.wait_for(lambda: self._finished >= end or bool(self._problems), _REPORT_EVERY_S)
-            if self._problems:
-                raise self._problems[0]
+            self._crew.wait(lambda: self._finished >= end, _REPORT_EVERY_S)
             self._report()
-
-    def _end(self) -> None:
-        """Start nothing more, and let what runs end; what takes longer than the grace is not kept."""
-        try:
-            with self._changed:
-                self._stop = True
-                helpers = list(self._helpers)
-            for helper in helpers:
-                helper.close()
-            deadline = time.monotonic() + _GRACE_S
-            for thread in self._threads:
-                if not thread.is_alive():  # Ctrl-C may have come before it was started, and then it cannot be joined
-                    continue
-                thread.join(max(0.0, deadline - time.monotonic()))
-        finally:
-            with self._changed:
-                self._over = True  # the caller reads the rows now
 
     def _report(self, force: bool = False) -> None:
         if self._progress is None or threading.current_thread() is not threading.main_thread():

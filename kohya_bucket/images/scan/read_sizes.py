@@ -17,6 +17,8 @@ from kohya_bucket.images.tables.text_column import TextColumn
 
 __all__ = ["read_sizes"]
 
+_MAX_SIDE = 2**31 - 1
+
 
 def read_sizes(
     paths: Iterable[str | os.PathLike[str]],
@@ -48,7 +50,7 @@ def read_sizes(
     refuse_one_path(paths)
     texts: Sequence[str] = paths if isinstance(paths, TextColumn) else [os.fspath(path) for path in paths]
     if cached is not None and not verify:
-        scan: SizeScan = cached.refresh(texts, workers=workers, engine=engine, progress=progress).scan()
+        scan = cached.refresh(texts, workers=workers, engine=engine, progress=progress).scan()
         return replace(scan, paths=texts, failures=[(i, texts[i], reason) for i, _, reason in scan.failures])
     job = Job("size", texts, workers=workers, engine=engine, progress=progress)
     checked: Job | None = None
@@ -67,9 +69,12 @@ def _as_scan(job: Job, checked: Job | None) -> SizeScan:
     sizes = np.stack([rows["width"], rows["height"]], axis=1)
     read = job.done if checked is None else job.done & checked.done
     reasons = dict(job.failures)
+    for i in np.flatnonzero((sizes > _MAX_SIDE).any(axis=1)).tolist():
+        reasons[i] = f"claims to have {sizes[i, 0]:,}x{sizes[i, 1]:,} pixels"
+        sizes[i] = 0
     limit = pixel_limit()
     if limit is not None:
-        for i in np.flatnonzero(sizes[:, 0].astype(np.int64) * sizes[:, 1] > limit).tolist():
+        for i in np.flatnonzero(sizes[:, 0] * sizes[:, 1] > limit).tolist():
             reasons[i] = f"more than {limit:,} pixels, which Pillow refuses (PIL.Image.MAX_IMAGE_PIXELS)"
     for i, reason in () if checked is None else checked.failures:
         reasons.setdefault(i, reason)
@@ -77,7 +82,7 @@ def _as_scan(job: Job, checked: Job | None) -> SizeScan:
     sizes[failed] = 0
     return SizeScan(
         paths=job.paths,
-        sizes=sizes,
+        sizes=sizes.astype(np.int32),
         orientation=np.maximum(rows["orientation"], 1).astype(np.uint8),
         formats=rows["format"].astype(np.uint8),
         failures=[(i, job.paths[i], reasons[i]) for i in failed],

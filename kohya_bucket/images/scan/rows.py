@@ -14,7 +14,7 @@ __all__ = ["Rows", "row_dtype"]
 Rows = npt.NDArray[Any]
 
 _DTYPES = {
-    "size": np.dtype([("width", "i4"), ("height", "i4"), ("orientation", "i4"), ("format", "i4")]),
+    "size": np.dtype([("width", "i8"), ("height", "i8"), ("orientation", "i8"), ("format", "i8")]),
     "stat": np.dtype([("mtime_ns", "i8"), ("bytes", "i8")]),
     "hash": np.dtype([("hash", f"S{HASH_LENGTH}")]),
     "verify": np.dtype([("ok", "u1")]),

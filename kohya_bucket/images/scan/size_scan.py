@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.images.formats import ImageFormat, format_of_extension
+from kohya_bucket.images.progress import Progress
+from kohya_bucket.images.scan.pool import Engine
 
 __all__ = ["KeptSizes", "ScanInterrupted", "SizeScan"]
 
@@ -67,7 +69,14 @@ class SizeScan:
 class KeptSizes(Protocol):
     """Sizes that an earlier scan read: a `MetadataCache`."""
 
-    def refresh(self, paths: Any = None, *, workers: Any = None, engine: Any = "auto", progress: Any = None) -> Any:
+    def refresh(
+        self,
+        paths: Iterable[str | os.PathLike[str]] | None = None,
+        *,
+        workers: int | None = None,
+        engine: Engine = "auto",
+        progress: Progress | None = None,
+    ) -> KeptSizes:
         """The same of exactly `paths`, where only what changed is read."""
         ...
 

@@ -9,75 +9,67 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain
 
+from kohya_bucket.images.files.content_hash import HASH_LENGTH, hash_file
 from kohya_bucket.images.files.remote import is_url, stat_remote
-from kohya_bucket.images.headers.header import read_headers
+from kohya_bucket.images.headers.header import read_header
 from kohya_bucket.images.scan.arrow_stat import stat_together
-from kohya_bucket.images.unreadable import explain_os_error
+from kohya_bucket.images.unreadable import UnreadableImageError, explain_os_error
 
 __all__ = ["WORK", "Failures"]
 
 Failures = list[tuple[int, str]]
 
 
-def _sizes(paths: list[str]) -> tuple[bytes, Failures]:
-    numbers, failures = read_headers(paths)
-    return numbers.tobytes(), failures
+def _one_by_one(
+    look: Callable[[str], Iterable[int]], columns: int, typecode: str, paths: list[str]
+) -> tuple[bytes, Failures]:
+    """The numbers that `look` finds in each file, as a row of so many columns."""
+    rows: list[Iterable[int]] = []
+    failures: Failures = []
+    nothing = (0,) * columns
+    for i, path in enumerate(paths):
+        try:
+            rows.append(look(path))
+        except (UnreadableImageError, OSError, ValueError) as error:
+            rows.append(nothing)
+            failures.append((i, explain_os_error(error)))
+    return array(typecode, chain.from_iterable(rows)).tobytes(), failures
+
+
+def _stat(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        if not is_url(path):
+            raise
+        return stat_remote(path)
+    return status.st_mtime_ns, status.st_size
 
 
 def _stats(paths: list[str]) -> tuple[bytes, Failures]:
-    if (together := stat_together(paths)) is not None:
-        return together.tobytes(), []
-    numbers = array("q")
-    failures: Failures = []
-    for i, path in enumerate(paths):
-        try:
-            status = os.stat(path)
-            numbers.append(status.st_mtime_ns)
-            numbers.append(status.st_size)
-        except (OSError, ValueError) as error:
-            if is_url(path):
-                numbers.extend(_remote_stat(path, i, failures))
-                continue
-            failures.append((i, explain_os_error(error)))
-            numbers.extend((0, 0))
-    return numbers.tobytes(), failures
+    together = stat_together(paths)
+    return _one_by_one(_stat, 2, "q", paths) if together is None else (together.tobytes(), [])
 
 
-def _remote_stat(url: str, position: int, failures: Failures) -> tuple[int, int]:
-    try:
-        return stat_remote(url)
-    except OSError as error:
-        failures.append((position, explain_os_error(error)))
-        return 0, 0
+def _hash(path: str) -> bytes:
+    return hash_file(path).encode("ascii")
 
 
-def _hashes(paths: list[str]) -> tuple[bytes, Failures]:
-    from kohya_bucket.images.files.content_hash import HASH_LENGTH, hash_file
-
-    rows = bytearray()
-    failures: Failures = []
-    for i, path in enumerate(paths):
-        try:
-            rows += hash_file(path).encode("ascii")
-        except (OSError, ValueError) as error:
-            rows += bytes(HASH_LENGTH)
-            failures.append((i, explain_os_error(error)))
-    return bytes(rows), failures
-
-
-def _verify(paths: list[str]) -> tuple[bytes, Failures]:
+def _verify(path: str) -> tuple[int]:
     from kohya_bucket.images.headers.by_pillow import verify_pixels
 
-    problems = [verify_pixels(path) for path in paths]
-    failures = [(i, problem) for i, problem in enumerate(problems) if problem is not None]
-    return bytes(problem is None for problem in problems), failures
+    if problem := verify_pixels(path):
+        raise UnreadableImageError(problem)
+    return (1,)
 
 
 WORK: dict[str, Callable[[list[str]], tuple[bytes, Failures]]] = {
-    "size": _sizes,
+    "size": partial(_one_by_one, read_header, 4, "q"),
     "stat": _stats,
-    "hash": _hashes,
-    "verify": _verify,
+    "hash": partial(_one_by_one, _hash, HASH_LENGTH, "B"),
+    "verify": partial(_one_by_one, _verify, 1, "B"),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 
-from kohya_bucket.latents.encode.sinks import Finished, Sink
+from kohya_bucket.latents.encode.sinks import EncodedBatch, Sink
 
 __all__ = ["Background"]
 
@@ -18,12 +18,12 @@ class Background:
 
     def __init__(self, sink: Sink, depth: int = 8) -> None:
         self._sink = sink
-        self._queue: queue.Queue[Finished | None] = queue.Queue(depth)
+        self._queue: queue.Queue[EncodedBatch | None] = queue.Queue(depth)
         self._problem: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="kohya-bucket-writer", daemon=True)
         self._thread.start()
 
-    def put(self, batch: Finished) -> None:
+    def put(self, batch: EncodedBatch) -> None:
         self._raise()
         self._queue.put(batch)
 

@@ -107,7 +107,7 @@ class BatchEncoder:
                 return self._encoder.posterior(images)
             return self._encoder.encode(images), None
 
-    def _finish(self, mean: torch.Tensor, spread: torch.Tensor | None, noises: list[Any]) -> torch.Tensor:
+    def _finish(self, mean: torch.Tensor, spread: torch.Tensor | None, noises: list[torch.Generator]) -> torch.Tensor:
         """Sample, or keep mean and standard deviation; float32 on the CPU."""
         import torch
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.files.content_hash import hash_file
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.stale import Stale
-from kohya_bucket.latents.store.entries import arrow
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.sources import _changed
+from kohya_bucket.latents.store.sources import source_changed
 
 __all__ = ["Comparison", "bits_of", "compare"]
 
@@ -75,9 +75,9 @@ def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[Sta
     """Which of the wanted items are in `store` as they should be.
 
     An image whose modification time changed but whose stored content hash still matches counts as current; only
-    such images are read. `ignoring` names what of the recipe may differ: VAE, DTYPE, KIND.
+    such images are read. `ignoring` names what of the encoding may differ: VAE, DTYPE, KIND.
     """
-    at = store.find(wanted.sources, wanted.recipe.collection)
+    at = store.find(wanted.sources, wanted.encoding.collection)
     here = np.flatnonzero(at >= 0)
     rows = at[here]
     differs = np.zeros(len(wanted), dtype=np.uint16)
@@ -85,12 +85,12 @@ def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[Sta
     def note(factor: Stale, different: npt.NDArray[np.bool_]) -> None:
         differs[here[different]] |= _BITS[factor]
 
-    def sizes_differ(prefix: tuple[str, str], want: Any) -> npt.NDArray[np.bool_]:
+    def sizes_differ(prefix: tuple[str, str], want: IntArray) -> npt.NDArray[np.bool_]:
         first, second = (store.column(name)[rows] for name in prefix)
         return np.asarray((first != want[here, 0]) | (second != want[here, 1]))
 
     if len(here):
-        recipe = wanted.recipe
+        encoding = wanted.encoding
         note(Stale.SOURCE, _source_changed(store, wanted, here, rows))
         note(Stale.BUCKET, sizes_differ(("bucket_width", "bucket_height"), wanted.bucket_sizes))
         note(Stale.RESIZED, sizes_differ(("resized_width", "resized_height"), wanted.resized_sizes))
@@ -98,9 +98,9 @@ def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[Sta
         note(Stale.INTERPOLATION, _words_differ(store, "interpolation", rows, wanted.interpolations()[here]))
         for factor, name in ((Stale.VAE, "vae"), (Stale.DTYPE, "dtype"), (Stale.KIND, "kind")):
             if factor not in ignoring:
-                text = np.full(len(here), getattr(recipe, name), dtype=object)
+                text = np.full(len(here), getattr(encoding, name), dtype=object)
                 note(factor, _words_differ(store, name, rows, text))
-        for factor, name, asked in ((Stale.FLIP, "flip", recipe.flip), (Stale.MASK, "mask", recipe.mask)):
+        for factor, name, asked in ((Stale.FLIP, "flip", encoding.flip), (Stale.MASK, "mask", encoding.mask)):
             if asked:
                 note(factor, ~_flags(store, name)[rows])
     return Comparison(at, differs)
@@ -113,7 +113,7 @@ def _source_changed(
         known = wanted.source_hashes
         return hash_file(wanted.paths[here[k]]) if known is None else known[here[k]]
 
-    return _changed(store, rows, wanted.source_bytes[here], wanted.source_mtime_ns[here], hash_of,
+    return source_changed(store, rows, wanted.source_bytes[here], wanted.source_mtime_ns[here], hash_of,
                     always=wanted.source_hashes is not None)  # fmt: skip
 
 
@@ -128,5 +128,4 @@ def _words_differ(
 
 
 def _flags(store: LatentStore, name: str) -> npt.NDArray[np.bool_]:
-    arrow()
     return np.asarray(store.table[name].to_numpy(zero_copy_only=False) if len(store) else [], dtype=bool)

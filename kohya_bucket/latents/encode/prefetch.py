@@ -20,15 +20,14 @@ from kohya_bucket.images.pixels.load import load_pixels
 from kohya_bucket.images.pixels.resize import resize_and_crop
 from kohya_bucket.latents.items import LatentItems
 
-__all__ = ["Batch", "give_way", "prefetch"]
+__all__ = ["DecodedBatch", "give_way", "prefetch"]
 
 Pixels = npt.NDArray[np.uint8]
 _NICENESS = 5
-_BLOCK = 1 << 15  # values worked on at a time: few enough to stay in a processor's own cache
 
 
 @dataclass
-class Batch:
+class DecodedBatch:
     """Images of one bucket: positions among the wanted ones, pixels, and alpha masks.
 
     Pixels are [B, H, W, 3] uint8, or with `as_floats` [B, 3, H, W] float32 in -1..1.
@@ -52,7 +51,7 @@ class _Filling:
     items: list[int] = field(default_factory=list)
     running: list[Future[Pixels | None]] = field(default_factory=list)
 
-    def complete(self) -> Batch:
+    def complete(self) -> DecodedBatch:
         """Wait for all of its images."""
         rows, masks, failed = [], [], []
         for row, (i, future) in enumerate(zip(self.items, self.running, strict=True)):
@@ -63,13 +62,13 @@ class _Filling:
                 failed.append((i, str(error)))
         n = len(self.items)
         pixels = self.pixels[:n] if len(rows) == n else self.pixels[rows]
-        return Batch([self.items[row] for row in rows], pixels if rows else None, masks, failed)
+        return DecodedBatch([self.items[row] for row in rows], pixels if rows else None, masks, failed)
 
 
 def prefetch(
     items: Iterable[int], wanted: LatentItems, batch_size: int, pool: ThreadPoolExecutor, ahead: int,
     *, as_floats: bool = False,
-) -> Iterator[Batch]:  # fmt: skip
+) -> Iterator[DecodedBatch]:  # fmt: skip
     """Yield batches of neighbours in `items` that share a bucket, decoding about `ahead` images beforehand.
 
     `as_floats` makes the floats here, on the threads, for encoders that run on the processor; for others four
@@ -108,7 +107,7 @@ def give_way() -> None:
 
 def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None:
     """Put the pixels of item `i` into `out` [H, W, 3] uint8 or [3, H, W] float32; returns its mask."""
-    alpha = wanted.recipe.mask
+    alpha = wanted.encoding.mask
     pixels = load_pixels(wanted.paths[i], alpha=alpha, writable=False)
     size = (pixels.shape[1], pixels.shape[0])
     if size != tuple(wanted.original_sizes[i]):
@@ -121,7 +120,7 @@ def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None
     crop = wanted.crops[i]
     pixels = resize_and_crop(
         pixels, (int(resized[0]), int(resized[1])), (int(bucket[0]), int(bucket[1])),
-        wanted.recipe.interpolation, (int(crop[0]), int(crop[1])),
+        wanted.encoding.interpolation, (int(crop[0]), int(crop[1])),
     )  # fmt: skip
     mask = None
     if alpha:
@@ -136,11 +135,7 @@ def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None
 
 def _to_floats(pixels: Pixels, out: npt.NDArray[np.float32]) -> None:
     """[H, W, 3 or more] uint8 to [3, H, W] float32 in -1..1, by the operations of `batch_encoder.normalize`."""
-    height, width = out.shape[1:]
-    rows = max(1, _BLOCK // width)
     for channel in range(3):
-        for at in range(0, height, rows):
-            part = out[channel, at : at + rows]
-            np.divide(pixels[at : at + rows, :, channel], np.float32(255), out=part)
-            part -= np.float32(0.5)
-            part *= np.float32(2)  # to divide by a half is the same, and slower
+        np.divide(pixels[:, :, channel], np.float32(255), out=out[channel])
+    out -= np.float32(0.5)
+    out *= np.float32(2)  # to divide by a half is the same, and slower

@@ -2,27 +2,22 @@
 
 A process claims a piece of work by creating a file exclusively, which one process alone can do, on network file
 systems too; it is made as a link to a file with the process' name in it, so that no claim is ever without a name.
-While it lives it touches a file of its own; when that stops, its claims count for nothing and others take them over
-under the next generation's name. Ages are differences between times that the same file system gave, so clocks of
-different machines need not agree.
+While it lives it gives signs of that; when they stop, its claims count for nothing and others take them over under
+the next generation's name.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import threading
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.encode.signs_of_life import SignsOfLife
 
 __all__ = ["WorkBoard"]
-
-_TRIES = 20
 
 
 class WorkBoard:
@@ -39,76 +34,39 @@ class WorkBoard:
 
     def __init__(self, folder: Path, *, stale_after: float = 30.0, poll: float = 0.5) -> None:
         self.folder = folder
-        self.owner = uuid.uuid4().hex[:16]
-        self._stale_after = stale_after
         self._poll = poll
         self._mine: dict[str, int] = {}
         self._finished: set[str] = set()
-        self._stop = threading.Event()
         try:
-            self._appear()
+            self.signs = SignsOfLife(folder, stale_after)
         except OSError as error:
-            self._vanish()
             raise LatentStoreError(f"cannot share work in {folder}: {error.strerror or error}") from error
+        self.owner = self.signs.owner
         self._void = set(self._listing()[1])
-        self._pulse = threading.Thread(target=self._beat, name="kohya-bucket-alive", daemon=True)
-
-    @property
-    def _alive(self) -> Path:
-        return self.folder / f"{self.owner}.alive"
-
-    @property
-    def _name(self) -> Path:
-        return self.folder / f"{self.owner}.name"
-
-    def _appear(self) -> None:
-        """Make the folder and this process' files; again where the last of an earlier run just clears it away."""
-        for left in reversed(range(_TRIES)):
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                unborn = self.folder / f"{self.owner}.unborn"
-                unborn.write_text(f"{_node()} {os.getpid()}", encoding="utf-8")
-                os.replace(unborn, self._alive)
-                self._name.write_text(self.owner, encoding="utf-8")
-                return
-            except (FileNotFoundError, PermissionError) as error:
-                # Windows refuses what is being removed, as it refuses what is forbidden
-                if not left or (isinstance(error, PermissionError) and os.name != "nt"):
-                    raise
-                time.sleep(0.02)
-
-    def _vanish(self) -> None:
-        """Remove this process' files, and the folder if nothing else is in it."""
-        for kind in ("unborn", "alive", "name", "clock"):
-            with suppress(OSError):
-                (self.folder / f"{self.owner}.{kind}").unlink()
-        with suppress(OSError):
-            self.folder.rmdir()
 
     def __enter__(self) -> WorkBoard:
-        self._pulse.start()
+        self.signs.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Give back what this process has not finished; the last one to leave clears the folder."""
-        self._stop.set()
-        self._pulse.join()
+        self.signs.stop()
         unfinished = [f"{p}.{generation}.claim" for p, generation in self._mine.items() if p not in self._finished]
-        for name in [*unfinished, self._alive.name, self._name.name]:
+        for name in [*unfinished, self.signs.alive.name, self.signs.name.name]:
             with suppress(OSError):
                 (self.folder / name).unlink()
         paths: list[Path] = []
         with suppress(OSError):  # another one that leaves at this instant may have cleared it away
             paths = list(self.folder.iterdir())
-        if not self._living():  # asked after the listing, so that nothing of one that comes now is in it
+        if not self.signs.living():  # asked after the listing, so that nothing of one that comes now is in it
             for path in paths:
                 with suppress(OSError):
                     path.unlink()
-        self._vanish()
+        self.signs.vanish()
 
     def claim_each(self, ids: Sequence[str]) -> Iterator[str]:
         """Yield those of `ids` that nobody has claimed, claiming each just before it is yielded."""
-        living = self._living()
+        living = self.signs.living()
         claims, done = self._listing()
         void, finished = self._void.intersection(done), set(done) - self._void
         latest = _latest(claims)
@@ -131,9 +89,9 @@ class WorkBoard:
     def take_over(self, ids: Sequence[str]) -> list[str]:
         """Wait until all `ids` are done, or return pieces of dead processes that are now this one's to do."""
         while True:
-            living = self._living()  # before the listing: who ends in between has said what it finished
+            living = self.signs.living()  # before the listing: who ends in between has said what it finished
             claims, done = self._listing()
-            finished = {name.rsplit(".", 1)[0] for name in done if name not in self._void} | self._finished
+            finished = self._finished_among(done)
             rest = [piece for piece in ids if piece not in finished]
             if not rest:
                 return []
@@ -148,7 +106,9 @@ class WorkBoard:
 
     def finished_pieces(self) -> set[str]:
         """Pieces that are done, by whomever, since this process began."""
-        done = self._listing()[1]
+        return self._finished_among(self._listing()[1])
+
+    def _finished_among(self, done: list[str]) -> set[str]:
         return {name.rsplit(".", 1)[0] for name in done if name not in self._void} | self._finished
 
     def _claim(self, piece: str, after: int) -> bool:
@@ -158,7 +118,7 @@ class WorkBoard:
         except FileExistsError:
             return False
         except FileNotFoundError:  # this process slept so long that the last of the others cleared its files away
-            self._appear()
+            self.signs.appear()
             return self._claim(piece, after)
         except OSError as error:
             raise LatentStoreError(f"cannot share work in {self.folder}: {error.strerror or error}") from error
@@ -168,7 +128,7 @@ class WorkBoard:
     def _sign(self, path: Path) -> None:
         """Create `path` with this process' name in it; `FileExistsError` if it is another's."""
         try:
-            os.link(self._name, path)
+            os.link(self.signs.name, path)
         except FileExistsError:
             # a network file system may have lost its own answer and asked again
             if path.read_text(encoding="utf-8") != self.owner:
@@ -192,38 +152,9 @@ class WorkBoard:
                         claims[stem] = (self.folder / name).read_text(encoding="utf-8") or self._unsigned(name)
         return claims, done
 
-    def _now(self) -> float:
-        """The time, as the file system of the folder gives it."""
-        clock = self.folder / f"{self.owner}.clock"
-        with suppress(OSError):
-            clock.touch()
-            return clock.stat().st_mtime
-        return time.time()
-
     def _unsigned(self, name: str) -> str:
         """Owner of a claim without a name: "" while it may still be signed, else nobody that lives."""
-        age = self._now() - (self.folder / name).stat().st_mtime
-        return "" if age < self._stale_after else "nobody"
-
-    def _living(self) -> set[str]:
-        """Other processes that gave a sign of life lately and, on this machine, still run."""
-        now = self._now()
-        ages, processes = {}, {}
-        with suppress(FileNotFoundError):
-            for path in self.folder.glob("*.alive"):
-                with suppress(OSError):
-                    ages[path.stem] = path.stat().st_mtime
-                    processes[path.stem] = path.read_text(encoding="utf-8")
-        ages.pop(self.owner, None)
-        return {o for o, then in ages.items() if now - then < self._stale_after and not _is_dead(processes.get(o, ""))}
-
-    def _beat(self) -> None:
-        while not self._stop.wait(min(2.0, self._stale_after / 5)):
-            with suppress(OSError):
-                try:
-                    os.utime(self._alive)
-                except FileNotFoundError:  # see `_claim`
-                    self._appear()
+        return "" if self.signs.is_fresh(self.folder / name) else "nobody"
 
 
 def _latest(claims: dict[str, str]) -> dict[str, tuple[int, str]]:
@@ -233,25 +164,3 @@ def _latest(claims: dict[str, str]) -> dict[str, tuple[int, str]]:
         if int(generation) >= latest.get(piece, (-1, ""))[0]:
             latest[piece] = (int(generation), owner)
     return latest
-
-
-def _node() -> str:
-    """This machine, and on Linux the space its process numbers count in (containers have their own)."""
-    space = ""
-    with suppress(OSError):
-        space = os.readlink("/proc/self/ns/pid")
-    return f"{socket.gethostname()}{space}".replace(" ", "_")
-
-
-def _is_dead(process: str) -> bool:
-    """Whether a process of this machine is known to have ended; False where that cannot be told."""
-    node, _, pid = process.partition(" ")
-    if os.name == "nt" or node != _node() or not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False

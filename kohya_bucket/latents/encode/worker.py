@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from kohya_bucket.latents.encode.background import Background
 from kohya_bucket.latents.encode.batch_encoder import BatchEncoder, noise_seed
-from kohya_bucket.latents.encode.prefetch import Batch, give_way, prefetch
+from kohya_bucket.latents.encode.prefetch import DecodedBatch, give_way, prefetch
 from kohya_bucket.latents.encode.report import PrecomputeReport
-from kohya_bucket.latents.encode.sinks import Finished, NpzSink, ShardSink
+from kohya_bucket.latents.encode.sinks import EncodedBatch, Sink
 from kohya_bucket.latents.encode.work_claims import WorkBoard
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.vae.encoder import VAEEncoder
@@ -34,13 +34,13 @@ class PrecomputeWorker:
 
     def __init__(
         self, wanted: LatentItems, encoder: VAEEncoder, batch_size: int, report: PrecomputeReport,
-        tell: Callable[[str], None], progress: Callable[[int, int], None] | None, workers: int, seed: int,
+        say: Callable[[str], None] | None, progress: Callable[[int, int], None] | None, workers: int, seed: int,
     ) -> None:  # fmt: skip
         self.wanted = wanted
         self.report = report
         self._batch_size = batch_size
-        self._encode = BatchEncoder(encoder, wanted.recipe.kind, wanted.recipe.flip, tell)
-        self._tell = tell
+        self._encode = BatchEncoder(encoder, wanted.encoding.kind, wanted.encoding.flip, self.tell)
+        self._say = say
         self._progress = progress
         self._workers = workers
         self._seed = seed
@@ -51,6 +51,12 @@ class PrecomputeWorker:
         self._to_do = 0
         self._busy = 0.0
         self._sizes: dict[str, int] = {}
+
+    def tell(self, text: str) -> None:
+        """Say what a user should know, now and in the report."""
+        self.report.notes.append(text)
+        if self._say is not None:
+            self._say(text)
 
     def safe(self, items: Sequence[int]) -> None:
         """Called when items are safe on disk, or never will be: closes chunks that have none left."""
@@ -66,11 +72,11 @@ class PrecomputeWorker:
             if self._board is not None:
                 self._board.finish(chunk)
 
-    def through(self, sink: ShardSink | NpzSink, board: WorkBoard) -> None:
+    def through(self, sink: Sink, board: WorkBoard) -> None:
         """Do everything that is to do, together with whoever else is at it."""
         self._board = board
         wanted = self.wanted
-        to_do = self._missing(sink)
+        to_do, self.report.reasons = sink.missing()
         self.report.current = len(wanted) - int(to_do.sum())
         chunks = {name: items for name, items in _chunks(wanted, self._batch_size) if to_do[items].any()}
         self._sizes = {name: int(to_do[items].sum()) for name, items in chunks.items()}
@@ -95,22 +101,8 @@ class PrecomputeWorker:
                 writer.close()
         self.report.elsewhere = max(0, self._to_do - self.report.encoded - len(self.report.failed))
 
-    def _missing(self, sink: ShardSink | NpzSink) -> npt.NDArray[np.bool_]:
-        to_do = np.zeros(len(self.wanted), dtype=bool)
-        reasons: dict[str, int] = {}
-        if isinstance(sink, ShardSink):
-            comparison = sink.compare()
-            to_do, reasons = comparison.to_do, comparison.counts()
-        else:
-            for i in range(len(self.wanted)):
-                for reason in sink.reasons(i):
-                    to_do[i] = True
-                    reasons[str(reason)] = reasons.get(str(reason), 0) + 1
-        self.report.reasons = reasons
-        return to_do
-
     def _work(
-        self, turn: Iterator[str], chunks: dict[str, npt.NDArray[np.int64]], sink: ShardSink | NpzSink,
+        self, turn: Iterator[str], chunks: dict[str, npt.NDArray[np.int64]], sink: Sink,
         writer: Background, pool: ThreadPoolExecutor,
     ) -> None:  # fmt: skip
         def items() -> Iterator[int]:
@@ -133,11 +125,11 @@ class PrecomputeWorker:
             self._show()
         self.report.device_idle += time.monotonic() - started - (self._busy - busy)
 
-    def _one(self, batch: Batch, writer: Background) -> None:
+    def _one(self, batch: DecodedBatch, writer: Background) -> None:
         import torch
 
         names = [self.wanted.sources[i] for i in batch.items]
-        seeds = [noise_seed(self._seed, name, self.wanted.recipe.collection) for name in names]
+        seeds = [noise_seed(self._seed, name, self.wanted.encoding.collection) for name in names]
         began = time.monotonic()
         done: Encoded = self._encode(torch.from_numpy(batch.pixels), seeds, names)
         self._busy += time.monotonic() - began
@@ -146,14 +138,14 @@ class PrecomputeWorker:
         if good:
             flipped = None if done.flipped is None else done.flipped[good]
             items, masks = [batch.items[k] for k in good], [batch.masks[k] for k in good]
-            writer.put(Finished(items, done.plain[good], flipped, masks))
+            writer.put(EncodedBatch(items, done.plain[good], flipped, masks))
             self.report.encoded += len(good)
 
     def _fail(self, failed: Sequence[tuple[int, str]]) -> None:
         for i, reason in failed:
             path = self.wanted.paths[i]
             self.report.failed.append((path, reason.removeprefix(f"{path}: ")))
-            self._tell(f"{path}: {reason.removeprefix(f'{path}: ')}")
+            self.tell(f"{path}: {reason.removeprefix(f'{path}: ')}")
         self.safe([i for i, _ in failed])
 
     def _show(self) -> None:
@@ -176,5 +168,5 @@ def _chunks(wanted: LatentItems, batch_size: int) -> Iterator[tuple[str, npt.NDA
     for start, stop in zip(edges, [*edges[1:], n], strict=True):
         for at in range(start, stop, size):
             items = order[at : min(at + size, stop)].astype(np.int64)
-            text = "\n".join([repr(wanted.recipe), str(tuple(sizes[at])), *(wanted.sources[i] for i in items)])
+            text = "\n".join([repr(wanted.encoding), str(tuple(sizes[at])), *(wanted.sources[i] for i in items)])
             yield hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest(), items

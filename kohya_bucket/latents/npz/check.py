@@ -13,7 +13,7 @@ from kohya_bucket.latents.npz.note import read_note
 from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz
 from kohya_bucket.latents.npz.read_write import bring_over
 from kohya_bucket.latents.stale import Reason, Stale
-from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.entries import StoreEntry
 
 __all__ = ["FoundNpz", "find_npz", "holds_npz", "settle_npz", "why_npz_bad", "why_npz_stale"]
 
@@ -62,14 +62,14 @@ def why_npz_bad(
 
 
 def why_npz_stale(
-    path: Path, wanted: Entry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
+    path: Path, wanted: StoreEntry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
 ) -> list[Reason]:
     """Reasons why the latents must be made again for `wanted`; none if what is on disk serves, see `find_npz`."""
     return find_npz(path, wanted, arch, image, ignoring=ignoring).reasons
 
 
 def find_npz(
-    path: Path, wanted: Entry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
+    path: Path, wanted: StoreEntry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
 ) -> FoundNpz:
     """Look for latents that serve for `wanted`: in `path`, whichever kind of keys they have, and in the file beside.
 
@@ -104,7 +104,7 @@ def find_npz(
 
 
 def settle_npz(
-    path: Path, wanted: Entry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
+    path: Path, wanted: StoreEntry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
 ) -> tuple[list[Reason], bool]:
     """`why_npz_stale`, and where latents serve that this family's readers would not take, put them where they do.
 

@@ -6,15 +6,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.dtypes import to_float32
-from kohya_bucket.latents.npz.convert_values import convert_values
+from kohya_bucket.latents.npz.from_store import npz_item
 from kohya_bucket.latents.npz.import_npz import Exchange
 from kohya_bucket.latents.npz.names import collisions, npz_path
-from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
+from kohya_bucket.latents.npz.read_write import write_npz
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.state import source_paths
 
@@ -65,18 +62,11 @@ def export_npz(
                                    "trained with: choose that --arch, or encode with its VAE")  # fmt: skip
         beside = paths[i] if output is None else os.path.normpath(os.path.join(output, sources[i]))
         target = npz_path(beside, entry.original_size, arch, shared=n in shared)
-        dtype, bucket = store.storage(i), entry.fingerprint.bucket_size
-        plain = convert_values(to_float32(store.read(i), dtype)[None], info.space, arch)[0]
-        flipped = None
-        if entry.fingerprint.flip:
-            flipped = convert_values(to_float32(store.read(i, flipped=True), dtype)[None], info.space, arch)[0]
-        alpha = None
-        if entry.fingerprint.mask:
-            mask = store.read_mask(i)
-            alpha = np.ones(bucket[::-1], np.float32) if mask is None else mask.astype(np.float32) / np.float32(255)
         target.parent.mkdir(parents=True, exist_ok=True)
-        item = NpzLatents(plain, entry.original_size, entry.crop_ltrb, flipped, alpha)
-        write_npz(target, item, bucket, arch, entry.fingerprint, source_name=os.path.basename(sources[i]))
+        write_npz(
+            target, npz_item(store, i, arch), entry.fingerprint.bucket_size, arch, entry.fingerprint,
+            source_name=os.path.basename(sources[i]),
+        )  # fmt: skip
         result.done += 1
         if progress is not None:
             progress(n + 1, len(items))

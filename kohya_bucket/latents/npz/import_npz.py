@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,12 +15,11 @@ from kohya_bucket.images.pixels.resize import choose_interpolation
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, source_identity
-from kohya_bucket.latents.latent_space import LatentSpace
-from kohya_bucket.latents.npz.names import size_from_name, usual_name
+from kohya_bucket.latents.npz.cache_files import CacheFile, cache_files
 from kohya_bucket.latents.npz.note import read_note
 from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz
 from kohya_bucket.latents.npz.read_write import NpzLatents, read_keys, sizes_in
-from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import is_text, relative_source
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
@@ -37,16 +36,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A cache file: `whole`, it is named by the image's whole file name; `further`, it is of a further size."""
-
-    path: Path
-    whole: bool
-    further: bool = False
-
-
-@dataclass(frozen=True)
-class _Asked:
+class _ImportOptions:
     """What is recorded of files that do not say what they were made from, and how all are stored."""
 
     arch: Architecture
@@ -89,56 +79,22 @@ def import_npz(
         KohyaBucketError: an interpolation that does not exist.
     """
     choose_interpolation((1, 1), (1, 1), interpolation)
-    asked = _Asked(arch, images_root, dtype, vae, interpolation, collection)
+    options = _ImportOptions(arch, images_root, dtype, vae, interpolation, collection)
     result = Exchange()
     with StoreWriter(output, images_root=images_root) as writer:
-        for n, (image, files) in enumerate(zip(images, _files_of(images, arch), strict=True), 1):
+        for n, (image, files) in enumerate(zip(images, cache_files(images, arch), strict=True), 1):
             for found in files:
-                _import_one(image, found, writer, asked, None if captions is None else captions[n - 1], result)
+                _import_one(image, found, writer, options, None if captions is None else captions[n - 1], result)
             if progress is not None:
                 progress(n, len(images))
     write_manifest(LatentStore(output))
     return result
 
 
-def _files_of(images: Sequence[str], arch: Architecture) -> Iterator[list[_Found]]:
-    """The cache files of each image, by exact name: sd-scripts' own, then those of further sizes."""
-    folders: dict[str, tuple[dict[str, list[str]], dict[str, list[str]]]] = {}
-    for image in images:
-        folder, name = os.path.split(os.path.abspath(image))
-        if folder not in folders:
-            folders[folder] = _listed(folder, arch)
-        usual, further = folders[folder]
-        stem = os.path.splitext(name)[0]
-        file = next((f for f in usual.get(name, []) if size_from_name(f, name, arch)), None)
-        whole = file is not None
-        if file is None and arch.plain_until and os.path.exists(os.path.join(folder, stem + ".npz")):
-            file = stem + ".npz"
-        if file is None:
-            file = next((f for f in usual.get(stem, []) if size_from_name(f, stem, arch)), None)
-        if file is None:
-            yield []
-            continue
-        more = [_Found(Path(folder, f), whole, further=True) for f in further.get(file, [])]
-        yield [_Found(Path(folder, file), whole), *more]
-
-
-def _listed(folder: str, arch: Architecture) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Cache files of a folder: sd-scripts' by the image's stem or name, further ones by the file they belong to."""
-    usual: dict[str, list[str]] = {}
-    further: dict[str, list[str]] = {}
-    for file in sorted(os.listdir(folder)):
-        if file.endswith(arch.suffix):
-            usual.setdefault(file[: -len(arch.suffix)].rpartition("_")[0], []).append(file)
-        elif (owner := usual_name(file)) is not None:
-            further.setdefault(owner, []).append(file)
-    return usual, further
-
-
 def _import_one(
-    image: str, found: _Found, writer: StoreWriter, asked: _Asked, caption: str | None, result: Exchange
+    image: str, found: CacheFile, writer: StoreWriter, options: _ImportOptions, caption: str | None, result: Exchange
 ) -> None:
-    path, arch = found.path, asked.arch
+    path, arch = found.path, options.arch
     try:
         sizes = _latents_of(image, found, arch)
     except BROKEN as error:
@@ -147,33 +103,32 @@ def _import_one(
     if not sizes:
         result.skipped.append((str(path), f"has no latents of {arch.name}"))
         return
-    source = relative_source([image], asked.images_root)[0]
+    source = relative_source([image], options.images_root)[0]
     if not is_text(source):
         result.skipped.append((str(path), "the image's name is no UTF-8, which a store cannot hold: rename it"))
         return
-    space = LatentSpace(arch.scale_factor, arch.shift_factor, arch.values, arch.stride, arch.name)
     for rank, (bucket, (item, known, why)) in enumerate(sorted(sizes.items(), key=lambda s: -s[0][0] * s[0][1])):
         if why:
             result.skipped.append((str(path), why))
             continue
-        name = asked.collection if rank == 0 else f"{asked.collection}@{round((bucket[0] * bucket[1]) ** 0.5)}"
+        name = options.collection if rank == 0 else f"{options.collection}@{round((bucket[0] * bucket[1]) ** 0.5)}"
         if found.further:
-            name = f"{asked.collection} to {bucket[0]}x{bucket[1]}".strip()
+            name = f"{options.collection} to {bucket[0]}x{bucket[1]}".strip()
         mask: npt.NDArray[np.uint8] | None = None
         if item.alpha_mask is not None and not (item.alpha_mask == 1).all():
             mask = np.rint(item.alpha_mask * 255).astype(np.uint8)
-        fingerprint = _fingerprint(image, bucket, item, known, asked)
+        fingerprint = _fingerprint(image, bucket, item, known, options)
         writer.add(
-            Entry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
-            from_float32(item.latents, asked.dtype),
-            flipped=None if item.flipped is None else from_float32(item.flipped, asked.dtype),
-            mask=mask, space=space,
+            StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
+            from_float32(item.latents, options.dtype),
+            flipped=None if item.flipped is None else from_float32(item.flipped, options.dtype),
+            mask=mask, space=arch.space,
         )  # fmt: skip
         result.done += 1
 
 
 def _latents_of(
-    image: str, found: _Found, arch: Architecture
+    image: str, found: CacheFile, arch: Architecture
 ) -> dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]]:
     """By bucket what a file holds: latents, fingerprint, and why they are not to be trusted, or "".
 
@@ -198,11 +153,11 @@ def _latents_of(
 
 
 def _fingerprint(
-    image: str, bucket: tuple[int, int], item: NpzLatents, known: Fingerprint | None, asked: _Asked
+    image: str, bucket: tuple[int, int], item: NpzLatents, known: Fingerprint | None, options: _ImportOptions
 ) -> Fingerprint:
     flip, mask = item.flipped is not None, item.alpha_mask is not None
     if known is not None:
-        return Fingerprint(**(vars(known) | {"dtype": asked.dtype, "flip": flip, "mask": mask}))
+        return Fingerprint(**(vars(known) | {"dtype": options.dtype, "flip": flip, "mask": mask}))
     nbytes, mtime, _ = source_identity(image)
     (width, height), (bucket_width, bucket_height) = item.original_size, bucket
     sides = (np.array([value], dtype=np.float64) for value in (width, height, width / height,
@@ -211,9 +166,9 @@ def _fingerprint(
     resized = (resized_width, resized_height)
     crop = ((resized_width - bucket_width) // 2, (resized_height - bucket_height) // 2)
     return Fingerprint(
-        nbytes, mtime, "", asked.vae or UNKNOWN_VAE, bucket, resized, crop,
-        _resizing(item.original_size, resized, asked.interpolation) if asked.vae else "unknown",
-        asked.dtype, "latents", flip, mask,
+        nbytes, mtime, "", options.vae or UNKNOWN_VAE, bucket, resized, crop,
+        _resizing(item.original_size, resized, options.interpolation) if options.vae else "unknown",
+        options.dtype, "latents", flip, mask,
     )  # fmt: skip
 
 

@@ -12,14 +12,14 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.tables.parquet import read_table
 from kohya_bucket.latents.fingerprint import Fingerprint
 
-__all__ = ["Entry", "arrow", "decode", "encode", "entry_at", "schema", "to_table"]
+__all__ = ["StoreEntry", "arrow", "decode", "encode", "entry_at", "schema", "to_table"]
 
 FORMAT = "kohya_bucket.latents"
 VERSION = 1
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoreEntry:
     """One item of the store.
 
     Attributes:
@@ -78,7 +78,7 @@ def schema() -> Any:
     return pa.schema(fields)
 
 
-def to_table(entries: list[Entry], places: dict[str, list[Any]]) -> Any:
+def to_table(entries: list[StoreEntry], places: dict[str, list[Any]]) -> Any:
     """Arrow table of `entries`; `places` gives the columns from `written_ns` on, one value per entry."""
     pa, _, _ = arrow()
     prints = [e.fingerprint for e in entries]
@@ -104,8 +104,8 @@ def to_table(entries: list[Entry], places: dict[str, list[Any]]) -> Any:
     return pa.table({f.name: pa.array(columns[f.name], f.type) for f in schema()}, schema=schema())
 
 
-def entry_at(row: dict[str, Any]) -> Entry:
-    """The `Entry` of one row of the table."""
+def entry_at(row: dict[str, Any]) -> StoreEntry:
+    """The `StoreEntry` of one row of the table."""
     fingerprint = Fingerprint(
         row["source_bytes"], row["source_mtime_ns"], row["source_hash"], row["vae"],
         (row["bucket_width"], row["bucket_height"]), (row["resized_width"], row["resized_height"]),
@@ -114,7 +114,7 @@ def entry_at(row: dict[str, Any]) -> Entry:
     )  # fmt: skip
     ltrb = (row["ltrb_left"], row["ltrb_top"], row["ltrb_right"], row["ltrb_bottom"])
     original = (row["original_width"], row["original_height"])
-    return Entry(row["source"], fingerprint, original, ltrb, row["caption"], row["collection"])
+    return StoreEntry(row["source"], fingerprint, original, ltrb, row["caption"], row["collection"])
 
 
 def encode(table: Any, description: dict[str, Any]) -> bytes:

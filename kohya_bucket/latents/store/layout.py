@@ -18,7 +18,7 @@ from kohya_bucket.files import write_file
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.store.shard_file import TensorSpec
 
-__all__ = ["Layout", "ShardInfo", "is_text", "relative_source"]
+__all__ = ["Layout", "ShardInfo", "common_root", "is_text", "relative_source"]
 
 _VERSION = 1
 
@@ -31,6 +31,11 @@ class ShardInfo:
     nbytes: int
     tensors: dict[str, TensorSpec]
     space: LatentSpace
+
+    @property
+    def rows(self) -> int:
+        """Items in it, those included that newer ones have replaced."""
+        return next(iter(self.tensors.values())).shape[0]
 
     @property
     def is_posterior(self) -> bool:
@@ -55,7 +60,7 @@ class Layout:
         self.shards = self.root / "shards"
         self.work = self.root / "work"
         self.quarantine = self.root / "quarantine"
-        self.settings = self.root / "store.json"
+        self.store_file = self.root / "store.json"
 
     def create(self, images_root: Path | None = None) -> None:
         """Make the folders and `store.json`, if they are not there.
@@ -67,24 +72,24 @@ class Layout:
             self.shards.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LatentStoreError(f"cannot make the latent store {self.root}: {error.strerror or error}") from error
-        if not self.settings.exists():
+        if not self.store_file.exists():
             images = "." if images_root is None else _relative(images_root, self.root)
             text = json.dumps({"format": "kohya_bucket.latents", "version": _VERSION, "images": images}, indent=2)
-            write_file(self.settings, [text.encode("utf-8")])
+            write_file(self.store_file, [text.encode("utf-8")])
 
     def exists(self) -> bool:
-        return self.settings.is_file() or self.shards.is_dir()
+        return self.store_file.is_file() or self.shards.is_dir()
 
     def images_root(self) -> Path:
         """Folder that the sources' paths start from; it need not exist here."""
         try:
-            data = json.loads(self.settings.read_text(encoding="utf-8"))
+            data = json.loads(self.store_file.read_text(encoding="utf-8"))
             version, images = int(data["version"]), str(data["images"])
         except FileNotFoundError:
             return self.root
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LatentStoreError(
-                f"{self.settings} cannot be read ({error}): delete it, then `kohya-bucket cache repair --images DIR`"
+                f"{self.store_file} cannot be read ({error}): delete it, then `kohya-bucket cache repair --images DIR`"
             ) from error
         if version > _VERSION:
             raise LatentStoreError(f"{self.root} was written by a newer kohya-bucket (format {version}): upgrade")
@@ -132,6 +137,19 @@ def relative_source(paths: Sequence[str | os.PathLike[str]], images_root: Path) 
         inside = text.startswith(prefix)
         out.append(text[len(prefix) :].replace(os.sep, "/") if inside else _relative(Path(text), images_root))
     return out
+
+
+def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None) -> Path:
+    """Folder that sources are named from: the one the store remembers, or the deepest that holds all images."""
+    if output_dir is not None and Layout(output_dir).store_file.is_file():
+        return Layout(output_dir).images_root()
+    if not paths:
+        return Path.cwd()
+    try:
+        common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
+    except ValueError:  # several drives
+        common = os.path.dirname(os.path.abspath(paths[0]))
+    return Path(common)
 
 
 def is_text(source: str) -> bool:

@@ -1,4 +1,4 @@
-"""One shard: a safetensors file whose rows are items of one bucket, read through memory mapping.
+"""One shard: a safetensors file whose rows are items of one bucket.
 
 Layout of a safetensors file: 8 bytes little-endian header length, a JSON header that gives each tensor's dtype,
 shape and byte range, then the tensors without gaps. The header is padded with spaces so that data start at a
@@ -9,7 +9,6 @@ safetensors reader opens the result.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
 import zlib
@@ -24,7 +23,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import write_file
 from kohya_bucket.latents.dtypes import CODES, carrier
 
-__all__ = ["ENTRIES", "MappedShard", "TensorSpec", "read_header", "write_shard"]
+__all__ = ["ENTRIES", "TensorSpec", "read_header", "write_shard"]
 
 ENTRIES = "entries"
 _ALIGNMENT = 64
@@ -102,29 +101,3 @@ def read_header(path: Path) -> tuple[dict[str, TensorSpec], bytes, dict[str, str
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise LatentStoreError(f"shard {path} is damaged: {error}") from error
     return specs, entries, metadata
-
-
-class MappedShard:
-    """A shard's tensors as arrays over the mapped file: nothing is copied, and the file cannot be changed.
-
-    The mapping is private and copy-on-write: writing into an array changes this process' copy only.
-
-    Raises:
-        LatentStoreError: the file is shorter or longer than when it was written.
-    """
-
-    def __init__(self, path: Path, nbytes: int, specs: dict[str, TensorSpec]) -> None:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != nbytes:
-                raise LatentStoreError(
-                    f"shard {path} is {'truncated' if size < nbytes else 'too long'}: {size} bytes of {nbytes}; "
-                    "run `kohya-bucket cache repair`"
-                )
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self.tensors: dict[str, npt.NDArray[Any]] = {
-            name: np.frombuffer(
-                self._map, carrier(spec.dtype), int(np.prod(spec.shape, dtype=np.int64)), spec.offset
-            ).reshape(spec.shape)
-            for name, spec in specs.items()
-        }

@@ -13,10 +13,10 @@ from kohya_bucket.images.files.content_hash import hash_file
 from kohya_bucket.latents.source_files import stat_files
 from kohya_bucket.latents.store.latent_store import LatentStore
 
-__all__ = ["SourceState", "check_sources"]
+__all__ = ["SourceState", "check_sources", "source_changed"]
 
 
-def _changed(
+def source_changed(
     store: LatentStore, rows: npt.NDArray[Any], nbytes: npt.NDArray[np.int64], mtimes: npt.NDArray[np.int64],
     hash_of: Callable[[int], str], *, always: bool,
 ) -> npt.NDArray[np.bool_]:  # fmt: skip
@@ -51,7 +51,7 @@ def check_sources(store: LatentStore, paths: list[str], *, content: bool = False
     absent = nbytes < 0
     rows = np.flatnonzero(~absent)
     changed = np.zeros(len(store), dtype=bool)
-    changed[rows] = _changed(
+    changed[rows] = source_changed(
         store, rows, nbytes[rows], mtimes[rows], lambda k: hash_file(paths[rows[k]]), always=content
     )
     return SourceState(absent, changed)

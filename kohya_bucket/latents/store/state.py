@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -71,15 +70,13 @@ def status(store: LatentStore, *, images_root: Path | None = None, content: bool
         key = (row["collection"], (row["bucket_width"], row["bucket_height"]), row["dtype"], row["kind"], row["vae"])
         groups[key] = row["count_all"]
     layout = store.layout
-    manifest = layout.manifests()
-    named = _names_in(store, manifest[0]) if manifest else set()
     return StoreStatus(
         items=len(store),
         nbytes=sum(layout.shard_sizes().values()),
         shards=len(store.shards),
         groups=groups,
         superseded=store.rows_on_disk() - len(store),
-        unindexed=len(store.shards.keys() - named),
+        unindexed=len(store.unindexed),
         damage=list(store.damage),
         lost=[entry.source for entry in store.lost_entries()],
         changed=[paths[i] for i in np.flatnonzero(state.changed).tolist()],
@@ -105,19 +102,9 @@ def verify(
     done = 0
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
         for start in range(0, len(order), 4096):
-            part: list[Any] = order[start : start + 4096].tolist()
+            part: list[int] = order[start : start + 4096].tolist()
             found += [(i, bad) for i, bad in zip(part, pool.map(store.check, part), strict=True) if bad is not None]
             done += len(part)
             if progress is not None:
                 progress(done, len(order))
     return sorted(found)
-
-
-def _names_in(store: LatentStore, manifest: Path) -> set[str]:
-    from kohya_bucket.errors import LatentStoreError
-    from kohya_bucket.latents.store.entries import decode
-
-    try:
-        return {shard["name"] for shard in decode(store.layout.read_manifest(manifest))[1]["shards"]}
-    except (LatentStoreError, OSError):
-        return set()

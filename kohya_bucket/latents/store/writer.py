@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import write_file
 from kohya_bucket.latents.latent_space import LatentSpace
-from kohya_bucket.latents.store.entries import Entry, arrow, encode, to_table
+from kohya_bucket.latents.store.entries import StoreEntry, arrow, encode, to_table
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.shard_file import write_shard
@@ -30,9 +30,22 @@ __all__ = ["StoreWriter", "write_manifest"]
 Bits = npt.NDArray[Any]
 
 
+class _Kind(NamedTuple):
+    """What the rows of one shard have in common."""
+
+    bucket_size: tuple[int, int]
+    dtype: str
+    kind: str
+    flip: bool
+    mask: bool
+    shape: tuple[int, ...]
+    space: LatentSpace
+    collection: str
+
+
 @dataclass
 class _Pending:
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[StoreEntry] = field(default_factory=list)
     written_ns: list[int] = field(default_factory=list)
     plain: list[Bits] = field(default_factory=list)
     flipped: list[Bits] = field(default_factory=list)
@@ -63,19 +76,19 @@ class StoreWriter:
         images_root: Path | None = None,
         shard_bytes: int = 256 << 20,
         flush_seconds: float | None = 60.0,
-        on_commit: Callable[[list[Entry]], None] | None = None,
+        on_commit: Callable[[list[StoreEntry]], None] | None = None,
     ) -> None:
         self.layout = Layout(root)
         self.layout.create(images_root)
         self._shard_bytes = shard_bytes
         self._flush_seconds = flush_seconds
         self._on_commit = on_commit
-        self._pending: dict[tuple[Any, ...], _Pending] = {}
+        self._pending: dict[_Kind, _Pending] = {}
         self._flushed = time.monotonic()
 
     def add(
         self,
-        entry: Entry,
+        entry: StoreEntry,
         plain: Bits,
         *,
         flipped: Bits | None = None,
@@ -96,8 +109,8 @@ class StoreWriter:
         print_ = entry.fingerprint
         if print_.flip != (flipped is not None):
             raise ValueError(f"{entry.source}: its fingerprint says flip={print_.flip}")
-        key = (print_.bucket_size, print_.dtype, print_.kind, print_.flip, print_.mask, plain.shape, space,
-               entry.collection)  # fmt: skip
+        key = _Kind(print_.bucket_size, print_.dtype, print_.kind, print_.flip, print_.mask, plain.shape, space,
+                    entry.collection)  # fmt: skip
         pending = self._pending.setdefault(key, _Pending())
         pending.entries.append(entry)
         pending.written_ns.append(time.time_ns() if written_ns is None else written_ns)
@@ -131,9 +144,9 @@ class StoreWriter:
         with suppress(LatentStoreError):  # what is finished is kept; the first error is the one to report
             self.flush()
 
-    def _commit(self, key: tuple[Any, ...]) -> None:
-        rows = self._pending.pop(key)
-        bucket_size, dtype, kind, *_, space, _ = key
+    def _commit(self, common: _Kind) -> None:
+        rows = self._pending.pop(common)
+        bucket_size, dtype, kind = common.bucket_size, common.dtype, common.kind
         tensors: dict[str, tuple[str, Bits]] = {kind: (dtype, np.stack(rows.plain))}
         if rows.flipped:
             tensors[f"{kind}_flipped"] = (dtype, np.stack(rows.flipped))
@@ -148,7 +161,7 @@ class StoreWriter:
             "crc_mask": [zlib.crc32(np.ascontiguousarray(rows.masks[m]).data) if m >= 0 else 0 for m in rows.mask_rows],
         })  # fmt: skip
         shapes = {name: [dtype_, list(bits.shape)] for name, (dtype_, bits) in tensors.items()}
-        description = {"tensors": shapes, "space": vars(space)}
+        description = {"tensors": shapes, "space": vars(common.space)}
         metadata = {"format": "kohya_bucket.latents", "bucket": f"{bucket_size[0]}x{bucket_size[1]}"}
         write_shard(path, tensors, encode(table, description), metadata)
         if self._on_commit is not None:

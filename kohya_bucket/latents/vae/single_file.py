@@ -13,13 +13,6 @@ from kohya_bucket.latents.vae.weight_names import OTHER_AUTOENCODERS, other_auto
 __all__ = ["autoencoder_class", "vae_from_single_file"]
 
 _PREFIXES = ("first_stage_model.", "vae.")
-# keys that only a whole checkpoint of that family has
-_FAMILIES = {
-    "sdxl": "conditioner.embedders.1.",
-    "sd": "cond_stage_model.",
-    "sd3": "model.diffusion_model.joint_blocks.",
-    "flux": "model.diffusion_model.double_blocks.",
-}
 
 
 def vae_from_single_file(diffusers: Any, path: Path, architecture: str) -> tuple[Any, str]:
@@ -45,7 +38,8 @@ def vae_from_single_file(diffusers: Any, path: Path, architecture: str) -> tuple
         return _other(diffusers, path, kind, weights, architecture)
     if "encoder.conv_in.weight" not in weights or "decoder.conv_in.weight" not in weights:
         raise KohyaBucketError(f"{path} holds no VAE (no encoder.conv_in.weight among its {len(names)} tensors)")
-    found = next((f for f, key in _FAMILIES.items() if any(n.startswith(key) for n in names)), "")
+    marked = (a for a in ARCHITECTURES.values() if a.checkpoint_key)
+    found = next((a.name for a in marked if any(n.startswith(a.checkpoint_key) for n in names)), "")
     architecture = architecture or found
     channels = int(weights["decoder.conv_in.weight"].shape[1])
     if not architecture:
@@ -104,7 +98,7 @@ def _filled(vae: Any, weights: dict[str, Any], path: Path) -> Any:
 
 
 def _config(weights: dict[str, Any], channels: int) -> dict[str, Any]:
-    """AutoencoderKL's settings, read off the shapes, in the original or in diffusers' naming."""
+    """AutoencoderKL's options, read off the shapes, in the original or in diffusers' naming."""
     original = not any(name.startswith("encoder.down_blocks.") for name in weights)
     first, resnet = ("encoder.down", "block") if original else ("encoder.down_blocks", "resnets")
     widths: list[int] = []

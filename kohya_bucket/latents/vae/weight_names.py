@@ -9,12 +9,14 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kohya_bucket.latents.architectures import ARCHITECTURES
+
 __all__ = ["OTHER_AUTOENCODERS", "other_autoencoder", "to_diffusers_names"]
 
 Weights = dict[str, Any]
 
 # diffusers' class, and the model family that sd-scripts trains with it
-OTHER_AUTOENCODERS = {"AutoencoderKLQwenImage": "anima", "AutoencoderKLHunyuanImage": "hunyuan_image"}
+OTHER_AUTOENCODERS = {a.autoencoder: a.name for a in ARCHITECTURES.values() if a.autoencoder != "AutoencoderKL"}
 
 _QWEN_BLOCK = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2", "residual.6": "conv2",
                "shortcut": "conv_shortcut"}  # fmt: skip

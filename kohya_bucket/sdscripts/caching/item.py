@@ -25,7 +25,7 @@ from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.opened import write_arrays
 from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
 from kohya_bucket.latents.stale import Reason, Stale
-from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.entries import StoreEntry
 
 __all__ = [
     "CacheItem",
@@ -68,7 +68,7 @@ class CacheItem:
         """
         return self._fingerprint(dtype, *source_identity(self.image)[:2])
 
-    def to_compare(self, dtype: str = "float32") -> tuple[Entry, tuple[Stale, ...]]:
+    def to_compare(self, dtype: str = "float32") -> tuple[StoreEntry, tuple[Stale, ...]]:
         """The item as stored latents of it must be, and what of it cannot be compared, as `why_stale` ignores it.
 
         That is a VAE whose hash is not known yet, and an image that is gone: a cache outlives it.
@@ -78,7 +78,7 @@ class CacheItem:
             print_ = self.fingerprint(dtype)
         except OSError:
             print_, unknown = self._fingerprint(dtype, -1, -1), (*unknown, Stale.SOURCE)
-        entry = Entry(Path(self.image).name, print_, as_pair(self.original_size), (0.0, 0.0, 0.0, 0.0))
+        entry = StoreEntry(Path(self.image).name, print_, as_pair(self.original_size), (0.0, 0.0, 0.0, 0.0))
         return entry, unknown
 
     def _fingerprint(self, dtype: str, nbytes: int, mtime: int) -> Fingerprint:

@@ -17,12 +17,12 @@ from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import Architecture
-from kohya_bucket.latents.dtypes import from_float32, to_float32
+from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import why_stale
 from kohya_bucket.latents.latent_space import LatentSpace
-from kohya_bucket.latents.npz.convert_values import convert_values
+from kohya_bucket.latents.npz.from_store import npz_item
 from kohya_bucket.latents.stale import Reason, Stale
-from kohya_bucket.latents.store.entries import Entry
+from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import relative_source
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
@@ -122,13 +122,10 @@ class ShardCache:
         if not all(np.isfinite(part).all() for part in parts):
             raise LatentStoreError(f"{item.image}: its latent is not finite (NaN or infinity); it is not cached")
         bits = [from_float32(part, self.dtype) for part in parts]
-        space = LatentSpace(
-            self.arch.scale_factor, self.arch.shift_factor, self.arch.values, self.arch.stride, self.arch.name
-        )
         self._writer.add(
-            Entry(source, fingerprint, as_pair(item.original_size), (left, top, right, bottom), None, collection),
+            StoreEntry(source, fingerprint, as_pair(item.original_size), (left, top, right, bottom), None, collection),
             bits[0], flipped=bits[1] if item.flip else None,
-            mask=None if mask is None or (mask == 255).all() else mask, space=space,
+            mask=None if mask is None or (mask == 255).all() else mask, space=self.arch.space,
         )  # fmt: skip
 
     def commit(self) -> None:
@@ -156,22 +153,8 @@ class ShardCache:
             raise LatentStoreError(
                 f"{image} has no latent for {bucket_reso[0]}x{bucket_reso[1]} in {self.root}: cache again"
             )
-        store = self._opened()
-        entry, dtype, space = store.entry(i), store.storage(i), store.info(i).space
-        plain = self._values(to_float32(store.read(i), dtype), space)
-        flipped = None
-        if entry.fingerprint.flip:
-            flipped = self._values(to_float32(store.read(i, flipped=True), dtype), space)
-        mask = None
-        if entry.fingerprint.mask:
-            stored = store.read_mask(i)
-            size = (bucket_reso[1], bucket_reso[0])
-            mask = np.ones(size, np.float32) if stored is None else stored.astype(np.float32) / np.float32(255)
-        return plain, list(entry.original_size), list(entry.crop_ltrb), flipped, mask
-
-    def _values(self, latents: npt.NDArray[np.float32], space: LatentSpace) -> npt.NDArray[np.float32]:
-        out: npt.NDArray[np.float32] = convert_values(latents[None], space, self.arch)[0]
-        return out
+        item = npz_item(self._opened(), i, self.arch)
+        return item.latents, list(item.original_size), list(item.crop_ltrb), item.flipped, item.alpha_mask
 
     def _find(self, image: str, bucket_reso: tuple[int, int]) -> int | None:
         store = self._opened()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +13,12 @@ from kohya_bucket.adapter.options import DEFAULT_STORE, AdapterOptions
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.encode.comparison import Comparison, bits_of, compare
-from kohya_bucket.latents.encode.precompute import common_root
-from kohya_bucket.latents.items import EncodeSettings, LatentItems
+from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.npz.check import why_npz_stale
 from kohya_bucket.latents.npz.names import paths_of_run
 from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.layout import Layout, relative_source
+from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.sdscripts.config import Config
 from kohya_bucket.sdscripts.doctor.packages import version_of
 from kohya_bucket.sdscripts.doctor.room import Lacking, check_room
@@ -28,21 +27,7 @@ from kohya_bucket.sdscripts.plan.latents import items_of, wanted_by_config
 
 __all__ = ["cache_section"]
 
-_RECIPE = EncodeSettings("", "float32", "latents", False, False, "auto", "")
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """Latents of one size: the model families that have it, and its float32 values per pixel."""
-
-    families: str
-    values_per_pixel: float
-
-
-_KINDS = (
-    _Kind("SD 1.5, SDXL, HunyuanImage", 1 / 16),
-    _Kind("SD3, Flux, Lumina, Anima", 1 / 4),
-)
+_ENCODING = EncodeOptions("", "float32", "latents", False, False, "auto", "")
 
 
 def cache_section(read: Config, settings: AdapterOptions) -> Section:
@@ -53,7 +38,7 @@ def cache_section(read: Config, settings: AdapterOptions) -> Section:
     section = Section("latent caches")
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = common_root(paths, None)
-    parts = _distinct(wanted_by_config(read, _RECIPE, root, settings=settings))
+    parts = _distinct(wanted_by_config(read, _ENCODING, root, settings=settings))
     if not parts:
         section.facts.append(("images", "none whose latents can be cached"))
     elif settings.latent_cache == "shards" and not version_of("pyarrow"):
@@ -84,13 +69,21 @@ def _distinct(parts: Sequence[LatentItems]) -> list[LatentItems]:
     return out
 
 
+def _of_any_family(parts: Sequence[LatentItems]) -> list[Lacking]:
+    """The latents of the parts once for each number of values that families have per pixel."""
+    families: dict[float, list[str]] = {}
+    for arch in sorted(ARCHITECTURES.values(), key=lambda arch: arch.values_per_pixel):
+        families.setdefault(arch.values_per_pixel, []).append(arch.title)
+    return [Lacking(", ".join(titles), values, list(parts)) for values, titles in families.items()]
+
+
 def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
     lacking = []
     for arch in ARCHITECTURES.values():
         found = _files_of(section, parts, arch, root)
         if found is not None:
-            lacking.append(Lacking(arch.name, arch.channels / arch.stride**2, found))
-    lacking = lacking or [Lacking(kind.families, kind.values_per_pixel, list(parts)) for kind in _KINDS]
+            lacking.append(Lacking(arch.name, arch.values_per_pixel, found))
+    lacking = lacking or _of_any_family(parts)
     check_room(section, lacking, None)
 
 
@@ -137,7 +130,7 @@ def _shards(section: Section, parts: Sequence[LatentItems], folder: Path) -> Non
         message = f"latent_cache_dir is {str(folder)!r}, a file, so that no latent can be stored there"
         section.findings.error("store", "", message, "name a folder")
         return
-    if Layout(folder).settings.is_file():
+    if Layout(folder).store_file.is_file():
         store = LatentStore(folder)
         reasons: Counter[str] = Counter()
         lacking = []
@@ -146,7 +139,7 @@ def _shards(section: Section, parts: Sequence[LatentItems], folder: Path) -> Non
             reasons.update(found.counts())
             lacking.append(part.subset(np.flatnonzero(found.to_do).tolist()))
         _say(section, str(folder), sum(map(len, parts)), reasons)
-    check_room(section, [Lacking(kind.families, kind.values_per_pixel, lacking) for kind in _KINDS], folder)
+    check_room(section, _of_any_family(lacking), folder)
 
 
 def _in_store(store: LatentStore, part: LatentItems) -> Comparison:
@@ -155,7 +148,7 @@ def _in_store(store: LatentStore, part: LatentItems) -> Comparison:
     found = Comparison(np.full(len(part), -1, dtype=np.int64), np.zeros(len(part), dtype=np.uint16))
     elsewhere = bits_of(Stale.BUCKET, Stale.KIND)
     for name in store.collections():
-        asked = replace(part, sources=sources, recipe=replace(part.recipe, collection=name))
+        asked = replace(part, sources=sources, encoding=replace(part.encoding, collection=name))
         seen = compare(store, asked, ignoring=(Stale.VAE, Stale.DTYPE))
         better = (seen.at >= 0) & (seen.differs & elsewhere == 0) & found.to_do
         found.at[better], found.differs[better] = seen.at[better], seen.differs[better]

@@ -66,8 +66,8 @@ def check_room(section: Section, lacking: Sequence[Lacking], store: Path | None)
 def nbytes_of(part: LatentItems, values_per_pixel: float, *, npz: bool) -> int:
     """Bytes of all items of a part, with flips and masks where they are asked for."""
     pixels = part.bucket_sizes.astype(np.int64).prod(axis=1)
-    latents = (pixels * values_per_pixel).astype(np.int64) * _VALUE_BYTES * (2 if part.recipe.flip else 1)
-    masks = pixels * (_VALUE_BYTES if npz else 1) if part.recipe.mask else 0
+    latents = (pixels * values_per_pixel).astype(np.int64) * _VALUE_BYTES * (2 if part.encoding.flip else 1)
+    masks = pixels * (_VALUE_BYTES if npz else 1) if part.encoding.mask else 0
     if npz:
         return int((latents + masks + _NPZ_BYTES).sum())
     return int((latents + masks + _ITEM_BYTES).sum()) + _SHARD_BYTES * len(np.unique(part.bucket_sizes, axis=0))

@@ -12,7 +12,7 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.files.paths import file_key
 from kohya_bucket.images.progress import Progress
-from kohya_bucket.latents.items import EncodeSettings, LatentItems
+from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.sdscripts.config import Config, ImageList, Kind, ReadDataset, SubsetConfig
 from kohya_bucket.sdscripts.config.captions import caption_of
 from kohya_bucket.sdscripts.config.dreambooth import cached_captions
@@ -33,7 +33,7 @@ def collection_names(config: Config) -> list[str]:
 
 def wanted_by_config(
     config: Config,
-    recipe: EncodeSettings,
+    encoding: EncodeOptions,
     images_root: Path,
     *,
     settings: AdapterOptions | None = None,
@@ -43,7 +43,7 @@ def wanted_by_config(
 ) -> list[LatentItems]:
     """What sd-scripts would cache for `config`: buckets, flips, masks and interpolation as each subset says.
 
-    Flips and masks of `recipe` are added for all images. Images of subsets that crop or colour at random are
+    Flips and masks of `encoding` are added for all images. Images of subsets that crop or colour at random are
     listed in `without_bucket`: sd-scripts does not cache their latents. With `resolutions` there are latents at each
     of them; with `merge` and `catch_all` also at the sizes that images may be moved to in any epoch.
 
@@ -64,27 +64,27 @@ def wanted_by_config(
         if len(images):
             sizes, _, _ = sizes_of(images, options, progress)
             for part in cached_sizes(dataset, images, sizes, options, gpus, collection):
-                found = _of_dataset(dataset, images, sizes, part, recipe, images_root, content_hash)
+                found = _of_dataset(dataset, images, sizes, part, encoding, images_root, content_hash)
                 out += [replace(wanted, dataset=number) for wanted in found]
     return _with_shared_wishes(out)
 
 
 def _with_shared_wishes(parts: list[LatentItems]) -> list[LatentItems]:
     """Flips and masks of an item for all datasets that share it: of two ways of making it, the later would win."""
-    if len({(part.recipe.flip, part.recipe.mask) for part in parts}) < 2:
+    if len({(part.encoding.flip, part.encoding.mask) for part in parts}) < 2:
         return parts
     wishes: dict[tuple[str, int, int], tuple[bool, bool]] = {}
     for part in parts:
         for item in items_of(part):
             flip, mask = wishes.get(item, (False, False))
-            wishes[item] = flip or part.recipe.flip, mask or part.recipe.mask
+            wishes[item] = flip or part.encoding.flip, mask or part.encoding.mask
     out = []
     for part in parts:
         groups: dict[tuple[bool, bool], list[int]] = {}
         for i, item in enumerate(items_of(part)):
             groups.setdefault(wishes[item], []).append(i)
         pieces = [
-            replace(part.subset(group), recipe=replace(part.recipe, flip=flip, mask=mask))
+            replace(part.subset(group), encoding=replace(part.encoding, flip=flip, mask=mask))
             for (flip, mask), group in groups.items()
         ]
         pieces = pieces or [part]
@@ -102,7 +102,7 @@ def _of_dataset(
     images: ImageList,
     sizes: IntArray,
     part: CachedSizes,
-    recipe: EncodeSettings,
+    encoding: EncodeOptions,
     images_root: Path,
     content_hash: bool,
 ) -> list[LatentItems]:
@@ -119,7 +119,7 @@ def _of_dataset(
         paths = [images.paths[i] for i in rows.tolist()]
         flip, mask, interpolation = way
         own = replace(
-            recipe, flip=recipe.flip or flip, mask=recipe.mask or mask, interpolation=interpolation,
+            encoding, flip=encoding.flip or flip, mask=encoding.mask or mask, interpolation=interpolation,
             collection=part.collection,
         )  # fmt: skip
         owners = [subsets[int(images.subset[i])] for i in rows.tolist()]

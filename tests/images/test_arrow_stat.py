@@ -1,4 +1,4 @@
-"""Files opened beside each other are the files that their paths name."""
+"""What pyarrow says of many files is what `os.stat` says of each."""
 
 from __future__ import annotations
 
@@ -8,19 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kohya_bucket.images.files.opening import READING, beside_each_other
 from kohya_bucket.images.scan.arrow_stat import can_stat_together, stat_together
 from kohya_bucket.images.scan.pool import Job
-
-
-def contents(paths: list[str]) -> list[bytes]:
-    out = []
-    with beside_each_other(paths) as (names, folder):
-        for name in names:
-            fd = os.open(name, READING, dir_fd=folder)
-            out.append(os.read(fd, 100))
-            os.close(fd)
-    return out
 
 
 def write(folder: Path, names: list[str]) -> list[str]:
@@ -28,40 +17,6 @@ def write(folder: Path, names: list[str]) -> list[str]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name, encoding="utf-8")
     return [str(folder / name) for name in names]
-
-
-@pytest.mark.parametrize("folders", [["a"], ["a", "a/b", "a/bc"], ["a", "x"], ["", "a"], ["猫", "猫/ b"]])
-@pytest.mark.parametrize("count", [1, 10, 500])
-def test_names_and_folders_lead_to_the_paths(tmp_path: Path, folders: list[str], count: int) -> None:
-    names = [f"{folders[i % len(folders)]}/{i}.txt".lstrip("/") for i in range(count)]
-    assert contents(write(tmp_path, names)) == [name.encode() for name in names]
-
-
-def test_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"{'' if i % 2 else 'sub/'}{i}.txt" for i in range(200)]
-    write(tmp_path, names)
-    monkeypatch.chdir(tmp_path)
-    assert contents(names) == [name.encode() for name in names]
-
-
-@pytest.mark.skipif(os.name == "nt", reason="slashes of POSIX")
-def test_a_doubled_slash_does_not_lead_to_the_root(tmp_path: Path) -> None:
-    paths = write(tmp_path, [f"{i}.txt" for i in range(100)])
-    paths[50] = f"{tmp_path}//50.txt"
-    assert contents(paths) == [f"{i}.txt".encode() for i in range(100)]
-
-
-@pytest.mark.skipif(os.open not in os.supports_dir_fd, reason="this system cannot open beside a folder")
-def test_the_folder_is_closed_and_a_missing_one_leaves_paths_alone(tmp_path: Path) -> None:
-    paths = write(tmp_path, [f"{i}.txt" for i in range(100)])
-    with beside_each_other(paths) as (names, folder):
-        assert folder is not None
-        assert names[7] == "7.txt"
-    with pytest.raises(OSError, match="descriptor"):
-        os.fstat(folder)
-    gone = [f"{tmp_path}/gone/{i}" for i in range(100)]
-    with beside_each_other(gone) as (names, folder):
-        assert (names, folder) == (gone, None)
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Repair, prune and pack a store."""

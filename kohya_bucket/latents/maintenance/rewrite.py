@@ -1,0 +1,68 @@
+"""Rows are copied into new shards first, and the old files go last.
+
+Whatever interrupts this, every item is in at least one whole shard at any time. Shards that another process has
+open are left where the system refuses to remove them (Windows), and named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from kohya_bucket.latents.maintenance.report import MaintenanceReport
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+
+__all__ = ["copy_items", "quarantine", "remove_file", "remove_shards"]
+
+
+def copy_items(store: LatentStore, items: Iterable[int], writer: StoreWriter) -> None:
+    """Write items of `store` again, with their checksums looked at on the way and their times kept."""
+    times = store.column("written_ns")
+    for i in items:
+        entry = store.entry(i)
+        flip, mask = entry.fingerprint.flip, entry.fingerprint.mask
+        flipped = np.array(store.read(i, flipped=True)) if flip else None
+        alpha = store.read_mask(i) if mask else None
+        writer.add(
+            entry, np.array(store.read(i)), flipped=flipped, mask=None if alpha is None else np.array(alpha),
+            space=store.info(i).space, written_ns=int(times[i]),
+        )  # fmt: skip
+
+
+def remove_shards(
+    store: LatentStore, names: Sequence[str], done: MaintenanceReport, *, forget_lost: bool = False
+) -> None:
+    """Index what is there without `names`, then delete those."""
+    store.release()
+    for name in names:
+        remove_file(store.layout.shards / name, done)
+    store.refresh()
+    write_manifest(store, forget_lost=forget_lost)
+    store.refresh()
+
+
+def remove_file(path: Path, done: MaintenanceReport) -> None:
+    try:
+        path.unlink()
+        done.removed.append(path.name)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        done.in_use.append(path.name)
+
+
+def quarantine(store: LatentStore, name: str, done: MaintenanceReport) -> None:
+    source = (store.layout.root if name.endswith(".parquet") else store.layout.shards) / name
+    store.release()
+    try:
+        store.layout.quarantine.mkdir(exist_ok=True)
+        os.replace(source, store.layout.quarantine / name)
+        done.removed.append(name)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        done.in_use.append(name)

@@ -1,0 +1,158 @@
+"""What lies in a store's folder: the rows of its items, its shards, and what of it cannot be used.
+
+The manifest is an index and nothing more. Every shard describes its own rows, so shards that no manifest names
+yet are read from their own description, and manifests that are lost, old or damaged cost time, never items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.store.entries import arrow, decode, schema
+from kohya_bucket.latents.store.layout import Layout, ShardInfo
+from kohya_bucket.latents.store.shard_file import ENTRIES, read_header
+
+__all__ = ["Contents", "contents_of", "contents_of_shards", "in_shards"]
+
+_LOOKS = 5
+Shards = dict[str, ShardInfo]
+
+
+@dataclass
+class Contents:
+    """What was found.
+
+    Attributes:
+        table: rows of the items in usable shards; of each item the one written last, by (collection, source).
+        shards: usable shards by name.
+        damage: (file name, what is wrong) of every shard or manifest that cannot be used.
+        indexed: the manifest names all shards and no others.
+        manifest: rows of the newest manifest that can be read; None where there is none.
+        named: names of the shards in it.
+    """
+
+    table: Any
+    shards: Shards = field(default_factory=dict)
+    damage: list[tuple[str, str]] = field(default_factory=list)
+    indexed: bool = False
+    manifest: Any = None
+    named: Set[str] = frozenset()
+
+
+def contents_of(layout: Layout, known: Shards) -> Contents:
+    """Look at the folder, while other processes may add to it, pack or prune it; `known`: shards seen before."""
+    for _ in range(_LOOKS):
+        found, whole = _look(layout, known)
+        if whole:
+            break
+    return found
+
+
+def contents_of_shards(layout: Layout, names: Sequence[str]) -> Contents:
+    """These shards alone, read from their own descriptions."""
+    found = Contents(None)
+    parts = []
+    for name in names:
+        try:
+            nbytes = (layout.shards / name).stat().st_size
+            table, found.shards[name] = _self_described(layout, name, nbytes)
+            parts.append(table)
+        except (LatentStoreError, FileNotFoundError) as error:
+            found.damage.append((name, str(error)))
+    found.table = _newest_in_order(parts, found.shards)
+    return found
+
+
+def in_shards(table: Any, shards: Shards) -> Any:
+    """[N] Arrow booleans: the rows that lie in `shards`."""
+    pa, pc, _ = arrow()
+    return pc.is_in(table["shard"].cast(pa.string()), pa.array(list(shards), pa.string()))
+
+
+def _look(layout: Layout, known: Shards) -> tuple[Contents, bool]:
+    """What is there; False where a shard went meanwhile, so that those with its items may not have been listed yet."""
+    found = Contents(None)
+    found.manifest, from_manifest, in_order = _newest_manifest(layout, known, found.damage)
+    found.named = from_manifest.keys()
+    sizes = layout.shard_sizes()  # after the manifest: a newer one could name shards that are not listed
+    found.indexed = found.manifest is not None and found.named == sizes.keys()
+    parts = [] if found.manifest is None else [found.manifest]
+    whole = True
+    for name, nbytes in sorted(sizes.items()):
+        info = from_manifest.get(name)
+        if info is not None and info.nbytes == nbytes:
+            found.shards[name] = info
+            continue
+        if info is not None:
+            problem = "truncated" if nbytes < info.nbytes else "too long"
+            found.damage.append((name, f"{problem}: {nbytes} bytes of {info.nbytes}"))
+            continue
+        try:
+            part, found.shards[name] = _self_described(layout, name, nbytes)
+            parts.append(part)
+        except FileNotFoundError:
+            whole = False
+        except LatentStoreError as error:
+            found.damage.append((name, str(error)))
+    if in_order and len(parts) == 1 and found.named <= found.shards.keys():
+        found.table = parts[0].unify_dictionaries()
+    else:
+        found.table = _newest_in_order(parts, found.shards)
+    return found, whole
+
+
+def _newest_manifest(layout: Layout, known: Shards, damage: list[tuple[str, str]]) -> tuple[Any, Shards, bool]:
+    """Rows and shards of the newest manifest that can be read, and whether its rows are as `Contents` has them."""
+    tried: set[Path] = set()
+    while left := [path for path in layout.manifests() if path not in tried]:
+        path = left[0]
+        tried.add(path)
+        try:
+            table, description = decode(layout.read_manifest(path))
+        except FileNotFoundError:  # replaced since it was listed, by one that is listed now
+            continue
+        except (LatentStoreError, OSError) as error:
+            damage.append((path.name, str(error)))
+            continue
+        infos = {s["name"]: known.get(s["name"]) or ShardInfo.from_json(s) for s in description["shards"]}
+        return table, infos, bool(description.get("in_order"))
+    return None, {}, False
+
+
+def _self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardInfo]:
+    specs, data, _ = read_header(layout.shards / name)
+    table, description = decode(data)
+    pa, _, _ = arrow()
+    for tensor, (dtype, shape) in description["tensors"].items():
+        if tensor not in specs or (specs[tensor].dtype, list(specs[tensor].shape)) != (dtype, shape):
+            raise LatentStoreError(f"shard {name} is damaged: its header and its entries disagree on {tensor!r}")
+    column = pa.array([name] * len(table), schema().field("shard").type)
+    table = table.set_column(table.schema.get_field_index("shard"), "shard", column)
+    del specs[ENTRIES]
+    return table, ShardInfo(name, nbytes, specs, LatentSpace(**description["space"]))
+
+
+def _newest_in_order(parts: list[Any], shards: Shards) -> Any:
+    """Rows in `shards`; of those with the same key the one written last, in the order of (collection, source)."""
+    pa, pc, _ = arrow()
+    table = pa.concat_tables(parts).unify_dictionaries() if parts else schema().empty_table()
+    table = table.filter(in_shards(table, shards))
+    order = [("collection", "ascending"), ("source", "ascending"), ("written_ns", "ascending"), ("shard", "ascending")]
+    plain = pa.table({name: table[name].cast(schema().field(name).type.value_type) if name in ("collection", "shard")
+                      else table[name] for name, _ in order})  # fmt: skip
+    at = pc.sort_indices(plain, sort_keys=order)
+    table, plain = table.take(at), plain.take(at)
+    if len(table) > 1:
+        same = np.asarray(pc.equal(plain["source"][1:], plain["source"][:-1])) & np.asarray(
+            pc.equal(plain["collection"][1:], plain["collection"][:-1])
+        )
+        if same.any():
+            table = table.filter(pa.array(np.append(~same, True)))
+    return table

@@ -1,0 +1,72 @@
+"""Shards mapped into memory: their tensors as arrays, without a copy."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.dtypes import carrier
+from kohya_bucket.latents.store.layout import ShardInfo
+
+__all__ = ["MappedShards"]
+
+_MOST = 512  # each mapping holds a file handle
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+class MappedShards:
+    """The shards of a folder, each mapped when it is first read. A process that gets a copy maps its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._mapped: OrderedDict[str, Tensors] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_folder": self._folder, "_mapped": OrderedDict()}
+
+    def tensors(self, info: ShardInfo) -> Tensors:
+        """A shard's tensors as arrays over the mapped file: writing into one changes this process' copy only.
+
+        Raises:
+            LatentStoreError: the file is gone, or shorter or longer than when it was written.
+        """
+        found = self._mapped.get(info.name)
+        if found is None:
+            try:
+                found = _mapped(self._folder / info.name, info)
+            except FileNotFoundError as error:
+                raise LatentStoreError(
+                    f"shard {info.name} is gone from {self._folder}: the store was packed or pruned meanwhile"
+                ) from error
+            self._mapped[info.name] = found
+            if len(self._mapped) > _MOST:
+                self._mapped.popitem(last=False)
+        return found
+
+    def release(self) -> None:
+        """Let go of all files, so that they can be removed on Windows too."""
+        self._mapped.clear()
+
+
+def _mapped(path: Path, info: ShardInfo) -> Tensors:
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != info.nbytes:
+            raise LatentStoreError(
+                f"shard {path} is {'truncated' if size < info.nbytes else 'too long'}: {size} bytes of {info.nbytes}; "
+                "run `kohya-bucket cache repair`"
+            )
+        bits = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return {
+        name: np.frombuffer(bits, carrier(spec.dtype), int(np.prod(spec.shape, dtype=np.int64)), spec.offset).reshape(
+            spec.shape
+        )
+        for name, spec in info.tensors.items()
+    }
