@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.latents.items import EncodeSettings
+from kohya_bucket.latents.items import EncodeOptions
 from kohya_bucket.sdscripts.config import Config, read_config
 from kohya_bucket.sdscripts.config.release import NEWEST
 from kohya_bucket.sdscripts.datasets.true_sizes import true_sizes
@@ -43,7 +43,7 @@ def by_doctor(path: Path) -> Sizes:
 
 def by_precompute(path: Path) -> Sizes:
     read = read_config(path)
-    wanted = wanted_by_config(read, EncodeSettings("x"), path.parent, settings=options_of(read))
+    wanted = wanted_by_config(read, EncodeOptions("x"), path.parent, settings=options_of(read))
     assert not any(part.without_bucket for part in wanted)
     numbers = sorted({part.dataset for part in wanted})
     return [[size for part in wanted if part.dataset == i for size in part.original_sizes.tolist()] for i in numbers]
