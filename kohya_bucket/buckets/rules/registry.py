@@ -6,6 +6,7 @@ A rule is a class or a set somewhere in this folder, a function that makes it fr
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -154,3 +155,13 @@ def _refuse_unused(name: str, rule: NamedRule, request: RuleRequest) -> None:
             having = [one for one, other in rule_choices().items() if option in other.takes]
             what = f"the rule{'s' * (len(having) > 1)} {listed(having)} {'has' if len(having) == 1 else 'have'}"
             raise BucketSettingsError(f"{option} is {value!r}, which only {what}: leave it out with rule {name!r}")
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> tuple[str, ...]:
+        if name != "RULE_NAMES":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        text = "RULE_NAMES is now rule_choices(); the old name goes with the next version"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return tuple(rule_choices())
