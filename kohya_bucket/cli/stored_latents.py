@@ -11,7 +11,7 @@ from kohya_bucket.cli.for_sd_scripts import FOR_HELP, version_for
 from kohya_bucket.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.items import EncodeSettings
+    from kohya_bucket.latents.items import EncodeOptions
 
 __all__ = ["StoreOptions"]
 
@@ -38,12 +38,12 @@ class StoreOptions:
             raise ConfigError("--for says which sd-scripts will read npz: add --format npz, or leave it out")
         return version_for(self.for_) if self.format == "npz" else ""
 
-    def recipe(self, encoder: Any, dtype: str) -> EncodeSettings:
+    def recipe(self, encoder: Any, dtype: str) -> EncodeOptions:
         """The same with the encoder, whose latents they are."""
         from kohya_bucket.latents.dtypes import dtype_name
-        from kohya_bucket.latents.items import EncodeSettings
+        from kohya_bucket.latents.items import EncodeOptions
         from kohya_bucket.latents.vae.encoder import encoder_hash
 
         kind = "posterior" if self.posterior else "latents"
         made = encoder_hash(encoder), dtype_name(dtype), kind
-        return EncodeSettings(*made, self.flip, self.mask, self.interpolation, self.collection)
+        return EncodeOptions(*made, self.flip, self.mask, self.interpolation, self.collection)

@@ -19,7 +19,7 @@ from kohya_bucket.latents.source_files import hash_files, stat_files
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.layout import relative_source
 
-__all__ = ["EncodeOptions", "EncodeSettings", "LatentItems"]
+__all__ = ["EncodeOptions", "LatentItems"]
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,6 @@ class EncodeOptions:
     mask: bool = False
     interpolation: str = "auto"
     collection: str = ""
-
-
-EncodeSettings = EncodeOptions  # its name before
 
 
 @dataclass
