@@ -23,12 +23,12 @@ class GroupPlanner:
 
     Args:
         images: one entry per dataset, in the group's order.
-        settings: the `[kohya_bucket]` table.
+        options: the `[kohya_bucket]` table.
     """
 
-    def __init__(self, images: Sequence[PlacedDataset], settings: AdapterOptions) -> None:
+    def __init__(self, images: Sequence[PlacedDataset], options: AdapterOptions) -> None:
         buckets_of = [len(i.buckets) for i in images]
-        self.settings = settings
+        self.options = options
         self._keys = [i.keys for i in images]
         self.first_image = np.cumsum([0, *(len(i.keys) for i in images)])
         self.first_bucket = np.cumsum([0, *buckets_of])
@@ -63,22 +63,22 @@ class GroupPlanner:
     def planner(self, world_size: int) -> EpochPlanner:
         """What plans any epoch for a number of processes."""
         if world_size not in self._planners:
-            settings = self.settings
+            options = self.options
             self._planners[world_size] = EpochPlanner(
                 self.bucket_ids,
-                None if settings.max_pixels is not None else self.batch_sizes,
+                None if options.max_pixels is not None else self.batch_sizes,
                 world_size=world_size,
                 repeats=self.repeats,
                 bucket_sizes=self.bucket_sizes,
                 bucket_groups=self.bucket_groups,
-                max_pixels=settings.max_pixels,
-                remainder=settings.remainder,
-                max_crop=settings.merge_max_crop,
+                max_pixels=options.max_pixels,
+                remainder=options.remainder,
+                max_crop=options.merge_max_crop,
                 no_upscale=self._no_upscale,
-                order=settings.order,
-                run_length=settings.run_length,
-                resolutions=settings.resolution_mode if settings.resolutions else None,
-                resolution_weights=settings.resolution_weights,
+                order=options.order,
+                run_length=options.run_length,
+                resolutions=options.resolution_mode if options.resolutions else None,
+                resolution_weights=options.resolution_weights,
                 equal_epochs=True,
             )
         return self._planners[world_size]
@@ -89,7 +89,7 @@ class GroupPlanner:
 
     def fingerprint(self, world_size: int) -> dict[str, Any]:
         """What decides a group's plans, as plain values; the folder that the images lie in does not."""
-        options = self.settings
+        options = self.options
         return {
             **self.planner(world_size).fingerprint,
             "image_names": hashlib.blake2b(self._names, digest_size=8).hexdigest(),
@@ -102,7 +102,7 @@ class GroupPlanner:
         """What states held that were saved before they held a fingerprint: of the data, and of options."""
         parts = (self.bucket_ids, self.repeats, self.bucket_sizes, self.first_image)
         data = b"".join(np.ascontiguousarray(p, dtype="<i8").tobytes() + b"|" for p in parts)
-        options = self.settings
+        options = self.options
         plan: tuple[Any, ...] = (
             options.remainder, options.order, options.run_length, options.max_pixels, options.same_shape
         )  # fmt: skip

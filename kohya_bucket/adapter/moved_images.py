@@ -15,7 +15,7 @@ __all__ = ["moved_images"]
 
 
 def moved_images(
-    images: PlacedDataset, settings: AdapterOptions, world_sizes: Iterable[int]
+    images: PlacedDataset, options: AdapterOptions, world_sizes: Iterable[int]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]]:
     """([M] image, [M] bucket): what `merge` and `catch_all` may train elsewhere, image and size once each.
 
@@ -23,12 +23,12 @@ def moved_images(
 
     Args:
         images: one dataset.
-        settings: the `[kohya_bucket]` table.
+        options: the `[kohya_bucket]` table.
         world_sizes: numbers of processes to train with. Without `same_shape`, the plan does not depend on them.
     """
     image, bucket = images.pairs
-    planner = GroupPlanner([images], settings)
-    ranks = set(world_sizes) if settings.same_shape else {1}
+    planner = GroupPlanner([images], options)
+    ranks = set(world_sizes) if options.same_shape else {1}
     pairs = sorted({pair for n in ranks for pair in planner.planner(n).moved_pairs()})
     if not pairs:
         return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.int32)

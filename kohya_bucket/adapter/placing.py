@@ -21,11 +21,11 @@ from kohya_bucket.images.tables.text_column import TextColumn
 __all__ = ["Placing", "first_placed", "place_all", "place_images", "refuse_conflicts"]
 
 
-def refuse_conflicts(settings: DatasetKeys, options: AdapterOptions, *, own_sizes: bool = False) -> None:
+def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: bool = False) -> None:
     """Refuse options that a dataset's own keys rule out.
 
     Args:
-        settings: the dataset's bucket keys.
+        keys: the dataset's bucket keys.
         options: the `[kohya_bucket]` table.
         own_sizes: the dataset's metadata prescribes the bucket of each image, and comes with latents of that size.
 
@@ -33,7 +33,7 @@ def refuse_conflicts(settings: DatasetKeys, options: AdapterOptions, *, own_size
         ConfigError: with what to change.
     """
     moving = f"remainder = {options.remainder!r}" if options.moves_images else ""
-    if options.resolutions and not settings.enable_bucket:
+    if options.resolutions and not keys.enable_bucket:
         raise ConfigError(
             "[kohya_bucket] resolutions is set, but enable_bucket is off: a dataset without buckets has one size; "
             "set enable_bucket = true, or leave resolutions out"
@@ -43,7 +43,7 @@ def refuse_conflicts(settings: DatasetKeys, options: AdapterOptions, *, own_size
             f"[kohya_bucket] {moving or 'resolutions'} trains images at other sizes, but this dataset's metadata "
             "prescribes the size of each and comes with latents made beforehand: leave it out, or train from the images"
         )
-    if options.remainder == "catch_all" and settings.enable_bucket and settings.bucket_no_upscale:
+    if options.remainder == "catch_all" and keys.enable_bucket and keys.bucket_no_upscale:
         raise ConfigError(
             "[kohya_bucket] remainder = 'catch_all' would enlarge images to the base size, which bucket_no_upscale "
             "forbids: use remainder = 'merge' or 'keep', or leave bucket_no_upscale out"
@@ -51,7 +51,7 @@ def refuse_conflicts(settings: DatasetKeys, options: AdapterOptions, *, own_size
 
 
 def place_all(
-    settings: DatasetKeys,
+    keys: DatasetKeys,
     options: AdapterOptions,
     sizes: IntArray,
     place: Callable[[Any], Placement] | None = None,
@@ -62,18 +62,18 @@ def place_all(
     the first and none at the other: `all` does not train it twice at one size.
 
     Args:
-        settings: the dataset's bucket keys.
+        keys: the dataset's bucket keys.
         options: the `[kohya_bucket]` table.
         sizes: [N, 2] (width, height); (0, 0) where unreadable.
-        place: in place of the rule that settings and options ask for, where there is one resolution.
+        place: in place of the rule that keys and options ask for, where there is one resolution.
 
     Raises:
         ConfigError, BucketSettingsError: what `rule_for` refuses, with the resolution.
     """
     if not options.resolutions:
-        return ((place or rule_for(settings, options, sizes).place)(sizes),)
+        return ((place or rule_for(keys, options, sizes).place)(sizes),)
     columns: list[Placement] = []
-    for one in at_resolutions(settings, options):
+    for one in at_resolutions(keys, options):
         try:
             placement = rule_for(one, options, sizes).place(sizes)
         except (BucketSettingsError, ConfigError) as error:

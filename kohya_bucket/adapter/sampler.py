@@ -58,7 +58,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self._clock = clock
         self._current_step = current_step
         self.world_size = world_size()
-        self.planned_ranks = self.world_size if planner.settings.same_shape else 1
+        self.planned_ranks = self.world_size if planner.options.same_shape else 1
         self.seed = _agree(planner, self.planned_ranks, seed) if self.world_size > 1 else seed
         self.on_start: Callable[[int], None] = _ignore
         self.repeat_first = False  # the next iteration begins with each process' first batch twice

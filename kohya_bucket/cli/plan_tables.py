@@ -37,7 +37,7 @@ def show_plan(read: Config, seen: Overview, images: bool, accumulate: int, as_js
         return
     console = wide_console()
     for number, dataset in enumerate(seen.datasets, 1):
-        _print_dataset(console, number, dataset, seen.settings, images)
+        _print_dataset(console, number, dataset, seen.options, images)
     if seen.gpus:
         _gpu_table(console, seen.gpus, accumulate)
     if len(read.findings):

@@ -81,7 +81,7 @@ def by_config(
     root = _root(paths, [], output)
     with scan_progress("reading headers", quiet=quiet) as progress:
         found = wanted_by_config(
-            read, encoding, root, settings=adapter, gpus=counts, content_hash=content_hash, progress=progress
+            read, encoding, root, options=adapter, gpus=counts, content_hash=content_hash, progress=progress
         )
     return [Part(wanted, root) for wanted in found]
 

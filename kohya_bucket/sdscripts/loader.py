@@ -39,7 +39,7 @@ def planned_arguments(
     if not tables or len(tables) < len(datasets):
         return None
     training = bool(arguments.get("shuffle", False))
-    counter, options = collator.current_epoch, tables[0].settings
+    counter, options = collator.current_epoch, tables[0].options
     if not training and REMAINDERS[options.remainder].leaves_out:
         # Its order is the same each time: the same images would never be validated.
         options = replace(options, remainder="keep")

@@ -43,7 +43,7 @@ def by_doctor(path: Path) -> Sizes:
 
 def by_precompute(path: Path) -> Sizes:
     read = read_config(path)
-    wanted = wanted_by_config(read, EncodeOptions("x"), path.parent, settings=options_of(read))
+    wanted = wanted_by_config(read, EncodeOptions("x"), path.parent, options=options_of(read))
     assert not any(part.without_bucket for part in wanted)
     numbers = sorted({part.dataset for part in wanted})
     return [[size for part in wanted if part.dataset == i for size in part.original_sizes.tolist()] for i in numbers]

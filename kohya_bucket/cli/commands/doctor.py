@@ -77,7 +77,7 @@ def _sections(
     section, examined = config_section(config, given, release, scan_progress, decode=not quick)
     yield section
     if examined is not None:
-        yield cache_section(examined.read, examined.settings)
+        yield cache_section(examined.read, examined.options)
 
 
 def _print(console: Console, section: Section) -> None:

@@ -145,11 +145,11 @@ def caching_all_sizes(dataset: Dataset, *, to_disk: bool, by_strategy: bool) -> 
 def _variants(dataset: Dataset) -> list[_Variant]:
     """Every size besides its own at which an image may be trained in any epoch."""
     table = dataset.buckets_indices
-    if not isinstance(table, BatchTable) or not table.settings.several_sizes:
+    if not isinstance(table, BatchTable) or not table.options.several_sizes:
         return []
     images = table.images
     found: list[_Variant] = []
-    for members, buckets in (images.pairs, moved_images(images, table.settings, [world_size()])):
+    for members, buckets in (images.pairs, moved_images(images, table.options, [world_size()])):
         for i, k in zip(members.tolist(), buckets.tolist(), strict=True):
             info: ImageRecord = dataset.image_data[images.keys[i]]
             size, resized = images.size_at(i, k)

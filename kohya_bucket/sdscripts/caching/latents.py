@@ -26,11 +26,11 @@ Original = Callable[[Any, Any, Any], Any]
 
 @stop_all_ranks_on_error()
 def cache_latents(
-    dataset: Any, original: Original, strategy: Any, model: Any, accelerator: Any, settings: AdapterOptions
+    dataset: Any, original: Original, strategy: Any, model: Any, accelerator: Any, options: AdapterOptions
 ) -> None:
     """`BaseDataset.new_cache_latents`, with the cache of this package under it where latents go to disk."""
     on_disk = strategy is not None and strategy.cache_to_disk
-    in_shards = settings.latent_cache == "shards"
+    in_shards = options.latent_cache == "shards"
     arch = None
     if on_disk:
         arch = architecture_of(strategy.cache_suffix) if in_shards else architecture_read_by(strategy)
@@ -38,7 +38,7 @@ def cache_latents(
         original(dataset, model, accelerator)
         return
     kind = ShardSession if in_shards else NpzSession
-    session = kind(dataset, strategy, arch, settings, _hash_of(model))
+    session = kind(dataset, strategy, arch, options, _hash_of(model))
     with replaced(strategy, session.methods()):
         try:
             original(dataset, model, accelerator)

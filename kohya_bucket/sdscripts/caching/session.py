@@ -43,7 +43,7 @@ class CachingSession:
     dataset: Any
     strategy: Any
     arch: Architecture
-    settings: AdapterOptions
+    options: AdapterOptions
     vae: str
     items: dict[tuple[str, Size], CacheItem] = field(default_factory=dict)
     paths: dict[tuple[str, Size | None], str] = field(default_factory=dict)

@@ -175,7 +175,7 @@ class ShardSession(CachingSession):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        root = Path(self.settings.latent_cache_dir or DEFAULT_STORE)
+        root = Path(self.options.latent_cache_dir or DEFAULT_STORE)
         folders = [os.path.dirname(os.path.abspath(item.image)) for item in self.items.values()]  # noqa: PTH100, PTH120
         collection = f"{self.arch.name} {self.dataset.width}x{self.dataset.height}"
         self.cache = ShardCache(root, self.arch, Path(_common(folders)), collection=collection)

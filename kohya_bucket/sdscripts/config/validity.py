@@ -46,7 +46,7 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings) -> None:
         message = f"resolution is {list(dataset.resolution)}"
         findings.error("resolution", where, message, "a size in pixels, such as 512 or 1024")
         return
-    settings = dataset.dataset_keys
+    keys = dataset.dataset_keys
     if not dataset.enable_bucket:
         if not any(s.random_crop or s.face_crop_aug_range for s in dataset.subsets):
             width, height = dataset.resolution
@@ -54,8 +54,8 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings) -> None:
             findings.note("no-buckets", where, message, "enable_bucket = true keeps the aspects")
         return
     try:
-        low, high = adjust_to_steps(settings)
-        rule_for(settings)
+        low, high = adjust_to_steps(keys)
+        rule_for(keys)
     except BucketSettingsError as error:
         findings.error("bucket-settings", where, str(error))
         return

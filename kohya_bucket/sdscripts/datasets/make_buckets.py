@@ -44,18 +44,18 @@ def get_image_size(dataset: HeldDataset, image_path: str) -> tuple[int, int]:  #
     return width, height
 
 
-def make_buckets(dataset: Dataset, settings: AdapterOptions, make_entry: Any) -> None:
+def make_buckets(dataset: Dataset, options: AdapterOptions, make_entry: Any) -> None:
     """Read the true sizes, place all images at once, and lay out the tables that batches are looked up in.
 
     Raises:
-        KohyaBucketError: settings from which no buckets follow, or that exclude each other.
+        KohyaBucketError: options from which no buckets follow, or that exclude each other.
     """
     with collector_paused():
-        images, failures = place_dataset(dataset, settings)
+        images, failures = place_dataset(dataset, options)
     manager = dataset.bucket_manager
     manager.adopt(images.buckets, KeyTable(images))
     dataset.bucket_info = images.bucket_info() if dataset.enable_bucket else None
-    dataset.buckets_indices = BatchTable(images, make_entry, dataset, settings)
+    dataset.buckets_indices = BatchTable(images, make_entry, dataset, options)
     dataset._length = len(dataset.buckets_indices)
     if is_first_process():
         logger.info("\n".join(bucket_table_lines(images, dataset._length)))
@@ -63,20 +63,20 @@ def make_buckets(dataset: Dataset, settings: AdapterOptions, make_entry: Any) ->
             logger.warning("\n".join(skipped_lines(failures)))
 
 
-def get_resolutions(group: Group, settings: AdapterOptions) -> list[tuple[int, int]]:
+def get_resolutions(group: Group, options: AdapterOptions) -> list[tuple[int, int]]:
     """(width, height) of every resolution that the datasets of a group train at."""
-    if settings.resolutions:
-        return list(settings.resolutions)
+    if options.resolutions:
+        return list(options.resolutions)
     return [(dataset.width, dataset.height) for dataset in group.datasets]
 
 
-def place_dataset(dataset: Dataset, settings: AdapterOptions) -> tuple[PlacedDataset, list[tuple[str, str]]]:
+def place_dataset(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedDataset, list[tuple[str, str]]]:
     """Give every image of `dataset` its bucket; take those without one out of it.
 
     Returns the images in their buckets, and (key, reason) of those that were taken out.
     """
     infos: list[ImageRecord] = list(dataset.image_data.values())
-    sizes, unreadable = true_sizes(dataset, infos, settings.metadata_cache)
+    sizes, unreadable = true_sizes(dataset, infos, options.metadata_cache)
     infos, sizes, unreadable = _large_enough(dataset, infos, sizes, unreadable)
     has_own_sizes = dataset.bucket_manager is not None and dataset.enable_bucket
     if not has_own_sizes:
@@ -84,7 +84,7 @@ def place_dataset(dataset: Dataset, settings: AdapterOptions) -> tuple[PlacedDat
     names = [info.image_key for info in infos]
     repeats = np.array([info.num_repeats for info in infos], dtype=np.int64)
     placing = place_images(
-        names, sizes, repeats, dataset.batch_size, dataset_keys(dataset, settings), settings,
+        names, sizes, repeats, dataset.batch_size, dataset_keys(dataset, options), options,
         unreadable=unreadable, prescribed=dataset.bucket_manager.place if has_own_sizes else None,
     )  # fmt: skip
     placement = placing.placement
@@ -132,14 +132,14 @@ def _pairs(rows: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
     return zip(rows[:, 0].tolist(), rows[:, 1].tolist(), strict=True)
 
 
-def dataset_keys(dataset: Dataset, settings: AdapterOptions) -> DatasetKeys:
+def dataset_keys(dataset: Dataset, options: AdapterOptions) -> DatasetKeys:
     """The bucket keys of one of sd-scripts' dataset objects.
 
     Some versions have no limits where none are obeyed, with `bucket_no_upscale`: then the usual ones, as far as the
     resolutions lie within them.
     """
     size = (dataset.width, dataset.height)
-    sides = [side for resolution in (size, *(settings.resolutions or ())) for side in resolution]
+    sides = [side for resolution in (size, *(options.resolutions or ())) for side in resolution]
     usual = DatasetKeys(size)
     return DatasetKeys(
         size,

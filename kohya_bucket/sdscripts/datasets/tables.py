@@ -82,10 +82,10 @@ class BatchTable(Sequence[Any]):
         images: PlacedDataset,
         make_entry: Callable[[Any, int, int], Any],
         clock: HeldDataset,
-        settings: AdapterOptions,
+        options: AdapterOptions,
     ) -> None:
         self.images = images
-        self.settings = settings
+        self.options = options
         self._make_entry = make_entry
         self._clock = clock
         self._planner: GroupPlanner | None = None
@@ -95,7 +95,7 @@ class BatchTable(Sequence[Any]):
         now = (int(self._clock.seed), int(self._clock.current_epoch))
         if self._planned is None or self._planned[0] != now:
             if self._planner is None:
-                self._planner = GroupPlanner([self.images], self.settings)
+                self._planner = GroupPlanner([self.images], self.options)
             self._planned = (now, self._planner.plan(*now, world_size=1))
         return self._planned[1]
 

@@ -30,7 +30,7 @@ __all__ = ["cache_section"]
 _ENCODING = EncodeOptions("", "float32", "latents", False, False, "auto", "")
 
 
-def cache_section(read: Config, settings: AdapterOptions) -> Section:
+def cache_section(read: Config, options: AdapterOptions) -> Section:
     """What is cached and current, what is not, and whether the disk has room for it.
 
     The model is not in a dataset config: the families are those whose caches are found, or else all.
@@ -38,17 +38,17 @@ def cache_section(read: Config, settings: AdapterOptions) -> Section:
     section = Section("latent caches")
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = common_root(paths, None)
-    parts = _distinct(wanted_by_config(read, _ENCODING, root, settings=settings))
+    parts = _distinct(wanted_by_config(read, _ENCODING, root, options=options))
     if not parts:
         section.facts.append(("images", "none whose latents can be cached"))
-    elif settings.latent_cache == "shards" and not version_of("pyarrow"):
+    elif options.latent_cache == "shards" and not version_of("pyarrow"):
         section.findings.error(
             "no-pyarrow", "", 'latent_cache = "shards" needs pyarrow, which is not installed here',
             "pip install 'kohya-bucket[parquet]'",
         )  # fmt: skip
-    elif settings.latent_cache == "shards":
+    elif options.latent_cache == "shards":
         try:
-            _shards(section, parts, Path(settings.latent_cache_dir or DEFAULT_STORE))
+            _shards(section, parts, Path(options.latent_cache_dir or DEFAULT_STORE))
         except LatentStoreError as error:
             section.findings.error("store", "", str(error))
     else:

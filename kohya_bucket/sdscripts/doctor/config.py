@@ -27,7 +27,7 @@ class Examined:
     """A config without mistakes that stop it, for further looks."""
 
     read: Config
-    settings: AdapterOptions
+    options: AdapterOptions
 
 
 def config_section(
@@ -51,9 +51,9 @@ def config_section(
         return section, None
     try:
         tables = environment_table() + ([(str(path), read.table)] if read.table is not None else [])
-        settings = AdapterOptions.from_tables(*tables)
+        options = AdapterOptions.from_tables(*tables)
         with show("reading image headers") as progress:
-            seen = overview(read, settings, (), 1, progress)
+            seen = overview(read, options, (), 1, progress)
     except KohyaBucketError as error:
         section.findings.error("settings", "", str(error))
         return section, None
@@ -63,7 +63,7 @@ def config_section(
         left_out |= _name_left_out(section, dataset)
     if decode:
         _decode(section, read, left_out, show)
-    return section, Examined(read, settings)
+    return section, Examined(read, options)
 
 
 def _summary(dataset: DatasetOverview) -> str:

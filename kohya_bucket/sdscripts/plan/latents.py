@@ -36,7 +36,7 @@ def wanted_by_config(
     encoding: EncodeOptions,
     images_root: Path,
     *,
-    settings: AdapterOptions | None = None,
+    options: AdapterOptions | None = None,
     gpus: Sequence[int] = (1,),
     content_hash: bool = False,
     progress: Progress | None = None,
@@ -48,13 +48,13 @@ def wanted_by_config(
     of them; with `merge` and `catch_all` also at the sizes that images may be moved to in any epoch.
 
     Args:
-        settings: the `[kohya_bucket]` table.
+        options: the `[kohya_bucket]` table.
         gpus: numbers of processes that will train; with the batch size of the config they decide what is moved.
 
     Raises:
-        ConfigError: settings that exclude each other, or a caption file at which sd-scripts stops.
+        ConfigError: options that exclude each other, or a caption file at which sd-scripts stops.
     """
-    options = settings or AdapterOptions()
+    options = options or AdapterOptions()
     pairs = list(zip(config.datasets, collection_names(config), strict=True))
     # sd-scripts caches all that is trained before all that is held back
     training = [(dataset, name, dataset.images) for dataset, name in pairs]

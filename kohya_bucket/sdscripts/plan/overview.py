@@ -107,14 +107,14 @@ class GpuRow:
 class Overview:
     """All datasets of a config, and the epoch on each number of GPUs."""
 
-    settings: AdapterOptions
+    options: AdapterOptions
     datasets: tuple[DatasetOverview, ...]
     gpus: tuple[GpuRow, ...]
 
 
 def overview(
     config: Config,
-    settings: AdapterOptions,
+    options: AdapterOptions,
     gpus: Sequence[int] = (1,),
     accumulate: int = 1,
     progress: Progress | None = None,
@@ -123,38 +123,38 @@ def overview(
 
     Args:
         config: as `read_config` gives it; what the images' headers show to be wrong is added to its findings.
-        settings: the adapter's options.
+        options: the adapter's options.
         gpus: numbers of processes to plan for.
         accumulate: batches whose gradients make one update.
         progress: called as `progress(done, total)` while image headers are read.
 
     Raises:
-        KohyaBucketError: settings from which no buckets follow, with the dataset's place in the config.
+        KohyaBucketError: options from which no buckets follow, with the dataset's place in the config.
     """
     placed = []
     for dataset in config.datasets:
         try:
-            placed.append(_place(dataset, dataset.images, settings, progress, config.findings))
+            placed.append(_place(dataset, dataset.images, options, progress, config.findings))
         except KohyaBucketError as error:
             raise type(error)(f"{dataset.config.place}: {error}") from error
     groups = [d.images for d in placed if len(d.images.keys)]
     if not groups:
         message = "not one image can be trained, each for its own reason"
         config.findings.error("no-images", "", message, "see what is listed as not trained")
-    rows = [_gpu_row(groups, settings, n, accumulate) for n in gpus] if groups else []
-    return Overview(settings, tuple(placed), tuple(rows))
+    rows = [_gpu_row(groups, options, n, accumulate) for n in gpus] if groups else []
+    return Overview(options, tuple(placed), tuple(rows))
 
 
 def _place(
     dataset: ReadDataset,
     images: ImageList,
-    settings: AdapterOptions,
+    options: AdapterOptions,
     progress: Progress | None,
     findings: Findings,
 ) -> DatasetOverview:
-    sizes, unreadable, scan = sizes_of(images, settings, progress)
-    check_images(dataset, sizes, findings, settings.metadata_cache, progress)
-    placing = place_listed(dataset, images, sizes, settings, unreadable)
+    sizes, unreadable, scan = sizes_of(images, options, progress)
+    check_images(dataset, sizes, findings, options.metadata_cache, progress)
+    placing = place_listed(dataset, images, sizes, options, unreadable)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
     return DatasetOverview(dataset, placing.trained, sizes[placing.kept], left_out, _rotated(scan))
 
@@ -163,13 +163,13 @@ def _rotated(scan: SizeScan | None) -> int:
     return 0 if scan is None else len(scan.rotated())
 
 
-def _gpu_row(groups: list[PlacedDataset], settings: AdapterOptions, gpus: int, accumulate: int) -> GpuRow:
-    planner = GroupPlanner(groups, settings)
-    ranks = gpus if settings.same_shape else 1
+def _gpu_row(groups: list[PlacedDataset], options: AdapterOptions, gpus: int, accumulate: int) -> GpuRow:
+    planner = GroupPlanner(groups, options)
+    ranks = gpus if options.same_shape else 1
     plan = planner.plan(0, 1, ranks)
     asked = planner.planner(ranks).demand_model.for_epoch(0, 1).demand
     ledger = plan.ledger()
-    steps = plan.steps if settings.same_shape else -(-plan.steps // gpus)
+    steps = plan.steps if options.same_shape else -(-plan.steps // gpus)
     independent = idle_share_independent(
         asked.bucket.astype(np.int32),
         planner.batch_sizes,
@@ -185,7 +185,7 @@ def _gpu_row(groups: list[PlacedDataset], settings: AdapterOptions, gpus: int, a
         missed=ledger.missed,
         repeated=ledger.repeated,
         moved=ledger.moved,
-        idle=idle_share_of(plan) if settings.same_shape else independent,
+        idle=idle_share_of(plan) if options.same_shape else independent,
         idle_independent=independent,
         ledger=ledger.text,
     )

@@ -38,7 +38,7 @@ def _group_item(original: Any, door: Door) -> Any:
         if isinstance(index, PlannedBatch):
             return planned_item(self, index)
         tables = [getattr(dataset, "buckets_indices", None) for dataset in self.datasets]
-        if all(isinstance(table, BatchTable) and table.settings.several_sizes for table in tables):
+        if all(isinstance(table, BatchTable) and table.options.several_sizes for table in tables):
             with exit_with_message():
                 return numbered_item(self, index)
         return original(self, index)
