@@ -101,11 +101,6 @@ class Findings:
         """The code of each finding, worst first."""
         return [f.code for f in self]
 
-    @property
-    def stop_or_spoil(self) -> bool:
-        """Something would stop the training, or make it other than it was meant."""
-        return bool(self.of(Severity.ERROR, Severity.WARNING))
-
 
 def some(names: Sequence[str], limit: int = 3) -> str:
     """The first few names, and how many more there are."""
