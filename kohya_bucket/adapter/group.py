@@ -13,6 +13,7 @@ import numpy as np
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.planning import EpochPlan, EpochPlanner
+from kohya_bucket.planning.remainders import policies_of
 from kohya_bucket.planning.resume import TrainedPart
 
 __all__ = ["GroupPlanner"]
@@ -73,6 +74,7 @@ class GroupPlanner:
                 bucket_groups=self.bucket_groups,
                 max_pixels=options.max_pixels,
                 remainder=options.remainder,
+                small_buckets=options.small_buckets,
                 max_crop=options.merge_max_crop,
                 no_upscale=self._no_upscale,
                 order=options.order,
@@ -86,6 +88,11 @@ class GroupPlanner:
     def dataset_of(self, bucket: int) -> int:
         """Which dataset of the group a bucket belongs to."""
         return int(np.searchsorted(self.first_bucket, bucket, side="right")) - 1
+
+    def name_of(self, image: int) -> str:
+        """File name of an image of the plan."""
+        dataset = int(np.searchsorted(self.first_image, image, side="right")) - 1
+        return os.path.basename(self._keys[dataset][image - int(self.first_image[dataset])])  # noqa: PTH119
 
     def fingerprint(self, world_size: int) -> dict[str, Any]:
         """What decides a group's plans, as plain values; the folder that the images lie in does not."""
@@ -108,6 +115,8 @@ class GroupPlanner:
         )  # fmt: skip
         if options.several_sizes:
             plan += (options.merge_max_crop, options.resolutions, options.resolution_mode, options.resolution_weights)
+        if len(policies := policies_of(options.remainder, options.small_buckets)) > 1:
+            plan += (policies[1].name,)
         return hashlib.sha256(data + self._names + repr(plan).encode()).hexdigest()
 
     @cached_property

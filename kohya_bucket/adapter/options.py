@@ -18,6 +18,7 @@ from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choice
 from kohya_bucket.checks import nearest, one_of
 from kohya_bucket.errors import ConfigError, PlanError
 from kohya_bucket.planning import ORDERS, REMAINDERS, RESOLUTION_MODES
+from kohya_bucket.planning.remainders import policies_of
 from kohya_bucket.planning.resolutions import weighted_cycle
 
 __all__ = ["DEFAULT_STORE", "ENVIRONMENT_VARIABLE", "TABLE", "AdapterOptions", "environment_table"]
@@ -28,6 +29,7 @@ DEFAULT_STORE = "kohya_bucket_latents"  # folder of the store, where training is
 
 _CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "remainder": lambda: REMAINDERS,
+    "small_buckets": lambda: REMAINDERS,
     "order": lambda: [name for name, order in ORDERS.items() if order.shuffles],  # training wants no other
     "switching": lambda: SWITCHING_METHODS,
     "no_upscale_fit": lambda: NO_UPSCALE_FITS,
@@ -53,6 +55,8 @@ class AdapterOptions:
         auto_method: how rule `auto` finds them: `kmeans` or `optimal`.
         remainder: what happens to the images of a bucket that fill no batch: `keep` trains them as a short batch;
             `REMAINDERS` has the others, each with a text.
+        small_buckets: with `drop`, what happens to buckets that never fill a batch: `keep` (the default) trains
+            them in short batches; or any other remainder; `drop` never trains them.
         merge_max_crop: with `merge`, the largest share of an image that the move may crop off; where images must not
             be enlarged, pixels lost by scaling down count too.
         resolutions: train each image at several resolutions, e.g. [512, 768, [1024, 768]], in place of the
@@ -80,6 +84,7 @@ class AdapterOptions:
     num_buckets: int = 8
     auto_method: str = "kmeans"
     remainder: str = "keep"
+    small_buckets: str | None = None
     merge_max_crop: float = 0.25
     resolutions: tuple[tuple[int, int], ...] | None = None
     resolution_mode: str = "all"
@@ -99,8 +104,8 @@ class AdapterOptions:
 
     @property
     def moves_images(self) -> bool:
-        """Whether `remainder` trains images in other buckets than their own."""
-        return REMAINDERS[self.remainder].moves_images
+        """Whether `remainder` or `small_buckets` trains images in other buckets than their own."""
+        return any(policy.moves_images for policy in policies_of(self.remainder, self.small_buckets))
 
     @classmethod
     def from_tables(cls, *tables: tuple[str, Mapping[str, Any]]) -> AdapterOptions:
@@ -127,6 +132,7 @@ class AdapterOptions:
                     raise ConfigError(f"{where} is {value!r}, but must be {expected}")
                 merged[key] = _parsed(key, value)
         _check_resolutions(merged)
+        _check_small_buckets(merged)
         return cls(**merged)
 
 
@@ -197,6 +203,15 @@ def _check_resolutions(merged: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"[{TABLE}] resolutions is set with rule {rule!r}, whose buckets do not follow from a resolution: "
             f"use rule {others}, or leave resolutions out"
+        )
+
+
+def _check_small_buckets(merged: Mapping[str, Any]) -> None:
+    remainder = merged.get("remainder", "keep")
+    if "small_buckets" in merged and not REMAINDERS[remainder].leaves_out:
+        raise ConfigError(
+            f"[{TABLE}] small_buckets is set, but remainder is {remainder!r}, which trains the images of all buckets: "
+            "leave small_buckets out, or set remainder = 'drop'"
         )
 
 

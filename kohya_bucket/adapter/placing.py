@@ -17,6 +17,7 @@ from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import BucketSettingsError, ConfigError
 from kohya_bucket.images.tables.text_column import TextColumn
+from kohya_bucket.planning.remainders import policies_of
 
 __all__ = ["Placing", "first_placed", "place_all", "place_images", "refuse_conflicts"]
 
@@ -32,7 +33,9 @@ def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: b
     Raises:
         ConfigError: with what to change.
     """
-    moving = f"remainder = {options.remainder!r}" if options.moves_images else ""
+    policies = zip(("remainder", "small_buckets"), policies_of(options.remainder, options.small_buckets), strict=False)
+    moved_by = [(f"{name} = {policy.name!r}", policy) for name, policy in policies if policy.moves_images]
+    moving = moved_by[0][0] if moved_by else ""
     if options.resolutions and not keys.enable_bucket:
         raise ConfigError(
             "[kohya_bucket] resolutions is set, but enable_bucket is off: a dataset without buckets has one size; "
@@ -43,11 +46,13 @@ def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: b
             f"[kohya_bucket] {moving or 'resolutions'} trains images at other sizes, but this dataset's metadata "
             "prescribes the size of each and comes with latents made beforehand: leave it out, or train from the images"
         )
-    if options.remainder == "catch_all" and keys.enable_bucket and keys.bucket_no_upscale:
-        raise ConfigError(
-            "[kohya_bucket] remainder = 'catch_all' would enlarge images to the base size, which bucket_no_upscale "
-            "forbids: use remainder = 'merge' or 'keep', or leave bucket_no_upscale out"
-        )
+    if keys.enable_bucket and keys.bucket_no_upscale:
+        for option, policy in moved_by:
+            if policy.enlarges:
+                raise ConfigError(
+                    f"[kohya_bucket] {option} would enlarge images to the base size, which bucket_no_upscale "
+                    "forbids: use 'merge' or 'keep', or leave bucket_no_upscale out"
+                )
 
 
 def place_all(

@@ -13,6 +13,7 @@ from torch.utils.data import Sampler
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.guard import Planned
+from kohya_bucket.adapter.left_over import left_over
 from kohya_bucket.adapter.ranks import is_first_process, world_size
 from kohya_bucket.datasets.agreement import gather
 from kohya_bucket.planning import EpochPlan, EpochPosition
@@ -67,6 +68,10 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self._rest: tuple[EpochPosition, EpochPlan] | None = None
         self._start = EpochPosition(self.seed, self.epoch)
         self._current = self.plan
+        if current_epoch is not None and is_first_process():
+            over = left_over(planner, self.planned_ranks)
+            if over.line:
+                logger.warning(over.line)
 
     @property
     def epoch(self) -> int:

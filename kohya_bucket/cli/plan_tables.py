@@ -163,3 +163,5 @@ def _gpu_table(console: Console, rows: tuple[GpuRow, ...], accumulate: int) -> N
     for row in rows:
         if row.missed or row.repeated or row.moved:
             console.print(f"{row.gpus} GPUs: {row.ledger}", soft_wrap=True)
+        if row.left_over:
+            console.print(f"{row.gpus} GPUs: {row.left_over}", markup=False, soft_wrap=True)

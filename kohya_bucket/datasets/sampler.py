@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from kohya_bucket.datasets.agreement import agree_on
 from kohya_bucket.datasets.planned_index import PlannedIndex
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlan, EpochPlanner, EpochPosition, Ledger
-from kohya_bucket.planning.options import PlanKeywords, known_options
+from kohya_bucket.planning.keywords import PlanKeywords, known_options
+from kohya_bucket.planning.never_trained import never_full, never_trained
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,8 +38,9 @@ class BucketBatchSampler(Sampler[list[int]]):
             -1 for images that are not to be trained; [N, R] with `resolutions`.
         batch_size: images of one rank in one step; a number or [K] per bucket; None with `max_pixels`.
         shuffle: False gives the same order in every epoch: bucket after bucket, images by number.
-        drop_last: True leaves out what does not fill a batch on all ranks (another part in each epoch), False
-            trains it in short batches. None leaves it to `remainder`.
+        drop_last: True leaves out what does not fill a batch on all ranks (another part in each epoch), so that all
+            batches are full: with a warning where a bucket fills none, and is never trained; `small_buckets` has
+            other ways. False trains it in short batches. None leaves it to `remainder`.
         num_replicas: ranks; by default those of torch.distributed, or 1.
         rank: this rank; by default that of torch.distributed, or 0.
         seed: of all epochs, the same on all ranks.
@@ -74,6 +77,8 @@ class BucketBatchSampler(Sampler[list[int]]):
             )
             if drop_last != REMAINDERS[remainder].leaves_out:
                 raise PlanError(f"drop_last={drop_last} and remainder={remainder!r} contradict: leave one of them out")
+            if drop_last:
+                options.setdefault("small_buckets", remainder)
         if not shuffle and ORDERS[order := one_of("order", options.setdefault("order", "file"), ORDERS)].shuffles:
             raise PlanError(f"shuffle=False and order={order!r} contradict: leave one of them out")
         self._replicas = _replicas(num_replicas, rank)
@@ -86,6 +91,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         planner = self._planner(1 if self._replicas is None else self._replicas[0])
         self.batch_size = int(planner.global_batch.max(initial=1)) // planner.world_size
         self.drop_last = planner.options.policy.leaves_out
+        _warn_of_never_trained(planner)
         self.shuffle = planner.options.arrangement.shuffles
         # accelerate looks for `set_epoch` on the sampler of a batch sampler only.
         self.sampler = self
@@ -221,6 +227,17 @@ class BucketBatchSampler(Sampler[list[int]]):
         if self._planned is None or self._planned[0] != wanted:
             self._planned = wanted, self._planner(replicas).plan(start.seed, start.epoch, start.done)
         return self._planned[1]
+
+
+def _warn_of_never_trained(planner: EpochPlanner) -> None:
+    if not planner.options.leaves_out_small_buckets or not len(small := never_full(planner)):
+        return
+    lost = np.setdiff1d(never_trained(planner), planner.demand_model.unplaced)
+    warnings.warn(
+        f"{len(lost):,} images are never trained: their buckets ({len(small)} of {planner.n_buckets}) fill no batch on "
+        f"{planner.world_size} ranks; small_buckets='keep' trains them in short batches, never_trained names them",
+        stacklevel=3,
+    )
 
 
 def _replicas(num_replicas: int | None, rank: int | None) -> tuple[int, int] | None:

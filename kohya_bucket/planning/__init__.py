@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from kohya_bucket.planning.epoch import plan_epoch
 from kohya_bucket.planning.idle import idle_share, idle_share_independent, idle_share_of, independent_costs, rank_costs
 from kohya_bucket.planning.ledger import Ledger, LedgerReason
+from kohya_bucket.planning.never_trained import never_full, never_trained
 from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.plan import EpochPlan
@@ -28,6 +29,8 @@ __all__ = [
     "idle_share_independent",
     "idle_share_of",
     "independent_costs",
+    "never_full",
+    "never_trained",
     "plan_epoch",
     "rank_costs",
 ]

@@ -126,6 +126,20 @@ class DemandModel:
         available = np.unique((self.ids >= 0).sum(axis=1))
         return int(np.lcm.reduce(available[available > 0], initial=1))
 
+    def most_times(self) -> Times:
+        """[N] how often an epoch asks for each image at most."""
+        repeats = self.repeats
+        if isinstance(repeats, int):
+            most = np.full(len(self.ids), repeats, dtype=np.int64)
+        else:
+            most = -(-repeats.numerator // repeats.denominator)
+        if self.regularization is not None:
+            usable, others = self._regularization_and_others()
+            uses = int(most[others].sum()) if self.uses is None else self.uses
+            most[self.regularization] = 0
+            most[usable] = -(-uses // max(len(usable), 1))
+        return most
+
     def _times(self, seed: int, epoch: int) -> int | Times:
         """How often each image is asked for in this epoch, or one number for all."""
         if isinstance(self.repeats, int):
@@ -137,16 +151,20 @@ class DemandModel:
             before, after = self.repeats.before(epoch, seed), self.repeats.before(epoch + 1, seed)
             times = after - before
         if self.regularization is not None:
-            has_bucket = np.ones(len(self.ids), dtype=np.bool_)
-            has_bucket[self.unplaced] = False
-            others = ~self.regularization & has_bucket
+            usable, others = self._regularization_and_others()
             used_before, uses = int(before[others].sum()), int(times[others].sum())
             if self.uses is not None:
                 used_before, uses = self.uses * epoch, self.uses
-            usable = np.flatnonzero(self.regularization & has_bucket)
             times[self.regularization] = 0
             times[usable] = regularization_times(len(usable), used_before, uses, seed)
         return times
+
+    def _regularization_and_others(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """Images of either kind that have a bucket."""
+        has_bucket = np.ones(len(self.ids), dtype=np.bool_)
+        has_bucket[self.unplaced] = False
+        regularization = np.zeros_like(has_bucket) if self.regularization is None else self.regularization
+        return np.flatnonzero(regularization & has_bucket), np.flatnonzero(~regularization & has_bucket)
 
 
 def as_bucket_ids(bucket_ids: npt.ArrayLike) -> tuple[Ids, int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy.typing as npt
 
-from kohya_bucket.planning.options import PlanKeywords, known_options
+from kohya_bucket.planning.keywords import PlanKeywords, known_options
 from kohya_bucket.planning.plan import EpochPlan
 from kohya_bucket.planning.planner import EpochPlanner
 

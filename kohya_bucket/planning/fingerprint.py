@@ -71,12 +71,17 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[s
         elif _is_digest(a) and _is_digest(b):
             found.append(f"other values of {name}")
         else:
+            a, b = (_UNSAID.get(key) if value is None else value for value in (a, b))
             found.append(f"{name} was {_shown(a)}, now {_shown(b)}")
     return found
 
 
 _PRESENT_NAMES = {"crop_limit": "max_crop", "enlarge": "no_upscale"}
 """Of options that fingerprints know by an older name."""
+
+
+_UNSAID = {"small_buckets": "drop"}
+"""What an option was before there was a choice."""
 
 
 def _is_digest(value: object) -> bool:

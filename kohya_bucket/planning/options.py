@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypedDict, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
-from kohya_bucket.checks import as_flag, integer, known_keyword, one_of, whole
+from kohya_bucket.checks import as_flag, integer, one_of, whole
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.orders.order import Order
 from kohya_bucket.planning.policy import RemainderContext, RemainderPolicy
-from kohya_bucket.planning.remainders import REMAINDERS
+from kohya_bucket.planning.remainders import REMAINDERS, policies_of
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, ResolutionMode
 
-__all__ = ["PlanKeywords", "PlanOptions", "RepeatsLike", "known_options"]
+__all__ = ["PlanOptions", "RepeatsLike"]
 
 RepeatsLike = npt.ArrayLike | Fraction | Sequence[Fraction]
-
-
-class PlanKeywords(TypedDict, total=False):
-    """`PlanOptions` as keyword arguments, for type checkers."""
-
-    remainder: str
-    order: str
-    repeats: RepeatsLike | None
-    accumulate: int
-    max_pixels: int | None
-    bucket_sizes: npt.ArrayLike | None
-    regularization: npt.ArrayLike | None
-    regularization_uses: int | None
-    resolutions: str | None
-    resolution_weights: npt.ArrayLike | None
-    run_length: int
-    max_crop: float
-    base_bucket: int | None
-    bucket_groups: npt.ArrayLike | None
-    no_upscale: npt.ArrayLike
-    equal_epochs: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +31,8 @@ class PlanOptions:
     Attributes:
         remainder: what becomes of the images that do not fill a global batch: "keep" trains them in a short batch;
             `REMAINDERS` has the others, each with a text.
+        small_buckets: with a remainder that is left out, what becomes of buckets that fill no global batch at all and
+            would never be trained: "keep" (the default), or any other of `REMAINDERS`.
         order: "shuffled" mixes the batches and spreads each bucket evenly; `ORDERS` has the others.
         repeats: how often an image is trained in an epoch: a number or [N], whole or fractions such as 2.5 or 0.1.
         accumulate: steps for one update; the plan's steps do not depend on it.
@@ -77,6 +56,7 @@ class PlanOptions:
     """
 
     remainder: str = "keep"
+    small_buckets: str | None = None
     order: str = "shuffled"
     repeats: RepeatsLike | None = None
     accumulate: int = 1
@@ -99,6 +79,7 @@ class PlanOptions:
             "accumulate": whole("accumulate", self.accumulate, 1, bits=31),
             "run_length": whole("run_length", self.run_length, 1, bits=31),
             "remainder": one_of("remainder", self.remainder, REMAINDERS),
+            "small_buckets": self._checked_small_buckets(),
             "order": one_of("order", self.order, ORDERS),
             "bucket_sizes": None if self.bucket_sizes is None else as_sizes(self.bucket_sizes),
             "max_pixels": None if pixels is None else whole("max_pixels", pixels, 1),
@@ -109,8 +90,9 @@ class PlanOptions:
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        if self.policy.needs_sizes and self.sizes is None:
-            raise PlanError(f"remainder={self.remainder!r} needs bucket_sizes: {self.policy.needs_sizes}")
+        for option, policy in zip(("remainder", "small_buckets"), self.policies, strict=False):
+            if policy.needs_sizes and self.sizes is None:
+                raise PlanError(f"{option}={policy.name!r} needs bucket_sizes: {policy.needs_sizes}")
         if self.resolutions is not None:
             one_of("resolutions", self.resolutions, RESOLUTION_MODES)
         if self.resolution_weights is not None and not (self.mode and self.mode.by_weight):
@@ -124,6 +106,16 @@ class PlanOptions:
     def policy(self) -> RemainderPolicy:
         """What `remainder` names."""
         return REMAINDERS[self.remainder]
+
+    @property
+    def policies(self) -> tuple[RemainderPolicy, ...]:
+        """The policy; and where small buckets have another one, that one too."""
+        return policies_of(self.remainder, self.small_buckets)
+
+    @property
+    def leaves_out_small_buckets(self) -> bool:
+        """Buckets that fill no global batch are never trained."""
+        return self.policies[-1].leaves_out
 
     @property
     def arrangement(self) -> Order:
@@ -177,48 +169,24 @@ class PlanOptions:
             "bucket_sizes": self.sizes,
             "bucket_groups": self.bucket_groups,
             "run_length": self.run_length if self.arrangement.heeds_run_length else None,
-            "crop_limit": self.max_crop if self.policy.heeds_max_crop else None,
+            "crop_limit": self.max_crop if any(p.heeds_max_crop for p in self.policies) else None,
             "base_bucket": self.base_bucket,
             "enlarge": ~context.no_upscale if context.no_upscale.any() else None,
             "equal_epochs": True if self.equal_epochs else None,
+            # Before there was a choice, they were left out.
+            "small_buckets": self.policies[1].name if len(self.policies) > 1 else None,
         }
 
-
-_NAMES = tuple(field.name for field in fields(PlanOptions))
-
-
-def known_options(where: Callable[..., object], given: Mapping[str, Any]) -> PlanKeywords:
-    """The keyword arguments that a caller of `where` gave as options; old names under the new ones, with a warning.
-
-    Raises:
-        TypeError: an unknown name, with the nearest argument of `where`; or an old name beside the new one.
-    """
-    options = dict(given)
-    for old, (new, turned) in _OLD_NAMES.items():
-        if old in options:
-            if new in options:
-                raise TypeError(f"{where.__name__} got {new} and {old}, its old name: leave {old} out")
-            warnings.warn(
-                f"{old} of {where.__name__} is now {new}; the old name goes with the next version",
-                DeprecationWarning,
-                stacklevel=3,
+    def _checked_small_buckets(self) -> str | None:
+        if self.small_buckets is None:
+            return None
+        one_of("remainder", self.remainder, REMAINDERS)
+        if not self.policy.leaves_out:
+            raise PlanError(
+                f"small_buckets is {self.small_buckets!r}, but remainder={self.remainder!r} trains the images of all "
+                "buckets: leave small_buckets out, or take remainder='drop'"
             )
-            options[new] = turned(options.pop(old))
-    if not options.keys() <= set(_NAMES):
-        own = [p.name for p in inspect.signature(where).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        known_keyword(where.__name__, options, [*own, *_NAMES])
-    return cast(PlanKeywords, options)
-
-
-def _opposite(enlarge: Any) -> Any:
-    given = np.asarray(enlarge)
-    return ~given if given.dtype == np.bool_ else enlarge
-
-
-_OLD_NAMES: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "crop_limit": ("max_crop", lambda share: share),
-    "enlarge": ("no_upscale", _opposite),
-}
+        return one_of("small_buckets", self.small_buckets, REMAINDERS)
 
 
 def _share(name: str, value: float) -> float:

@@ -16,12 +16,14 @@ from kohya_bucket.planning.batch_sizes import as_global_batch, count_buckets, on
 from kohya_bucket.planning.demand import Change, Demand
 from kohya_bucket.planning.demand_model import DemandModel, as_bucket_ids
 from kohya_bucket.planning.fingerprint import fingerprint_of
+from kohya_bucket.planning.keywords import PlanKeywords, known_options
 from kohya_bucket.planning.ledger import LedgerReason
-from kohya_bucket.planning.options import PlanKeywords, PlanOptions, known_options
+from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.plan import EpochPlan
 from kohya_bucket.planning.remainders.keep import KEEP
 from kohya_bucket.planning.separate_repeats import separate_repeats
 from kohya_bucket.planning.sequencing import sequence_items
+from kohya_bucket.planning.small_buckets import apply_policies
 from kohya_bucket.planning.stream import Purpose, stream
 from kohya_bucket.planning.untrained import untrained
 
@@ -80,14 +82,15 @@ class EpochPlanner:
         asked = self.demand_model.for_epoch(seed, whole("epoch", epoch, 0))
         stages = [(as_global_batch(size, self.n_buckets), whole("done", steps, 0)) for size, steps in done]
         stages.append((self.global_batch, 0))
-        plan = self._arranged(asked.demand, stages[0][0], seed, epoch, 0)
+        plan = self._arranged(asked.demand, asked.demand, stages[0][0], seed, epoch, 0)
         lost = Change(asked.unplaced, _nowhere(asked.unplaced), _nowhere(asked.unplaced), -1)
         plan = plan.with_ledger(asked.total, [(lost, LedgerReason.NO_BUCKET)])
         part, moved = 0, plan.ledger_rows
         for global_batch, steps in stages:
             if not np.array_equal(global_batch, plan.global_batch):
                 part += 1
-                rest = self._arranged(untrained(plan, self.n_buckets, moved), global_batch, seed, epoch, part)
+                left = untrained(plan, self.n_buckets, moved)
+                rest = self._arranged(left, asked.demand, global_batch, seed, epoch, part)
                 plan, moved = replace(rest, first_step=plan.first_step), rest.ledger_rows
             plan = plan.after(steps)
         return plan
@@ -103,7 +106,7 @@ class EpochPlanner:
         found: set[tuple[int, int]] = set()
         for epoch in range(self.period):
             demand = self.demand_model.for_epoch(0, epoch).demand
-            for change in self._remainder(demand, self.global_batch, 0, epoch, 0)[1]:
+            for change, _ in self._remainder(demand, demand, self.global_batch, 0, epoch, 0)[1]:
                 found.update(zip(change.bucket.tolist(), change.to_bucket.tolist(), strict=True))
         return sorted(pair for pair in found if pair[0] != pair[1])
 
@@ -115,24 +118,26 @@ class EpochPlanner:
         if key not in self._longest:
             lengths = []
             for epoch in range(self.period):
-                demand, _ = self._remainder(
-                    self.demand_model.for_epoch(seed, epoch).demand, global_batch, seed, epoch, 0
-                )
+                demand = self.demand_model.for_epoch(seed, epoch).demand
+                demand, _ = self._remainder(demand, demand, global_batch, seed, epoch, 0)
                 lengths.append(int((-(-demand.per_bucket() // global_batch)).sum()))
             self._longest[key] = max(lengths)
         return self._longest[key]
 
     def _remainder(
-        self, demand: Demand, global_batch: _GlobalBatch, seed: int, epoch: int, part: int
-    ) -> tuple[Demand, list[Change]]:
+        self, demand: Demand, whole: Demand, global_batch: _GlobalBatch, seed: int, epoch: int, part: int
+    ) -> tuple[Demand, list[tuple[Change, LedgerReason]]]:
         # What is left of an epoch trains where it was asked: whoever prepared the moves of whole epochs (cached
         # latents at the other size, say) need not prepare for every place at which a run may stop.
-        policy = KEEP if part and self.options.policy.moves_images else self.options.policy
-        return policy.apply(demand, replace(self._context, global_batch=global_batch, seed=seed, epoch=epoch))
+        policies = tuple(KEEP if part and policy.moves_images else policy for policy in self.options.policies)
+        context = replace(self._context, global_batch=global_batch, seed=seed, epoch=epoch)
+        return apply_policies(policies, demand, whole, context)
 
-    def _arranged(self, demand: Demand, global_batch: _GlobalBatch, seed: int, epoch: int, part: int) -> EpochPlan:
+    def _arranged(
+        self, demand: Demand, whole: Demand, global_batch: _GlobalBatch, seed: int, epoch: int, part: int
+    ) -> EpochPlan:
         asked = len(demand.image) if demand.times is None else int(demand.times.sum())
-        demand, changes = self._remainder(demand, global_batch, seed, epoch, part)
+        demand, changes = self._remainder(demand, whole, global_batch, seed, epoch, part)
         order, rng = self.options.arrangement, stream(Purpose.IMAGES, seed, epoch, part)
         items, counts = sequence_items(demand, rng, shuffle=order.shuffles)
         layout = cut_batches(counts, global_batch)
@@ -154,12 +159,11 @@ class EpochPlanner:
             start=layout.start[steps],
             length=layout.length[steps],
             bucket_of_step=layout.bucket[steps],
-            moves=self.demand_model.several_buckets or any(change.delta == 0 for change in changes),
+            moves=self.demand_model.several_buckets or any(change.delta == 0 for change, _ in changes),
             fingerprint={**self.fingerprint, "seed": seed, "epoch": epoch},
             bucket_sizes=self.options.sizes,
         )
-        reason = self.options.policy.reason
-        return plan.with_ledger(asked, [] if reason is None else [(change, reason) for change in changes])
+        return plan.with_ledger(asked, changes)
 
 
 def _nowhere(image: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -68,6 +68,7 @@ class RemainderPolicy:
         moves_images: it trains images in other buckets than their own.
         needs_sizes: why it cannot do without `bucket_sizes`; empty where it can.
         heeds_max_crop: `max_crop` decides what it does.
+        enlarges: it may train images in a larger bucket than their own, whatever that bucket is.
     """
 
     name: str
@@ -77,6 +78,7 @@ class RemainderPolicy:
     moves_images: bool = False
     needs_sizes: str = ""
     heeds_max_crop: bool = False
+    enlarges: bool = False
 
     @property
     def leaves_out(self) -> bool:

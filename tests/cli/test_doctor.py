@@ -130,6 +130,16 @@ def test_the_config_is_read_for_the_checkout(folder):
     assert "new in sd-scripts 0.10.2" in found["misplaced-key"]["message"]
 
 
+def test_images_that_no_epoch_trains_are_named(folder):
+    (lone := folder / "lone").mkdir()
+    (folder / "0.png").rename(lone / "0.png")
+    table = "[kohya_bucket]\nremainder = 'drop'"
+    config = write(lone, rest=table)
+    assert "never-trained" not in findings(config)[0]
+    config = write(lone, rest=table + "\nsmall_buckets = 'drop'")
+    assert "1 image is never trained (0.png)" in findings(config)[0]["never-trained"]["message"]
+
+
 def test_names_are_printed_as_they_are(folder):
     odd = folder / "[bold]x[red].png"
     (folder / "3.png").rename(odd)

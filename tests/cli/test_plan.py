@@ -74,6 +74,20 @@ def test_the_adapters_options_count(folder):
     assert padded["gpus"][0]["missed"] > plain["gpus"][0]["missed"] == 0
 
 
+def test_what_no_epoch_trains_is_named(folder):
+    small = as_json("plan", write(folder, rest="[kohya_bucket]\nremainder = 'drop'"), "--gpus", "1,8")["gpus"][1]
+    assert small["never_trained"] == []
+    assert "small_buckets = 'keep' trains them as a short batch" in small["left_over"]
+    config = write(folder, rest="[kohya_bucket]\nremainder = 'drop'\nsmall_buckets = 'drop'")
+    lost = as_json("plan", config, "--gpus", "1,8")["gpus"]
+    assert lost[0]["never_trained"] == []
+    assert len(lost[1]["never_trained"]) == 7
+    line = "7 images are never trained (0.png, 1.png, 2.png, 3.png, 4.png and 2 more): what "
+    assert f"8 GPUs: {line}" in run("plan", config, "--gpus", "8").output
+    refused = run("plan", write(folder, rest="[kohya_bucket]\nsmall_buckets = 'drop'"))
+    assert "small_buckets is set, but remainder is 'keep'" in str(refused.exception)
+
+
 def test_images_without_a_bucket_are_named(folder):
     Image.new("RGB", (40, 400)).save(folder / "narrow.png")
     (folder / "broken.png").write_bytes(b"")

@@ -50,7 +50,9 @@ def test_epochs_follow_each_other_and_can_be_chosen() -> None:
 
 
 def test_arguments() -> None:
-    assert list(BucketBatchSampler(IDS, 4, drop_last=True)) == planned(0, remainder="drop")
+    with pytest.warns(UserWarning, match="2 images are never trained"):
+        full = list(BucketBatchSampler(IDS, 4, drop_last=True))
+    assert full == planned(0, remainder="drop", small_buckets="drop")
     assert list(BucketBatchSampler(IDS, 4, shuffle=False)) == planned(0, order="file")
     assert list(BucketBatchSampler(IDS.tolist(), 4, seed=5)) == planned(0, seed=5)
     both = [BucketBatchSampler(IDS, 2, num_replicas=2, rank=r) for r in range(2)]

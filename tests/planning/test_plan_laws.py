@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import SIZES, cases, trained
 
-from kohya_bucket.planning import ORDERS, REMAINDERS, LedgerReason, plan_epoch
+from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason, plan_epoch
 
 every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
 every_order = pytest.mark.parametrize("order", list(ORDERS))
@@ -96,8 +96,14 @@ def test_full_batches_and_nothing_lost(remainder: str, case: dict) -> None:
     policy = REMAINDERS[remainder]
     assert policy.moves_images or not plan.moves
     assert policy.leaves_out or ledger.missed == ledger.count(LedgerReason.NO_BUCKET)
-    if remainder in ("pad", "drop"):
+    if remainder == "pad":
         assert not short.any()
+    if remainder == "drop":  # except of buckets that never fill a batch, which are kept
+        planner = EpochPlanner(**{k: v for k, v in case.items() if k not in ("seed", "epoch")}, remainder=remainder)
+        demand = planner.demand_model.for_epoch(plan.seed, plan.epoch).demand
+        assert set(plan.bucket_of_step[short]) <= set(np.flatnonzero(demand.per_bucket() < plan.global_batch))
+        full = plan_epoch(**case, remainder=remainder, small_buckets="drop")
+        assert (full.length == full.global_batch[full.bucket_of_step]).all()
     if remainder == "catch_all":
         assert short.sum() <= 1
     if remainder == "merge":

@@ -23,7 +23,7 @@ from kohya_bucket.planning import (
     PlanOptions,
     plan_epoch,
 )
-from kohya_bucket.planning.options import PlanKeywords
+from kohya_bucket.planning.keywords import PlanKeywords
 from kohya_bucket.planning.policy import RemainderPolicy, change_of, moved_to
 
 ROOT = Path(__file__).parents[2]
@@ -185,7 +185,7 @@ def test_what_saved_states_know_keeps_its_names() -> None:
     assert list(fingerprint) == [
         "plan_version", "images", "images_per_bucket", "bucket_ids", "remainder", "order", "repeats", "regularization",
         "regularization_uses", "resolutions", "resolution_weights", "bucket_sizes", "bucket_groups", "run_length",
-        "crop_limit", "base_bucket", "enlarge", "equal_epochs", "global_batch",
+        "crop_limit", "base_bucket", "enlarge", "equal_epochs", "small_buckets", "global_batch",
     ]  # fmt: skip
     assert fingerprint["crop_limit"] == 0.25
     # Two options are not in it: updates do not change steps, and pixels only change the global batch.

@@ -134,5 +134,8 @@ def test_all_resolutions_train_each_image_once_where_it_has_a_bucket(seed: int, 
 def test_an_epoch_that_leaves_everything_out() -> None:
     """Another epoch has a whole batch, this one none, and nothing to split."""
     case = {"bucket_ids": np.array([[0, 1], [0, 2]]), "resolutions": "weighted", "resolution_weights": [3, 1]}
-    plans = [plan_epoch(**case, batch_size=2, remainder="drop", equal_epochs=True, epoch=e) for e in range(4)]
+    plans = [
+        plan_epoch(**case, batch_size=2, remainder="drop", small_buckets="drop", equal_epochs=True, epoch=e)
+        for e in range(4)
+    ]
     assert {plan.steps for plan in plans} == {0, 1}

@@ -44,7 +44,7 @@ def golden_plans() -> dict:
         "keep, shuffled": plan_epoch(IDS, 3, **common),
         "keep, shuffled, epoch 1, 2 ranks": plan_epoch(IDS, 2, world_size=2, epoch=1, **common),
         "pad, runs": plan_epoch(IDS, 3, remainder="pad", order="runs", run_length=2, **common),
-        "drop, sorted": plan_epoch(IDS, 3, remainder="drop", order="sorted", **common),
+        "drop, sorted": plan_epoch(IDS, 3, remainder="drop", small_buckets="drop", order="sorted", **common),
         "merge, repeats": plan_epoch(IDS, 4, remainder="merge", max_crop=0.5, repeats=2, **common),
         "catch_all, file": plan_epoch(IDS, 3, remainder="catch_all", order="file", **common),
         "fractions": plan_epoch(IDS, 3, repeats=0.4, epoch=2, **common),
@@ -84,7 +84,7 @@ def test_the_line_of_the_ledger() -> None:
     assert lone.ledger().text == (
         "2 images, 1 missed (1 without a bucket), 1 repeated so that no rank is empty, to fill bucket 512x512"
     )
-    dropped = plan_epoch(ids, 7, remainder="drop", bucket_sizes=SIZES).ledger()
+    dropped = plan_epoch(ids, 7, remainder="drop", small_buckets="drop", bucket_sizes=SIZES).ledger()
     assert dropped.text == "1,203 images, 6 missed (6 dropped with the remainder of 2 buckets), 0 repeated"
     caught = plan_epoch(ids, 7, remainder="catch_all", bucket_sizes=SIZES, repeats=2).ledger()
     assert caught.text == "1,203 images asked 2,406 times, 0 missed, 0 repeated, 6 trained at the base size"

@@ -7,7 +7,14 @@ from kohya_bucket.planning.remainders.keep import KEEP
 from kohya_bucket.planning.remainders.merge import MERGE
 from kohya_bucket.planning.remainders.pad import PAD
 
-__all__ = ["REMAINDERS"]
+__all__ = ["REMAINDERS", "policies_of"]
 
 REMAINDERS: dict[str, RemainderPolicy] = {policy.name: policy for policy in (KEEP, PAD, DROP, MERGE, CATCH_ALL)}
 """By name, as they are offered."""
+
+
+def policies_of(remainder: str, small_buckets: str | None) -> tuple[RemainderPolicy, ...]:
+    """What `remainder` names; and where it leaves images out, for buckets that never fill a batch, another policy."""
+    policy = REMAINDERS[remainder]
+    small = REMAINDERS[small_buckets or KEEP.name]
+    return (policy,) if not policy.leaves_out or small is policy else (policy, small)

@@ -56,4 +56,5 @@ CATCH_ALL = RemainderPolicy(
     _catch_all,
     LedgerReason.CAUGHT,
     moves_images=True,
+    enlarges=True,
 )

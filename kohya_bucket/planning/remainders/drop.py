@@ -13,10 +13,7 @@ __all__ = ["DROP"]
 
 
 def _drop(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]]:
-    """Leave out each bucket's remainder in rotation.
-
-    A bucket that never fills a batch is left out whole in every epoch: the ledger shows it.
-    """
+    """Leave out each bucket's remainder in rotation; of buckets that never fill a batch, `small_buckets` decides."""
     rows = take_in_rotation(demand, demand.per_bucket() % context.global_batch, context.seed, context.epoch)
     if len(rows) == 0:
         return demand, []

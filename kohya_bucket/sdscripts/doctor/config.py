@@ -53,7 +53,7 @@ def config_section(
         tables = environment_table() + ([(str(path), read.table)] if read.table is not None else [])
         options = AdapterOptions.from_tables(*tables)
         with show("reading image headers") as progress:
-            seen = overview(read, options, (), 1, progress)
+            seen = overview(read, options, (1,), 1, progress)
     except KohyaBucketError as error:
         section.findings.error("settings", "", str(error))
         return section, None
@@ -61,6 +61,9 @@ def config_section(
     for number, dataset in enumerate(seen.datasets, 1):
         section.facts.append((f"dataset {number}", _summary(dataset)))
         left_out |= _name_left_out(section, dataset)
+    for row in seen.gpus:
+        if row.never_trained:
+            section.findings.warning("never-trained", "", row.left_over, names=row.never_trained)
     if decode:
         _decode(section, read, left_out, show)
     return section, Examined(read, options)

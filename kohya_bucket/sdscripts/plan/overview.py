@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.adapter.left_over import left_over
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.buckets.geometry import cut_pixels
@@ -88,6 +89,8 @@ class GpuRow:
         samples: trainings by all GPUs together.
         missed, repeated, moved: trainings other than asked, or in another bucket; `ledger` says it in words.
         idle: predicted share of the GPUs' time spent waiting for the one with the most pixels.
+        left_over: what becomes of buckets that never fill a batch, in words; `never_trained` names the images that no
+            epoch trains.
         idle_independent: the same if every GPU drew batches of its own, as sd-scripts does alone.
     """
 
@@ -101,6 +104,8 @@ class GpuRow:
     idle: float
     idle_independent: float
     ledger: str
+    left_over: str
+    never_trained: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,7 @@ def _gpu_row(groups: list[PlacedDataset], options: AdapterOptions, gpus: int, ac
     ranks = gpus if options.same_shape else 1
     plan = planner.plan(0, 1, ranks)
     asked = planner.planner(ranks).demand_model.for_epoch(0, 1).demand
-    ledger = plan.ledger()
+    ledger, over = plan.ledger(), left_over(planner, ranks)
     steps = plan.steps if options.same_shape else -(-plan.steps // gpus)
     independent = idle_share_independent(
         asked.bucket.astype(np.int32),
@@ -188,4 +193,6 @@ def _gpu_row(groups: list[PlacedDataset], options: AdapterOptions, gpus: int, ac
         idle=idle_share_of(plan) if options.same_shape else independent,
         idle_independent=independent,
         ledger=ledger.text,
+        left_over=over.line,
+        never_trained=over.never_trained,
     )
