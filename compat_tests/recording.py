@@ -10,10 +10,11 @@ from typing import Any
 
 
 def write_down(batch: dict[str, Any]) -> None:
-    """Add a batch's images and their size in pixels to this process's file in the folder `RECORD_DIR`."""
+    """Add a batch's images, their size in pixels and their weights to this process's file in the folder `RECORD_DIR`."""
     latents = batch.get("latents")
     shape = batch["images"].shape[2:] if latents is None else [side * 8 for side in latents.shape[2:]]
     row = {"images": [caption.split(",")[0] for caption in batch["captions"]], "size": [shape[1], shape[0]]}
+    row["weights"] = batch["loss_weights"].tolist()
     file = Path(os.environ["RECORD_DIR"]) / f"rank{os.environ.get('RANK', '0')}.jsonl"
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(row) + "\n")

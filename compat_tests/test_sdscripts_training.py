@@ -1,6 +1,7 @@
 """LoRA training by the real `train_network.py`, by its own command line, with the launcher or a patch."""
 
 import collections
+import json
 import shutil
 
 import pytest
@@ -59,6 +60,28 @@ def test_two_processes_without_a_seed(sd_scripts_dir, data, tmp_path):
     for epoch in epochs_of(run.batches, 2):
         assert not NAMES.keys() - epoch.keys()
         assert sum(epoch.values()) - COUNT <= alone
+    for step in run.batches:  # what an image adds to the average of both means: the same as on one process
+        part = collections.Counter()
+        for row in step:
+            part.update({image: w / len(row["images"]) / 2 for image, w in zip(row["images"], row["weights"])})
+        assert set(part.values()) == {1 / len(part)}
+
+
+@pytest.mark.training_run("2 processes")
+def test_a_trainer_that_does_not_weigh_images_says_so(sd_scripts_dir, data, tmp_path):
+    config, options = write_config(tmp_path, data), ["--max_train_steps", 1]
+    images = {str(file): {"caption": file.stem} for file in data.glob("*.png")}
+    (tmp_path / "metadata.json").write_text(json.dumps(images), encoding="utf-8")
+    without = config.with_name("metadata.toml")
+    named = f"metadata_file = '{tmp_path / 'metadata.json'}'"
+    text = config.read_text(encoding="utf-8").replace("caption_extension = '.txt'", named)
+    without.write_text(text, encoding="utf-8")
+    run = train(sd_scripts_dir, without, *options, out=tmp_path / "out", trainer="fine_tune.py", network=False, ranks=2)
+    assert len(run.batches) == 1, run.log[-3000:]  # it cannot save: there is no whole checkpoint
+    assert "does not heed loss_weights" in run.log
+    run = train(sd_scripts_dir, config, *options, out=tmp_path / "db", trainer="train_db.py", network=False, ranks=2)
+    assert len(run.batches) == 1, run.log[-3000:]
+    assert "does not heed loss_weights" not in run.log
 
 
 @pytest.mark.training_run("cached in memory")

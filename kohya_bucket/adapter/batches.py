@@ -21,6 +21,7 @@ class PlannedBatch(int):
         seed: for flips, crops and caption shuffles of this batch, the same whichever worker loads it.
         bucket: position in the dataset's buckets at whose size the images are trained.
         global_step: the trainer's step when the batch was asked for; None where nobody counts.
+        loss_scale: what the batch's loss is multiplied by, so that images weigh the same on any number of ranks.
     """
 
     epoch: int
@@ -29,6 +30,7 @@ class PlannedBatch(int):
     seed: int
     bucket: int
     global_step: int | None
+    loss_scale: float
 
     @classmethod
     def make(
@@ -40,15 +42,16 @@ class PlannedBatch(int):
         seed: int,
         bucket: int,
         global_step: int | None = None,
+        loss_scale: float = 1.0,
     ) -> PlannedBatch:
         batch = cls(position)
         batch.epoch, batch.dataset, batch.images, batch.seed, batch.bucket = epoch, dataset, images, seed, bucket
-        batch.global_step = global_step
+        batch.global_step, batch.loss_scale = global_step, loss_scale
         return batch
 
     def __reduce__(self) -> tuple[Callable[..., PlannedBatch], tuple[Any, ...]]:
         return PlannedBatch.make, (
-            int(self), self.epoch, self.dataset, self.images, self.seed, self.bucket, self.global_step
+            int(self), self.epoch, self.dataset, self.images, self.seed, self.bucket, self.global_step, self.loss_scale
         )  # fmt: skip
 
 

@@ -152,7 +152,8 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             images = np.asarray(plan.indices(step, rank) - planner.first_image[dataset], dtype=np.int32)
             seed = (self.seed * 1_000_003 + epoch) * 1_000_003 + begin + i
             global_step = None if self._current_step is None else int(self._current_step.value)
-            yield PlannedBatch.make(begin + i, told, dataset, images, seed, bucket, global_step)
+            scale = plan.loss_scale(step, rank) if self.current_epoch is not None else 1.0
+            yield PlannedBatch.make(begin + i, told, dataset, images, seed, bucket, global_step, scale)
 
 
 def _ignore(_: int) -> None:

@@ -15,42 +15,11 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.demand import Change
 from kohya_bucket.planning.ledger import Ledger, LedgerReason
+from kohya_bucket.planning.ledger_rows import LedgerRows
 
-__all__ = ["EpochPlan", "LedgerRows"]
+__all__ = ["EpochPlan"]
 
 _CHUNK = 4096
-
-
-@dataclass(frozen=True)
-class LedgerRows:
-    """Ledger rows as they are collected while planning: parallel arrays, see `Ledger`."""
-
-    image: npt.NDArray[np.int32]
-    bucket: npt.NDArray[np.int32]
-    to_bucket: npt.NDArray[np.int32]
-    delta: npt.NDArray[np.int8]
-    reason: npt.NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, changes: list[tuple[Change, LedgerReason]]) -> LedgerRows:
-        """Rows of all changes, each with its reason."""
-        none = np.zeros(0, dtype=np.int32)
-        return cls(
-            np.concatenate([none, *(c.image for c, _ in changes)]),
-            np.concatenate([none, *(c.bucket for c, _ in changes)]),
-            np.concatenate([none, *(c.to_bucket for c, _ in changes)]),
-            np.concatenate([none, *(np.full(len(c.image), c.delta) for c, _ in changes)]).astype(np.int8),
-            np.concatenate([none, *(np.full(len(c.image), why) for c, why in changes)]).astype(np.uint8),
-        )
-
-    def __add__(self, other: LedgerRows) -> LedgerRows:
-        return LedgerRows(
-            np.concatenate([self.image, other.image]),
-            np.concatenate([self.bucket, other.bucket]),
-            np.concatenate([self.to_bucket, other.to_bucket]),
-            np.concatenate([self.delta, other.delta]),
-            np.concatenate([self.reason, other.reason]),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +109,25 @@ class EpochPlan:
         """[S] images that a rank trains in each step."""
         self._check_rank(rank)
         return self._shares(rank, slice(None))[1]
+
+    def loss_scale(self, step: int, rank: int) -> float:
+        """What a rank multiplies the mean loss of its batch by, so that the ranks' average is that of one rank alone.
+
+        Data-parallel training averages the gradients of ranks, each of its own mean: where the ranks of a step hold 2
+        and 1 images, the single one would count double. With n images on this rank and N in the global batch of W
+        ranks, the scale is `W * n / N`; a batch that fills ranks by repeats counts each image once. It is 1 in every
+        full step.
+
+        Raises:
+            PlanError: the epoch has no such step, or the plan no such rank.
+        """
+        self._check_rank(rank)
+        _, n = self._slice(step)
+        world = self.world_size
+        if n < world:
+            return world / (n * len(range(rank % n, world, n)))
+        share, more = divmod(n, world)
+        return world * (share + (rank < more)) / n
 
     def rank_batches(self, rank: int, first_step: int = 0) -> Iterator[list[int]]:
         """The rank's batches as lists of ints, from `first_step` on; nothing before it is looked at."""

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.planning.demand import Demand
-from kohya_bucket.planning.plan import EpochPlan, LedgerRows
+from kohya_bucket.planning.ledger_rows import LedgerRows
+from kohya_bucket.planning.plan import EpochPlan
 from kohya_bucket.planning.sequencing import smallest_ids
 
 __all__ = ["untrained"]

@@ -15,6 +15,7 @@ from kohya_bucket.sdscripts.caching.latents import forget_files
 from kohya_bucket.sdscripts.caching.text import forget_texts
 from kohya_bucket.sdscripts.datasets.records import compact
 from kohya_bucket.sdscripts.datasets.tables import BatchTable
+from kohya_bucket.sdscripts.loss_weights import say_what_is_not_weighed
 from kohya_bucket.sdscripts.objects import HeldDataset
 
 __all__ = ["planned_arguments"]
@@ -52,6 +53,7 @@ def planned_arguments(
     )
     if training:
         door.resume.attach(sampler)
+        say_what_is_not_weighed(sampler)
     compact(group)
     forget_files()  # trainers make their loaders when all is cached
     forget_texts()

@@ -12,6 +12,7 @@ from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.caching.extra_sizes import at_planned_size
 from kohya_bucket.sdscripts.datasets.masks import drop_unwanted_masks
+from kohya_bucket.sdscripts.loss_weights import weighed
 from kohya_bucket.sdscripts.objects import Group, HeldDataset, inner_of
 
 __all__ = ["note_epoch", "numbered_item", "own_random", "planned_item"]
@@ -32,7 +33,8 @@ def planned_item(group: Group, index: PlannedBatch) -> Any:
         owner.current_step = index.global_step
     keys = owner.bucket_manager.buckets[index]
     with own_random(index.seed), at_planned_size(dataset, index):
-        return drop_unwanted_masks(dataset[index], keys, owner.image_to_subset)
+        batch = drop_unwanted_masks(dataset[index], keys, owner.image_to_subset)
+    return weighed(batch, index.loss_scale)
 
 
 def numbered_item(group: Group, number: int) -> Any:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from kohya_bucket.datasets import agreement
 from kohya_bucket.datasets.sampler import BucketBatchSampler
 from kohya_bucket.errors import PlanError
+from kohya_bucket.planning import plan_epoch
 
 IDS = np.random.RandomState(3).choice(5, 103, p=[0.5, 0.3, 0.1, 0.07, 0.03])
 
@@ -132,7 +133,37 @@ def plain(folder: Path, batch_size: int, epochs: int) -> None:
     (folder / f"gave_up{rank}").touch()
 
 
-PARTS = {"train": train, "plain": plain}
+def gradients(folder: Path, global_batch: int) -> None:
+    """The gradient of each step as DDP averages it: of plain means, and with the plan's scale."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    plan = plan_epoch(IDS, global_batch // world, world_size=world)
+    model = DistributedDataParallel(small_model())
+    found = {"plain": [], "scaled": []}
+    for step in range(plan.steps):
+        for kind, scale in (("plain", 1.0), ("scaled", plan.loss_scale(step, rank))):
+            model.zero_grad()
+            (loss_of(model, plan.indices(step, rank)) * scale).backward()
+            found[kind].append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    if rank == 0:
+        torch.save({kind: torch.stack(of_steps) for kind, of_steps in found.items()}, folder / "gradients.pt")
+    dist.barrier()
+
+
+def small_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)).double()
+
+
+def loss_of(model: torch.nn.Module, images: np.ndarray) -> torch.Tensor:
+    """The mean over some images, as a trainer takes it."""
+    x = torch.tensor(np.stack([np.sin(images), np.cos(images), IDS[images]], axis=1))
+    return ((model(x)[:, 0] - torch.tensor(images % 7)) ** 2).mean()
+
+
+PARTS = {"train": train, "plain": plain, "gradients": gradients}
 
 
 def rank_of(rank: int, ranks: int, store: Path, part: str, folder: Path, *numbers: int) -> None:

@@ -15,7 +15,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
-from rank_program import IDS, rank_of
+import torch
+from rank_program import IDS, loss_of, rank_of, small_model
 
 from kohya_bucket.planning import plan_epoch
 from tests.warm import QUICK
@@ -56,6 +57,21 @@ def start(ranks: int, part: str, folder: Path, *numbers: int) -> int:
         left = [process for process in left if process.exitcode is None]
     store.unlink(missing_ok=True)
     return next((process.exitcode for process in processes if process.exitcode), 0)
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_images_weigh_the_same_on_any_number_of_ranks(tmp_path, ranks):
+    """103 images in 5 buckets, 12 a step: short batches, and one with fewer images than ranks."""
+    assert start(ranks, "gradients", tmp_path, 12) == 0
+    found = torch.load(tmp_path / "gradients.pt")
+    plan, model = plan_epoch(IDS, 12), small_model()
+    alone = []
+    for step in range(plan.steps):
+        model.zero_grad()
+        loss_of(model, plan.indices(step, 0)).backward()
+        alone.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    torch.testing.assert_close(found["scaled"], torch.stack(alone), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(found["plain"], torch.stack(alone), rtol=1e-3)
 
 
 def entries(folder: Path, key: str) -> list[list[dict]]:

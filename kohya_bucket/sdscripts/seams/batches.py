@@ -52,7 +52,7 @@ def _seams(owners: Owners) -> tuple[Seam, ...]:
     return (
         Seam("BaseDataset.shuffle_buckets", (Takes(),), _shuffle_buckets),
         Seam("BaseDataset.set_current_epoch", (Takes("epoch"),), _set_current_epoch),
-        Seam("BaseDataset.__getitem__", (Takes("index"), Uses(*tables, *entry), Says("alpha_masks"))),
+        Seam("BaseDataset.__getitem__", (Takes("index"), Uses(*tables, *entry), Says("alpha_masks", "loss_weights"))),
         Seam("ControlNetDataset.__getitem__", (Uses(delegate, *tables),)),
         Seam("DatasetGroup", (Inherits("__getitem__"),)),
         Seam("DatasetGroup.__getitem__", (), _group_item),
