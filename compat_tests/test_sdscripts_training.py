@@ -63,7 +63,8 @@ def test_two_processes_without_a_seed(sd_scripts_dir, data, tmp_path):
     for step in run.batches:  # what an image adds to the average of both means: the same as on one process
         part = collections.Counter()
         for row in step:
-            part.update({image: w / len(row["images"]) / 2 for image, w in zip(row["images"], row["weights"])})
+            weights = zip(row["images"], row["weights"], strict=True)
+            part.update({image: weight / len(row["images"]) / 2 for image, weight in weights})
         assert set(part.values()) == {1 / len(part)}
 
 
