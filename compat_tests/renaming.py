@@ -6,6 +6,7 @@ Run as a program: `renaming.py CHECKOUT OUT.json`. Heavy packages are imported o
 from __future__ import annotations
 
 import ast
+import compileall
 import importlib
 import json
 import os
@@ -42,19 +43,47 @@ class _Rename(ast.NodeTransformer):
         return node if node.module in (None, "library") else self.generic_visit(node)
 
 
-def rename(checkout: Path, old: str) -> int:
-    """Rename `old` in every module of a checkout; how often it stood there."""
-    count = 0
-    for file in [*checkout.glob("*.py"), *checkout.glob("library/*.py")]:
-        text = file.read_text(encoding="utf-8-sig")
-        if old not in text:
-            continue
-        change = _Rename(old, f"{old}_of_another_version")
-        tree = change.visit(ast.parse(text))
-        if change.count:
-            file.write_text(ast.unparse(tree), encoding="utf-8")
-            count += change.count
-    return count
+class Copy:
+    """A copy of a checkout: parsed and compiled once, since many names are renamed in it, one after the other.
+
+    Attributes:
+        root: where it lies.
+        files: {file: (text, tree)} of what a trainer imports before the adapter is in, and of what it reads itself.
+    """
+
+    def __init__(self, checkout: Path, root: Path, imported: list[str]) -> None:
+        self.root = root
+        keep = {"library", "networks", "train_network.py"}
+        shutil.copytree(checkout, root, ignore=lambda at, names: set(names) - keep if at == str(checkout) else [])
+        compileall.compile_dir(root, quiet=2)
+        self.files = {}
+        for name in [*imported, "train_network.py"]:
+            text = (root / name).read_text(encoding="utf-8-sig")
+            self.files[root / name] = (text, ast.parse(text))
+
+    def rename(self, old: str) -> int:
+        """Rename `old` everywhere, on disk; how often it stood there. Trees are used up: call it in a fork."""
+        count = 0
+        for file, (text, tree) in self.files.items():
+            if old not in text:
+                continue
+            change = _Rename(old, f"{old}_of_another_version")
+            tree = change.visit(tree)
+            if change.count:
+                file.write_text(ast.unparse(tree), encoding="utf-8")
+                count += change.count
+        return count
+
+    def try_name(self, old: str) -> dict[str, Any]:
+        """What `install()` makes of the copy without a name; in this process, which must not have imported it."""
+        return {"count": self.rename(old), **outcome(self.root)}
+
+    def restore(self, states: dict[Path, os.stat_result], contents: dict[Path, bytes]) -> None:
+        """Put back what was changed, with its time, so that what was compiled of it is valid again."""
+        for file, state in states.items():
+            if file.stat().st_mtime_ns != state.st_mtime_ns:
+                file.write_bytes(contents[file])
+                os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 
 def outcome(checkout: Path) -> dict[str, Any]:
@@ -73,8 +102,8 @@ def outcome(checkout: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def names_of(checkout: Path) -> dict[str, list[str]]:
-    """{name: subjects that rely on it} of all seams of a checkout."""
+def names_of(checkout: Path) -> tuple[dict[str, list[str]], list[str]]:
+    """({name: subjects that rely on it} of all seams of a checkout, the files of it that are imported by then)."""
     from torch.utils.data import ConcatDataset
 
     from kohya_bucket.adapter.seams import Owners
@@ -96,7 +125,10 @@ def names_of(checkout: Path) -> dict[str, list[str]]:
                 for name in set(seam.names) - torchs:
                     if not name.startswith("__"):  # what Python itself calls has no other name
                         found.setdefault(name, []).append(subject.name)
-    return found
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    library = (checkout / "library").resolve()
+    imported = [Path(file).resolve() for file in files if file and file.endswith(".py")]
+    return found, sorted(file.relative_to(library.parent).as_posix() for file in imported if library in file.parents)
 
 
 def in_fork(work: Any, *arguments: Any) -> Any:
@@ -127,24 +159,19 @@ def main(checkout: Path, out: Path) -> None:
     from diffusers import AutoencoderKL  # noqa: F401  (is imported on first use)
     from transformers import CLIPTextModel, CLIPTokenizer  # noqa: F401
 
-    names = in_fork(names_of, checkout)
-    if "error" in names:
-        raise SystemExit(names["error"])
+    answer = in_fork(names_of, checkout)
+    if "error" in answer:
+        raise SystemExit(answer["error"])
+    names, imported = answer
     rows = []
     with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(checkout, Path(folder) / "sd", imported)
+        states = {file: file.stat() for file in copy.files}
+        contents = {file: file.read_bytes() for file in copy.files}
         for name, subjects in names.items():
-            copy = Path(folder) / "sd"
-            shutil.copytree(
-                checkout, copy, ignore=lambda at, _: [] if Path(at).name == "library" else _not_needed(Path(at))
-            )
-            count = rename(copy, name)
-            rows.append({"name": name, "subjects": subjects, "count": count, **in_fork(outcome, copy)})
-            shutil.rmtree(copy)
+            rows.append({"name": name, "subjects": subjects, "count": 0, **in_fork(copy.try_name, name)})
+            copy.restore(states, contents)
     out.write_text(json.dumps(rows), encoding="utf-8")
-
-
-def _not_needed(folder: Path) -> list[str]:
-    return [entry.name for entry in folder.iterdir() if entry.name != "library" and entry.suffix != ".py"]
 
 
 if __name__ == "__main__":
