@@ -30,17 +30,24 @@ class LibraryNames:
     _MODULES = ("train_util", "dataset", "caching", "args", "accelerator_setup", "strategy_base")
 
     def __init__(self) -> None:
+        self._home_of: dict[str, Any] = {}
         for name in self._MODULES:
             if importlib.util.find_spec(f"library.{name}"):
                 importlib.import_module(f"library.{name}")
 
     def __getattr__(self, name: str) -> Any:
+        home = self._home_of.get(name)
+        if home is None or name not in vars(home):  # what stands there may be replaced, where it stands does not change
+            home = self._home_of[name] = self._find(name)
+        return vars(home)[name]
+
+    def _find(self, name: str) -> Any:
         modules = [module for key, module in list(sys.modules.items()) if key.startswith("library.")]
         holders = [module for module in modules if name in vars(module)]
         if not holders:
             raise AttributeError(f"no module of this sd-scripts has {name}")
         own = [module for module in holders if getattr(vars(module)[name], "__module__", None) == module.__name__]
-        return vars((own or holders)[0])[name]
+        return (own or holders)[0]
 
 
 class StubTokenizer:
