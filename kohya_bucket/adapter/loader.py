@@ -48,5 +48,5 @@ def with_plan(arguments: dict[str, Any], sampler: PlanSampler, in_worker: Callab
         # Every iterator draws a number. From the process's own generator, that would shift a resumed run's noise.
         planned["generator"] = torch.Generator().manual_seed(sampler.seed % 2**63)
     if planned.get("num_workers"):
-        planned["worker_init_fn"] = quiet_worker(planned.get("worker_init_fn"), in_worker)
+        planned["worker_init_fn"] = quiet_worker(planned.get("worker_init_fn"), in_worker, sampler.bad_images)
     return planned

@@ -6,37 +6,21 @@ variable `KOHYA_BUCKET_CONFIG` names (for runs without a dataset config). A key 
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, listed
-from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
+from kohya_bucket.adapter.option_values import CHOICES, TABLE, check_together, expected_value, parsed
 from kohya_bucket.checks import nearest, one_of
-from kohya_bucket.errors import ConfigError, PlanError
-from kohya_bucket.planning import ORDERS, REMAINDERS, RESOLUTION_MODES
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.planning.remainders import policies_of
-from kohya_bucket.planning.resolutions import weighted_cycle
 
 __all__ = ["DEFAULT_STORE", "ENVIRONMENT_VARIABLE", "TABLE", "AdapterOptions", "environment_table"]
 
-TABLE = "kohya_bucket"
 ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
 DEFAULT_STORE = "kohya_bucket_latents"  # folder of the store, where training is started
-
-_CHOICES: dict[str, Callable[[], Iterable[str]]] = {
-    "remainder": lambda: REMAINDERS,
-    "small_buckets": lambda: REMAINDERS,
-    "order": lambda: [name for name, order in ORDERS.items() if order.shuffles],  # training wants no other
-    "switching": lambda: SWITCHING_METHODS,
-    "no_upscale_fit": lambda: NO_UPSCALE_FITS,
-    "auto_method": lambda: AUTO_METHODS,
-    "latent_cache": lambda: ("npz", "shards"),
-    "resolution_mode": lambda: RESOLUTION_MODES,
-}
 
 
 @dataclass(frozen=True)
@@ -70,6 +54,8 @@ class AdapterOptions:
             batches, and `batch_size` is not used.
         same_shape: every process trains the same shape in a step. Switched off, each process has batches of its
             own, as in sd-scripts, at the price of waiting for the largest.
+        on_bad_image: what happens to an image that turns out unreadable in training: `leave_out` names it and trains
+            another of its bucket in its place; `stop` ends the run with one line.
         metadata_cache: where image sizes are kept between runs: `auto` (large data sets, in the user's cache
             folder), `off`, or a Parquet file.
         latent_cache: what --cache_latents_to_disk writes: `npz`, sd-scripts' own files and names, checked and
@@ -93,6 +79,7 @@ class AdapterOptions:
     run_length: int = 8
     max_pixels: int | None = None
     same_shape: bool = True
+    on_bad_image: str = "leave_out"
     metadata_cache: str = "auto"
     latent_cache: str = "npz"
     latent_cache_dir: str | None = None
@@ -126,93 +113,13 @@ class AdapterOptions:
                         f"Known: {', '.join(sorted(known))}"
                     )
                 where = f"{place}: [{TABLE}] {key}"
-                if key in _CHOICES:
-                    one_of(where, value, _CHOICES[key](), ConfigError)
-                elif expected := _expected(key, value):
+                if key in CHOICES:
+                    one_of(where, value, CHOICES[key](), ConfigError)
+                elif expected := expected_value(key, value):
                     raise ConfigError(f"{where} is {value!r}, but must be {expected}")
-                merged[key] = _parsed(key, value)
-        _check_resolutions(merged)
-        _check_small_buckets(merged)
+                merged[key] = parsed(key, value)
+        check_together(merged)
         return cls(**merged)
-
-
-def _expected(key: str, value: Any) -> str:
-    """What the value of `key` must be, or an empty string where it is that."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if key == "rule":
-        return "" if is_rule(value) else f"one of {', '.join(rule_choices())}"
-    if key == "resolutions":
-        good = isinstance(value, (list, tuple)) and len(value) > 0 and all(_as_resolution(v) is not None for v in value)
-        if not good:
-            return "a list of sides or [width, height] pairs, e.g. [512, 768]"
-        return "" if len({_as_resolution(v) for v in value}) == len(value) else "a list without repeats"
-    if key == "resolution_weights":
-        good = isinstance(value, (list, tuple)) and len(value) > 0 and all(_is_weight(v) for v in value)
-        return "" if good and sum(value) > 0 else "a list of numbers, 0 or more and not all 0, e.g. [3, 1]"
-    if key in ("max_crop", "merge_max_crop"):
-        return "" if number and 0 <= value < 1 else "a share from 0 to less than 1, e.g. 0.05"
-    if key == "latent_cache_dir":
-        return "" if isinstance(value, str) and value else "the path of a folder"
-    if key == "metadata_cache":
-        return "" if isinstance(value, str) and value else "auto, off or the path of a Parquet file"
-    if key == "same_shape":
-        return "" if isinstance(value, bool) else "true or false"
-    return "" if isinstance(value, int) and number and value > 0 else "a whole number above 0"
-
-
-def _as_resolution(value: Any) -> tuple[int, int] | None:
-    pair = value if isinstance(value, (list, tuple)) else [value, value]
-    good = len(pair) == 2 and all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in pair)
-    return (pair[0], pair[1]) if good else None
-
-
-def _is_weight(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
-
-
-def _parsed(key: str, value: Any) -> Any:
-    if key == "resolutions":
-        return tuple(_as_resolution(v) for v in value)
-    return tuple(value) if key == "resolution_weights" else value
-
-
-def _check_resolutions(merged: Mapping[str, Any]) -> None:
-    resolutions, mode = merged.get("resolutions"), merged.get("resolution_mode", "all")
-    weights, rule = merged.get("resolution_weights"), merged.get("rule", "kohya")
-    if resolutions is None:
-        alone = [key for key in ("resolution_mode", "resolution_weights") if key in merged]
-        if alone:
-            raise ConfigError(f"[{TABLE}] {alone[0]} is set without resolutions: say which, e.g. [512, 768]")
-        return
-    if RESOLUTION_MODES[mode].by_weight != (weights is not None):
-        raise ConfigError(
-            f"[{TABLE}] resolution_mode is {mode!r} and resolution_weights is {weights}: "
-            "weights belong to 'weighted', and it needs them"
-        )
-    if weights is not None:
-        if len(weights) != len(resolutions):
-            raise ConfigError(
-                f"[{TABLE}] resolution_weights has {len(weights)} numbers for {len(resolutions)} resolutions"
-            )
-        try:
-            weighted_cycle(weights, len(weights))
-        except PlanError as error:
-            raise ConfigError(f"[{TABLE}] {error}") from error
-    if named_rule(rule).own_sizes:
-        others = listed((name for name, other in rule_choices().items() if not other.own_sizes), "or")
-        raise ConfigError(
-            f"[{TABLE}] resolutions is set with rule {rule!r}, whose buckets do not follow from a resolution: "
-            f"use rule {others}, or leave resolutions out"
-        )
-
-
-def _check_small_buckets(merged: Mapping[str, Any]) -> None:
-    remainder = merged.get("remainder", "keep")
-    if "small_buckets" in merged and not REMAINDERS[remainder].leaves_out:
-        raise ConfigError(
-            f"[{TABLE}] small_buckets is set, but remainder is {remainder!r}, which trains the images of all buckets: "
-            "leave small_buckets out, or set remainder = 'drop'"
-        )
 
 
 def environment_table() -> list[tuple[str, Mapping[str, Any]]]:

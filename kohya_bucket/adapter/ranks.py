@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from kohya_bucket.adapter.bad_images import BadImages
 from kohya_bucket.errors import KohyaBucketError
 
 __all__ = [
@@ -40,18 +41,24 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def quiet_worker(then: Callable[[int], Any] | None, prepare: Callable[[], None]) -> Callable[[int], None]:
+def quiet_worker(
+    then: Callable[[int], Any] | None, prepare: Callable[[], None], bad_images: BadImages
+) -> Callable[[int], None]:
     """A loader's `worker_init_fn` that leaves the memory a forked worker shares untouched.
 
     Args:
         then: the trainer's own, called last.
         prepare: called first: a spawned worker has imported the trainer's modules afresh.
+        bad_images: where the worker counts what it cannot read.
     """
-    return partial(_start_worker, then, prepare)
+    return partial(_start_worker, then, prepare, bad_images)
 
 
-def _start_worker(then: Callable[[int], Any] | None, prepare: Callable[[], None], worker: int) -> None:
+def _start_worker(
+    then: Callable[[int], Any] | None, prepare: Callable[[], None], bad_images: BadImages, worker: int
+) -> None:
     prepare()
+    bad_images.count_here()
     # The garbage collector writes into every object it looks at, which copies its page.
     gc.freeze()
     if then is not None:

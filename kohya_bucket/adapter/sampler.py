@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils.data import Sampler
 
+from kohya_bucket.adapter.bad_images import BadImages
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.group import GroupPlanner
-from kohya_bucket.adapter.guard import Planned
+from kohya_bucket.adapter.guard import Planned, end_run
 from kohya_bucket.adapter.left_over import left_over
 from kohya_bucket.adapter.ranks import is_first_process, world_size
 from kohya_bucket.datasets.agreement import gather
@@ -61,6 +62,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self.world_size = world_size()
         self.planned_ranks = self.world_size if planner.options.same_shape else 1
         self.seed = _agree(planner, self.planned_ranks, seed) if self.world_size > 1 else seed
+        self.bad_images = BadImages(planner.first_image.tolist())
         self.on_start: Callable[[int], None] = _ignore
         self.repeat_first = False  # the next iteration begins with each process' first batch twice
         self._shift = 0
@@ -144,6 +146,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         planner, begin = self.planner, plan.first_step * self.planned_ranks
         told = epoch if self._clock is None else int(self._clock.value)
         for i in chain(range(again), range(self._length(plan))):
+            self._stop_at_bad_images()
             step, rank = divmod(i, self.planned_ranks)
             step %= plan.steps  # without one shape for all, the last ranks may have to begin again
             bucket = int(plan.bucket_of_step[step])
@@ -152,8 +155,16 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             images = np.asarray(plan.indices(step, rank) - planner.first_image[dataset], dtype=np.int32)
             seed = (self.seed * 1_000_003 + epoch) * 1_000_003 + begin + i
             global_step = None if self._current_step is None else int(self._current_step.value)
+            self.bad_images.count_here()  # loaders without workers read in this process
             scale = plan.loss_scale(step, rank) if self.current_epoch is not None else 1.0
             yield PlannedBatch.make(begin + i, told, dataset, images, seed, bucket, global_step, scale)
+        self._stop_at_bad_images()
+
+    def _stop_at_bad_images(self) -> None:
+        """A worker that finds one cannot end the run, and says why; here it ends, a few batches later."""
+        if self.planner.options.on_bad_image == "stop" and self.bad_images:
+            image = self.planner.name_of(int(np.flatnonzero(self.bad_images.counts)[0]))
+            end_run(f"{image} cannot be read: repair or remove it, or leave on_bad_image out of the options")
 
 
 def _ignore(_: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.sdscripts.bad_images import batch_of_the_readable
 from kohya_bucket.sdscripts.caching.extra_sizes import at_planned_size
 from kohya_bucket.sdscripts.datasets.masks import drop_unwanted_masks
 from kohya_bucket.sdscripts.loss_weights import weighed
@@ -31,10 +32,19 @@ def planned_item(group: Group, index: PlannedBatch) -> Any:
     owner = inner_of(dataset)
     if index.global_step is not None:
         owner.current_step = index.global_step
-    keys = owner.bucket_manager.buckets[index]
-    with own_random(index.seed), at_planned_size(dataset, index):
-        batch = drop_unwanted_masks(dataset[index], keys, owner.image_to_subset)
-    return weighed(batch, index.loss_scale)
+
+    def make(index: PlannedBatch) -> Any:
+        keys = owner.bucket_manager.buckets[index]
+        with own_random(index.seed), at_planned_size(dataset, index):
+            batch = drop_unwanted_masks(dataset[index], keys, owner.image_to_subset)
+        return weighed(batch, index.loss_scale)
+
+    try:
+        return make(index)
+    except (MemoryError, ConfigError):
+        raise
+    except Exception as error:
+        return batch_of_the_readable(make, index, dataset.buckets_indices, error)
 
 
 def numbered_item(group: Group, number: int) -> Any:

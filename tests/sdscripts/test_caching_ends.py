@@ -46,7 +46,7 @@ def dataset_in(folder: Path, names: list[str]) -> Dataset:
         Image.new("RGB", (64, 64)).save(folder / name)
         data[name] = SimpleNamespace(
             image_key=name, absolute_path=str(folder / name), bucket_reso=(64, 64), image_size=(64, 64),
-            resized_size=(64, 64), resize_interpolation=None,
+            resized_size=(64, 64), resize_interpolation=None, image=None, latents_npz=None,
         )  # fmt: skip
     subset = SimpleNamespace(flip_aug=False, alpha_mask=False)
     return Dataset(image_data=data, image_to_subset=dict.fromkeys(names, subset), width=64, height=64)

@@ -12,6 +12,7 @@ from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.sdscripts.caching.item import architecture_of, architecture_read_by
 from kohya_bucket.sdscripts.caching.npz import NpzSession, forget_names
+from kohya_bucket.sdscripts.caching.readable import cache_the_readable
 from kohya_bucket.sdscripts.caching.replaced import replaced
 from kohya_bucket.sdscripts.caching.session import forget_wishes
 from kohya_bucket.sdscripts.caching.shards import ShardSession
@@ -34,14 +35,18 @@ def cache_latents(
     arch = None
     if on_disk:
         arch = architecture_of(strategy.cache_suffix) if in_shards else architecture_read_by(strategy)
-    if arch is None:
+
+    def cache() -> None:
         original(dataset, model, accelerator)
+
+    if arch is None:
+        cache_the_readable(dataset, cache, options)
         return
     kind = ShardSession if in_shards else NpzSession
     session = kind(dataset, strategy, arch, options, _hash_of(model))
     with replaced(strategy, session.methods()):
         try:
-            original(dataset, model, accelerator)
+            cache_the_readable(dataset, cache, options)
         except BaseException:
             session.keep()
             raise

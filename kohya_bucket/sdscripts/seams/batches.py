@@ -36,7 +36,8 @@ def _set_current_epoch(original: Any, door: Door) -> Any:
 def _group_item(original: Any, door: Door) -> Any:
     def __getitem__(self: Group, index: int) -> Any:
         if isinstance(index, PlannedBatch):
-            return planned_item(self, index)
+            with exit_with_message():
+                return planned_item(self, index)
         tables = [getattr(dataset, "buckets_indices", None) for dataset in self.datasets]
         if all(isinstance(table, BatchTable) and table.options.several_sizes for table in tables):
             with exit_with_message():

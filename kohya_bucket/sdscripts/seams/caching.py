@@ -79,7 +79,7 @@ def _by_strategies() -> tuple[Seam, ...]:
             "BaseDataset.new_cache_latents",
             (
                 Takes("model", "accelerator"),
-                Uses("image_data", "image_to_subset", "latents_npz", "bucket_reso", *_CALLED),
+                Uses("image_data", "image_to_subset", "image", "latents_npz", "bucket_reso", *_CALLED),
             ),
             _new_cache_latents,
         ),

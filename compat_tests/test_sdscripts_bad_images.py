@@ -1,0 +1,93 @@
+"""Images that turn out unreadable while sd-scripts' real data path trains or caches."""
+
+import collections
+
+import pytest
+from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
+from several_sizes import batches_of, cache_group, config_of, sizes_of
+
+from kohya_bucket.sdscripts import bad_images
+
+COUNT = 31
+STOP = {"on_bad_image": "stop"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told(monkeypatch):
+    monkeypatch.setattr(bad_images, "_told", set())
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Files of which the first and the last are cut off in the middle: their headers are whole."""
+    write_images(tmp_path / "a", random_sizes(COUNT, 1, 60, 300))
+    files = sorted((tmp_path / "a").glob("*.png"))
+    for file in (files[0], files[-1]):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    return [str(file) for file in files]
+
+
+def trained_of(seen):
+    return [collections.Counter(key for batch in epoch for key in batch["image_keys"]) for epoch in seen]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_another_image_of_the_bucket_trains_in_its_place(patched, tmp_path, data, workers, caplog):
+    group, _ = build_groups(patched, config_of(tmp_path, {"remainder": "keep"}))
+    bucket = {key: tuple(info.bucket_reso) for key, info in group.datasets[0].image_data.items()}
+    seen = batches_of(patched, group, epochs=2, workers=workers)
+    for epoch, counts in zip(seen, trained_of(seen), strict=True):
+        assert set(counts) == set(data[1:-1])
+        assert sum(counts.values()) == COUNT
+        assert all(bucket[key] == sizes_of(batch) for batch in epoch for key in batch["image_keys"])
+    if not workers:
+        assert "is left out, OSError: image file is truncated" in caplog.text
+        assert caplog.text.count("trains in its place") == 2  # each is named once
+
+
+def test_latents_are_cached_without_it(patched, tmp_path, data, caplog):
+    if not hasattr(patched.train_util.BaseDataset, "new_cache_latents"):
+        pytest.skip("this version caches without strategies")
+    for to_disk in (False, True):
+        group, _ = build_groups(patched, config_of(tmp_path, {"remainder": "keep"}))
+        encoder = MeanVAE()
+        cache_group(group, encoder, to_disk)
+        assert encoder.encoded == COUNT - 2
+        assert caplog.text.count("is left out, OSError: image file is truncated") == 2
+        for counts in trained_of(batches_of(patched, group, epochs=2, workers=2)):
+            assert set(counts) == set(data[1:-1])
+        caplog.clear()
+
+
+def test_a_cache_that_becomes_unreadable(patched, tmp_path):
+    if not hasattr(patched.train_util.BaseDataset, "new_cache_latents"):
+        pytest.skip("this version caches without strategies")
+    group, _ = build_groups(patched, config_of(tmp_path, {"remainder": "keep"}))
+    cache_group(group, MeanVAE(), True)
+    key, info = next(iter(group.datasets[0].image_data.items()))
+    with open(info.latents_npz, "r+b") as file:
+        file.truncate(100)
+    counts = trained_of(batches_of(patched, group, epochs=1))[0]
+    assert key not in counts
+    assert sum(counts.values()) == COUNT
+
+
+def test_stop_ends_the_run_with_one_line(patched, tmp_path, data):
+    group, _ = build_groups(patched, config_of(tmp_path, STOP))
+    with pytest.raises(SystemExit, match="image file is truncated: repair or remove it, or leave on_bad_image out"):
+        batches_of(patched, group, epochs=1)
+
+
+def test_stop_where_workers_read(patched, tmp_path, data, capfd):
+    group, _ = build_groups(patched, config_of(tmp_path, STOP))
+    with pytest.raises(SystemExit) as ended:
+        batches_of(patched, group, epochs=1, workers=2)
+    assert ended.value.code == 2
+    assert "cannot be read: repair or remove it" in capfd.readouterr().err
+
+
+def test_what_is_no_images_fault_is_raised(patched, tmp_path, monkeypatch):
+    group, _ = build_groups(patched, config_of(tmp_path, {"remainder": "keep"}))
+    monkeypatch.setattr(type(group.datasets[0]), "process_caption", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        batches_of(patched, group, epochs=1)
