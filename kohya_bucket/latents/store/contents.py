@@ -140,13 +140,14 @@ def _self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardI
 
 
 def _newest_in_order(parts: list[Any], shards: Shards) -> Any:
-    """Rows in `shards`; of those with the same key the one written last, in the order of (collection, source)."""
+    """Rows in `shards`, by (collection, source); of those with the same key the one of the greatest number."""
     pa, pc, _ = arrow()
     table = pa.concat_tables(parts).unify_dictionaries() if parts else schema().empty_table()
     table = table.filter(in_shards(table, shards))
-    order = [("collection", "ascending"), ("source", "ascending"), ("written_ns", "ascending"), ("shard", "ascending")]
+    keys = ("collection", "source", "written_ns", "shard", "row")
+    order = [(name, "ascending") for name in keys]
     plain = pa.table({name: table[name].cast(schema().field(name).type.value_type) if name in ("collection", "shard")
-                      else table[name] for name, _ in order})  # fmt: skip
+                      else table[name] for name in keys})  # fmt: skip
     at = pc.sort_indices(plain, sort_keys=order)
     table, plain = table.take(at), plain.take(at)
     if len(table) > 1:

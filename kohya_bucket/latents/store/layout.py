@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from kohya_bucket.latents.store.shard_file import TensorSpec
 __all__ = ["Layout", "ShardInfo", "common_root", "is_text", "relative_source"]
 
 _VERSION = 1
+_DIGITS = 20
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,15 @@ class Layout:
         return sizes
 
     def manifests(self) -> list[Path]:
-        """Manifests, newest first."""
-        return sorted(self.root.glob("manifest-*.parquet"), reverse=True)
+        """Manifests, newest first: that of the greatest number, see `new_manifest`."""
+        return sorted(self.root.glob("manifest-*.parquet"), key=lambda path: (_number(path), path.name), reverse=True)
 
     def new_manifest(self, data: bytes) -> Path:
-        """Name for a manifest: its time, then a hash of its content, by which damage is noticed."""
-        return self.root / f"manifest-{time.time_ns():020d}-{content_tag(data)}.parquet"
+        """Name for a manifest: one more than the greatest number there, then a hash of its content, by which damage is
+        noticed. (The number was the time before stores counted; a clock that runs ahead made an old one newest.)
+        """
+        number = 1 + max((_number(path) for path in self.manifests()), default=0)
+        return self.root / f"manifest-{number:020d}-{content_tag(data)}.parquet"
 
     def read_manifest(self, path: Path) -> bytes:
         """Content of a manifest; `LatentStoreError` if it is not what was written under this name."""
@@ -122,6 +125,11 @@ class Layout:
         if path.stem.rsplit("-", 1)[-1] != content_tag(data):
             raise LatentStoreError(f"manifest {path} is damaged: its content does not match its name")
         return data
+
+
+def _number(manifest: Path) -> int:
+    digits = manifest.stem.split("-")[1]
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS else -1
 
 
 def content_tag(data: bytes) -> str:
