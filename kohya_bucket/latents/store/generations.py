@@ -14,9 +14,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.store.entries import arrow, decode
+from kohya_bucket.latents.store.contents import manifest_of, self_described
+from kohya_bucket.latents.store.entries import arrow
 from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.store.shard_file import read_header
 
 __all__ = ["Generations"]
 
@@ -33,10 +33,11 @@ class Generations:
         """The greatest number on disk now, in files that can be read; each is read once."""
         if not self._seen:
             self._look_at_the_manifest()
-        for name in self._layout.shard_sizes().keys() - self._seen:
-            self._seen.add(name)
-            with suppress(LatentStoreError, OSError):
-                self._count(decode(read_header(self._layout.shards / name)[1])[0])
+        for name, nbytes in self._layout.shard_sizes().items():
+            if name not in self._seen:
+                self._seen.add(name)
+                with suppress(LatentStoreError, OSError):
+                    self._count(self_described(self._layout, name, nbytes)[0])
         return self._greatest
 
     def is_mine(self, name: str) -> None:
@@ -46,9 +47,9 @@ class Generations:
     def _look_at_the_manifest(self) -> None:
         for path in self._layout.manifests():
             with suppress(LatentStoreError, OSError):
-                table, description = decode(self._layout.read_manifest(path))
+                table, shards, _ = manifest_of(self._layout, path, {})
                 self._count(table)
-                self._seen.update(shard["name"] for shard in description["shards"])
+                self._seen.update(shards)
                 return
 
     def _count(self, table: object) -> None:

@@ -20,11 +20,12 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import write_file
 from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.store.checked_rows import check_rows
 from kohya_bucket.latents.store.entries import StoreEntry, arrow, encode, to_table
 from kohya_bucket.latents.store.generations import Generations
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.store.shard_file import write_shard
+from kohya_bucket.latents.store.layout import Layout, ShardInfo
+from kohya_bucket.latents.store.shard_file import TensorSpec, write_shard
 
 __all__ = ["StoreWriter", "write_manifest"]
 
@@ -176,6 +177,10 @@ class StoreWriter:
         shapes = {name: [dtype_, list(bits.shape)] for name, (dtype_, bits) in tensors.items()}
         description = {"tensors": shapes, "space": vars(common.space)}
         metadata = {"format": "kohya_bucket.latents", "bucket": f"{bucket_size[0]}x{bucket_size[1]}"}
+        specs = {name: TensorSpec(dtype_, bits.shape, 0) for name, (dtype_, bits) in tensors.items()}
+        nbytes = sum(spec.nbytes for spec in specs.values())
+        # or else no reader would take it
+        check_rows(table, {path.name: ShardInfo(path.name, nbytes, specs, common.space).checked()})
         write_shard(path, tensors, encode(table, description), metadata)
         if self._on_commit is not None:
             self._on_commit(rows.entries)
