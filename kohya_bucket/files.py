@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.errors import LatentStoreError, why_not_written
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError, why_not_written
 
-__all__ = ["TEMPORARY_AGE", "TEMPORARY_SUFFIX", "remove_leftovers", "replacing", "write_file"]
+__all__ = ["TEMPORARY_AGE", "TEMPORARY_SUFFIX", "remove_leftovers", "replace_file", "replacing", "write_file"]
 
 TEMPORARY_SUFFIX = ".tmp"
 TEMPORARY_AGE = 3600.0  # seconds after which nobody writes a temporary file any more
@@ -62,6 +64,39 @@ def write_file(path: Path, parts: Iterable[Any], *, sync: bool = True) -> int:
     except OSError as error:
         raise LatentStoreError(f"cannot write {path}: {why_not_written(error)}") from error
     return length
+
+
+def replace_file(path: str | os.PathLike[str], content: bytes | Callable[[str], object]) -> None:
+    """Put `content`, or what `content(temporary)` makes, in the place of a file that a user named.
+
+    Readers see the old or the new one, whole, whatever interrupts this. Folders are made, links are followed, a file's
+    permissions stay. What is no file (a pipe, /dev/stdout) is written to.
+
+    Raises:
+        KohyaBucketError: the disk is full, the folder or the file is read-only, or held open by a program (Windows).
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            _fill(target, content)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_file() and not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with replacing(target) as temporary:
+            _fill(temporary, content)
+            with suppress(FileNotFoundError):
+                os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+    except OSError as error:
+        raise KohyaBucketError(f"{path}: cannot be written: {why_not_written(error)}") from None
+
+
+def _fill(path: Path, content: bytes | Callable[[str], object]) -> None:
+    if callable(content):
+        content(os.fspath(path))
+        return
+    with open(path, "wb") as out:
+        out.write(content)
 
 
 def remove_leftovers(paths: Iterable[Path]) -> int:

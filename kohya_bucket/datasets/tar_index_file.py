@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, as_damage
+from kohya_bucket.files import replace_file
 from kohya_bucket.images import TextColumn
-from kohya_bucket.images.files.replace import replace_file
 from kohya_bucket.images.tables.parquet import bounded_table, pyarrow_modules
 
 __all__ = ["load", "row_type", "save"]

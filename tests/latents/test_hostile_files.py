@@ -311,7 +311,8 @@ def no_waiting_for_the_disk(monkeypatch):
 @pytest.mark.parametrize("kind", ATTACKED)
 def test_some_changed_files_end_in_this_packages_error_or_in_none(tmp_path, kind):
     counts = attack(kind, tmp_path, range(FEW))
-    assert counts["refused"] + counts["named"] > 0 < counts["as before"]
+    assert counts["refused"] + counts["named"] > 0
+    assert counts["as before"] > 0
 
 
 @pytest.mark.slow
@@ -320,7 +321,8 @@ def test_many_changed_files_end_in_this_packages_error_or_in_none(tmp_path, kind
     counts = attack(kind, tmp_path, range(FEW, MANY))
     with capsys.disabled():
         print(f"\n{kind}: {dict(counts)}")
-    assert counts["refused"] + counts["named"] > 0 < counts["as before"]
+    assert counts["refused"] + counts["named"] > 0
+    assert counts["as before"] > 0
 
 
 def peak_of(use) -> int:
@@ -336,7 +338,7 @@ def peak_of(use) -> int:
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 @pytest.mark.parametrize("name", ["kohya_bucket_fingerprint_4x8", "original_size_4x8", "latents_4x8"])
 def test_nothing_is_unpacked_that_is_no_part_of_such_a_file(tmp_path, name, method):
-    """40 MB in a few kB, in place of an array of known length."""
+    """12 MB in a few kB, in place of an array of known length."""
     attacked = Npz(tmp_path)
     with zipfile.ZipFile(attacked.path, "w", method) as file:
         for other, array in attacked.arrays.items():
@@ -350,7 +352,7 @@ def test_nothing_is_unpacked_that_is_no_part_of_such_a_file(tmp_path, name, meth
     assert reasons or name == attacked.note  # without its note a file counts as made by sd-scripts
 
 
-BOMB = npy(b"{'descr': '|u1', 'fortran_order': False, 'shape': (40000000,), }\n", bytes(40_000_000))
+BOMB = npy(b"{'descr': '|u1', 'fortran_order': False, 'shape': (12000000,), }\n", bytes(12_000_000))
 
 
 @pytest.mark.parametrize("kind", ["rows", "header"])
@@ -364,7 +366,7 @@ def test_nothing_is_read_that_a_shard_has_no_room_for(tmp_path, kind):
         shard.write_bytes(put_entries(shard.read_bytes(), with_description(many, json.dumps(description).encode())))
     else:
         header, data = header_of(shard.read_bytes())
-        text = as_json(header) + b" " * 40_000_000
+        text = as_json(header) + b" " * 12_000_000
         shard.write_bytes(struct.pack("<Q", len(text)) + text + data)
     assert peak_of(lambda: LatentStore(tmp_path)) < 4_000_000
     store = LatentStore(tmp_path)

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, as_damage
+from kohya_bucket.files import replace_file
 from kohya_bucket.images.cache.metadata_rows import MetadataRows
 from kohya_bucket.images.files.content_hash import HASH_LENGTH
-from kohya_bucket.images.files.replace import replace_file
 from kohya_bucket.images.formats import ImageFormat
 from kohya_bucket.images.tables.parquet import bounded_table, pyarrow_modules
 from kohya_bucket.images.tables.text_column import TextColumn
