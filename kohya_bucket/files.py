@@ -7,14 +7,23 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, why_not_written
 
-__all__ = ["TEMPORARY_AGE", "TEMPORARY_SUFFIX", "remove_leftovers", "replace_file", "replacing", "write_file"]
+__all__ = [
+    "TEMPORARY_AGE",
+    "TEMPORARY_SUFFIX",
+    "make_folder",
+    "remove_leftovers",
+    "replace_file",
+    "replacing",
+    "sync_files",
+    "write_file",
+]
 
 TEMPORARY_SUFFIX = ".tmp"
 TEMPORARY_AGE = 3600.0  # seconds after which nobody writes a temporary file any more
@@ -49,21 +58,64 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
             temporary.unlink()
 
 
-def write_file(path: Path, parts: Iterable[Any], *, sync: bool = True) -> int:
-    """Write `parts` (bytes-like) as the file `path`, whole or not at all; returns its length in bytes.
+def write_file(
+    path: Path, content: Iterable[Any] | Callable[[BinaryIO], object], *, sync: bool = True
+) -> int:  # fmt: skip
+    """Write `content` (bytes-like parts, or what writes into a file) as `path`, whole or not at all.
+
+    Returns its length in bytes.
+
+    Args:
+        sync: wait until it is on disk. Without, a process that is killed leaves the old file or the new one, and a
+            power failure may leave one that is cut off; `sync_files` waits for many together.
 
     Raises:
         LatentStoreError: the disk is full, the folder is read-only, or the file is held open (Windows).
     """
-    length = 0
     try:
         with replacing(path, sync=sync) as temporary, open(temporary, "xb") as out:
-            for part in parts:
-                out.write(part)
-                length += memoryview(part).nbytes
+            if callable(content):
+                content(out)
+            else:
+                for part in content:
+                    out.write(part)
+            return out.tell()
     except OSError as error:
         raise LatentStoreError(f"cannot write {path}: {why_not_written(error)}") from error
-    return length
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, if they are not there.
+
+    Raises:
+        LatentStoreError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LatentStoreError(f"cannot make the folder {path}: {why_not_written(error)}") from error
+
+
+def sync_files(paths: Sequence[Path], each: Callable[..., Iterable[object]] = map) -> None:
+    """Wait until files that were written without `sync`, and their names, are on disk; each folder is synced once.
+
+    `each` may be the `map` of a pool of threads: file systems then write many out together.
+
+    Raises:
+        LatentStoreError: one of them could not be written.
+    """
+    for _ in each(_sync_file, paths):
+        pass
+    for folder in dict.fromkeys(path.parent for path in paths):
+        _sync_directory(folder)
+
+
+def _sync_file(path: Path) -> None:
+    try:
+        with suppress(FileNotFoundError), open(path, "rb+") as written:
+            os.fsync(written.fileno())
+    except OSError as error:
+        raise LatentStoreError(f"cannot write {path}: {why_not_written(error)}") from error
 
 
 def replace_file(path: str | os.PathLike[str], content: bytes | Callable[[str], object]) -> None:

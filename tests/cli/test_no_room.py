@@ -60,12 +60,19 @@ class ReadOnly(NoRoom):
             subprocess.run(["mount", "-o", "remount,rw", str(self.folder)], check=True)
 
 
-def contents(folder: Path) -> dict[str, bytes | None]:
-    return {
-        path.relative_to(folder).as_posix(): None if path.is_dir() else path.read_bytes()
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file; of a store every item, since upkeep may have moved it, and whatever is half written."""
+    found = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.name not in ("filler", "work")
+        if path.is_file() and (path.suffix == ".tmp" or not path.is_relative_to(folder / "store"))
     }
+    if (folder / "store").is_dir():
+        from kohya_bucket.latents import LatentStore
+
+        store = LatentStore(folder / "store")
+        found |= {f"{store.entry(i)}": store.read(i).tobytes() for i in range(len(store)) if store.check(i) is None}
+    return found
 
 
 def make_store(root: Path, damage: bool) -> None:
@@ -97,7 +104,7 @@ def test_what_cannot_be_written_leaves_what_was_there(
         npz.write_npz(folder / "0_0300x0400_sd.npz", item(ARCHITECTURES["sd"]), (128, 64), ARCHITECTURES["sd"])
     elif command[0] == "patch":
         (out / "checkout" / "library").mkdir(parents=True)
-        (out / "checkout" / "library" / "__init__.py").write_text("x = 1\n", encoding="utf-8")
+        (out / "checkout" / "library" / "__init__.py").write_text("x = 1\n" * 40, encoding="utf-8")
         (out / "checkout" / "library" / "train_util.py").touch()
         if command[1] == "remove":
             from kohya_bucket.sdscripts.patch import patch_install
@@ -113,6 +120,7 @@ def test_what_cannot_be_written_leaves_what_was_there(
     assert before
     with place.full():
         result = CliRunner().invoke(app, arguments)
-    assert isinstance(result.exception, KohyaBucketError), (result.exception, result.output)
-    assert "\n" not in str(result.exception)
+    if command[1] != "prune" or result.exception is not None:  # which makes room and may be done
+        assert isinstance(result.exception, KohyaBucketError), (result.exception, result.output)
+        assert "\n" not in str(result.exception)
     assert contents(out) == before

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ _MOST = 1 << 16  # bytes
 
 def note_of(fingerprint: Fingerprint, source_name: str, latents: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """The array to write beside `latents`: what they were made from, and the file name of the image."""
-    note = asdict(fingerprint) | {"source": source_name, "latents_crc32": member_crc(latents)}
+    note = vars(fingerprint) | {"source": source_name, "latents_crc32": member_crc(latents)}
     return np.frombuffer(json.dumps(note).encode("utf-8"), dtype=np.uint8)
 
 

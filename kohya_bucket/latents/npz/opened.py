@@ -135,13 +135,15 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 def write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]], *, sync: bool = True) -> None:
     """`np.savez`, whole or not at all. Raises `LatentStoreError` as `write_file` does."""
-    out = io.BytesIO()
-    np.savez(out, **arrays)  # type: ignore[arg-type]
-    write_file(path, [out.getbuffer()], sync=sync)
+    write_file(path, lambda out: np.savez(out, **arrays), sync=sync)  # type: ignore[arg-type]
 
 
 def member_crc(array: npt.NDArray[Any]) -> int:
     """CRC-32 of an array as it lies in an npz."""
+    array = np.asarray(array)
     out = io.BytesIO()
-    np.lib.format.write_array(out, np.asanyarray(array), allow_pickle=False)
-    return zlib.crc32(out.getbuffer())
+    if not array.flags.c_contiguous:
+        np.lib.format.write_array(out, array, allow_pickle=False)
+        return zlib.crc32(out.getbuffer())
+    np.lib.format.write_array_header_1_0(out, np.lib.format.header_data_from_array_1_0(array))
+    return zlib.crc32(array.reshape(-1).view(np.uint8).data, zlib.crc32(out.getbuffer()))
