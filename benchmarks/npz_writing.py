@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kohya_bucket.files import sync_files
+from kohya_bucket.files import GroupedSync
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
@@ -43,10 +43,11 @@ def ours(paths: list[Path], *, sync: bool) -> None:
 def in_groups(paths: list[Path]) -> None:
     """As `precompute` does it, without its threads that write."""
     with ThreadPoolExecutor(4) as pool:
-        for start in range(0, len(paths), GROUP):
-            group = paths[start : start + GROUP]
-            ours(group, sync=False)
-            sync_files(group, pool.map)
+        groups = GroupedSync(pool, lambda _: None, GROUP)
+        for i, path in enumerate(paths):
+            ours([path], sync=False)
+            groups.add(path, i)
+        groups.finish()
 
 
 WAYS: dict[str, Callable[[list[Path]], None]] = {
@@ -73,9 +74,9 @@ def main() -> None:
             rates[name].append(options.files / (time.perf_counter() - start))
             shutil.rmtree(root)
     first = rates[next(iter(WAYS))]
-    print(
-        f"{options.files} files, {options.rounds} rounds\n\n| | files/s, median (range) | times as long, median of pairs |"
-    )
+    print(f"{options.files} files, {options.rounds} rounds
+")
+    print("| | files/s, median (range) | times as long, median of pairs |")
     print("| --- | --- | --- |")
     for name, found in rates.items():
         ratio = statistics.median(a / b for a, b in zip(first, found, strict=True))

@@ -7,21 +7,24 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, why_not_written
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
 
 __all__ = [
     "TEMPORARY_AGE",
     "TEMPORARY_SUFFIX",
+    "GroupedSync",
     "make_folder",
     "remove_leftovers",
     "replace_file",
     "replacing",
-    "sync_files",
     "write_file",
 ]
 
@@ -67,7 +70,7 @@ def write_file(
 
     Args:
         sync: wait until it is on disk. Without, a process that is killed leaves the old file or the new one, and a
-            power failure may leave one that is cut off; `sync_files` waits for many together.
+            power failure may leave one that is cut off; `GroupedSync` waits for many together.
 
     Raises:
         LatentStoreError: the disk is full, the folder is read-only, or the file is held open (Windows).
@@ -96,18 +99,47 @@ def make_folder(path: Path) -> None:
         raise LatentStoreError(f"cannot make the folder {path}: {why_not_written(error)}") from error
 
 
-def sync_files(paths: Sequence[Path], each: Callable[..., Iterable[object]] = map) -> None:
-    """Wait until files that were written without `sync`, and their names, are on disk; each folder is synced once.
+class GroupedSync:
+    """Waits until files that were written without `sync`, and their names, are on disk: group by group.
 
-    `each` may be the `map` of a pool of threads: file systems then write many out together.
+    Files of a group are waited for on the threads of `pool`, while the caller writes the next ones.
 
-    Raises:
-        LatentStoreError: one of them could not be written.
+    Args:
+        pool: may have other work.
+        done: called with the items of each group that is on disk, on the caller's thread.
     """
-    for _ in each(_sync_file, paths):
-        pass
-    for folder in dict.fromkeys(path.parent for path in paths):
-        _sync_directory(folder)
+
+    def __init__(self, pool: Executor, done: Callable[[list[int]], object], size: int = 64) -> None:
+        self._pool, self._done, self._size = pool, done, size
+        self._next: list[tuple[Path, int]] = []
+        self._begun: list[tuple[Path, int]] = []
+        self._waiting: list[Future[None]] = []
+
+    def add(self, path: Path, item: int) -> None:
+        """Raises `LatentStoreError` where a file of an earlier group could not be written."""
+        self._next.append((path, item))
+        if len(self._next) >= self._size:
+            self._begin()
+
+    def finish(self) -> None:
+        """Wait for all. Raises as `add`."""
+        self._begin()
+        self._end()
+
+    def _begin(self) -> None:
+        self._end()
+        self._begun, self._next = self._next, []
+        self._waiting = [self._pool.submit(_sync_file, path) for path, _ in self._begun]
+
+    def _end(self) -> None:
+        group, waiting = self._begun, self._waiting
+        self._begun, self._waiting = [], []
+        for future in waiting:
+            future.result()
+        for folder in dict.fromkeys(path.parent for path, _ in group):
+            _sync_directory(folder)
+        if group:
+            self._done([item for _, item in group])
 
 
 def _sync_file(path: Path) -> None:

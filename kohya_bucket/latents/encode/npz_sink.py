@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.files import make_folder, remove_leftovers, sync_files
+from kohya_bucket.files import GroupedSync, make_folder, remove_leftovers
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.encode.sinks import EncodedBatch, OnDone
 from kohya_bucket.latents.items import LatentItems
@@ -63,7 +63,7 @@ class NpzSink:
         remove_leftovers(self.paths)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kohya-bucket-npz")
         self._pending: list[Future[int]] = []
-        self._written: list[int] = []
+        self._groups = GroupedSync(self._pool, on_done, _GROUP)
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
         reasons = [[str(reason) for reason in self.reasons(i)] for i in range(len(self._wanted))]
@@ -88,22 +88,18 @@ class NpzSink:
                 self._pool.submit(self._write_one, i, plain[k], None if flipped is None else flipped[k], mask)
             )
         while self._pending and (self._pending[0].done() or len(self._pending) > _GROUP):
-            self._written.append(self._pending.pop(0).result())
-        if len(self._written) >= _GROUP:
-            self._settle()
+            self._written(self._pending.pop(0).result())
 
     def flush(self) -> None:
         while self._pending:
-            self._written.append(self._pending.pop(0).result())
-        self._settle()
+            self._written(self._pending.pop(0).result())
+        self._groups.finish()
 
-    def _settle(self) -> None:
-        """Wait until what is written is on disk, and say so."""
-        items, self._written = self._written, []
+    def _written(self, i: int) -> None:
         if self._sync:
-            sync_files([self.paths[i] for i in items], self._pool.map)
-        if items:
-            self._on_done(items)
+            self._groups.add(self.paths[i], i)
+        else:
+            self._on_done([i])
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
