@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 __all__ = [
     "BucketSettingsError",
@@ -12,6 +14,7 @@ __all__ = [
     "LatentStoreError",
     "PlanError",
     "ResumeError",
+    "as_damage",
     "why_not_written",
 ]
 
@@ -42,6 +45,21 @@ class ResumeError(PlanError):
 
 class LatentStoreError(KohyaBucketError):
     """A latent store or cache file that cannot be read, written or trusted."""
+
+
+@contextmanager
+def as_damage(what: str, remedy: str = "", *, error: type[KohyaBucketError] = LatentStoreError) -> Iterator[None]:
+    """Around the reading of a file that anybody may have changed: whatever a parser raises at it becomes `error`.
+
+    The message is one line: `what`, why, and `remedy`. Errors of this package and `FileNotFoundError` pass as they are.
+    """
+    try:
+        yield
+    except (KohyaBucketError, FileNotFoundError):
+        raise
+    except Exception as problem:  # parsers of foreign formats have no common one, and some exhaust stack or memory
+        why = " ".join(str(problem).split()) or type(problem).__name__
+        raise error(f"{what}: {why[:300]}{remedy and '; '}{remedy}") from problem
 
 
 _REASONS = {

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kohya_bucket.errors import LatentStoreError, why_not_written
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError, why_not_written
 
-__all__ = ["TEMPORARY_AGE", "TEMPORARY_SUFFIX", "remove_leftovers", "replacing", "write_file"]
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
+__all__ = [
+    "TEMPORARY_AGE",
+    "TEMPORARY_SUFFIX",
+    "GroupedSync",
+    "make_folder",
+    "remove_leftovers",
+    "replace_file",
+    "replacing",
+    "write_file",
+]
 
 TEMPORARY_SUFFIX = ".tmp"
 TEMPORARY_AGE = 3600.0  # seconds after which nobody writes a temporary file any more
@@ -47,21 +61,126 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
             temporary.unlink()
 
 
-def write_file(path: Path, parts: Iterable[Any], *, sync: bool = True) -> int:
-    """Write `parts` (bytes-like) as the file `path`, whole or not at all; returns its length in bytes.
+def write_file(
+    path: Path, content: Iterable[Any] | Callable[[BinaryIO], object], *, sync: bool = True
+) -> int:  # fmt: skip
+    """Write `content` (bytes-like parts, or what writes into a file) as `path`, whole or not at all.
+
+    Returns its length in bytes.
+
+    Args:
+        sync: wait until it is on disk. Without, a process that is killed leaves the old file or the new one, and a
+            power failure may leave one that is cut off; `GroupedSync` waits for many together.
 
     Raises:
         LatentStoreError: the disk is full, the folder is read-only, or the file is held open (Windows).
     """
-    length = 0
     try:
         with replacing(path, sync=sync) as temporary, open(temporary, "xb") as out:
-            for part in parts:
-                out.write(part)
-                length += memoryview(part).nbytes
+            if callable(content):
+                content(out)
+            else:
+                for part in content:
+                    out.write(part)
+            return out.tell()
     except OSError as error:
         raise LatentStoreError(f"cannot write {path}: {why_not_written(error)}") from error
-    return length
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, if they are not there.
+
+    Raises:
+        LatentStoreError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LatentStoreError(f"cannot make the folder {path}: {why_not_written(error)}") from error
+
+
+class GroupedSync:
+    """Waits until files that were written without `sync`, and their names, are on disk: group by group.
+
+    Files of a group are waited for on the threads of `pool`, while the caller writes the next ones.
+
+    Args:
+        pool: may have other work.
+        done: called with the items of each group that is on disk, on the caller's thread.
+    """
+
+    def __init__(self, pool: Executor, done: Callable[[list[int]], object], size: int = 64) -> None:
+        self._pool, self._done, self._size = pool, done, size
+        self._next: list[tuple[Path, int]] = []
+        self._begun: list[tuple[Path, int]] = []
+        self._waiting: list[Future[None]] = []
+
+    def add(self, path: Path, item: int) -> None:
+        """Raises `LatentStoreError` where a file of an earlier group could not be written."""
+        self._next.append((path, item))
+        if len(self._next) >= self._size:
+            self._begin()
+
+    def finish(self) -> None:
+        """Wait for all. Raises as `add`."""
+        self._begin()
+        self._end()
+
+    def _begin(self) -> None:
+        self._end()
+        self._begun, self._next = self._next, []
+        self._waiting = [self._pool.submit(_sync_file, path) for path, _ in self._begun]
+
+    def _end(self) -> None:
+        group, waiting = self._begun, self._waiting
+        self._begun, self._waiting = [], []
+        for future in waiting:
+            future.result()
+        for folder in dict.fromkeys(path.parent for path, _ in group):
+            _sync_directory(folder)
+        if group:
+            self._done([item for _, item in group])
+
+
+def _sync_file(path: Path) -> None:
+    try:
+        with suppress(FileNotFoundError), open(path, "rb+") as written:
+            os.fsync(written.fileno())
+    except OSError as error:
+        raise LatentStoreError(f"cannot write {path}: {why_not_written(error)}") from error
+
+
+def replace_file(path: str | os.PathLike[str], content: bytes | Callable[[str], object]) -> None:
+    """Put `content`, or what `content(temporary)` makes, in the place of a file that a user named.
+
+    Readers see the old or the new one, whole, whatever interrupts this. Folders are made, links are followed, a file's
+    permissions stay. What is no file (a pipe, /dev/stdout) is written to.
+
+    Raises:
+        KohyaBucketError: the disk is full, the folder or the file is read-only, or held open by a program (Windows).
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            _fill(target, content)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_file() and not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with replacing(target) as temporary:
+            _fill(temporary, content)
+            with suppress(FileNotFoundError):
+                os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+    except OSError as error:
+        raise KohyaBucketError(f"{path}: cannot be written: {why_not_written(error)}") from None
+
+
+def _fill(path: Path, content: bytes | Callable[[str], object]) -> None:
+    if callable(content):
+        content(os.fspath(path))
+        return
+    with open(path, "wb") as out:
+        out.write(content)
 
 
 def remove_leftovers(paths: Iterable[Path]) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.files import replace_file
 
 __all__ = ["BEGIN", "END", "CheckoutError", "PatchStatus", "patch_install", "patch_remove", "patch_status"]
 
@@ -94,13 +93,4 @@ def _read(file: Path) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    file = file.resolve()  # a link stays one
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".kohya_bucket-")
-    try:
-        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape", newline="") as handle:
-            handle.write(text)
-        os.chmod(name, file.stat().st_mode)  # noqa: PTH101
-        os.replace(name, file)  # noqa: PTH105
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    replace_file(file, text.encode("utf-8", "surrogateescape"))

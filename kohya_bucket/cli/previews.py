@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from kohya_bucket.errors import KohyaBucketError, why_not_written
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.files import replace_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,13 +38,14 @@ def draw_into(target: Path, file: Path | None, found: Sequence[Explanation]) -> 
         picture = draw_preview(image, placed[0])
     except OSError as error:
         raise KohyaBucketError(f"{file} cannot be decoded: {error}") from error
+    kind, buffer = Image.registered_extensions().get(target.suffix.lower()), io.BytesIO()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(target)
-    except OSError as error:
-        raise KohyaBucketError(f"the preview cannot be written to {target}: {why_not_written(error)}") from error
-    except ValueError as error:
-        raise KohyaBucketError(f"the preview cannot be written to {target}: {error}; name a .png file") from error
+        if kind is None:
+            raise ValueError(f"no kind of picture ends in {target.suffix!r}")
+        picture.save(buffer, kind)
+    except (OSError, ValueError, KeyError) as error:
+        raise KohyaBucketError(f"the preview cannot be drawn as {target}: {error}; name a .png file") from error
+    replace_file(target, buffer.getvalue())
     typer.echo(f"preview of {placed[0].bucket} in {target}", err=True)
 
 

@@ -19,29 +19,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.datasets.tar_index_file import load, row_type, save
 from kohya_bucket.datasets.tar_members import Oddities, plain_ending, split_key
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import TextColumn
 from kohya_bucket.images.files.pieces import Region
-from kohya_bucket.images.files.replace import replace_file
 from kohya_bucket.images.headers.header import header_of
-from kohya_bucket.images.tables.parquet import pyarrow_modules, read_table
 from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["TarIndex"]
 
 _log = logging.getLogger(__name__)
 
-_VERSION_KEY = b"kohya_bucket_tar_index_version"
-_VERSION = b"1"
-_CAPTION_KEY = b"caption"
-_IMAGE_KEY = b"image"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _BLOCK = 512
-_NUMBERS = {
-    "shard": np.int32, "offset": np.int64, "length": np.int64, "width": np.int32, "height": np.int32,
-    "orientation": np.int32, "caption_offset": np.int64, "caption_length": np.int64,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,7 +105,7 @@ class TarIndex:
             reasons.update({len(keys) + i: reason for i, reason in why.items()})
             keys += names
             parts.append(part)
-        rows = np.concatenate(parts) if parts else np.zeros(0, dtype=_dtype())
+        rows = np.concatenate(parts) if parts else np.zeros(0, dtype=row_type())
         return cls(texts, stamps, TextColumn.of(keys), rows, reasons, caption, image)
 
     def __len__(self) -> int:
@@ -130,22 +121,7 @@ class TarIndex:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as Parquet, atomically."""
-        pa, pq = pyarrow_modules()
-        names = list(_NUMBERS)
-        columns = [pa.array(np.ascontiguousarray(self.rows[name])) for name in names]
-        reasons = [self.reasons.get(i) for i in range(len(self))]
-        meta = {
-            _VERSION_KEY: _VERSION,
-            _CAPTION_KEY: (self.caption or "").encode(),
-            _IMAGE_KEY: (self.image or "").encode(),
-        }
-        for i, (shard, (size, mtime)) in enumerate(zip(self.shards, self.stamps, strict=True)):
-            meta[f"shard{i}".encode()] = f"{size} {mtime} {shard}".encode()
-        table = pa.table(
-            [pa.array(list(self.keys), pa.large_string()), *columns, pa.array(reasons, pa.string())],
-            names=["key", *names, "reason"],
-        ).replace_schema_metadata(meta)
-        replace_file(os.fspath(path), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+        save(os.fspath(path), self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TarIndex:
@@ -154,32 +130,7 @@ class TarIndex:
         Raises:
             KohyaBucketError: missing, damaged, or not an index.
         """
-        pa, _ = pyarrow_modules()
-        try:
-            with open(path, "rb") as file:
-                table = read_table(file)
-        except (OSError, pa.ArrowException) as error:
-            raise KohyaBucketError(f"{path}: cannot be read as an index of shards ({error}); build it again") from None
-        meta = table.schema.metadata or {}
-        if meta.get(_VERSION_KEY) != _VERSION:
-            raise KohyaBucketError(f"{path}: not an index of shards of this version; build it again")
-        rows = np.zeros(len(table), dtype=_dtype())
-        for name in _NUMBERS:
-            rows[name] = table.column(name).to_numpy()
-        shards: list[str] = []
-        stamps: list[tuple[int, int]] = []
-        while (line := meta.get(f"shard{len(shards)}".encode())) is not None:
-            size, mtime, shard = line.decode().split(" ", 2)
-            shards.append(shard)
-            stamps.append((int(size), int(mtime)))
-        reasons = {i: reason for i, reason in enumerate(table.column("reason").to_pylist()) if reason is not None}
-        keys = TextColumn.of(table.column("key").to_pylist())
-        caption, image = (meta.get(key, b"").decode() or None for key in (_CAPTION_KEY, _IMAGE_KEY))
-        return cls(shards, stamps, keys, rows, reasons, caption, image)
-
-
-def _dtype() -> np.dtype[Any]:
-    return np.dtype(list(_NUMBERS.items()))
+        return cls(*load(os.fspath(path)))
 
 
 def _index_shard(
@@ -207,7 +158,7 @@ def _index_shard(
     except (tarfile.TarError, OSError) as error:
         raise KohyaBucketError(f"{shard}: cannot be read as a tar file ({error}); copy or build it again") from None
     odd.warn(shard)
-    return np.array(rows, dtype=_dtype()), keys, reasons
+    return np.array(rows, dtype=row_type()), keys, reasons
 
 
 def _refuse_compressed(shard: str, start: bytes) -> None:

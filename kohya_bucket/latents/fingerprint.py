@@ -49,6 +49,29 @@ class Fingerprint:
     flip: bool = False
     mask: bool = False
 
+    @classmethod
+    def of(cls, stated: dict[str, Any]) -> Fingerprint:
+        """The same of `asdict`, from a file that anybody may have changed.
+
+        Raises:
+            ValueError, TypeError, KeyError, UnicodeEncodeError: a value is missing, or not of its type.
+        """
+        pairs = {name: tuple(stated[name]) for name in ("bucket_size", "resized_size", "crop")}
+        made = cls(**(stated | pairs))
+        numbers = (made.source_bytes, made.source_mtime_ns)
+        texts = (made.source_hash, made.vae, made.interpolation, made.dtype, made.kind)
+        if not all(type(n) is int and abs(n) < 1 << 63 for n in numbers) or not all(type(t) is str for t in texts):
+            raise ValueError(f"{numbers}, {texts}")
+        if made.kind not in ("latents", "posterior") or "\0" in "".join(texts):
+            raise ValueError(f"{texts}")
+        "".join(texts).encode("utf-8")
+        sides = [side for pair in pairs.values() for side in pair]
+        if len(sides) != 6 or not all(type(side) is int and abs(side) < 1 << 31 for side in sides):
+            raise ValueError(f"sides of {sides} pixels")
+        if min(*made.bucket_size, *made.resized_size) < 1 or type(made.flip) is not bool or type(made.mask) is not bool:
+            raise ValueError(f"sides of {sides} pixels, flip {made.flip!r}, mask {made.mask!r}")
+        return made
+
 
 _CHANGES = {
     "vae": Stale.VAE,

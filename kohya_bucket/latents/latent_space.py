@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["LatentSpace"]
 
@@ -23,3 +25,16 @@ class LatentSpace:
     values: str = "raw"
     downsample_factor: int = 8
     architecture: str = ""
+
+    @classmethod
+    def of(cls, stated: Any) -> LatentSpace:
+        """The same of what a file states. Raises `ValueError` or `TypeError` if numbers cannot mean that."""
+        space = cls(**stated)
+        numbers = (space.scale_factor, space.shift_factor, space.downsample_factor)
+        if not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
+            raise ValueError(f"latents cannot be scaled by {numbers}")
+        if space.scale_factor == 0 or type(space.downsample_factor) is not int or space.downsample_factor < 1:
+            raise ValueError(f"latents cannot be scaled by {numbers}")
+        if space.values not in ("raw", "scaled") or not isinstance(space.architecture, str):
+            raise ValueError(f"latents cannot be {space.values!r} of {space.architecture!r}")
+        return space

@@ -119,7 +119,7 @@ def test_the_folder_of_a_picture_is_made(folder: Path) -> None:
     assert chart.is_file()
     assert preview.is_file()
     result = CliRunner().invoke(app, ["simulate", "576x768", "--preview", str(chart / "preview.png")])
-    assert "the preview cannot be written" in str(result.exception)
+    assert "preview.png: cannot be written" in str(result.exception)
 
 
 @pytest.mark.parametrize("threshold", ["inf", "nan", "-1"])

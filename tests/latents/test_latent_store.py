@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -313,3 +314,66 @@ def test_a_shard_that_goes_while_others_are_listed_takes_none_with_it(tmp_path):
     except OSError:
         pytest.skip("no links here, which stand in for a file that was listed and is gone")
     assert LatentStore(tmp_path).strings("source") == ["a", "b"]
+
+
+AHEAD = 10 * 365 * 24 * 3600 * 10**9
+
+
+def test_a_clock_that_runs_ahead_makes_nothing_newest_for_ever(tmp_path, monkeypatch):
+    """Neither rows nor an index of it: a store counts by itself who came later."""
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + AHEAD)
+    fill(tmp_path, ["a", "b"])
+    store = LatentStore(tmp_path)
+    ahead = write_manifest(store, store.with_texts(caption={0: "of the clock that runs ahead"}))
+    kept = ahead.read_bytes()
+    monkeypatch.setattr(time, "time_ns", real)
+    newer = fill(tmp_path, ["a"], dtype="float32")
+    write_manifest(LatentStore(tmp_path))
+    ahead.write_bytes(kept)  # as where it could not be removed
+    store = LatentStore(tmp_path)
+    assert store.strings("source") == ["a", "b"]
+    assert store.storage(0) == "float32"
+    assert same(store.read(0), newer["a"])
+    assert store.indexed
+
+
+def test_of_writers_that_are_open_at_once_who_commits_later_counts(tmp_path):
+    one, two = StoreWriter(tmp_path), StoreWriter(tmp_path)
+    for n in range(3):
+        for writer, seed in ((one, 2 * n), (two, 2 * n + 1)):
+            for _ in range(n):  # the other's numbers run ahead
+                writer.add(entry("other"), bits(99), space=SPACE)
+            writer.add(entry("a"), bits(seed), space=SPACE)
+            writer.flush()
+            store = LatentStore(tmp_path)
+            assert same(store.read(store.find(["a"])[0]), bits(seed))
+
+
+def test_of_one_writers_items_the_last_counts_whatever_its_kind(tmp_path):
+    with StoreWriter(tmp_path) as writer:
+        writer.add(entry("b"), bits(0), space=SPACE)
+        writer.add(entry("a", dtype="float32"), bits(1, "float32"), space=SPACE)
+        writer.add(entry("a"), bits(2), space=SPACE)  # goes to disk with "b", before the one it replaces
+    assert same(LatentStore(tmp_path).read(0), bits(2))
+
+
+def test_rows_that_hold_a_time_are_replaced_by_rows_that_hold_a_count(tmp_path):
+    """Stores written before: their numbers are nanoseconds, which no count would reach by itself."""
+    with StoreWriter(tmp_path) as writer:
+        writer.add(entry("a"), bits(0), space=SPACE, written_ns=time.time_ns() + AHEAD)
+    fill(tmp_path, ["a"], dtype="float32")
+    assert LatentStore(tmp_path).storage(0) == "float32"
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_of_two_rows_of_one_number_every_reader_takes_the_same(tmp_path, indexed):
+    for seed in range(4):  # as of writers on several machines that did not see each other's files
+        with StoreWriter(tmp_path) as writer:
+            writer.add(entry("a"), bits(seed), space=SPACE, written_ns=7)
+    if indexed:
+        write_manifest(LatentStore(tmp_path))
+    last = max(path.name for path in Layout(tmp_path).shards.iterdir())
+    assert LatentStore(tmp_path).info(0).name == last
+    fill(tmp_path, ["a"], dtype="float32")
+    assert LatentStore(tmp_path).storage(0) == "float32"

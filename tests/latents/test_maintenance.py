@@ -18,6 +18,7 @@ from kohya_bucket.latents.maintenance.prune import prune  # noqa: E402
 from kohya_bucket.latents.maintenance.repair import repair  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.state import status, verify  # noqa: E402
+from kohya_bucket.latents.store.writer import write_manifest  # noqa: E402
 from tests.latents.latent_helpers import fill, same  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, dataset_of, make_images  # noqa: E402
 
@@ -278,3 +279,40 @@ def test_repair_writes_where_the_images_are_if_that_was_lost(root, images):
 def test_verify_fails_where_a_shard_is_gone(root, images, command_line):
     flip_byte(root, images[3].name).unlink()
     assert command_line("cache", "verify", root)[0] == 1
+
+
+@pytest.mark.parametrize("victim", ["header", "entries", "store.json", "manifest", "older manifest", "other rows"])
+def test_what_an_index_spares_to_read_is_verified_and_repaired(root, images, command_line, victim):
+    """A store with an index is opened without looking into its shards, whose own words are all that is left without."""
+    want = everything(root)
+    layout = Layout(root)
+    store = LatentStore(root)
+    assert store.indexed
+    (manifest,) = layout.manifests()
+    shard = layout.shards / store.info(0).name
+    data = bytearray(shard.read_bytes())
+    damaged = shard
+    if victim == "header":
+        data[20] ^= 1
+        shard.write_bytes(data)
+    elif victim == "entries":
+        data[-100] ^= 1
+        shard.write_bytes(data)
+    elif victim == "store.json":
+        damaged = layout.store_file
+        damaged.write_text('{"version": 1}')
+    elif victim == "other rows":  # an index whole in itself, of a store that is not this one
+        table = store.table.set_column(
+            store.table.schema.get_field_index("crop_left"), "crop_left", np.full(len(store), 7, np.int32)[None]
+        )
+        damaged = write_manifest(store, table)
+    else:
+        damaged = manifest if victim == "manifest" else manifest.with_name(f"manifest-{0:020d}-0123.parquet")
+        damaged.write_bytes(manifest.read_bytes()[:-9])
+    code, out, err = command_line("cache", "verify", root)
+    assert (code, damaged.name in out) == (1, True)
+    assert "Traceback" not in err
+    assert command_line("cache", "repair", root, "--images", images[0].parent)[0] == 0
+    assert command_line("cache", "verify", root)[0] == 0
+    assert everything(root) == want
+    assert layout.images_root() == images[0].parent

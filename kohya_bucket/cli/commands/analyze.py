@@ -21,6 +21,7 @@ from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.rule_options import RULE_OPTIONS, RuleOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError, why_not_written
+from kohya_bucket.files import replace_file
 
 if TYPE_CHECKING:
     from kohya_bucket.cli.subjects import Reading
@@ -113,7 +114,7 @@ def _write_page(analyses: Sequence[Analysis], html: Path, title: str, thumbnails
 
     with scan_progress("making thumbnails", quiet=quiet) as progress:
         page = render_page(analyses, title=title, thumbnails=thumbnails, limit=limit, progress=progress)
-    html.write_bytes(page.encode("utf-8"))
+    replace_file(html, page.encode("utf-8"))
     typer.echo(f"{html}: {len(page) / 1e6:.1f} MB, opens in any browser", err=True)
 
 

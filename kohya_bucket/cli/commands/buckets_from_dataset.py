@@ -16,6 +16,7 @@ from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import sizes_of
+from kohya_bucket.files import replace_file
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets.auto_sets.generate import AutoBucketResult
@@ -70,8 +71,7 @@ def buckets_from_dataset(
     )  # fmt: skip
     compared = None if compare_to is None else (compare_to, _loss(images.sizes, compare_to))
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(bucket_set_to_toml(result.bucket_set), encoding="utf-8", newline="\n")
+        replace_file(output, bucket_set_to_toml(result.bucket_set).encode("utf-8"))
     if as_json:
         summary = _summary(result, images.unreadable, compared, output)
         typer.echo(json.dumps({"root": images.source, **summary}, indent=2))

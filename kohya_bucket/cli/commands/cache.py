@@ -57,17 +57,18 @@ def status(
 
 
 def verify(store: _Store, quiet: Quiet = False) -> None:
-    """Read every checksum. Exit code 1 if anything is damaged."""
+    """Read all that is trusted: checksums, headers, descriptions. Exit code 1 if anything is damaged."""
     from kohya_bucket.latents.store import state
 
     opened = _open(store)
+    files = state.verify_files(opened)
     with scan_progress("reading", quiet=quiet) as progress:
         bad = state.verify(opened, progress=progress)
     sources = opened.strings("source")
-    print_rows([*opened.damage, *((sources[i], problem) for i, problem in bad)], limit=None)
+    print_rows([*files, *((sources[i], problem) for i, problem in bad)], limit=None)
     lost = len(opened.lost_entries())
-    typer.echo(f"{len(opened)} items read, {len(bad) + lost} damaged, {len(opened.damage)} files unusable")
-    if bad or lost or opened.damage:
+    typer.echo(f"{len(opened)} items read, {len(bad) + lost} damaged, {len(files)} files unusable")
+    if bad or lost or files:
         typer.echo(f"kohya-bucket cache repair {store} puts that right", err=True)
         raise typer.Exit(1)
 

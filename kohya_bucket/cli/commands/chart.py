@@ -15,6 +15,7 @@ from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import images_in, sizes_of
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.files import replace_file
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketSet
@@ -47,14 +48,12 @@ def chart(
 
     drawing = aspect_chart(rule.bucket_set, switching, sizes)
     suffix = output.suffix.lower()
-    if suffix in (".svg", ".png"):
-        output.parent.mkdir(parents=True, exist_ok=True)
     if suffix == ".svg":
-        output.write_text(drawing.to_svg(), encoding="utf-8", newline="\n")
+        replace_file(output, drawing.to_svg().encode("utf-8"))
     elif suffix == ".png":
         buffer = io.BytesIO()
         drawing.to_image(2).save(buffer, "PNG", optimize=True)
-        output.write_bytes(buffer.getvalue())
+        replace_file(output, buffer.getvalue())
     else:
         raise ConfigError(f"--output is {output}, but a chart is drawn as .svg or .png")
     typer.echo(f"wrote {output}")

@@ -6,7 +6,11 @@ from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
 
-__all__ = ["pyarrow_modules", "read_table"]
+__all__ = ["bounded_table", "pyarrow_modules", "read_table"]
+
+_ROWS_PER_BYTE = 8  # more is nothing that was ever written: even a row of constants has a path or a checksum
+_BYTES_PER_BYTE = 1000
+_SMALL = 1 << 26
 
 
 def read_table(source: Any, columns: list[str] | None = None) -> Any:
@@ -18,6 +22,29 @@ def read_table(source: Any, columns: list[str] | None = None) -> Any:
     _, pq = pyarrow_modules()
     with pq.ParquetFile(source) as file:
         return file.read(columns=columns, use_threads=False)
+
+
+def bounded_table(data: Any, columns: list[str]) -> Any:
+    """`columns` of a Parquet file in memory that anybody may have written, whose texts are valid UTF-8.
+
+    Its own statements of how many rows and bytes it holds are looked at before it is unpacked.
+
+    Raises:
+        ValueError: it states more than its length allows, or lacks a column.
+        pyarrow.ArrowException, OSError: it is damaged, or no Parquet file.
+    """
+    pa, pq = pyarrow_modules()
+    with pq.ParquetFile(pa.BufferReader(data)) as file:
+        found, length = file.metadata, len(data)
+        nbytes = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups))
+        if found.num_rows > length * _ROWS_PER_BYTE or nbytes > max(_SMALL, length * _BYTES_PER_BYTE):
+            raise ValueError(f"it claims to hold {found.num_rows} rows, {nbytes} bytes, in a file of {length}")
+        names = file.schema_arrow.names
+        if missing := [name for name in columns if names.count(name) != 1]:
+            raise ValueError(f"it has no column {', '.join(missing)}")
+        table = file.read(columns=columns, use_threads=False)
+    table.validate(full=True)
+    return table
 
 
 def pyarrow_modules() -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.files import remove_leftovers
+from kohya_bucket.files import GroupedSync, make_folder, remove_leftovers
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.encode.sinks import EncodedBatch, OnDone
 from kohya_bucket.latents.items import LatentItems
@@ -28,9 +28,15 @@ if TYPE_CHECKING:
 
 __all__ = ["NpzSink"]
 
+_GROUP = 64
+
 
 class NpzSink:
     """Writes sd-scripts' files: beside the images, or in the same folders under `root`.
+
+    Each file is there whole or not at all, also where the process is killed. Items are said to be done when their files
+    are on disk; for that, groups of them are waited for together. A power failure before may leave a file that is cut
+    off, which is no npz: its directory is at the end. The next run, and sd-scripts, notice.
 
     `paths` names them where the items are part of a run, see `paths_of_run`.
     """
@@ -56,7 +62,8 @@ class NpzSink:
         ]
         remove_leftovers(self.paths)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kohya-bucket-npz")
-        self._pending: list[Future[None]] = []
+        self._pending: list[Future[int]] = []
+        self._groups = GroupedSync(self._pool, on_done, _GROUP)
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
         reasons = [[str(reason) for reason in self.reasons(i)] for i in range(len(self._wanted))]
@@ -80,13 +87,19 @@ class NpzSink:
             self._pending.append(
                 self._pool.submit(self._write_one, i, plain[k], None if flipped is None else flipped[k], mask)
             )
-        self._pending = [future for future in self._pending if not _finished(future)]
-        while len(self._pending) > 64:
-            self._pending.pop(0).result()
+        while self._pending and (self._pending[0].done() or len(self._pending) > _GROUP):
+            self._written(self._pending.pop(0).result())
 
     def flush(self) -> None:
         while self._pending:
-            self._pending.pop(0).result()
+            self._written(self._pending.pop(0).result())
+        self._groups.finish()
+
+    def _written(self, i: int) -> None:
+        if self._sync:
+            self._groups.add(self.paths[i], i)
+        else:
+            self._on_done([i])
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -97,22 +110,15 @@ class NpzSink:
     def _write_one(
         self, i: int, plain: npt.NDArray[np.float32], flipped: npt.NDArray[np.float32] | None,
         mask: npt.NDArray[np.uint8] | None,
-    ) -> None:  # fmt: skip
+    ) -> int:  # fmt: skip
         entry = self._wanted.entry(i, self._texts[i])
         bucket = entry.fingerprint.bucket_size
         alpha = mask_values(mask, bucket) if entry.fingerprint.mask else None
-        self.paths[i].parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.paths[i].parent)
         item = NpzLatents(plain, entry.original_size, entry.crop_ltrb, flipped, alpha)
         name = os.path.basename(self._wanted.paths[i])
-        write_npz(self.paths[i], item, bucket, self._arch, entry.fingerprint, source_name=name, sync=self._sync)
-        self._on_done([i])
+        write_npz(self.paths[i], item, bucket, self._arch, entry.fingerprint, source_name=name, sync=False)
+        return i
 
     def _values(self, latents: torch.Tensor) -> npt.NDArray[np.float32]:
         return convert_values(latents.numpy(), self._space, self._arch)
-
-
-def _finished(future: Future[None]) -> bool:
-    if future.done():
-        future.result()
-        return True
-    return False

@@ -16,7 +16,7 @@ from kohya_bucket.latents.maintenance.rewrite import copy_items, quarantine
 from kohya_bucket.latents.source_files import hash_files, stat_files
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.state import verify
+from kohya_bucket.latents.store.state import verify, verify_files
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.latents.vae.encoder import encoder_hash
 
@@ -36,22 +36,26 @@ def repair(
         images_root: where the images are, if not where the store says.
         options: see `encode_items`.
     """
-    done = MaintenanceReport(damaged=list(store.damage))
+    files = verify_files(store)
+    done = MaintenanceReport(damaged=list(files))
     if images_root is not None:
+        if any(name == store.layout.store_file.name for name, _ in files):
+            quarantine(store, store.layout.store_file.name, done)
         store.layout.create(images_root)  # where `store.json` is lost
     bad = verify(store)
     sources = store.strings("source")
     done.damaged += [(sources[i], problem) for i, problem in bad]
     lost = [*store.lost_entries(), *(store.entry(i) for i, _ in bad)]
-    sick = {store.info(i).name for i, _ in bad}
+    sick = {store.info(i).name for i, _ in bad} | {name for name, _ in files if name in store.shards}
     if sick:
         broken = {i for i, _ in bad}
         keep = [i for i in range(len(store)) if store.info(i).name in sick and i not in broken]
         with StoreWriter(store.layout.root) as writer:
             copy_items(store, keep, writer)
         done.copied = len(keep)
-    for name, _ in store.damage:
-        quarantine(store, name, done)
+    for name, _ in files:
+        if name not in sick and name != store.layout.store_file.name:
+            quarantine(store, name, done)
     if sick and not store.indexed:
         write_manifest(store)  # so that the lost rows stay known
     for name in sick:

@@ -56,7 +56,7 @@ def remove_file(path: Path, done: MaintenanceReport) -> None:
 
 
 def quarantine(store: LatentStore, name: str, done: MaintenanceReport) -> None:
-    source = (store.layout.root if name.endswith(".parquet") else store.layout.shards) / name
+    source = (store.layout.shards if name.endswith(".safetensors") else store.layout.root) / name
     store.release()
     try:
         store.layout.quarantine.mkdir(exist_ok=True)

@@ -166,7 +166,7 @@ def _why_bad(
         if file.is_cut_off(name + keys):
             return Reason(Stale.CUT_OFF, name)
     if original_size is not None:
-        width, height = (int(side) for side in file.array(f"original_size{keys}"))
+        width, height = (int(side) for side in file.numbers(f"original_size{keys}", 2))
         if (width, height) != tuple(original_size):
             return Reason(Stale.IMAGE_SIZE, width, height, *original_size)
     return None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.files import make_folder
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.npz.from_store import npz_item
 from kohya_bucket.latents.npz.import_npz import Exchange
@@ -62,7 +63,7 @@ def export_npz(
                                    "trained with: choose that --arch, or encode with its VAE")  # fmt: skip
         beside = paths[i] if output is None else os.path.normpath(os.path.join(output, sources[i]))
         target = npz_path(beside, entry.original_size, arch, shared=n in shared)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         write_npz(
             target, npz_item(store, i, arch), entry.fingerprint.bucket_size, arch, entry.fingerprint,
             source_name=os.path.basename(sources[i]),

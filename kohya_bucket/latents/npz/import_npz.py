@@ -116,7 +116,7 @@ def _import_one(
             name = f"{options.collection} to {bucket[0]}x{bucket[1]}".strip()
         mask: npt.NDArray[np.uint8] | None = None
         if item.alpha_mask is not None and not (item.alpha_mask == 1).all():
-            mask = np.rint(item.alpha_mask * 255).astype(np.uint8)
+            mask = np.rint(np.nan_to_num(item.alpha_mask).clip(0, 1) * 255).astype(np.uint8)
         fingerprint = _fingerprint(image, bucket, item, known, options)
         writer.add(
             StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
@@ -157,7 +157,7 @@ def _fingerprint(
 ) -> Fingerprint:
     flip, mask = item.flipped is not None, item.alpha_mask is not None
     if known is not None:
-        return Fingerprint(**(vars(known) | {"dtype": options.dtype, "flip": flip, "mask": mask}))
+        return Fingerprint(**(vars(known) | {"dtype": options.dtype, "kind": "latents", "flip": flip, "mask": mask}))
     nbytes, mtime, _ = source_identity(image)
     (width, height), (bucket_width, bucket_height) = item.original_size, bucket
     sides = (np.array([value], dtype=np.float64) for value in (width, height, width / height,

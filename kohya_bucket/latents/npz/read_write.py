@@ -24,7 +24,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.npz.note import NOTE, note_of
-from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz, read_arrays, write_arrays
+from kohya_bucket.latents.npz.opened import BROKEN, BrokenNpzError, OpenNpz, read_arrays, write_arrays
 from kohya_bucket.latents.stale import Reason, Stale
 
 __all__ = ["NpzLatents", "bring_over", "read_keys", "read_npz", "sizes_in", "write_npz"]
@@ -158,13 +158,20 @@ def read_npz(path: Path, bucket_size: Size, arch: Architecture) -> NpzLatents:
 
 def read_keys(file: OpenNpz, keys: str, arch: Architecture) -> NpzLatents:
     """The latents whose keys end in `keys`. Raises one of `BROKEN`."""
-    width, height = (int(side) for side in file.array(f"original_size{keys}"))
-    left, top, right, bottom = (float(side) for side in file.array(f"crop_ltrb{keys}"))
-    flipped, mask = (
-        file.array(part + keys) if part + keys in file.names else None for part in ("latents_flipped", "alpha_mask")
-    )
+    width, height = (int(side) for side in file.numbers(f"original_size{keys}", 2))
+    if not (0 < width < 1 << 31 and 0 < height < 1 << 31):
+        raise BrokenNpzError(f"original_size{keys} holds {width}x{height}")
+    left, top, right, bottom = (float(side) for side in file.numbers(f"crop_ltrb{keys}", 4))
+    shape = file.shape(f"latents{keys}")
+    flipped = file.floats(f"latents_flipped{keys}", shape) if f"latents_flipped{keys}" in file.names else None
+    mask = None
+    if f"alpha_mask{keys}" in file.names:
+        pixels = file.shape(f"alpha_mask{keys}")
+        if len(pixels) != 2 or tuple(side // arch.stride for side in pixels) != shape[-2:]:
+            raise BrokenNpzError(f"alpha_mask{keys} has shape {list(pixels)}, the latents have {list(shape)}")
+        mask = file.floats(f"alpha_mask{keys}", pixels)
     return NpzLatents(
-        _flat(file.array(f"latents{keys}"), arch), (width, height), (left, top, right, bottom),
+        _flat(file.floats(f"latents{keys}", shape), arch), (width, height), (left, top, right, bottom),
         _flat(flipped, arch), mask,
     )  # fmt: skip
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.store.checked_rows import check_rows
 from kohya_bucket.latents.store.entries import arrow, decode, schema
 from kohya_bucket.latents.store.layout import Layout, ShardInfo
 from kohya_bucket.latents.store.shard_file import ENTRIES, read_header
 
-__all__ = ["Contents", "contents_of", "contents_of_shards", "in_shards"]
+__all__ = ["Contents", "contents_of", "contents_of_shards", "in_shards", "manifest_of", "self_described"]
 
 _LOOKS = 5
 Shards = dict[str, ShardInfo]
@@ -62,7 +63,7 @@ def contents_of_shards(layout: Layout, names: Sequence[str]) -> Contents:
     for name in names:
         try:
             nbytes = (layout.shards / name).stat().st_size
-            table, found.shards[name] = _self_described(layout, name, nbytes)
+            table, found.shards[name] = self_described(layout, name, nbytes)
             parts.append(table)
         except (LatentStoreError, FileNotFoundError) as error:
             found.damage.append((name, str(error)))
@@ -95,7 +96,7 @@ def _look(layout: Layout, known: Shards) -> tuple[Contents, bool]:
             found.damage.append((name, f"{problem}: {nbytes} bytes of {info.nbytes}"))
             continue
         try:
-            part, found.shards[name] = _self_described(layout, name, nbytes)
+            part, found.shards[name] = self_described(layout, name, nbytes)
             parts.append(part)
         except FileNotFoundError:
             whole = False
@@ -115,38 +116,64 @@ def _newest_manifest(layout: Layout, known: Shards, damage: list[tuple[str, str]
         path = left[0]
         tried.add(path)
         try:
-            table, description = decode(layout.read_manifest(path))
+            return manifest_of(layout, path, known)
         except FileNotFoundError:  # replaced since it was listed, by one that is listed now
             continue
-        except (LatentStoreError, OSError) as error:
+        except LatentStoreError as error:
             damage.append((path.name, str(error)))
-            continue
-        infos = {s["name"]: known.get(s["name"]) or ShardInfo.from_json(s) for s in description["shards"]}
-        return table, infos, bool(description.get("in_order"))
     return None, {}, False
 
 
-def _self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardInfo]:
+def manifest_of(layout: Layout, path: Path, known: Shards) -> tuple[Any, Shards, bool]:
+    """Rows and shards of a manifest, and whether its rows are as `Contents` has them; `known`: shards seen before.
+
+    Raises:
+        LatentStoreError: it cannot be used.
+        FileNotFoundError: it is gone.
+    """
+    with as_damage(f"manifest {path.name} is damaged"):
+        table, description = decode(layout.read_manifest(path))
+        infos = {}
+        for stated in description["shards"]:
+            name = stated["name"]
+            infos[name] = known.get(name) or ShardInfo.from_json(stated)
+        check_rows(table, infos)
+        return table, infos, bool(description.get("in_order"))
+
+
+def self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardInfo]:
+    """Rows and description of a shard, from its own file.
+
+    Raises:
+        LatentStoreError: it is damaged.
+        FileNotFoundError: it is gone.
+    """
     specs, data, _ = read_header(layout.shards / name)
-    table, description = decode(data)
-    pa, _, _ = arrow()
-    for tensor, (dtype, shape) in description["tensors"].items():
-        if tensor not in specs or (specs[tensor].dtype, list(specs[tensor].shape)) != (dtype, shape):
-            raise LatentStoreError(f"shard {name} is damaged: its header and its entries disagree on {tensor!r}")
-    column = pa.array([name] * len(table), schema().field("shard").type)
-    table = table.set_column(table.schema.get_field_index("shard"), "shard", column)
-    del specs[ENTRIES]
-    return table, ShardInfo(name, nbytes, specs, LatentSpace(**description["space"]))
+    with as_damage(f"shard {name} is damaged"):
+        table, description = decode(data)
+        for tensor, (dtype, shape) in description["tensors"].items():
+            if tensor not in specs or (specs[tensor].dtype, list(specs[tensor].shape)) != (dtype, shape):
+                raise LatentStoreError(f"shard {name} is damaged: its header and its entries disagree on {tensor!r}")
+        del specs[ENTRIES]
+        info = ShardInfo(name, nbytes, specs, LatentSpace.of(description["space"])).checked()
+        pa, _, _ = arrow()
+        column = pa.array([name] * len(table), schema().field("shard").type)
+        table = table.set_column(table.schema.get_field_index("shard"), "shard", column)
+        if len(table) != info.rows:
+            raise LatentStoreError(f"shard {name} is damaged: it holds {info.rows} items and describes {len(table)}")
+        check_rows(table, {name: info})
+    return table, info
 
 
 def _newest_in_order(parts: list[Any], shards: Shards) -> Any:
-    """Rows in `shards`; of those with the same key the one written last, in the order of (collection, source)."""
+    """Rows in `shards`, by (collection, source); of those with the same key the one of the greatest number."""
     pa, pc, _ = arrow()
     table = pa.concat_tables(parts).unify_dictionaries() if parts else schema().empty_table()
     table = table.filter(in_shards(table, shards))
-    order = [("collection", "ascending"), ("source", "ascending"), ("written_ns", "ascending"), ("shard", "ascending")]
+    keys = ("collection", "source", "written_ns", "shard", "row")
+    order = [(name, "ascending") for name in keys]
     plain = pa.table({name: table[name].cast(schema().field(name).type.value_type) if name in ("collection", "shard")
-                      else table[name] for name, _ in order})  # fmt: skip
+                      else table[name] for name in keys})  # fmt: skip
     at = pc.sort_indices(plain, sort_keys=order)
     table, plain = table.take(at), plain.take(at)
     if len(table) > 1:

@@ -8,8 +8,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.images.tables.parquet import read_table
+from kohya_bucket.errors import LatentStoreError, as_damage
+from kohya_bucket.images.tables.parquet import bounded_table
 from kohya_bucket.latents.fingerprint import Fingerprint
 
 __all__ = ["StoreEntry", "arrow", "decode", "encode", "entry_at", "schema", "to_table"]
@@ -132,14 +132,13 @@ def decode(data: Any) -> tuple[Any, dict[str, Any]]:
     Raises:
         LatentStoreError: it is no such file, or of a newer version.
     """
-    pa, _, _ = arrow()
-    try:
-        table = read_table(pa.BufferReader(data))
-        description = json.loads((table.schema.metadata or {})[FORMAT.encode()])
-    except (pa.ArrowException, KeyError, ValueError, OSError) as error:
-        raise LatentStoreError(f"not a table of latents: {error}") from error
-    if description["version"] > VERSION:
-        raise LatentStoreError(
-            f"written by a newer kohya-bucket (format {description['version']}, this one reads {VERSION}): upgrade"
-        )
-    return table.replace_schema_metadata(None).cast(schema()), description
+    wanted = schema()
+    with as_damage("not a table of latents"):
+        table = bounded_table(data, wanted.names)
+        description = json.loads((table.schema.metadata or {})[FORMAT.encode()].decode("utf-8"))
+        version = description["version"]
+        if type(version) is not int or version > VERSION:
+            raise LatentStoreError(
+                f"written by a newer kohya-bucket (format {version!r}, this one reads {VERSION}): upgrade"
+            )
+        return table.replace_schema_metadata(None).cast(wanted), description

@@ -96,6 +96,10 @@ class LatentStore(ItemTable):
             absent[here] = self.find(sources[here].tolist(), str(name)) < 0
         return lost.filter(pa.array(absent))
 
+    def rows_in(self, name: str) -> Any:
+        """The rows of the items in one shard."""
+        return self.table.filter(in_shards(self.table, {name: self.shards[name]}))
+
     def rows_on_disk(self) -> int:
         """Rows of all usable shards, those included that newer ones have replaced."""
         return sum(info.rows for info in self.shards.values())
@@ -109,7 +113,7 @@ class LatentStore(ItemTable):
 
     def storage(self, i: int) -> str:
         """Storage type of item `i`: "float32", "float16" or "bfloat16"."""
-        return next(spec.dtype for name, spec in self.info(i).tensors.items() if name != "alpha_mask")
+        return self.info(i).latents.dtype
 
     def images_root(self) -> Path:
         """Folder that the sources' paths start from; it need not exist here."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.files import write_file
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.store.shard_file import TensorSpec
@@ -21,6 +20,9 @@ from kohya_bucket.latents.store.shard_file import TensorSpec
 __all__ = ["Layout", "ShardInfo", "common_root", "is_text", "relative_source"]
 
 _VERSION = 1
+_DIGITS = 20
+_MOST_TEXT = 1 << 16
+_MOST_MANIFEST = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,12 @@ class ShardInfo:
     @property
     def rows(self) -> int:
         """Items in it, those included that newer ones have replaced."""
-        return next(iter(self.tensors.values())).shape[0]
+        return self.latents.shape[0]
+
+    @property
+    def latents(self) -> TensorSpec:
+        """The tensor of its latents, or of mean and standard deviation."""
+        return self.tensors["posterior" if self.is_posterior else "latents"]
 
     @property
     def is_posterior(self) -> bool:
@@ -48,8 +55,32 @@ class ShardInfo:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ShardInfo:
-        specs = {name: TensorSpec(d, tuple(shape), at) for name, (d, shape, at) in data["tensors"].items()}
-        return cls(data["name"], data["bytes"], specs, LatentSpace(**data["space"]))
+        """What `to_json` gave, from a file that anybody may have changed.
+
+        Raises:
+            ValueError, TypeError, KeyError: there can be no such shard.
+        """
+        specs = {name: TensorSpec.of(*spec) for name, spec in data["tensors"].items()}
+        return cls(data["name"], data["bytes"], specs, LatentSpace.of(data["space"])).checked()
+
+    def checked(self) -> ShardInfo:
+        """The same, if its tensors belong together and lie in the file; else `ValueError`."""
+        found = dict(self.tensors)
+        mask = found.pop("alpha_mask", None)
+        kind = "posterior" if self.is_posterior else "latents"
+        main = found.pop(kind, None)
+        flipped = found.pop(f"{kind}_flipped", main)
+        if found or main is None or main.dtype == "uint8" or len(main.shape) != 4 + self.is_posterior:
+            raise ValueError(f"shard {self.name!r} cannot hold the tensors {sorted(self.tensors)}")
+        if self.is_posterior and main.shape[1] != 2:
+            raise ValueError(f"shard {self.name!r} holds no mean and deviation, but a shape of {list(main.shape)}")
+        if flipped is None or (flipped.dtype, flipped.shape) != (main.dtype, main.shape) or not main.nbytes:
+            raise ValueError(f"shard {self.name!r} holds mirrored latents of another shape")
+        if mask is not None and (mask.dtype != "uint8" or len(mask.shape) != 3):
+            raise ValueError(f"shard {self.name!r} holds masks of type {mask.dtype} and shape {list(mask.shape)}")
+        if type(self.nbytes) is not int or any(s.offset + s.nbytes > self.nbytes for s in self.tensors.values()):
+            raise ValueError(f"shard {self.name!r} of {self.nbytes!r} bytes cannot hold its tensors")
+        return self
 
 
 class Layout:
@@ -82,15 +113,15 @@ class Layout:
 
     def images_root(self) -> Path:
         """Folder that the sources' paths start from; it need not exist here."""
+        remedy = "run `kohya-bucket cache repair --images DIR`"
         try:
-            data = json.loads(self.store_file.read_text(encoding="utf-8"))
-            version, images = int(data["version"]), str(data["images"])
+            with as_damage(f"{self.store_file} cannot be read", remedy), open(self.store_file, "rb") as file:
+                data = json.loads(file.read(_MOST_TEXT).decode("utf-8"))
+                version, images = data["version"], data["images"]
+                if type(version) is not int or not isinstance(images, str) or not is_text(images) or "\0" in images:
+                    raise ValueError(f"version {version!r}, images {images!r}"[:200])
         except FileNotFoundError:
             return self.root
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LatentStoreError(
-                f"{self.store_file} cannot be read ({error}): delete it, then `kohya-bucket cache repair --images DIR`"
-            ) from error
         if version > _VERSION:
             raise LatentStoreError(f"{self.root} was written by a newer kohya-bucket (format {version}): upgrade")
         return Path(os.path.normpath(self.root / images))
@@ -109,19 +140,29 @@ class Layout:
         return sizes
 
     def manifests(self) -> list[Path]:
-        """Manifests, newest first."""
-        return sorted(self.root.glob("manifest-*.parquet"), reverse=True)
+        """Manifests, newest first: that of the greatest number, see `new_manifest`."""
+        return sorted(self.root.glob("manifest-*.parquet"), key=lambda path: (_number(path), path.name), reverse=True)
 
     def new_manifest(self, data: bytes) -> Path:
-        """Name for a manifest: its time, then a hash of its content, by which damage is noticed."""
-        return self.root / f"manifest-{time.time_ns():020d}-{content_tag(data)}.parquet"
+        """Name for a manifest: one more than the greatest number there, then a hash of its content, by which damage is
+        noticed. (The number was the time before stores counted; a clock that runs ahead made an old one newest.)
+        """
+        number = 1 + max((_number(path) for path in self.manifests()), default=0)
+        return self.root / f"manifest-{number:020d}-{content_tag(data)}.parquet"
 
     def read_manifest(self, path: Path) -> bytes:
         """Content of a manifest; `LatentStoreError` if it is not what was written under this name."""
+        if path.stat().st_size > _MOST_MANIFEST:
+            raise LatentStoreError(f"manifest {path} is damaged: none is that long")
         data = path.read_bytes()
         if path.stem.rsplit("-", 1)[-1] != content_tag(data):
             raise LatentStoreError(f"manifest {path} is damaged: its content does not match its name")
         return data
+
+
+def _number(manifest: Path) -> int:
+    digits = manifest.stem.split("-")[1]
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS else -1
 
 
 def content_tag(data: bytes) -> str:

@@ -45,6 +45,8 @@ class MappedShards:
                 raise LatentStoreError(
                     f"shard {info.name} is gone from {self._folder}: the store was packed or pruned meanwhile"
                 ) from error
+            except OSError as error:
+                raise LatentStoreError(f"shard {info.name} cannot be read: {error.strerror or error}") from error
             self._mapped[info.name] = found
             if len(self._mapped) > _MOST:
                 self._mapped.popitem(last=False)

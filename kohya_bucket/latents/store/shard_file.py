@@ -9,6 +9,7 @@ safetensors reader opens the result.
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import zlib
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import as_damage
 from kohya_bucket.files import write_file
 from kohya_bucket.latents.dtypes import CODES, carrier
 
@@ -27,7 +28,8 @@ __all__ = ["ENTRIES", "TensorSpec", "read_header", "write_shard"]
 
 ENTRIES = "entries"
 _ALIGNMENT = 64
-_MAX_HEADER = 100_000_000
+_MAX_HEADER = 1 << 20
+_MOST_AXES = 5
 _NAMES = {code: name for name, code in CODES.items()}
 
 
@@ -39,9 +41,17 @@ class TensorSpec:
     shape: tuple[int, ...]
     offset: int
 
+    @classmethod
+    def of(cls, dtype: Any, shape: Any, offset: Any) -> TensorSpec:
+        """The same of values that a file states; `ValueError` or `KeyError` if there can be no such tensor."""
+        if not all(type(n) is int and n >= 0 for n in (*shape, offset)) or len(shape) > _MOST_AXES:
+            raise ValueError(f"there can be no tensor of shape {shape!r} at byte {offset!r}")
+        carrier(dtype)
+        return cls(dtype, tuple(shape), offset)
+
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * carrier(self.dtype).itemsize
+        return math.prod(self.shape) * carrier(self.dtype).itemsize
 
 
 def write_shard(
@@ -75,29 +85,26 @@ def read_header(path: Path) -> tuple[dict[str, TensorSpec], bytes, dict[str, str
     Raises:
         LatentStoreError: truncated, or any byte of what is read here is not what was written.
     """
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = struct.unpack("<Q", file.read(8))[0]
-            if length > min(size, _MAX_HEADER):
-                raise ValueError(f"its header of {length} bytes does not fit into {size}")
-            header = json.loads(file.read(length))
-            metadata = header.pop("__metadata__")
-            specs, end = {}, 0
-            for name, spec in header.items():
-                begin, stop = spec["data_offsets"]
-                specs[name] = TensorSpec(_NAMES[spec["dtype"]], tuple(spec["shape"]), 8 + length + begin)
-                if begin != end or stop - begin != specs[name].nbytes:
-                    raise ValueError(f"tensor {name!r} does not fill its place")
-                end = stop
-            if 8 + length + end != size:
-                raise ValueError(f"it is truncated: {size} bytes of {8 + length + end}")
-            file.seek(specs[ENTRIES].offset)
-            entries = file.read(specs[ENTRIES].nbytes)
+    with as_damage(f"shard {path} is damaged"), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = struct.unpack("<Q", file.read(8))[0]
+        if length > min(size, _MAX_HEADER):
+            raise ValueError(f"its header of {length} bytes does not fit into {size}")
+        header = json.loads(file.read(length))
+        metadata = header.pop("__metadata__")
+        specs, end = {}, 0
+        for name, spec in header.items():
+            begin, stop = spec["data_offsets"]
+            specs[name] = TensorSpec.of(_NAMES[spec["dtype"]], spec["shape"], 8 + length + begin)
+            if begin != end or stop - begin != specs[name].nbytes:
+                raise ValueError(f"tensor {name!r} does not fill its place")
+            end = stop
+        if 8 + length + end != size:
+            raise ValueError(f"it is truncated: {size} bytes of {8 + length + end}")
+        if specs[ENTRIES].dtype != "uint8" or len(specs[ENTRIES].shape) != 1:
+            raise ValueError("its entries are no bytes")
+        file.seek(specs[ENTRIES].offset)
+        entries = file.read(specs[ENTRIES].nbytes)
         if f"{zlib.crc32(entries):08x}" != metadata["entries_crc32"]:
             raise ValueError("the checksum of its entries is wrong")
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise LatentStoreError(f"shard {path} is damaged: {error}") from error
     return specs, entries, metadata

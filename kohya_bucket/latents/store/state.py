@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import TEMPORARY_SUFFIX
+from kohya_bucket.latents.store.contents import manifest_of, self_described
+from kohya_bucket.latents.store.entries import arrow
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.sources import check_sources
 
-__all__ = ["StoreStatus", "source_paths", "status", "verify"]
+__all__ = ["StoreStatus", "source_paths", "status", "verify", "verify_files"]
 
 
 @dataclass
@@ -108,3 +113,53 @@ def verify(
             if progress is not None:
                 progress(done, len(order))
     return sorted(found)
+
+
+def verify_files(store: LatentStore) -> list[tuple[str, str]]:
+    """Read what the files say of themselves, also where opening a store spares it: (file, what is wrong).
+
+    That is `store.json`, every manifest, and the header and `entries` of every shard; and the rows of the manifest that
+    is in force are compared with those of the shards. What opening the store found already comes first.
+    """
+    found = dict(store.damage)
+    layout = store.layout
+    try:
+        store.images_root()
+    except LatentStoreError as error:
+        found[layout.store_file.name] = str(error)
+    for path in layout.manifests():
+        with suppress(FileNotFoundError):
+            try:
+                manifest_of(layout, path, {})
+            except LatentStoreError as error:
+                found.setdefault(path.name, str(error))
+    for name, info in store.shards.items():
+        with suppress(FileNotFoundError):
+            try:
+                rows, stated = self_described(layout, name, (layout.shards / name).stat().st_size)
+            except LatentStoreError as error:
+                found[name] = str(error)
+                continue
+            if (stated != info or not _are_among(store.rows_in(name), rows)) and layout.manifests():
+                manifest = layout.manifests()[0].name
+                found.setdefault(manifest, f"manifest {manifest} is damaged: it says other things of {name} than that")
+    return list(found.items())
+
+
+_NEWER = ("caption", "source_hash")  # may be newer in a manifest
+
+
+def _are_among(some: Any, rows: Any) -> bool:
+    """Whether rows of a shard that a manifest has are those that the shard has itself."""
+    pa, pc, _ = arrow()
+    at = pc.index_in(some["row"].combine_chunks(), value_set=rows["row"].combine_chunks())
+    if at.null_count:
+        return False
+
+    def plain(table: Any) -> Any:
+        table = table.drop_columns(list(_NEWER))
+        fields = [pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type)
+                  for f in table.schema]  # fmt: skip
+        return table.cast(pa.schema(fields)).combine_chunks()
+
+    return bool(plain(some).equals(plain(rows.take(at))))

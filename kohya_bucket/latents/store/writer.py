@@ -20,10 +20,12 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import write_file
 from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.store.checked_rows import check_rows
 from kohya_bucket.latents.store.entries import StoreEntry, arrow, encode, to_table
+from kohya_bucket.latents.store.generations import Generations
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.store.shard_file import write_shard
+from kohya_bucket.latents.store.layout import Layout, ShardInfo
+from kohya_bucket.latents.store.shard_file import TensorSpec, write_shard
 
 __all__ = ["StoreWriter", "write_manifest"]
 
@@ -46,7 +48,8 @@ class _Kind(NamedTuple):
 @dataclass
 class _Pending:
     entries: list[StoreEntry] = field(default_factory=list)
-    written_ns: list[int] = field(default_factory=list)
+    numbers: list[int | None] = field(default_factory=list)  # as given
+    turns: list[int] = field(default_factory=list)
     plain: list[Bits] = field(default_factory=list)
     flipped: list[Bits] = field(default_factory=list)
     masks: list[Bits] = field(default_factory=list)
@@ -84,6 +87,8 @@ class StoreWriter:
         self._flush_seconds = flush_seconds
         self._on_commit = on_commit
         self._pending: dict[_Kind, _Pending] = {}
+        self._generations = Generations(self.layout)
+        self._added = 0
         self._flushed = time.monotonic()
 
     def add(
@@ -104,7 +109,8 @@ class StoreWriter:
             flipped: the same of the mirrored image.
             mask: [H, W] alpha channel of the bucket's pixels; None where the image is opaque.
             space: what the numbers mean.
-            written_ns: the time that decides between two items of one key; now, if None.
+            written_ns: the number that decides between two items of one key, see `Generations`; None: one above all
+                that are in the store when this is committed.
         """
         print_ = entry.fingerprint
         if print_.flip != (flipped is not None):
@@ -113,7 +119,9 @@ class StoreWriter:
                     entry.collection)  # fmt: skip
         pending = self._pending.setdefault(key, _Pending())
         pending.entries.append(entry)
-        pending.written_ns.append(time.time_ns() if written_ns is None else written_ns)
+        self._added += 1
+        pending.numbers.append(written_ns)
+        pending.turns.append(self._added)
         pending.plain.append(plain)
         pending.nbytes += plain.nbytes
         if flipped is not None:
@@ -124,14 +132,16 @@ class StoreWriter:
             pending.masks.append(mask)
             pending.nbytes += mask.nbytes
         if pending.nbytes >= self._shard_bytes:
-            self._commit(key)
+            self._commit(key, self._generations.greatest())
         elif self._flush_seconds is not None and time.monotonic() - self._flushed > self._flush_seconds:
             self.flush()
 
     def flush(self) -> None:
         """Commit everything that is pending."""
-        for key in list(self._pending):
-            self._commit(key)
+        if self._pending:
+            above = self._generations.greatest()
+            for key in list(self._pending):
+                self._commit(key, above)
         self._flushed = time.monotonic()
 
     def __enter__(self) -> StoreWriter:
@@ -144,7 +154,7 @@ class StoreWriter:
         with suppress(LatentStoreError):  # what is finished is kept; the first error is the one to report
             self.flush()
 
-    def _commit(self, common: _Kind) -> None:
+    def _commit(self, common: _Kind, above: int) -> None:
         rows = self._pending.pop(common)
         bucket_size, dtype, kind = common.bucket_size, common.dtype, common.kind
         tensors: dict[str, tuple[str, Bits]] = {kind: (dtype, np.stack(rows.plain))}
@@ -154,8 +164,12 @@ class StoreWriter:
             tensors["alpha_mask"] = ("uint8", np.stack(rows.masks))
         n = len(rows.entries)
         path = self.layout.new_shard(bucket_size, dtype)
+        self._generations.is_mine(path.name)
+        numbers = [
+            above + turn if given is None else given for given, turn in zip(rows.numbers, rows.turns, strict=True)
+        ]
         table = to_table(rows.entries, {
-            "written_ns": rows.written_ns, "shard": [path.name] * n, "row": list(range(n)), "mask_row": rows.mask_rows,
+            "written_ns": numbers, "shard": [path.name] * n, "row": list(range(n)), "mask_row": rows.mask_rows,
             "crc_plain": _checksums(tensors[kind][1], n),
             "crc_flipped": _checksums(tensors[f"{kind}_flipped"][1], n) if rows.flipped else [0] * n,
             "crc_mask": [zlib.crc32(np.ascontiguousarray(rows.masks[m]).data) if m >= 0 else 0 for m in rows.mask_rows],
@@ -163,6 +177,10 @@ class StoreWriter:
         shapes = {name: [dtype_, list(bits.shape)] for name, (dtype_, bits) in tensors.items()}
         description = {"tensors": shapes, "space": vars(common.space)}
         metadata = {"format": "kohya_bucket.latents", "bucket": f"{bucket_size[0]}x{bucket_size[1]}"}
+        specs = {name: TensorSpec(dtype_, bits.shape, 0) for name, (dtype_, bits) in tensors.items()}
+        nbytes = sum(spec.nbytes for spec in specs.values())
+        # or else no reader would take it
+        check_rows(table, {path.name: ShardInfo(path.name, nbytes, specs, common.space).checked()})
         write_shard(path, tensors, encode(table, description), metadata)
         if self._on_commit is not None:
             self._on_commit(rows.entries)

@@ -1,0 +1,126 @@
+"""Every command that writes, where there is no room: what was there stays, and one line says why."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kohya_bucket.cli import app
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.sdscripts.probe import Trial
+from tests.full_disk import NoRoom
+
+COMMANDS = [
+    ("analyze", "{data}", "--quiet", "--html", "{out}/report.html"),
+    ("analyze", "{data}", "--quiet", "--cache", "{out}/sizes.parquet"),
+    ("build-cache", "{data}", "--quiet", "--output", "{out}/sizes.parquet"),
+    ("buckets-from-dataset", "{data}", "--num", "2", "--output", "{out}/set.toml"),
+    ("chart", "--preset", "sdxl", "--output", "{out}/chart.svg"),
+    ("chart", "--preset", "sdxl", "--output", "{out}/chart.png"),
+    ("simulate", "{data}/0.png", "--preview", "{out}/preview.png"),
+    ("patch", "install", "{out}/checkout"),
+    ("patch", "remove", "{out}/checkout"),
+    ("cache", "pack", "{out}/store"),
+    ("cache", "prune", "{out}/store"),
+    ("cache", "repair", "{out}/store"),
+    ("cache", "import", "{data}", "--arch", "sd", "--quiet", "--output", "{out}/store"),
+    ("cache", "export", "{store}", "--arch", "sd", "--quiet", "--output", "{out}/npz"),
+]
+
+
+@pytest.fixture(params=["tmpfs", "limit", "read-only"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> NoRoom:
+    """A folder that can be full, limited, or read-only."""
+    if request.param == "read-only":
+        return ReadOnly(request.getfixturevalue("small_disk"))
+    if request.param == "tmpfs":
+        return NoRoom(request.getfixturevalue("small_disk"), "tmpfs")
+    pytest.importorskip("resource", reason="this system has no limits on files")
+    (tmp_path / "no_room").mkdir()
+    return NoRoom(tmp_path / "no_room", "limit")
+
+
+class ReadOnly(NoRoom):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "read-only")
+        self.reason = "[Rr]ead-only"
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        subprocess.run(["mount", "-o", "remount,ro", str(self.folder)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["mount", "-o", "remount,rw", str(self.folder)], check=True)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file; of a store every item, since upkeep may have moved it, and whatever is half written."""
+    found = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and (path.suffix == ".tmp" or not path.is_relative_to(folder / "store"))
+    }
+    if (folder / "store").is_dir():
+        from kohya_bucket.latents import LatentStore
+
+        store = LatentStore(folder / "store")
+        found |= {f"{store.entry(i)}": store.read(i).tobytes() for i in range(len(store)) if store.check(i) is None}
+    return found
+
+
+def make_store(root: Path, damage: bool) -> None:
+    from tests.latents.latent_helpers import fill
+
+    for name in ("a.png", "b.png", "a.png"):
+        fill(root, [name])
+    if damage:
+        shard = min((root / "shards").iterdir(), key=lambda path: path.stat().st_size)
+        data = bytearray(shard.read_bytes())
+        data[-1500] ^= 1
+        shard.write_bytes(data)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command).replace("{", "").replace("}", ""))
+def test_what_cannot_be_written_leaves_what_was_there(
+    tmp_path: Path, folder: Path, place: NoRoom, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr("kohya_bucket.sdscripts.probe.try_adapter", lambda _: Trial(active=True))
+    out, store = place.folder, tmp_path / "store"
+    arguments = [part.format(data=folder, out=out, store=store) for part in command]
+    if command[0] == "cache":
+        make_store(store, False)
+        shutil.copytree(store, out / "store")
+        make_store(out / "store", command[1] == "repair")
+        from tests.latents.test_npz import ARCHITECTURES, item, npz
+
+        npz.write_npz(folder / "0_0300x0400_sd.npz", item(ARCHITECTURES["sd"]), (128, 64), ARCHITECTURES["sd"])
+    elif command[0] == "patch":
+        (out / "checkout" / "library").mkdir(parents=True)
+        (out / "checkout" / "library" / "__init__.py").write_text("x = 1\n" * 40, encoding="utf-8")
+        (out / "checkout" / "library" / "train_util.py").touch()
+        if command[1] == "remove":
+            from kohya_bucket.sdscripts.patch import patch_install
+
+            patch_install(out / "checkout")
+    else:
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+        if command[0] in ("analyze", "build-cache"):
+            from tests.pictures import make_pictures
+
+            make_pictures(folder / "more", [(200, 400)] * 3)
+    before = contents(out)
+    assert before
+    with place.full():
+        result = CliRunner().invoke(app, arguments)
+    if command[1] != "prune" or result.exception is not None:  # which makes room and may be done
+        assert isinstance(result.exception, KohyaBucketError), (result.exception, result.output)
+        assert "\n" not in str(result.exception)
+    assert contents(out) == before

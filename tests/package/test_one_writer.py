@@ -1,0 +1,140 @@
+"""Whatever the package writes goes through `kohya_bucket.files`: it is there whole or not at all."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import kohya_bucket
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.files import replace_file
+
+PACKAGE = Path(kohya_bucket.__file__).parent
+
+WRITERS = {
+    "write_text", "write_bytes", "touch", "savefig", "savez", "savez_compressed", "tofile", "to_csv", "to_json",
+    "to_parquet", "write_table", "write_feather", "save_file", "mkstemp", "NamedTemporaryFile", "TemporaryFile",
+    "copy2", "copyfile", "copyfileobj", "copytree", "renames", "symlink", "truncate", "memmap", "open_memmap",
+}  # fmt: skip
+# (file, call): why it may
+ALLOWED = {
+    ("files.py", "open(temporary, 'xb')"): "the writer itself",
+    ("files.py", "open(temporary, 'rb+')"): "the writer itself",
+    ("files.py", "open(path, 'wb')"): "the writer itself",
+    ("files.py", "os.replace(source, target)"): "the writer itself",
+    ("latents/npz/opened.py", "np.savez(out, **arrays)"): "into memory",
+    ("sdscripts/caching/text_npz.py", "np.savez(file, *args, **arrays)"): "into what sd-scripts has opened",
+    ("latents/store/entries.py", "pq.write_table(table.replace_schema_metadata({FORMAT: text}), out, "
+     "compression='zstd', store_schema=True)"): "into memory",
+    ("images/cache/parquet_file.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
+    ("datasets/tar_index_file.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
+    ("latents/maintenance/rewrite.py", "os.replace(source, store.layout.quarantine / name)"): "moves a whole file",
+    ("latents/store/writer.py", "info.to_json()"): "gives a value",
+    # which are caught where they end in one of those above
+    ("adapter/kept_sizes.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"): "a MetadataCache",
+    ("cli/commands/build_cache.py", "cache.save(output)"): "a MetadataCache",
+    ("cli/commands/build_cache.py", "interrupt.cache.save(output)"): "a MetadataCache",
+    ("cli/subjects.py", "known.save(self.cache)"): "a MetadataCache",
+    ("images/cache/metadata_cache.py", "parquet.save(os.fspath(path), self if keep.all() else self.where(keep))"): "it",
+    ("datasets/tar_index.py", "save(os.fspath(path), self)"): "a TarIndex",
+    ("datasets/webdataset.py", "built.save(index)"): "a TarIndex",
+    ("sdscripts/caching/session.py", "self.save(path, item, latents, crop_ltrb, flipped, alpha_mask, "
+     "bool(key_reso_suffix))"): "an npz or a store",
+    ("sdscripts/caching/shards.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)"): "a store",
+    ("sdscripts/caching/text.py", "savez(file, **arrays, **marks)"): "that of text_npz.py, by write_file",
+    # signs between processes, of which an empty or missing one is a sign, too
+    ("latents/encode/work_claims.py", "(self.folder / f'{piece}.{self._mine[piece]}.done').touch()"): "a sign",
+    ("latents/encode/work_claims.py", "os.link(self.signs.name, path)"): "a sign",
+    ("latents/encode/work_claims.py", "open(path, 'x', encoding='utf-8')"): "a sign",
+    ("latents/encode/signs_of_life.py", "clock.touch()"): "a sign",
+    ("latents/encode/signs_of_life.py", "unborn.write_text(f'{_node()} {os.getpid()}', encoding='utf-8')"): "a sign",
+    ("latents/encode/signs_of_life.py", "os.replace(unborn, self.alive)"): "a sign",
+    ("latents/encode/signs_of_life.py", "self.name.write_text(self.owner, encoding='utf-8')"): "a sign",
+}  # fmt: skip
+
+
+def writes(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name in ("open", "ZipFile", "TarFile", "fdopen"):
+        modes = [*call.args[:2], *(k.value for k in call.keywords if k.arg == "mode")]
+        texts = [m.value for m in modes if isinstance(m, ast.Constant) and isinstance(m.value, str)]
+        flags = ast.unparse(call)
+        return any(set(t) <= set("rwxabt+:") and set(t) & set("wxa+") for t in texts) or "O_CREAT" in flags
+    if name == "save":  # of a picture or an array: what it is given is no name but memory, or a name
+        return not call.args or ast.unparse(call.args[0]) not in ("buffer", "out")
+    if name == "dump":
+        return True
+    if name in ("replace", "rename", "link", "move"):  # those of `str`, `dataclasses` and numpy have the same names
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        return isinstance(owner, ast.Name) and owner.id in ("os", "shutil")
+    return name in WRITERS
+
+
+def test_nothing_writes_past_the_one_writer() -> None:
+    found = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        file = path.relative_to(PACKAGE).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and writes(node):
+                found.add((file, ast.unparse(node)))
+    assert found == ALLOWED.keys()
+
+
+@pytest.mark.parametrize("old", [b"old", None])
+@pytest.mark.parametrize("how", ["killed", "raises"])
+def test_what_is_interrupted_leaves_what_was_there(tmp_path: Path, how: str, old: bytes | None) -> None:
+    file = tmp_path / "report.html"
+    if old is not None:
+        file.write_bytes(old)
+    program = f"""
+import os, pathlib
+from kohya_bucket.files import replace_file
+def half(temporary):
+    pathlib.Path(temporary).write_bytes(b"half")
+    {"os._exit(9)" if how == "killed" else "raise OSError(28, 'No space left on device')"}
+replace_file({os.fspath(file)!r}, half)
+"""
+    environment = os.environ | {"PYTHONPATH": os.fspath(PACKAGE.parent)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
+    assert done.returncode == (9 if how == "killed" else 1)
+    assert (file.read_bytes() if file.exists() else None) == old
+    left = [path.name for path in tmp_path.iterdir() if path != file]
+    assert all(name.startswith(".report.html.") and name.endswith(".tmp") for name in left)
+    assert len(left) == (how == "killed")
+
+
+def test_a_link_stays_one_and_permissions_stay(tmp_path: Path) -> None:
+    file, link = tmp_path / "file.toml", tmp_path / "link.toml"
+    file.write_bytes(b"old")
+    file.chmod(0o640)
+    mode = file.stat().st_mode
+    try:
+        link.symlink_to(file)
+    except OSError:
+        pytest.skip("no links here")
+    replace_file(link, b"new")
+    assert link.is_symlink()
+    assert (file.read_bytes(), file.stat().st_mode) == (b"new", mode)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    replace_file(pipe, b"content")
+    reader.join()
+    assert read == [b"content"]
+    assert pipe.is_fifo()
+
+
+def test_a_folder_in_the_place_of_a_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(KohyaBucketError, match=f"{tmp_path.name}: cannot be written"):
+        replace_file(tmp_path, b"content")
