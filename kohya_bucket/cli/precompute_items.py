@@ -19,6 +19,7 @@ from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.sdscripts.config import Severity, read_config
 from kohya_bucket.sdscripts.plan.latents import wanted_by_config
+from kohya_bucket.texts import read_text
 
 __all__ = ["Part", "by_config", "by_path", "captions_of"]
 
@@ -102,9 +103,9 @@ def captions_of(paths: list[str], file: Path | None) -> list[str | None]:
 
 def _utf8(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: the caption cannot be read ({error}); it must be UTF-8 text") from None
+        return read_text(file, None)
+    except ConfigError as error:
+        raise ConfigError(f"the caption cannot be read: {error}") from None
 
 
 def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:
