@@ -1,21 +1,34 @@
-"""Small files of somebody else's making: read whole, bounded, and parsed without a traceback."""
+"""Texts of somebody else's making: small files read whole and bounded, and names shown in one line."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
 
-__all__ = ["MAX_CONFIG_BYTES", "parse_json", "parse_toml", "read_regular", "read_text"]
+__all__ = ["MAX_CONFIG_BYTES", "one_line", "parse_json", "parse_toml", "read_regular", "read_text"]
 
 MAX_CONFIG_BYTES = 1 << 26
 _MAX_DEPTH = 64
 # Opening a named pipe must not wait for somebody to write into it.
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0)
+
+
+# C0, C1, marks and overrides of writing direction, separators of lines and paragraphs, bytes that are no text.
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def one_line(text: object) -> str:
+    """A text for a terminal or a log, with names in it that anybody may have given: what is no sign is escaped.
+
+    So no file name ends a line and begins a forged one, changes colours, or turns what follows around.
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), str(text))
 
 
 def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> bytes:

@@ -6,9 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
-
 from kohya_bucket.cli.configs import adapter_options
+from kohya_bucket.cli.console import say
 from kohya_bucket.cli.gpus import gpu_counts
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.rule_options import RuleOptions
@@ -77,7 +76,7 @@ def by_config(
         numbers = ", ".join(map(str, counts))
         where = f"on {numbers} GPU{'s' * (counts != [1])} " if adapter.same_shape else ""
         more = "" if gpus or not adapter.same_shape else "; for another number add --gpus"
-        typer.echo(f"remainder {adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")
+        say(f"remainder {adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = _root(paths, [], output)
     with scan_progress("reading headers", quiet=quiet) as progress:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
+from kohya_bucket.cli.console import say
 from kohya_bucket.errors import KohyaBucketError, why_not_written
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def draw_into(target: Path, file: Path | None, found: Sequence[Explanation]) -> 
         raise KohyaBucketError(f"the preview cannot be written to {target}: {why_not_written(error)}") from error
     except ValueError as error:
         raise KohyaBucketError(f"the preview cannot be written to {target}: {error}; name a .png file") from error
-    typer.echo(f"preview of {placed[0].bucket} in {target}", err=True)
+    say(f"preview of {placed[0].bucket} in {target}", err=True)
 
 
 def _grid(size: tuple[int, int]) -> Image:
