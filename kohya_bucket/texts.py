@@ -15,6 +15,7 @@ __all__ = ["MAX_CONFIG_BYTES", "one_line", "parse_json", "parse_toml", "read_reg
 
 MAX_CONFIG_BYTES = 1 << 26
 _MAX_DEPTH = 64
+_WANT = "a regular file is read here"
 # Opening a named pipe must not wait for somebody to write into it.
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0)
 
@@ -31,22 +32,23 @@ def one_line(text: object) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), str(text))
 
 
-def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
+def read_regular(path: str | os.PathLike[str], limit: int | None = None, want: str = _WANT) -> bytes:
     """The whole of a file.
 
     Args:
         limit: bytes that such a file has at most; None for any number.
+        want: what is expected, for the error.
 
     Raises:
         ConfigError: a folder, a pipe, a device, or longer than the limit.
         OSError: it is missing or cannot be read.
     """
     if Path(path).is_dir():  # Windows says "permission denied" of one
-        raise ConfigError(f"{os.fspath(path)} is a folder, but a file is read here: name one")
+        raise ConfigError(f"{os.fspath(path)} is a folder, but {want}: name one")
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAITING)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{os.fspath(path)} is a pipe or a device, but a regular file is read here: name one")
+            raise ConfigError(f"{os.fspath(path)} is a pipe or a device, but {want}: name one")
         if limit is not None and status.st_size > limit:
             raise ConfigError(
                 f"{os.fspath(path)} is {status.st_size:,} bytes long, but such a file has {limit:,} at most: "
@@ -55,7 +57,7 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
         return file.read()
 
 
-def read_text(path: str | os.PathLike[str], limit: int | None = MAX_CONFIG_BYTES) -> str:
+def read_text(path: str | os.PathLike[str], limit: int | None = MAX_CONFIG_BYTES, want: str = _WANT) -> str:
     """The text of a file in UTF-8, with or without a byte order mark; line ends are "\\n".
 
     Raises:
@@ -63,9 +65,11 @@ def read_text(path: str | os.PathLike[str], limit: int | None = MAX_CONFIG_BYTES
         OSError: it is missing or cannot be read.
     """
     try:
-        text = read_regular(path, limit).decode("utf-8-sig")
+        text = read_regular(path, limit, want).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{os.fspath(path)} is not UTF-8 text ({error}): save it as UTF-8") from None
+        raise ConfigError(
+            f"{os.fspath(path)} is not UTF-8 text ({error}): is it the right file? If so, save it as UTF-8"
+        ) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -23,6 +23,7 @@ from kohya_bucket.texts import parse_json, parse_toml, read_text
 
 __all__ = ["bucket_set_to_toml", "load_from_json", "load_from_toml", "parse_bucket_set"]
 
+_WANT = "a bucket set is a TOML or JSON file"
 _SET_KEYS = {"name": str, "description": str, "vae_factor": int, "buckets": list}
 
 
@@ -36,7 +37,7 @@ def load_from_toml(path: str | Path) -> BucketSet:
         InvalidBucketError: an empty set, a duplicate, a side that is not positive or no multiple.
     """
     try:
-        data = parse_toml(read_text(path))
+        data = parse_toml(read_text(path, want=_WANT))
     except KohyaBucketError:
         raise
     except ValueError as error:
@@ -47,7 +48,7 @@ def load_from_toml(path: str | Path) -> BucketSet:
 def load_from_json(path: str | Path) -> BucketSet:
     """Read a bucket set from a JSON file; raises as `load_from_toml` does."""
     try:
-        data = parse_json(read_text(path))
+        data = parse_json(read_text(path, want=_WANT))
     except KohyaBucketError:
         raise
     except ValueError as error:

@@ -98,7 +98,7 @@ RULES = {
     "kohya-largest": KohyaBuckets(1024, no_upscale=True, no_upscale_fit="largest", max_crop=0.3),
     "novelai": NovelAIBuckets(),
     "exact": ExactBuckets(1024),
-    "sdxl": FixedBuckets(load_preset("sdxl"), max_crop=0.9999),
+    "sdxl": FixedBuckets(load_preset("sdxl")),
     **{name: trainer_rule(name, 1024) for name in TRAINERS},
 }
 
