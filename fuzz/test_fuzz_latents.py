@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz.mutations import mutated, read_or_refused
@@ -70,6 +70,7 @@ FORGED = (
     "part", ["shard", "store.json", pytest.param("manifest", marks=pytest.mark.skip(reason=FORGED))]
 )
 @given(data=st.data())
+@settings(max_examples=60)
 def test_stores(
     tmp_path_factory: pytest.TempPathFactory, whole: dict[str, bytes], part: str, data: st.DataObject
 ) -> None:
