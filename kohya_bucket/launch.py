@@ -14,6 +14,7 @@ from pathlib import Path
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.sdscripts import install, is_active
+from kohya_bucket.texts import one_line
 
 __all__ = ["main"]
 
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
         install(at_once=True)
         runpy.run_path(script, run_name="__main__")
     except KohyaBucketError as error:
-        print(f"kohya_bucket: {error}", file=sys.stderr)
+        print(f"kohya_bucket: {one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from error
     if not is_active() and is_first_process():
         print(

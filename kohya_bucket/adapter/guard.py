@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from kohya_bucket.adapter.patching import StandIn
+from kohya_bucket.texts import one_line
 
 __all__ = ["Planned", "Watched", "end_run", "guards"]
 
@@ -72,7 +73,7 @@ def guards(door: Watched) -> list[StandIn]:
 
 def end_run(line: str) -> NoReturn:
     """One line, and exit code 2."""
-    print(f"kohya_bucket: {line}", file=sys.stderr, flush=True)
+    print(f"kohya_bucket: {one_line(line)}", file=sys.stderr, flush=True)
     raise SystemExit(2)
 
 

@@ -21,6 +21,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, read_sizes
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.images.scan.size_scan import SizeScan
+from kohya_bucket.texts import one_line
 
 __all__ = ["AUTOMATIC_FROM", "cache_file", "scan_sizes"]
 
@@ -42,7 +43,7 @@ def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress |
     try:
         cache = MetadataCache.load(file) if file.is_file() else None
     except KohyaBucketError as error:
-        logger.warning("%s; it is made anew", error)
+        logger.warning("%s; it is made anew", one_line(error))
         cache = None
     fresh = MetadataCache.build(paths, progress=progress) if cache is None else cache.refresh(paths, progress=progress)
     changes = fresh.changes
@@ -51,9 +52,9 @@ def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress |
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             (fresh if cache is None else _with_others(fresh, cache)).save(file)
-            logger.info("image sizes kept in %s", file)
+            logger.info("image sizes kept in %s", one_line(file))
         except (KohyaBucketError, OSError) as error:
-            logger.warning("image sizes could not be kept: %s", error)
+            logger.warning("image sizes could not be kept: %s", one_line(error))
     return fresh.scan()
 
 

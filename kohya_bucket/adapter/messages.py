@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.texts import one_line
 
 __all__ = ["exit_with_message"]
 
@@ -16,4 +17,4 @@ def exit_with_message() -> Iterator[None]:
     try:
         yield
     except KohyaBucketError as error:
-        raise SystemExit(f"kohya_bucket: {error}") from error
+        raise SystemExit(f"kohya_bucket: {one_line(error)}") from error

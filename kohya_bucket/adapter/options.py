@@ -14,8 +14,9 @@ from typing import Any
 
 from kohya_bucket.adapter.option_values import CHOICES, TABLE, check_together, expected_value, parsed
 from kohya_bucket.checks import nearest, one_of
-from kohya_bucket.errors import ConfigError
+from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.planning.remainders import policies_of
+from kohya_bucket.texts import parse_json, parse_toml, read_text
 
 __all__ = ["DEFAULT_STORE", "ENVIRONMENT_VARIABLE", "TABLE", "AdapterOptions", "environment_table"]
 
@@ -132,22 +133,13 @@ def environment_table() -> list[tuple[str, Mapping[str, Any]]]:
         return []
     path = Path(name)
     place = f"{ENVIRONMENT_VARIABLE}={name}"
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"{place}: there is no such file; correct the variable or unset it")
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        if path.suffix.lower() == ".json":
-            import json
-
-            table = json.loads(text)
-        else:
-            import toml
-
-            table = toml.loads(text)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{place}: not UTF-8 ({error}): save it as UTF-8") from error
-    # Errors of both parsers are ValueErrors; toml lets others through for some slips.
-    except (ValueError, IndexError, TypeError, AttributeError) as error:
+        table = (parse_json if path.suffix.lower() == ".json" else parse_toml)(read_text(path))
+    except KohyaBucketError as error:
+        raise ConfigError(f"{place}: {error}") from error
+    except ValueError as error:
         raise ConfigError(f"{place}: cannot be parsed: {error}") from error
     if not isinstance(table, dict):
         raise ConfigError(f"{place}: must hold a table of options, not {type(table).__name__}")

@@ -14,6 +14,7 @@ from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.adapter.state_file import NoPlaceError, read_position, write_position
 from kohya_bucket.planning.resume import ResumePoint
+from kohya_bucket.texts import one_line
 
 __all__ = ["ResumeHooks"]
 
@@ -69,7 +70,7 @@ class ResumeHooks:
     def found_no_place(self, sampler: PlanSampler, folder: Path, error: NoPlaceError) -> None:
         """The state in `folder` does not say at which image of this data set it was saved."""
         if is_first_process():
-            logger.warning("%s: the epoch begins anew", error)
+            logger.warning("%s: the epoch begins anew", one_line(error))
 
     def _resume(self, sampler: PlanSampler, folder: Path) -> None:
         self._loaded = None

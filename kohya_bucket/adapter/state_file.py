@@ -14,11 +14,12 @@ import numpy as np
 
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.messages import exit_with_message
-from kohya_bucket.errors import KohyaBucketError, ResumeError
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import write_file
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.batch_sizes import one_or_all
-from kohya_bucket.planning.resume import OtherDataError, TrainedPart
+from kohya_bucket.planning.resume import OtherDataError, position_of
+from kohya_bucket.texts import parse_json, read_text
 
 __all__ = ["STATE_FILE", "NoPlaceError", "read_position", "write_position"]
 
@@ -46,7 +47,7 @@ def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosit
     if not file.is_file():
         raise NoPlaceError(f"{folder} was saved without kohya_bucket")
     try:
-        state = json.loads(file.read_text(encoding="utf-8"))
+        state = parse_json(read_text(file))
         if isinstance(state, dict) and "format" in state:
             return _before_fingerprints(state, planner)
         return EpochPosition.from_state_dict(state, planner.fingerprint(ranks))
@@ -54,8 +55,10 @@ def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosit
         raise NoPlaceError(
             f"the data set or its options changed since {folder} was saved ({'; '.join(error.changed)})"
         ) from error
-    except ResumeError as error:
+    except KohyaBucketError as error:
         raise NoPlaceError(f"{folder}: {error}") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise NoPlaceError(f"{file} is damaged ({type(error).__name__}: {error})") from error
 
 
 def _before_fingerprints(state: Mapping[str, Any], planner: GroupPlanner) -> EpochPosition:
@@ -63,5 +66,5 @@ def _before_fingerprints(state: Mapping[str, Any], planner: GroupPlanner) -> Epo
     if state["format"] != 1 or state["images"] != planner.digest:
         raise OtherDataError("its place", [f"{state['count']} images then, {len(planner.bucket_ids)} now"])
     first = state["trained"][0]
-    done = tuple(TrainedPart(one_or_all(np.array(p["global_batch"])), p["steps"]) for p in state["trained"])
-    return EpochPosition(first["seed"], first["epoch"], done)
+    parts = [(one_or_all(np.array(part["global_batch"])), part["steps"]) for part in state["trained"]]
+    return position_of(first["seed"], first["epoch"], parts)

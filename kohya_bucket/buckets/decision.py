@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.arrays.build_placement import place_from_data, place_into_set
 from kohya_bucket.buckets.arrays.distinct_sizes import distinct_sizes
 from kohya_bucket.buckets.bucket import BucketSet
@@ -15,6 +16,9 @@ from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.sizes import IntArray
 
 __all__ = ["Decision", "InSet", "OwnSizes"]
+
+
+Reasons = npt.NDArray[np.uint8]
 
 
 class Decision(Protocol):
@@ -40,13 +44,20 @@ class InSet:
     sizes: IntArray
     bucket_set: BucketSet
     index: IntArray
-    reasons: npt.NDArray[np.uint8] | None = None
+    reasons: Reasons | None = None
 
     def indices(self) -> IntArray:
-        return self.index
+        return self._decided()[0]
 
     def placement(self) -> Placement:
-        return place_into_set(self.sizes, self.bucket_set, self.index, self.reasons)
+        return place_into_set(self.sizes, self.bucket_set, *self._decided())
+
+    def _decided(self) -> tuple[IntArray, Reasons | None]:
+        long = geometry.too_long(self.sizes, self.bucket_set.sizes, self.index)
+        if long is None:
+            return self.index, self.reasons
+        reasons = np.where(self.index >= 0, Reason.PLACED, Reason.UNREADABLE) if self.reasons is None else self.reasons
+        return np.where(long, np.int32(-1), self.index), np.where(long, Reason.TOO_LONG, reasons).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -63,12 +74,18 @@ class OwnSizes:
 
     sizes: IntArray
     bucket_sizes: IntArray
-    reasons: npt.NDArray[np.uint8]
+    reasons: Reasons
     unit: int = 1
     resized_sizes: IntArray | None = None
 
     def indices(self) -> IntArray:
-        return distinct_sizes(self.bucket_sizes, self.reasons == Reason.PLACED, self.unit)[1]
+        return distinct_sizes(self.bucket_sizes, self._reasons() == Reason.PLACED, self.unit)[1]
 
     def placement(self) -> Placement:
-        return place_from_data(self.sizes, self.bucket_sizes, self.resized_sizes, self.reasons, self.unit)
+        return place_from_data(self.sizes, self.bucket_sizes, self.resized_sizes, self._reasons(), self.unit)
+
+    def _reasons(self) -> Reasons:
+        long = None if self.resized_sizes is not None else geometry.too_long(self.sizes, self.bucket_sizes)
+        if long is None:
+            return self.reasons
+        return np.where(long & (self.reasons == Reason.PLACED), np.uint8(Reason.TOO_LONG), self.reasons)

@@ -7,18 +7,30 @@ are equal and not merely close (`BucketManager.select_bucket` and `get_crop_ltrb
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
-__all__ = ["aspect_loss", "cover_resize", "covering_sizes", "crop_loss", "crop_ltrb", "cut_pixels", "round_half_up"]
+__all__ = [
+    "aspect_loss",
+    "cover_resize",
+    "covering_sizes",
+    "crop_loss",
+    "crop_ltrb",
+    "cut_pixels",
+    "round_half_up",
+    "too_long",
+]
 
 # Whole numbers of pixels; doubles where a caller already has them, which saves the conversion.
 Sides = IntArray | FloatArray
+_MOST = 2**31 - 1
 
 
 def round_half_up(x: FloatArray) -> IntArray:
     """`int(x + 0.5)` for non-negative x, as sd-scripts rounds. [N] float64 -> [N] int32."""
-    return (x + 0.5).astype(np.int32)
+    with np.errstate(invalid="ignore"):  # what 32 bits do not hold is for `too_long` to find
+        return (x + 0.5).astype(np.int32)
 
 
 def cover_resize(
@@ -32,6 +44,24 @@ def cover_resize(
     wider = aspect > bucket_aspect
     scale = np.where(wider, bucket_height, bucket_width) / np.where(wider, height, width)
     return round_half_up(width * scale), round_half_up(height * scale)
+
+
+def too_long(sizes: IntArray, bucket_sizes: IntArray, index: IntArray | None = None) -> npt.NDArray[np.bool_] | None:
+    """[N] bool: scaled to cover its bucket, the image has a side beyond 32 bits. None where none has.
+
+    Args:
+        sizes: [N, 2] (width, height) of the images.
+        bucket_sizes: [N, 2] a bucket for each image; or with `index` [K, 2] buckets.
+        index: [N] positions in `bucket_sizes`, -1 for none.
+    """
+    if not len(sizes) or int(sizes.max()) * int(bucket_sizes.max(initial=0)) <= _MOST:
+        return None  # no image that has been seen needs more than this look
+    rows = bucket_sizes if index is None else bucket_sizes[index]
+    there = (np.minimum(sizes, rows) > 0).all(axis=1) & (True if index is None else index >= 0)
+    image, bucket = (np.where(there[:, None], part, 1).astype(np.float64) for part in (sizes, rows))
+    scale = (bucket / image).max(axis=1)
+    long = there & ((image * scale[:, None]).max(axis=1) + 1 > _MOST)
+    return long if long.any() else None
 
 
 def covering_sizes(sizes: IntArray, buckets: IntArray) -> IntArray:

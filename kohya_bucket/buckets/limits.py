@@ -78,7 +78,9 @@ class Limits:
         fits = np.ones(len(sizes), dtype=np.bool_)
         if self.no_upscale:
             fits = (bucket_width <= width) & (bucket_height <= height)
-        return geometry.crop_loss(bucket_width, bucket_height, *resized), fits
+        loss = geometry.crop_loss(bucket_width, bucket_height, *resized)
+        long = geometry.too_long(sizes, self._set.sizes, index)
+        return (loss, fits) if long is None else (np.where(long, 1.0, loss), fits)
 
     def _crop_allowed(self, loss: FloatArray) -> npt.NDArray[np.bool_]:
         if self.max_crop is None:

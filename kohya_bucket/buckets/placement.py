@@ -26,6 +26,7 @@ class Reason(enum.IntEnum):
     UNDERFILLED = 6
     NO_SMALLER_BUCKET = 7
     SIDE_LIMIT = 8
+    TOO_LONG = 9
 
     @property
     def text(self) -> str:
@@ -41,6 +42,7 @@ _REASON_TEXT = {
     Reason.NOT_A_MULTIPLE: "its size is no multiple of the step, and resizing is off",
     Reason.UNDERFILLED: "its bucket holds fewer images than a batch, and such buckets are dropped",
     Reason.NO_SMALLER_BUCKET: "every bucket of the set is larger than it, and enlarging is off",
+    Reason.TOO_LONG: "scaled to cover its bucket it would have a side of more than 2,147,483,647 pixels",
     Reason.SIDE_LIMIT: "a side is outside the limits, and resizing or enlarging is off",
 }
 

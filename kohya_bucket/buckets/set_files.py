@@ -12,17 +12,18 @@ The format is the one that bucketsampler reads and writes.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import toml
 
 from kohya_bucket.buckets.bucket import BucketSet
-from kohya_bucket.errors import ConfigError, InvalidBucketError
+from kohya_bucket.errors import ConfigError, InvalidBucketError, KohyaBucketError
+from kohya_bucket.texts import parse_json, parse_toml, read_text
 
 __all__ = ["bucket_set_to_toml", "load_from_json", "load_from_toml", "parse_bucket_set"]
 
+_WANT = "a bucket set is a TOML or JSON file"
 _SET_KEYS = {"name": str, "description": str, "vae_factor": int, "buckets": list}
 
 
@@ -31,34 +32,28 @@ def load_from_toml(path: str | Path) -> BucketSet:
 
     Raises:
         FileNotFoundError: no such file.
-        ConfigError: a folder, no UTF-8 text, no TOML, or a key that does not belong there or is missing.
+        ConfigError: a folder, pipe or device, no UTF-8 text, no TOML, or a key that does not belong there or
+            is missing.
         InvalidBucketError: an empty set, a duplicate, a side that is not positive or no multiple.
     """
-    text = _text(path)
     try:
-        data = toml.loads(text)
-    except (toml.TomlDecodeError, IndexError) as error:
+        data = parse_toml(read_text(path, want=_WANT))
+    except KohyaBucketError:
+        raise
+    except ValueError as error:
         raise ConfigError(f"{path} is no valid TOML: {error}") from error
     return parse_bucket_set(data, str(path))
 
 
 def load_from_json(path: str | Path) -> BucketSet:
     """Read a bucket set from a JSON file; raises as `load_from_toml` does."""
-    text = _text(path)
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
+        data = parse_json(read_text(path, want=_WANT))
+    except KohyaBucketError:
+        raise
+    except ValueError as error:
         raise ConfigError(f"{path} is no valid JSON: {error}") from error
     return parse_bucket_set(data, str(path))
-
-
-def _text(path: str | Path) -> str:
-    if Path(path).is_dir():
-        raise ConfigError(f"{path} is a folder, but a bucket set is a TOML or JSON file: name one")
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no bucket set: it is not UTF-8 text ({error})") from None
 
 
 def parse_bucket_set(data: Any, source: str) -> BucketSet:

@@ -1,4 +1,7 @@
-"""The command line. `main` is all that is imported to begin with: from there on, Ctrl-C ends it with one line."""
+"""The command line. `main` is all that is imported to begin with: from there on, Ctrl-C ends it with one line.
+
+The installed command begins a little earlier, with `kohya_bucket_command`, which this package is imported from.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+from kohya_bucket.cli.console import say
 
 if TYPE_CHECKING:
     from kohya_bucket.latents.maintenance.report import MaintenanceReport
@@ -20,12 +20,10 @@ _SHOWN = 10
 def print_status(found: StoreStatus, store: Path) -> None:
     """What is in a store, and what is wrong with it."""
     per_item = found.nbytes / max(1, found.items)
-    typer.echo(
-        f"{store}: {found.items} items, {found.nbytes / 1e6:.1f} MB, {found.shards} shards, {per_item:.0f} B an item"
-    )
+    say(f"{store}: {found.items} items, {found.nbytes / 1e6:.1f} MB, {found.shards} shards, {per_item:.0f} B an item")
     for (collection, bucket, dtype, kind, vae), n in sorted(found.groups.items()):
         name = f"{collection} " if collection else ""
-        typer.echo(f"  {name}{bucket[0]}x{bucket[1]} {dtype} {kind} VAE {vae[:8]}: {n}")
+        say(f"  {name}{bucket[0]}x{bucket[1]} {dtype} {kind} VAE {vae[:8]}: {n}")
     for count, text in (
         (found.superseded, "rows replaced by newer ones (cache prune frees them)"),
         (found.unindexed, "shards not in the manifest yet (opened a little slower; cache pack indexes them)"),
@@ -33,33 +31,33 @@ def print_status(found: StoreStatus, store: Path) -> None:
         (len(found.quarantined), "files in quarantine"),
     ):
         if count:
-            typer.echo(f"{count} {text}")
+            say(f"{count} {text}")
     if found.no_images:
-        typer.echo("the images are not here, so nothing can be said about their state; --images names their folder")
+        say("the images are not here, so nothing can be said about their state; --images names their folder")
     else:
         print_rows([(path, "its image is gone") for path in found.absent])
     print_rows([(path, "its image changed: stale") for path in found.changed])
     print_rows(found.damage)
     print_rows([(source, "lost with a damaged shard") for source in found.lost])
-    typer.echo("everything is as it should be" if found.healthy else "see above")
+    say("everything is as it should be" if found.healthy else "see above")
 
 
 def print_rows(rows: list[tuple[str, str]], limit: int | None = _SHOWN) -> None:
     """(name, text) pairs, a line each; with a limit, how many more there are."""
     shown = rows if limit is None else rows[:limit]
     for name, text in shown:
-        typer.echo(f"{name}: {text}")
+        say(f"{name}: {text}")
     if len(rows) > len(shown):
-        typer.echo(f"… and {len(rows) - len(shown)} more")
+        say(f"… and {len(rows) - len(shown)} more")
 
 
 def print_files_in_use(done: MaintenanceReport) -> None:
     """Files that could not be removed."""
     if done.in_use:
-        typer.echo(f"{len(done.in_use)} files are open in another program and stay for now: {done.in_use[0]}", err=True)
+        say(f"{len(done.in_use)} files are open in another program and stay for now: {done.in_use[0]}", err=True)
 
 
 def print_exchange(done: Exchange, verb: str) -> None:
     """How many latents were imported or exported, and which were not."""
     print_rows(done.skipped)
-    typer.echo(f"{done.done} latents {verb}, {len(done.skipped)} skipped")
+    say(f"{done.done} latents {verb}, {len(done.skipped)} skipped")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.texts import parse_json, parse_toml, read_text
 
 if TYPE_CHECKING:
     from kohya_bucket.adapter.options import AdapterOptions
@@ -57,11 +57,8 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
 
 def is_bucket_set(path: Path) -> bool:
     """Whether a TOML or JSON file holds a bucket set rather than a dataset config."""
-    import toml
-
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        data = json.loads(text) if path.suffix.lower() == ".json" else toml.loads(text)
+        data = (parse_json if path.suffix.lower() == ".json" else parse_toml)(read_text(path))
     except (OSError, ValueError):
         return False
     return isinstance(data, dict) and "buckets" in data and "datasets" not in data

@@ -1,16 +1,18 @@
-"""The terminal: texts of users as they are, and numbers whole however narrow it is. rich is imported when used."""
+"""The terminal: texts of users in one line, and numbers whole however narrow it is. rich is imported when used."""
 
 from __future__ import annotations
 
 import codecs
 import io
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from kohya_bucket.texts import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["plain_console", "print_table", "say_plainly", "wide_console"]
+__all__ = ["plain_console", "print_table", "say", "say_plainly", "wide_console"]
 
 _ENCODING_ERRORS = "kohya_bucket.plain"
 _PLAIN = {"→": "->", "…": "...", "█": "#", **dict(zip("▁▂▃▄▅▆▇", "..::++#", strict=True))}
@@ -26,11 +28,22 @@ def say_plainly(*streams: TextIO) -> None:
             stream.reconfigure(errors=_ENCODING_ERRORS)
 
 
+def say(text: str = "", *, err: bool = False) -> None:
+    """One line for a reader, whatever names are in it. JSON is printed by `typer.echo`, as it is."""
+    import typer
+
+    typer.echo(one_line(text), err=err)
+
+
 def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """A console that shows names and paths as they are: `:x:` in one is no picture."""
+    """A console whose `print` shows a text in one line, and names and paths as they are: `:x:` in one is no picture."""
     from rich.console import Console
 
-    return Console(stderr=stderr, width=width, highlight=False, emoji=False)
+    class Plain(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*(one_line(part) if isinstance(part, str) else part for part in objects), **options)
+
+    return Plain(stderr=stderr, width=width, highlight=False, emoji=False)
 
 
 def wide_console() -> Console:

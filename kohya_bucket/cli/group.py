@@ -13,6 +13,7 @@ from typer.main import get_group
 
 from kohya_bucket.cli.commands import COMMANDS
 from kohya_bucket.errors import KohyaBucketError, why_not_written
+from kohya_bucket.texts import one_line
 
 __all__ = ["app", "load_command", "run"]
 
@@ -45,7 +46,7 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:  # typer itself would end without a word
             # that of a scan says how far it was
-            print(f"kohya-bucket {ctx.invoked_subcommand}: {str(interrupt) or 'interrupted'}", file=sys.stderr)
+            print(f"kohya-bucket {ctx.invoked_subcommand}: {one_line(interrupt) or 'interrupted'}", file=sys.stderr)
             raise typer.Exit(_INTERRUPTED) from None
 
 
@@ -67,7 +68,7 @@ def run() -> None:
     try:
         app()
     except KohyaBucketError as error:
-        print(f"kohya-bucket: {error}", file=sys.stderr)
+        print(f"kohya-bucket: {one_line(error)}", file=sys.stderr)
     except BrokenPipeError:  # as with `| head`: who reads has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -76,7 +77,7 @@ def run() -> None:
             raise
         # Without a name it is most often standard output, redirected to a disk that is full.
         text = why_not_written(error) if error.filename is None else f"{error.filename}: {error.strerror}"
-        print(f"kohya-bucket: {text}", file=sys.stderr)
+        print(f"kohya-bucket: {one_line(text)}", file=sys.stderr)
     sys.exit(2)
 
 

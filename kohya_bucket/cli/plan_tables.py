@@ -71,7 +71,8 @@ def _print_dataset(
     mode = "one size" if not config.enable_bucket else "no upscaling" if config.bucket_no_upscale else "buckets"
     kind = config.kind.name.lower().replace("_", "-")
     resolution = f"{width}x{height}" if adapter.resolutions is None else _resolutions(adapter)
-    console.print(f"\n[bold]Dataset {number}[/bold]: {kind}, {resolution}, {mode}, batch size {config.batch_size}")
+    console.print()
+    console.print(f"[bold]Dataset {number}[/bold]: {kind}, {resolution}, {mode}, batch size {config.batch_size}")
     _subset_lines(console, dataset)
     _bucket_table(console, dataset)
     if dataset.read.validation is not None:
@@ -150,7 +151,8 @@ def _size(size: tuple[int, int]) -> str:
 
 
 def _gpu_table(console: Console, rows: tuple[GpuRow, ...], accumulate: int) -> None:
-    console.print("\n[bold]An epoch[/bold]" + (f", {accumulate} batches per update" if accumulate > 1 else ""))
+    console.print()
+    console.print("[bold]An epoch[/bold]" + (f", {accumulate} batches per update" if accumulate > 1 else ""))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     names = ["GPUs", "steps", "samples", "missed", "repeated", "idle", "idle in sd-scripts alone"]
     for name in names[:2] + (["updates"] if accumulate > 1 else []) + names[2:]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kohya_bucket.cli.console import say
 from kohya_bucket.latents.encode.report import PrecomputeReport
 
 __all__ = ["Shown", "print_report"]
@@ -54,17 +54,17 @@ def print_report(report: PrecomputeReport) -> None:
     """What a run did, in a few lines."""
     where = "beside the images" if report.output is None else str(report.output)
     for reason, n in report.reasons.items():
-        typer.echo(f"{n} to do: {reason}")
+        say(f"{n} to do: {reason}")
     elsewhere = f", {report.elsewhere} by other processes" if report.elsewhere else ""
-    typer.echo(
+    say(
         f"{report.encoded} encoded{elsewhere}, {report.current} were current, {len(report.failed)} failed; "
         f"{report.total} images in {len(report.buckets)} buckets, {where}"
     )
     if report.encoded:
         seconds = max(report.seconds, 1e-9)
         idle = 100 * report.device_idle / seconds
-        typer.echo(f"{seconds:.1f} s, {report.encoded / seconds:.1f}/s, VAE idle {idle:.0f} % of it")
+        say(f"{seconds:.1f} s, {report.encoded / seconds:.1f}/s, VAE idle {idle:.0f} % of it")
     for path, reason in report.without_bucket[:10]:
-        typer.echo(f"no bucket: {path}: {reason}")
+        say(f"no bucket: {path}: {reason}")
     if len(report.without_bucket) > 10:
-        typer.echo(f"no bucket: {len(report.without_bucket) - 10} more")
+        say(f"no bucket: {len(report.without_bucket) - 10} more")

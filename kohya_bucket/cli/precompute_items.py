@@ -6,9 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
-
 from kohya_bucket.cli.configs import adapter_options
+from kohya_bucket.cli.console import say
 from kohya_bucket.cli.gpus import gpu_counts
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.rule_options import RuleOptions
@@ -19,6 +18,7 @@ from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.sdscripts.config import Severity, read_config
 from kohya_bucket.sdscripts.plan.latents import wanted_by_config
+from kohya_bucket.texts import read_text
 
 __all__ = ["Part", "by_config", "by_path", "captions_of"]
 
@@ -76,7 +76,7 @@ def by_config(
         numbers = ", ".join(map(str, counts))
         where = f"on {numbers} GPU{'s' * (counts != [1])} " if adapter.same_shape else ""
         more = "" if gpus or not adapter.same_shape else "; for another number add --gpus"
-        typer.echo(f"remainder {adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")
+        say(f"remainder {adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = _root(paths, [], output)
     with scan_progress("reading headers", quiet=quiet) as progress:
@@ -102,9 +102,9 @@ def captions_of(paths: list[str], file: Path | None) -> list[str | None]:
 
 def _utf8(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: the caption cannot be read ({error}); it must be UTF-8 text") from None
+        return read_text(file, None)
+    except ConfigError as error:
+        raise ConfigError(f"the caption cannot be read: {error}") from None
 
 
 def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
+from kohya_bucket.cli.console import say
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
 
@@ -46,7 +45,7 @@ def draw_into(target: Path, file: Path | None, found: Sequence[Explanation]) -> 
     except (OSError, ValueError, KeyError) as error:
         raise KohyaBucketError(f"the preview cannot be drawn as {target}: {error}; name a .png file") from error
     replace_file(target, buffer.getvalue())
-    typer.echo(f"preview of {placed[0].bucket} in {target}", err=True)
+    say(f"preview of {placed[0].bucket} in {target}", err=True)
 
 
 def _grid(size: tuple[int, int]) -> Image:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.texts import parse_json
 
 __all__ = ["caption_of_cell", "caption_of_file"]
 
@@ -22,7 +22,7 @@ def caption_of_file(content: bytes, name: str) -> str:
         text = content.decode("utf-8-sig").strip()
         if not name.lower().endswith(".json"):
             return text
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
         kind = "UTF-8 text" if isinstance(error, UnicodeDecodeError) else "JSON"
         raise KohyaBucketError(f"{name}: the caption cannot be read ({error}); it must be {kind}") from error

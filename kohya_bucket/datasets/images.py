@@ -24,6 +24,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.pixels.resize import choose_interpolation
 from kohya_bucket.images.progress import Progress
+from kohya_bucket.texts import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -204,7 +205,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
 
     def _warn(self) -> None:
         if lost := self.failures:
-            shown = "".join(f"\n  {name}: {reason}" for _, name, reason in lost[:_SHOWN])
+            shown = "".join(f"\n  {one_line(f'{name}: {reason}')}" for _, name, reason in lost[:_SHOWN])
             more = f"\n  and {len(lost) - _SHOWN} more, see .failures" if len(lost) > _SHOWN else ""
             _log.warning("%d of %d images have no bucket and are not trained:%s", len(lost), len(self), shown + more)
 

@@ -21,6 +21,7 @@ from kohya_bucket.datasets.stream_buffer import StreamBuffer, StreamCounts
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.pixels.resize import choose_interpolation
 from kohya_bucket.images.unreadable import UnreadableImageError
+from kohya_bucket.texts import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -191,7 +192,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             if bucket is None:
                 counts.unplaced += 1
                 if counts.unplaced <= 3:
-                    _log.warning("%s has no bucket and is not trained: %s", name, reason)
+                    _log.warning("%s has no bucket and is not trained: %s", one_line(name), one_line(reason))
                 continue
             width, height = placement.resized_sizes[0].tolist()
             caption = "" if caption_column is None else caption_of_cell(sample[caption_column], name)

@@ -26,6 +26,7 @@ from kohya_bucket.images import TextColumn
 from kohya_bucket.images.files.pieces import Region
 from kohya_bucket.images.headers.header import header_of
 from kohya_bucket.images.unreadable import UnreadableImageError
+from kohya_bucket.texts import one_line
 
 __all__ = ["TarIndex"]
 
@@ -192,6 +193,6 @@ def _samples(shard: str) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
                 )
             members[ending] = (member.offset_data, member.size)
         if Path(shard).stat().st_size < tar.offset + _BLOCK:
-            _log.warning("%s: ends without the mark of a tar's end: it may be cut off", shard)
+            _log.warning("%s: ends without the mark of a tar's end: it may be cut off", one_line(shard))
     if members:
         yield current, members

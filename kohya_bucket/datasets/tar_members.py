@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from kohya_bucket.images import IMAGE_EXTENSIONS
+from kohya_bucket.texts import one_line
 
 __all__ = ["Oddities", "plain_ending", "split_key"]
 
@@ -77,15 +78,16 @@ class Oddities:
         if self._without.count:
             _log.warning(
                 "%s: no image in %d of the samples, which are left out: %s; members of a sample must follow each other",
-                where, self._without.count, self._without,
+                one_line(where), self._without.count, one_line(self._without),
             )  # fmt: skip
         if self._several.count:
             _log.warning(
                 "%s: several images in %d of the samples, of which the first is taken: %s; image=... names its ending",
-                where, self._several.count, self._several,
+                one_line(where), self._several.count, one_line(self._several),
             )  # fmt: skip
         if self.caption is not None and self._endings and self.caption not in self._endings:
             _log.warning(
                 "%s: no caption, since no member ends in .%s, only in %s; caption=... chooses another ending",
-                where, self.caption, ", ".join(f".{ending}" for ending in sorted(self._endings)[:_MOST_ENDINGS]),
+                one_line(where), self.caption,
+                one_line(", ".join(f".{ending}" for ending in sorted(self._endings)[:_MOST_ENDINGS])),
             )  # fmt: skip

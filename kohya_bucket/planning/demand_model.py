@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.demand import Demand
+from kohya_bucket.planning.memory import check_memory
 from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.regularization import regularization_times
 from kohya_bucket.planning.repeats import MOST_TRAININGS, parse_repeats
@@ -195,6 +196,7 @@ def _check_total(total: int, epoch: int) -> None:
             f"epoch {epoch} is asked to train {total:,} images, repeats counted, but a plan holds at most "
             f"{MOST_TRAININGS:,}: lower repeats and train more epochs"
         )
+    check_memory(total, epoch)
 
 
 def _as_mask(mask: npt.ArrayLike | None, n: int) -> npt.NDArray[np.bool_] | None:

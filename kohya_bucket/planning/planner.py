@@ -78,8 +78,15 @@ class EpochPlanner:
 
     def plan(self, seed: int = 0, epoch: int = 0, done: Sequence[tuple[npt.ArrayLike, int]] = ()) -> EpochPlan:
         """Plan an epoch, or what is left of it; see `plan_epoch`."""
-        seed = integer("seed", seed)
-        asked = self.demand_model.for_epoch(seed, whole("epoch", epoch, 0))
+        try:
+            return self._plan(integer("seed", seed), epoch, done)
+        except MemoryError as error:
+            raise PlanError(
+                f"epoch {epoch} does not fit into memory ({error}): lower repeats and train more epochs"
+            ) from None
+
+    def _plan(self, seed: int, epoch: int, done: Sequence[tuple[npt.ArrayLike, int]]) -> EpochPlan:
+        asked = self.demand_model.for_epoch(seed, whole("epoch", epoch, 0, bits=31))
         stages = [(as_global_batch(size, self.n_buckets), whole("done", steps, 0)) for size, steps in done]
         stages.append((self.global_batch, 0))
         plan = self._arranged(asked.demand, asked.demand, stages[0][0], seed, epoch, 0)

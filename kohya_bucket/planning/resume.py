@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kohya_bucket.errors import ResumeError
+from kohya_bucket.checks import integer, whole
+from kohya_bucket.errors import PlanError, ResumeError
 from kohya_bucket.planning.fingerprint import differences
 
-__all__ = ["STATE_VERSION", "EpochPosition", "OtherDataError", "ResumePoint", "TrainedPart"]
+__all__ = ["STATE_VERSION", "EpochPosition", "OtherDataError", "ResumePoint", "TrainedPart", "position_of"]
 
 STATE_VERSION = 1
+_SEED_BITS = 128  # any integer is a seed, and nobody writes one as long
 _DAMAGED = "the saved position is damaged"
 _KEYS = ("version", "seed", "epoch", "step", "done", "fingerprint")
 
@@ -112,21 +114,42 @@ class EpochPosition:
         missing = [key for key in _KEYS if key not in state]
         if missing:
             raise ResumeError(f"this is no saved position: {', '.join(missing)} is missing")
-        if state["version"] != STATE_VERSION:
+        if type(state["version"]) is not int or state["version"] != STATE_VERSION:
             raise ResumeError(
-                f"the saved position has version {state['version']}, this release reads {STATE_VERSION}: "
+                f"the saved position has version {state['version']!r}, this release reads {STATE_VERSION}: "
                 "resume with the release that saved it, or start the epoch anew"
             )
         if not isinstance(state["fingerprint"], Mapping):
             raise ResumeError(f"{_DAMAGED}: its fingerprint is {state['fingerprint']!r}")
-        changed = differences(state["fingerprint"], fingerprint, ignore=("global_batch",))
-        if changed:
-            raise OtherDataError(f"epoch {state['epoch']}, step {state['step']}", changed)
         try:
-            return cls(int(state["seed"]), int(state["epoch"]), tuple(_part(size, n) for size, n in state["done"]))
+            changed = differences(state["fingerprint"], fingerprint, ignore=("global_batch",))
+            position = position_of(state["seed"], state["epoch"], state["done"])
         except (TypeError, ValueError) as error:
             raise ResumeError(f"{_DAMAGED}: {error}") from error
+        if changed:
+            raise OtherDataError(f"epoch {position.epoch}, step {position.step}", changed)
+        return position
+
+
+def position_of(seed: Any, epoch: Any, done: Any) -> EpochPosition:
+    """A position from values that were read somewhere.
+
+    Raises:
+        TypeError, ValueError: one of them is none that a position was saved with.
+    """
+    return EpochPosition(
+        _seed(seed), whole("epoch", epoch, 0, bits=31), tuple(_part(size, steps) for size, steps in done)
+    )
+
+
+def _seed(value: Any) -> int:
+    seed = integer("seed", value)
+    if isinstance(value, bool) or seed.bit_length() > _SEED_BITS:
+        raise PlanError(f"seed is {seed if seed.bit_length() < 256 else 'huge'}, which no run was saved with")
+    return seed
 
 
 def _part(global_batch: Any, steps: Any) -> TrainedPart:
-    return TrainedPart(global_batch if isinstance(global_batch, int) else list(global_batch), int(steps))
+    sizes = global_batch if isinstance(global_batch, (list, tuple)) else [global_batch]
+    checked = [whole("global batch", size, 1) for size in sizes]
+    return TrainedPart(checked if sizes is global_batch else checked[0], whole("steps", steps, 0))

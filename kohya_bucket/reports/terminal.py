@@ -12,6 +12,7 @@ from rich.text import Text
 
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.recommend import Recommendation, recommend
+from kohya_bucket.texts import one_line
 
 __all__ = ["print_analysis", "render_analysis"]
 
@@ -41,8 +42,8 @@ def _head(analysis: Analysis) -> RenderableType:
     images, s = analysis.images, analysis.summary
     readable = int(images.readable.sum())
     text = Text()
-    text.append(f"{analysis.subject.name}\n", style="bold")
-    text.append(f"{analysis.subject.rule!r}, batch size {analysis.subject.batch_size}\n", style="dim")
+    text.append(f"{one_line(analysis.subject.name)}\n", style="bold")
+    text.append(f"{one_line(repr(analysis.subject.rule))}, batch size {analysis.subject.batch_size}\n", style="dim")
     text.append(f"{len(images):,} images: {readable:,} readable, {len(images) - readable:,} broken")
     text.append(f", {len(analysis.unplaced):,} without a bucket\n")
     if s.placed:
@@ -133,7 +134,7 @@ def _lists(analysis: Analysis, limit: int) -> list[RenderableType]:
     for title, lines, count in sections:
         if count:
             rest = f"\n  … and {count - limit:,} more" if count > limit else ""
-            body = "\n".join(f"  {line}" for line in lines[:limit])
+            body = "\n".join(f"  {one_line(line)}" for line in lines[:limit])
             # No markup, in which a name could hold brackets, or colons that stand for a picture.
             out.append(Text.assemble(("\n" + title, "bold"), f" ({count:,})\n{body}{rest}"))
     return out
@@ -141,12 +142,12 @@ def _lists(analysis: Analysis, limit: int) -> list[RenderableType]:
 
 def _recommendation(r: Recommendation) -> Text:
     text = Text()
-    text.append(f"{r.setting}: {r.current} → {r.proposed}\n", style="cyan")
-    text.append(f"{r.why}.\n")
+    text.append(one_line(f"{r.setting}: {r.current} → {r.proposed}") + "\n", style="cyan")
+    text.append(one_line(r.why) + ".\n")
     if r.gain:
-        text.append(f"Gain: {r.gain}\n", style="green")
+        text.append(f"Gain: {one_line(r.gain)}\n", style="green")
     if r.cost:
-        text.append(f"Cost: {r.cost}\n", style="yellow")
+        text.append(f"Cost: {one_line(r.cost)}\n", style="yellow")
     return text
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.resuming.initial_step import OPTIONS
+from kohya_bucket.texts import parse_toml, read_text
 
 __all__ = ["given_options", "refuse_what_needs"]
 
@@ -57,12 +58,10 @@ def given_options(arguments: Sequence[str]) -> set[str]:
 
 
 def _of_file(name: str) -> set[str]:
-    import toml
-
     path = Path(name if name.endswith(".toml") else name + ".toml")
     try:
-        table = toml.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, IndexError, TypeError, AttributeError):
+        table = parse_toml(read_text(path))
+    except (OSError, ValueError):
         return set()  # the trainer says what is wrong with it
     flat = dict(table)
     for value in table.values():

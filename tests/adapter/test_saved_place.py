@@ -78,7 +78,28 @@ def test_a_state_goes_on_with_another_batch_size_and_names_what_else_changed(tmp
         read_position(tmp_path, sampler_of({"max_pixels": 100_000}, 3).planner, 1)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"version": 7}', '{"format": 9, "images": "", "count": 1}'])
+DIGEST = next(iter(BEFORE_FINGERPRINTS))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\x00",
+        "[" * 5000,
+        "NaN",
+        "9" * 5000,
+        '{"format": 1}',
+        "{}",
+        "[]",
+        f'{{"format": 1, "images": "{DIGEST}"}}',
+        f'{{"format": 1, "images": "{DIGEST}", "trained": []}}',
+        f'{{"format": 1, "images": "{DIGEST}", "trained": [{{"seed": 1, "epoch": -1, "global_batch": 3, "steps": 1}}'
+        "]}",
+        '{"version": 7}',
+        '{"format": 9, "images": "", "count": 1}',
+    ],
+)
 def test_a_state_that_says_no_place(tmp_path, text):
     (tmp_path / STATE_FILE).write_text(text, encoding="utf-8")
     with pytest.raises(NoPlaceError, match=re.escape(str(tmp_path))):

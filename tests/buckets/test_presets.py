@@ -109,7 +109,7 @@ def test_a_json_file_that_is_none(tmp_path) -> None:
 def test_a_file_that_is_no_text_is_named(tmp_path, load) -> None:
     path = tmp_path / "photo.png"
     path.write_bytes(b"\x89PNG\r\n\x1a\n")
-    with pytest.raises(ConfigError, match=r"photo\.png is no bucket set: it is not UTF-8 text"):
+    with pytest.raises(ConfigError, match=r"photo\.png is not UTF-8 text .* is it the right file\?"):
         load(path)
 
 

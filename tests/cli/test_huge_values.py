@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from kohya_bucket.buckets import KohyaBuckets
+from kohya_bucket.buckets import ExactBuckets, FixedBuckets, KohyaBuckets, NovelAIBuckets, Reason, load_preset
 from kohya_bucket.buckets.rules.kohya import kohya_bucket_sizes
 from kohya_bucket.buckets.rules.novelai import novelai_bucket_sizes
+from kohya_bucket.buckets.trainers import TRAINERS, trainer_rule
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError, PlanError
-from kohya_bucket.planning import plan_epoch
+from kohya_bucket.planning import memory, plan_epoch
 
 HUGE = 10**23
 CONFIG = """
@@ -71,3 +74,53 @@ def test_a_limit_beyond_the_area_changes_nothing() -> None:
     assert kohya_bucket_sizes((512, 512), 64, 4096) == kohya_bucket_sizes((512, 512), 64, 64 * 10**15)
     rest = ((768, 512), 64, 256, (512, 512))
     assert novelai_bucket_sizes(*rest, dim_limit=1536) == novelai_bucket_sizes(*rest, dim_limit=10**18)
+
+
+def test_repeats_say_what_memory_they_take_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_machine_memory", lambda: 16 << 30)
+    for repeats in (10**9, [10**9, 10**9]):
+        with pytest.raises(PlanError, match=r"2,000,000,000 images, repeats counted: .* about 93 GiB .* has 16 GiB"):
+            plan_epoch([0, 0], 2, repeats=repeats)
+    assert plan_epoch([0, 0], 2, repeats=1000).asked == 2000
+
+
+@pytest.mark.parametrize("epoch", [2**31, 2**62, 10**30])
+def test_epochs(epoch: int) -> None:
+    with pytest.raises(PlanError, match=r"epoch is .* but must be less than"):
+        plan_epoch([0, 0], 2, repeats=1.5, epoch=epoch)
+
+
+SIDES = (1, 7, 512, 46_341, 65_536, 10**6, 2**30, 2**31 - 64, 2**31 - 1)
+RULES = {
+    "kohya": KohyaBuckets(1024),
+    "kohya-max-crop": KohyaBuckets(1024, max_crop=0.3),
+    "kohya-no-upscale": KohyaBuckets(1024, no_upscale=True),
+    "kohya-largest": KohyaBuckets(1024, no_upscale=True, no_upscale_fit="largest", max_crop=0.3),
+    "novelai": NovelAIBuckets(),
+    "exact": ExactBuckets(1024),
+    "sdxl": FixedBuckets(load_preset("sdxl")),
+    **{name: trainer_rule(name, 1024) for name in TRAINERS},
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", RULES)
+def test_no_side_of_an_image_overflows(name: str) -> None:
+    sizes = np.array(list(itertools.product(SIDES, SIDES)), dtype=np.int32)
+    rule = RULES[name]
+    placement = rule.place(sizes)
+    placed = placement.placed
+    assert placed.any()
+    buckets, resized = placement.bucket_sizes[placed], placement.resized_sizes[placed].astype(np.int64)
+    assert (resized >= buckets).all()
+    assert ((placement.crop_loss[placed] >= 0) & (placement.crop_loss[placed] < 1)).all()
+    assert (placement.reasons[~placed] > 0).all()
+    np.testing.assert_array_equal(rule.assign_many_indices(sizes), placement.bucket_index)
+    if name in ("kohya", "sdxl"):
+        thinnest = int(np.flatnonzero((sizes == (1, SIDES[-1])).all(axis=1))[0])
+        assert placement.reason(thinnest) is Reason.TOO_LONG
+
+
+def test_simulate_says_why_a_size_has_no_bucket() -> None:
+    result = CliRunner().invoke(app, ["simulate", "2147483647x1"])
+    assert (result.exit_code, "more than 2,147,483,647 pixels" in result.output) == (1, True)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from kohya_bucket.cli import app
+from kohya_bucket.texts import one_line
+from tests.command_line import Command
+from tests.pictures import make_pictures
 
 NARROW = {"COLUMNS": "30", "FORCE_COLOR": "1", "TERM": "xterm"}
 CONFIG = "[[datasets]]\nresolution = 512\nenable_bucket = true\n[[datasets.subsets]]\nimage_dir = '{}'\n"
@@ -43,3 +49,84 @@ def test_no_path_is_broken_over_two_lines_of_a_file(folder: Path) -> None:
     long = folder / ("x" * 120 + ".png")
     long.write_bytes(b"no image")
     assert f"{long}: not an image" in run("analyze", str(folder))
+
+
+FORGED = "error: forged"
+HOSTILE = [
+    f"a\n{FORGED}.png",
+    "b\r\x1b[31mred\x1b]0;title\x07.png",
+    "c\x9b2J\x7f\u202egnp.png",
+    "d\u2066\u2028" + FORGED + "\u2069.png",
+    "e\udce4.png",  # a byte that is no text
+]
+QUIET = ("--quiet",)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """Images, sound and broken ones, in a folder; each name holds what a terminal obeys."""
+    folder = tmp_path / "da\x1b[1mta"
+    whole = make_pictures(folder, [(300, 400)])[0].read_bytes()
+    for name in HOSTILE:
+        (folder / name).write_bytes(whole)
+        (folder / f"broken {name}").write_bytes(whole[:20])
+    return folder
+
+
+def assert_shown(text: str) -> None:
+    assert text
+    for line in text.splitlines():
+        assert not line.strip().startswith(FORGED)
+    assert one_line(text.replace("\n", "")) == text.replace("\n", "")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "CONFIG", "--images"),
+        ("plan", "MISSING"),
+        ("doctor", "CONFIG"),
+        ("build-cache", "FOLDER", "--output", "FOLDER/out.parquet"),
+        ("build-cache", "FOLDER", "--output", "FOLDER/0.png", *QUIET),
+        ("analyze", "FOLDER", *QUIET),
+        ("analyze", "--config", "CONFIG", *QUIET),
+        ("analyze", "NOTHING"),
+        ("simulate", "FOLDER/broken " + HOSTILE[0]),
+        ("simulate", "512x512", "--rule", f"file:{HOSTILE[0]}"),
+        ("simulate", "512x512", "--config", "CONFIG"),
+        ("simulate", "512x512", "--" + HOSTILE[1]),
+        ("simulate", "512x512", HOSTILE[1]),
+        ("simulate", "512x512", "--min-bucket-reso", HOSTILE[1]),
+        (HOSTILE[1],),
+        ("--" + HOSTILE[1],),
+        ("compare", "FOLDER", "--rules", HOSTILE[0]),
+        ("compare", "NOTHING"),
+        ("chart", "FOLDER", "--output", "FOLDER/chart.svg"),
+        ("presets", HOSTILE[1]),
+        ("patch", "status", "FOLDER"),
+    ],
+    ids=repr,
+)
+def test_no_name_writes_to_the_terminal_as_it_likes(command_line: Command, hostile: Path, arguments: list[str]) -> None:
+    config = hostile.parent / "c\x1b[5m.toml"
+    config.write_text(CONFIG.format(hostile).replace("'", '"').replace("\x1b", "\\u001b"), encoding="utf-8")
+    for found, text in (
+        ("CONFIG", config),
+        ("FOLDER", hostile),
+        ("MISSING", hostile / "x\n.toml"),
+        ("NOTHING", hostile / f"\n{FORGED}"),
+    ):
+        arguments = [word.replace(found, str(text)) for word in arguments]
+    _, out, errors = command_line(*arguments)
+    assert_shown(out + errors)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+def test_json_has_names_as_they_are(command_line: Command, hostile: Path) -> None:
+    config = hostile.parent / "c.toml"
+    config.write_text(CONFIG.format(hostile).replace("'", '"').replace("\x1b", "\\u001b"), encoding="utf-8")
+    _, out, _ = command_line("plan", config, "--images", "--json")
+    dataset = json.loads(out)["datasets"][0]
+    assert {row["key"] for row in dataset["image_rows"]} == {str(hostile / name) for name in [*HOSTILE, "0.png"]}
+    assert {row["image"] for row in dataset["not_trained"]} == {str(hostile / f"broken {name}") for name in HOSTILE}

@@ -57,6 +57,12 @@ def test_json_lists_and_mappings_and_ids_of_text(tmp_path, content) -> None:
         ("t.json", '{"a": 5}', "'a' has 5"),
         ("t.json", "3", "holds a int"),
         ("t.json", "[", "no valid JSON"),
+        ("t.json", "[" * 100_000, "no valid JSON: .* nested more than 64 deep"),
+        ("t.json", f"[[1, 2, {'9' * 5000}]]", "no valid JSON|sides are whole numbers"),
+        ("t.json", "[[1, 2147483648, 3]]", r"1 is 2,147,483,648x3, but no side is longer than 2,147,483,647"),
+        ("t.csv", "id,width,height\n1,2,9223372036854775807\n", "9,223,372,036,854,775,807, but no side is longer"),
+        ("t.csv", "id,width,height\n" + "1" * 200_000 + ",2,3\n", "no valid CSV: field larger than"),
+        ("t.parquet", "no table", "damaged or no Parquet file"),
         ("t.txt", "", r"read from \.txt; give a \.csv"),
     ],
 )
@@ -109,7 +115,34 @@ def test_a_pickle_of_anything_else_is_refused(tmp_path, value, message) -> None:
         read_size_table(path)
 
 
-@pytest.mark.parametrize("data", [b"", b"no pickle", b"\x80\x05K\x01", b"cos\nsystem\n.", b"Pabc\n."])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_what_pickle_writes_is_read(tmp_path, protocol) -> None:
+    shared = (512, 768)
+    content = {1: shared, 2: shared, -3: (2**31 - 1, 70_000), 2**40: (255, 256), "ü\u2028": (3, 4), ("a", 1): (1, 1)}
+    content |= {1000 + i: (i, 65_536 - i) for i in range(3000)}
+    path = tmp_path / "resolutions.pkl"
+    path.write_bytes(pickle.dumps(content, protocol))
+    assert load_size_pickle(path) == content
+
+
+def test_a_pickle_that_would_take_for_ever_is_refused_at_once(tmp_path) -> None:
+    pair_in_pair = b"".join(b"q%ch%c\x86" % (i, i) for i in range(60))
+    path = tmp_path / "resolutions.pkl"
+    for program in (
+        b"\x80\x02}K\x01" + pair_in_pair + b"K\x01s.",  # as a key
+        b"\x80\x02}K\x01K\x01" + pair_in_pair + b"s.",  # as a size
+    ):
+        path.write_bytes(program)
+        with pytest.raises(KohyaBucketError, match="holds a tuple in a tuple"):
+            load_size_pickle(path)
+    path.write_bytes(b"\x80\x02}K\x01\x8b\xff\xff\xff\x7f")
+    with pytest.raises(KohyaBucketError, match="damaged or no pickle: ValueError: a number of 2147483647 bytes"):
+        load_size_pickle(path)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no pickle", b"\x80\x05K\x01", b"cos\nsystem\n.", b"Pabc\n.", b"(s.", b"s.", b"u.", b"}s.", b"\x86."]
+)
 def test_damaged_files_are_errors_and_no_crash(tmp_path, data) -> None:
     path = tmp_path / "resolutions.pkl"
     path.write_bytes(data)

@@ -84,6 +84,18 @@ def test_positions_travel_as_json_and_name_what_changed() -> None:
         EpochPosition.from_state_dict({"epoch": 1}, planner.fingerprint)
     with pytest.raises(ResumeError, match="version 9"):
         EpochPosition.from_state_dict({**state, "version": 9}, planner.fingerprint)
+    for key, values in {
+        "version": [True, 1.0, "1"],
+        "seed": [1e300, 3.0, float("nan"), True, "3", None, 10**400, []],
+        "epoch": [-1, 1e300, float("inf"), float("nan"), True, "3", None, 10**30, [3]],
+        "done": [[[4, -1]], [[4, True]], [[0, 1]], [[True, 1]], [["4", 1]], [[4, 1e300]], [[10**30, 1]], ["ab"],
+                 [[[4]]], 5, None, [[[1, "a"], 1]], [[float("nan"), 1]], {"a": 1}],
+        "fingerprint": [None, 5, {**planner.fingerprint, "images_per_bucket": 5}],
+    }.items():  # fmt: skip
+        for value in values:
+            with pytest.raises(ResumeError, match=r"^the saved position (is damaged|has version)"):
+                EpochPosition.from_state_dict({**state, key: value}, planner.fingerprint)
+    assert EpochPosition.from_state_dict({**state, "seed": -(2**70)}, planner.fingerprint).seed == -(2**70)
     with pytest.raises(ResumeError, match="step 4 of epoch 3 lies before step 5"):
         position.at_step(4, 8)
     with pytest.raises(PlanError, match="only 14"):

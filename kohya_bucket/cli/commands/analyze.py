@@ -13,7 +13,7 @@ import typer
 
 from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, Workers
 from kohya_bucket.cli.configs import is_bucket_set
-from kohya_bucket.cli.console import plain_console
+from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
 from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
@@ -115,7 +115,7 @@ def _write_page(analyses: Sequence[Analysis], html: Path, title: str, thumbnails
     with scan_progress("making thumbnails", quiet=quiet) as progress:
         page = render_page(analyses, title=title, thumbnails=thumbnails, limit=limit, progress=progress)
     replace_file(html, page.encode("utf-8"))
-    typer.echo(f"{html}: {len(page) / 1e6:.1f} MB, opens in any browser", err=True)
+    say(f"{html}: {len(page) / 1e6:.1f} MB, opens in any browser", err=True)
 
 
 def _print_json(analyses: Sequence[Analysis], findings: Sequence[Finding], limit: int) -> None:

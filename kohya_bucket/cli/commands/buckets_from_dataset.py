@@ -11,6 +11,7 @@ import typer
 
 from kohya_bucket.buckets.choices import AUTO_METHODS, described
 from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, TableOrSources, Workers
+from kohya_bucket.cli.console import say
 from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.outputs import check_output
@@ -76,10 +77,11 @@ def buckets_from_dataset(
         summary = _summary(result, images.unreadable, compared, output)
         typer.echo(json.dumps({"root": images.source, **summary}, indent=2))
         return
-    typer.echo(str(images))
+    say(str(images))
     _print(result, compared, size[0] * size[1])
     if output is not None:
-        typer.echo(f"\nWrote bucket set to {output}")
+        say()
+        say(f"Wrote bucket set to {output}")
 
 
 def _loss(sizes: IntArray, compare_to: str) -> float:
@@ -92,19 +94,21 @@ def _loss(sizes: IntArray, compare_to: str) -> float:
 
 def _print(result: AutoBucketResult, compared: tuple[str, float] | None, area: int) -> None:
     how = f"k-means converged in {result.iterations} iterations" if result.method == "kmeans" else "exact optimum"
-    typer.echo(f"\nGenerated {len(result.bucket_set)} buckets (requested {result.requested_k}, {how}):")
+    say()
+    say(f"Generated {len(result.bucket_set)} buckets (requested {result.requested_k}, {how}):")
     for bucket, centre, size in zip(result.bucket_set, result.cluster_centers, result.cluster_sizes, strict=True):
         fill = bucket.pixel_count / area
-        typer.echo(
+        say(
             f"  {bucket!s:<12} AR={bucket.aspect_ratio:6.3f}  cluster log-AR={centre:6.3f}  size={size}  "
             f"area={fill:.0%}"
         )
     width = max(len(f"({name})") for name in ("auto", *([compared[0]] if compared else [])))
-    typer.echo(f"\nMean crop loss {'(auto)':<{width}}  {result.crop_loss_mean:6.2%}")
+    say()
+    say(f"Mean crop loss {'(auto)':<{width}}  {result.crop_loss_mean:6.2%}")
     if compared is not None:
         name, loss = compared
         points = (result.crop_loss_mean - loss) * 100
-        typer.echo(f"Mean crop loss {f'({name})':<{width}}  {loss:6.2%}  (auto is {points:+.2f} pts vs {name})")
+        say(f"Mean crop loss {f'({name})':<{width}}  {loss:6.2%}  (auto is {points:+.2f} pts vs {name})")
 
 
 def _summary(

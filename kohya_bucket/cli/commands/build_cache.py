@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.cli.common_options import Recursive, Sources, Workers
-from kohya_bucket.cli.console import plain_console
+from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.progress import scan_progress
@@ -66,7 +66,7 @@ def build_cache(
 def _report(cache: MetadataCache, output: Path) -> None:
     changes = cache.changes
     assert changes is not None
-    typer.echo(
+    say(
         f"{len(cache)} files in {output}: {changes.reused} unchanged, {changes.reread} read again, "
         f"{changes.added} new, {changes.dropped} gone, {changes.unreadable} unreadable"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from kohya_bucket.cli.cache_console import print_exchange, print_files_in_use, print_rows, print_status
 from kohya_bucket.cli.common_options import AsJson, Quiet
+from kohya_bucket.cli.console import say
 from kohya_bucket.cli.encoders import load_vae
 from kohya_bucket.cli.for_sd_scripts import FOR_HELP, version_for
 from kohya_bucket.cli.progress import scan_progress
@@ -67,9 +69,9 @@ def verify(store: _Store, quiet: Quiet = False) -> None:
     sources = opened.strings("source")
     print_rows([*files, *((sources[i], problem) for i, problem in bad)], limit=None)
     lost = len(opened.lost_entries())
-    typer.echo(f"{len(opened)} items read, {len(bad) + lost} damaged, {len(files)} files unusable")
+    say(f"{len(opened)} items read, {len(bad) + lost} damaged, {len(files)} files unusable")
     if bad or lost or files:
-        typer.echo(f"kohya-bucket cache repair {store} puts that right", err=True)
+        say(f"kohya-bucket cache repair {store} puts that right", err=True)
         raise typer.Exit(1)
 
 
@@ -85,10 +87,10 @@ def repair(
 
     encoder = load_vae(vae, dtype=dtype, architecture=arch) if vae else None
     opened = _open(store)
-    done = repair_store(opened, encoder, images_root=images, say=lambda text: typer.echo(text, err=True))
+    done = repair_store(opened, encoder, images_root=images, say=partial(say, err=True))
     print_rows(done.damaged)
     again = sum(report.encoded for report in done.encoded)
-    typer.echo(f"{len(done.damaged)} damaged, {done.copied} healthy items kept, {again} encoded again")
+    say(f"{len(done.damaged)} damaged, {done.copied} healthy items kept, {again} encoded again")
     print_files_in_use(done)
     if done.missing:
         print_rows([(source, "lost") for source in done.missing])
@@ -130,7 +132,7 @@ def prune(
         drop |= {i for i, name in enumerate(opened.strings("collection")) if name == collection}
     done = prune_store(opened, drop, quarantine=quarantine, dry_run=dry_run)
     would = "would be " if dry_run else ""
-    typer.echo(
+    say(
         f"{done.dropped} items {would}dropped, {len(done.removed)} files {would}removed, "
         f"about {done.freed / 1e6:.1f} MB {would}freed"
     )
@@ -148,7 +150,7 @@ def pack(
     opened = _open(store)
     before = len(opened.shards)
     done = pack_store(opened, to, shard_bytes=shard_mb << 20)
-    typer.echo(f"{done.copied} items copied; {before} shards before, {len(_open(to or store).shards)} now")
+    say(f"{done.copied} items copied; {before} shards before, {len(_open(to or store).shards)} now")
     print_files_in_use(done)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.cli.common_options import Recursive
-from kohya_bucket.cli.console import plain_console, print_table
+from kohya_bucket.cli.console import plain_console, print_table, say
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.rule_options import RuleOptions
@@ -56,7 +56,7 @@ def chart(
         replace_file(output, buffer.getvalue())
     else:
         raise ConfigError(f"--output is {output}, but a chart is drawn as .svg or .png")
-    typer.echo(f"wrote {output}")
+    say(f"wrote {output}")
 
 
 def _print(bucket_set: BucketSet, switching: str) -> None:

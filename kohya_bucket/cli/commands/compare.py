@@ -13,6 +13,7 @@ from kohya_bucket.cli.console import print_table, wide_console
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import SizedImages, sizes_of
+from kohya_bucket.texts import one_line
 
 if TYPE_CHECKING:
     from kohya_bucket.reports.compare import Compared
@@ -66,7 +67,7 @@ def _print(images: SizedImages, results: list[Compared], batch_size: int) -> Non
     for result in results:
         s = result.summary
         table.add_row(
-            result.name, str(s.buckets), f"{s.mean_crop:.2%}", f"{s.p95_crop:.2%}", f"{s.worst_crop:.2%}",
+            one_line(result.name), str(s.buckets), f"{s.mean_crop:.2%}", f"{s.p95_crop:.2%}", f"{s.worst_crop:.2%}",
             f"{s.enlarged:.1%}", str(s.unplaced), str(s.batches), str(s.short_batches),
         )  # fmt: skip
     print_table(console, table)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.console import plain_console
+from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.progress import scan_progress
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _sections(
     yield packages_section()
     if checkout is not None:
         if not quick:
-            typer.echo("importing sd-scripts in a process of its own …", err=True)
+            say("importing sd-scripts in a process of its own …", err=True)
         yield checkout_section(checkout, imported=not quick)
     if config is None:
         return
@@ -106,8 +106,11 @@ def _conclude(sections: list[Section]) -> None:
     counts = {severity: sum(f.severity is severity for f in found) for severity in Severity}
     errors, warnings = counts[Severity.ERROR], counts[Severity.WARNING]
     if errors:
-        typer.echo(f"\n{errors} found that would stop the training, {warnings} that would spoil it")
+        say()
+        say(f"{errors} found that would stop the training, {warnings} that would spoil it")
     elif warnings:
-        typer.echo(f"\nnothing found that would stop the training, {warnings} that would spoil it")
+        say()
+        say(f"nothing found that would stop the training, {warnings} that would spoil it")
     else:
-        typer.echo("\nnothing found that would stop the training or spoil it")
+        say()
+        say("nothing found that would stop the training or spoil it")

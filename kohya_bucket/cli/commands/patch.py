@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kohya_bucket.cli.console import say
+
 if TYPE_CHECKING:
     from kohya_bucket.adapter.marked_block import PatchStatus
     from kohya_bucket.sdscripts.probe import Trial
@@ -30,7 +32,7 @@ def _install(folder: Checkout) -> None:
     from kohya_bucket.sdscripts.probe import try_adapter
 
     root = find_checkout(folder)
-    typer.echo(f"trying the adapter in {root} …", err=True)
+    say(f"trying the adapter in {root} …", err=True)
     trial = try_adapter(root)
     if trial.refused:
         raise CheckoutError(f"{trial.refused}. The block was not written: update kohya-bucket, or train without it")
@@ -59,18 +61,18 @@ def _print(status: PatchStatus) -> None:
     state = "not installed"
     if status.installed:
         state = "installed" if status.current else "installed by another version"
-    typer.echo(f"{status.file}: {state}")
+    say(f"{status.file}: {state}")
 
 
 def _print_trial(trial: Trial) -> None:
     if trial.active:
-        typer.echo("the adapter knows this checkout: once patched, every training that is started from it has the plan")
+        say("the adapter knows this checkout: once patched, every training that is started from it has the plan")
     elif trial.refused:
-        typer.echo(f"the adapter does not know this checkout, and patched, no training would begin: {trial.refused}")
+        say(f"the adapter does not know this checkout, and patched, no training would begin: {trial.refused}")
     else:
-        typer.echo(
+        say(
             f"the adapter could not be tried with this Python ({sys.executable}): {trial.error or 'no answer'}. Ask "
             "again in the environment that trains"
         )
     for subject, why in trial.left_alone.items():
-        typer.echo(f"{subject} is left to sd-scripts: {why}")
+        say(f"{subject} is left to sd-scripts: {why}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kohya_bucket.cli.common_options import Recursive
-from kohya_bucket.cli.console import plain_console
+from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.encoders import VaeOptions
 from kohya_bucket.cli.given import given, refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
@@ -122,6 +122,6 @@ def _encode(todo: list[Part], encoder: Any, output: Path | None, quiet: bool, **
         elif not quiet:
             print_report(report)
     if further and not quiet:
-        typer.echo("at further sizes:")
+        say("at further sizes:")
         print_report(joined(further))
     return failed

@@ -8,6 +8,7 @@ import textwrap
 import typer
 
 from kohya_bucket.cli.common_options import AsJson
+from kohya_bucket.cli.console import say
 
 _WIDTH = 100
 
@@ -33,6 +34,7 @@ def presets(as_json: AsJson = False) -> None:
         typer.echo(json.dumps(rows, indent=2))
         return
     for s in sets:
-        typer.echo(f"{s.name}  ({len(s)} buckets, multiples of {s.vae_factor})  {s.description}")
+        say(f"{s.name}  ({len(s)} buckets, multiples of {s.vae_factor})  {s.description}")
         sizes = textwrap.wrap(" ".join(map(str, s)), _WIDTH - 4)
-        typer.echo("".join(f"    {line}\n" for line in sizes), nl=False)
+        for line in sizes:
+            say(f"    {line}")

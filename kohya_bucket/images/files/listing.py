@@ -75,7 +75,7 @@ def _walk(folder: str, recursive: bool, extensions: frozenset[str]) -> list[str]
                 for entry in entries:
                     dot = entry.name.rfind(".")
                     # Folders may be called anything, x.png too; asking costs nothing where the system told already.
-                    if entry.is_dir():
+                    if _is_folder(entry):
                         if recursive and _is_new(entry.path, seen):
                             pending.append(entry.path)
                     elif dot > 0 and entry.name[dot:].lower() in extensions:
@@ -83,6 +83,13 @@ def _walk(folder: str, recursive: bool, extensions: frozenset[str]) -> list[str]
         except OSError as error:
             raise KohyaBucketError(f"{here}: this folder cannot be listed ({error.strerror})") from None
     return out
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, which is a file that cannot be read where it is named as an image
+        return False
 
 
 def _is_new(folder: str, seen: set[tuple[int, int]]) -> bool:

@@ -6,12 +6,18 @@ import io
 import os
 from typing import Any, Protocol
 
-__all__ = ["HEAD_BYTES", "Pieces", "Region", "Source", "as_file", "length_of", "read_at"]
+from kohya_bucket.images.unreadable import UnreadableImageError
+
+__all__ = ["HEAD_BYTES", "MAX_HEADER_BYTES", "Pieces", "Region", "Source", "as_file", "length_of", "read_at"]
 
 HEAD_BYTES = 4096
 """What is read first of every file; a shorter head is the whole file."""
 
+MAX_HEADER_BYTES = 1 << 28
+"""What is read of one file at most until its size is known; some decoders want all of it first."""
+
 _BUFFER = 1 << 16
+_READ_COSTS = 1 << 10  # a header in steps of one byte, of which a decoder makes millions in what is no picture
 
 
 class Pieces(Protocol):
@@ -35,37 +41,6 @@ class Region:
         if offset >= self.length:
             return b""
         return read_at(self._fd, self._start + offset, min(length, self.length - offset))
-
-
-class _RawFile(io.RawIOBase):
-    def __init__(self, pieces: Pieces) -> None:
-        self._pieces, self._at = pieces, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._pieces.length}[whence]
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._pieces.read_at(self._at, len(buffer))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-    def readall(self) -> bytes:
-        data = self._pieces.read_at(self._at, max(0, self._pieces.length - self._at))
-        self._at += len(data)
-        return data
-
-
-def as_file(pieces: Pieces) -> io.BufferedReader:
-    """The same as an open file, for a reader that expects one: nothing is read that is not asked for."""
-    return io.BufferedReader(_RawFile(pieces), _BUFFER)
 
 
 Source = int | bytes | Pieces
@@ -95,3 +70,66 @@ def length_of(source: Source) -> int:
     if isinstance(source, int):
         return os.lseek(source, 0, os.SEEK_END)
     return len(source) if isinstance(source, bytes) else source.length
+
+
+class _RawFile(io.RawIOBase):
+    def __init__(self, source: Source) -> None:
+        self._source, self._length, self._at = source, length_of(source), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = read_at(self._source, self._at, len(buffer))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def readall(self) -> bytes:
+        data = read_at(self._source, self._at, max(0, self._length - self._at))
+        self._at += len(data)
+        return data
+
+
+class _HeaderFile(io.BufferedReader):
+    def __init__(self, source: Source) -> None:
+        super().__init__(_RawFile(source), _BUFFER)
+        self._length, self._left = length_of(source), MAX_HEADER_BYTES
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0 or size > _BUFFER:
+            there = max(0, self._length - self.tell())
+            whole = size is None or not 0 <= size < there
+            self._spend(there if whole else size or 0)
+            return super().read(-1 if whole else size)
+        self._spend(size)
+        return super().read(size)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(self._left if size is None or size < 0 else min(size, self._left))
+        self._spend(len(line))
+        return line
+
+    def _spend(self, length: int) -> None:
+        self._left -= max(length, _READ_COSTS)
+        if self._left <= 0:
+            self._left = 0
+            raise UnreadableImageError(
+                f"its size would take more than {MAX_HEADER_BYTES >> 20} MiB of reading, of {self._length:,} bytes in "
+                "all: damaged, or no picture"
+            )
+
+
+def as_file(source: Source) -> io.BufferedReader:
+    """The same as an open file, for a decoder that looks for the size in it: nothing is read that is not asked for.
+
+    Whoever asks for more than `MAX_HEADER_BYTES`, all reads together, gets an `UnreadableImageError`.
+    """
+    return _HeaderFile(source)

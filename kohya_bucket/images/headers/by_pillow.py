@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import os
@@ -53,7 +52,7 @@ def load_plugin(kind: ImageFormat) -> bool:
     return True
 
 
-def open_with_pillow(file: str | BinaryIO, kind: ImageFormat) -> tuple[int, int, int, ImageFormat]:
+def open_with_pillow(file: BinaryIO, kind: ImageFormat) -> tuple[int, int, int, ImageFormat]:
     """(width, height, orientation, format) from Pillow; no pixels are decoded.
 
     Raises:
@@ -65,6 +64,8 @@ def open_with_pillow(file: str | BinaryIO, kind: ImageFormat) -> tuple[int, int,
             width, height = image.size
             found = _FORMATS.get(image.format or "", ImageFormat.OTHER)
             return width, height, _orientation(image, found), found
+    except UnreadableImageError:
+        raise
     except UnidentifiedImageError:
         if not has_plugin:
             raise UnreadableImageError(f"{kind.name} needs a Pillow plugin: pip install {_PLUGINS[kind][1]}") from None
@@ -119,11 +120,10 @@ def _orientation(image: Image.Image, kind: ImageFormat) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _first_bytes(file: str | BinaryIO) -> str:
+def _first_bytes(file: BinaryIO) -> str:
     try:
-        with open(file, "rb") if isinstance(file, str) else contextlib.nullcontext(file) as opened:
-            opened.seek(0)
-            head = opened.read(8)
-            return f"its first bytes are {head.hex(' ')}, {opened.seek(0, os.SEEK_END)} bytes in all"
+        file.seek(0)
+        head = file.read(8)
+        return f"its first bytes are {head.hex(' ')}, {file.seek(0, os.SEEK_END)} bytes in all"
     except OSError as error:
         return explain_os_error(error)

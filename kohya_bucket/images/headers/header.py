@@ -5,11 +5,10 @@ Stored means: before any rotation that EXIF asks for, since sd-scripts loads pix
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 from collections.abc import Callable
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from kohya_bucket.images.files.pieces import HEAD_BYTES, Pieces, Source, as_file, length_of, read_at
 from kohya_bucket.images.files.remote import RemoteFile, is_url
@@ -63,13 +62,13 @@ def read_header(path: str) -> HeaderRow:
             return found
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableImageError("not a regular file")
+        if not head:
+            raise UnreadableImageError("an empty file (0 bytes)")
+        return _by_pillow(fd, head)
     except OSError as error:
         raise UnreadableImageError(explain_os_error(error)) from None
     finally:
         os.close(fd)
-    if not head:
-        raise UnreadableImageError("an empty file (0 bytes)")
-    return _by_pillow(path, head)
 
 
 def header_of(source: bytes | Pieces) -> HeaderRow:
@@ -85,7 +84,7 @@ def header_of(source: bytes | Pieces) -> HeaderRow:
     found = _readers[head[0]](head, source)
     if found and found[0] and found[1]:
         return found
-    return _by_pillow(io.BytesIO(source) if isinstance(source, bytes) else as_file(source), head)
+    return _by_pillow(source, head)
 
 
 def read_size(path: str | os.PathLike[str]) -> Header:
@@ -102,11 +101,12 @@ def read_size(path: str | os.PathLike[str]) -> Header:
     return Header(width, height, orientation, ImageFormat(kind))
 
 
-def _by_pillow(file: str | BinaryIO, head: bytes) -> HeaderRow:
+def _by_pillow(source: Source, head: bytes) -> HeaderRow:
     # Imported late: most folders have no such file, and processes that help with a scan shall start quickly.
     from kohya_bucket.images.headers.by_pillow import open_with_pillow
 
-    return open_with_pillow(file, sniff(head[:32]))
+    with as_file(source) as file:
+        return open_with_pillow(file, sniff(head[:32]))
 
 
 def _remote_header(url: str) -> HeaderRow:

@@ -62,6 +62,8 @@ def _hash(path: str) -> bytes:
 def _verify(path: str) -> tuple[int]:
     from kohya_bucket.images.headers.by_pillow import verify_pixels
 
+    if not is_url(path):
+        read_header(path)  # refuses what is no picture before all of it is read: pipes, devices, gigabytes of nothing
     if problem := verify_pixels(path):
         raise UnreadableImageError(problem)
     return (1,)

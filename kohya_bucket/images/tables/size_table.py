@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,13 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.tables.parquet import read_table
 from kohya_bucket.images.tables.size_pickle import load_size_pickle
+from kohya_bucket.texts import parse_json, read_regular, read_text
 
 __all__ = ["TABLE_SUFFIXES", "SizeTable", "read_size_table"]
 
 TABLE_SUFFIXES = (".csv", ".json", ".parquet", ".pkl", ".pickle")
 
+MAX_SIDE = 2**31 - 1
 _COLUMNS = ("id", "width", "height")
 
 
@@ -65,16 +67,20 @@ def read_size_table(path: str | Path) -> SizeTable:
 
 
 def _csv_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
+    reader = csv.DictReader(io.StringIO(read_text(path, None)))
+    try:
         _need(path, reader.fieldnames or [])
         return [(row["id"], row["width"], row["height"]) for row in reader]
+    except csv.Error as error:
+        raise KohyaBucketError(f"{path}, line {reader.line_num}: no valid CSV: {error}") from None
 
 
 def _json_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
-    except json.JSONDecodeError as error:
+        data = parse_json(read_text(path, None))
+    except KohyaBucketError:
+        raise
+    except ValueError as error:
         raise KohyaBucketError(f"{path} is no valid JSON: {error}") from error
     if isinstance(data, dict):
         return _mapping_rows(data, path)
@@ -104,13 +110,16 @@ def _parquet_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
         import pyarrow.parquet
     except ImportError:
         raise KohyaBucketError(f"{path}: reading Parquet needs pyarrow: pip install 'kohya-bucket[parquet]'") from None
-    with open(path, "rb") as file:
+    file = io.BytesIO(read_regular(path))
+    try:
         names = pyarrow.parquet.read_schema(file).names
         # A file of build-cache names its images by path.
         columns = ["path" if "id" not in names and "path" in names else "id", "width", "height"]
         _need(path, ["id" if name == "path" else name for name in names])
         file.seek(0)
         table = read_table(file, columns)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise KohyaBucketError(f"{path}: damaged or no Parquet file ({error})") from None
     return zip(*(table.column(name).to_pylist() for name in columns), strict=True)
 
 
@@ -138,7 +147,12 @@ def _table(rows: Iterable[tuple[Any, Any, Any]], path: Path) -> SizeTable:
         keys = np.array([_whole(key) for key in ids], dtype=np.int64)
     except (ValueError, OverflowError):
         keys = np.array([str(key) for key in ids])
-    return SizeTable(keys, np.array(sizes, dtype=np.int32).reshape(-1, 2))
+    table = np.array(sizes, dtype=np.int64).reshape(-1, 2)
+    for i in np.flatnonzero((table > MAX_SIDE).any(axis=1))[:1].tolist():
+        raise KohyaBucketError(
+            f"{path}: {ids[i]!r} is {sizes[i][0]:,}x{sizes[i][1]:,}, but no side is longer than {MAX_SIDE:,} pixels"
+        )
+    return SizeTable(keys, table.clip(-1).astype(np.int32))
 
 
 def _whole(value: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -10,15 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import toml
-
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.texts import MAX_CONFIG_BYTES, parse_json, parse_toml, read_regular
 
 __all__ = ["Source", "load_source"]
 
 Place = tuple[str | int, ...]
 
-_HEADER = re.compile(r"^\s*(\[\[?)\s*([A-Za-z0-9_.\- ]+?)\s*\]\]?\s*(#.*)?$")
+_HEADER = re.compile(r"^\s*(\[\[?)\s*([A-Za-z0-9_.\-](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?)\s*\]\]?\s*(#.*)?$")
 _KEY = re.compile(r"^\s*(?:\"([^\"]+)\"|'([^']+)'|([A-Za-z0-9_\-]+))\s*=")
 _WINDOWS_PATH = re.compile(r"\"(?:[A-Za-z]:|\\)\\?[^\"]*\"")
 
@@ -52,7 +50,7 @@ def load_source(path: str | os.PathLike[str]) -> Source:
         ConfigError: no such file, another suffix, not UTF-8, or not parsable; with the line where it is known.
     """
     file = Path(path)
-    if not file.is_file():
+    if file.is_dir() or not file.exists():
         what = "is a folder" if file.is_dir() else "does not exist"
         raise ConfigError(f"the dataset config {str(file)!r} {what}: give the path of a .toml or .json file")
     suffix = file.suffix.lower()
@@ -66,7 +64,7 @@ def load_source(path: str | os.PathLike[str]) -> Source:
 
 
 def _decode(file: Path) -> str:
-    raw = file.read_bytes()
+    raw = read_regular(file, MAX_CONFIG_BYTES)
     if raw.startswith(b"\xef\xbb\xbf"):
         raise ConfigError(
             f"{file} starts with a byte order mark, at which sd-scripts stops: save it as 'UTF-8', not 'UTF-8 with BOM'"
@@ -83,7 +81,7 @@ def _decode(file: Path) -> str:
 
 def _parse_json(file: Path, text: str) -> dict[str, Any]:
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except ValueError as error:
         raise ConfigError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(data, dict):
@@ -97,8 +95,8 @@ def _parse_toml(file: Path, text: str) -> dict[str, Any]:
         # The toml library drops the last character of such a list without a word: 512 becomes 51.
         raise ConfigError(f"{file}, line {unclosed}: a list is opened with [ and never closed: add the ]")
     try:
-        return dict(toml.loads(text))
-    except (toml.TomlDecodeError, IndexError, TypeError, ValueError, AttributeError) as error:
+        return parse_toml(text)
+    except ValueError as error:
         line = getattr(error, "lineno", None)
         what = str(getattr(error, "msg", "") or error or type(error).__name__)
         place = f"{file}, line {line}" if line else str(file)

@@ -26,6 +26,7 @@ from kohya_bucket.sdscripts.datasets.tables import BatchTable, KeyTable
 from kohya_bucket.sdscripts.datasets.true_sizes import true_sizes
 from kohya_bucket.sdscripts.datasets.wording import bucket_table_lines, misread_lines, skipped_lines
 from kohya_bucket.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord
+from kohya_bucket.texts import one_line
 
 __all__ = ["get_image_size", "get_resolutions", "make_buckets"]
 
@@ -39,7 +40,7 @@ def get_image_size(dataset: HeldDataset, image_path: str) -> tuple[int, int]:  #
     """
     scan = read_sizes([image_path])
     for _, path, reason in scan.failures if is_first_process() else ():
-        logger.warning("%s: %s", path, reason)
+        logger.warning("%s", one_line(f"{path}: {reason}"))
     width, height = scan.sizes[0].tolist()
     return width, height
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.latents.stale import Reason, as_text
 from kohya_bucket.planning import RESOLUTION_MODES
+from kohya_bucket.texts import one_line
 
 __all__ = ["bucket_table_lines", "misread_lines", "recached_lines", "skipped_lines"]
 
@@ -38,19 +39,19 @@ def bucket_table_lines(images: PlacedDataset, steps: int) -> list[str]:
 def skipped_lines(failures: Sequence[tuple[str, str]]) -> list[str]:
     """The images that are not trained, each with its reason."""
     lines = [f"{_images(len(failures))} will not be trained:"]
-    return lines + _shortened([f"  {key}: {reason}" for key, reason in failures])
+    return lines + _shortened([one_line(f"  {key}: {reason}") for key, reason in failures])
 
 
 def misread_lines(misread: Sequence[tuple[str, tuple[int, int], tuple[int, int]]]) -> list[str]:
     """WebP images whose size sd-scripts alone reads one pixel short, where that decides the bucket."""
     lines = [f"{_images(len(misread))} in another bucket than sd-scripts alone would use, which misreads WebP sizes:"]
-    return lines + _shortened([f"  {path}: {b[0]}x{b[1]}, not {a[0]}x{a[1]}" for path, a, b in misread])
+    return lines + _shortened([one_line(f"  {path}: {b[0]}x{b[1]}, not {a[0]}x{a[1]}") for path, a, b in misread])
 
 
 def recached_lines(reasons: Mapping[str, Sequence[Reason]]) -> list[str]:
     """Caches that were there and could not be used, each with its reason."""
     lines = [f"{len(reasons)} cache{'' if len(reasons) == 1 else 's'} could not be used and made again:"]
-    return lines + _shortened([f"  {path}: {as_text(found)}" for path, found in reasons.items()])
+    return lines + _shortened([one_line(f"  {path}: {as_text(found)}") for path, found in reasons.items()])
 
 
 def _images(count: int) -> str:

@@ -1,0 +1,124 @@
+"""Texts of somebody else's making: small files read whole and bounded, and names shown in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from kohya_bucket.errors import ConfigError
+
+__all__ = ["MAX_CONFIG_BYTES", "one_line", "parse_json", "parse_toml", "read_regular", "read_text"]
+
+MAX_CONFIG_BYTES = 1 << 26
+_MAX_DEPTH = 64
+_WANT = "a regular file is read here"
+# Opening a named pipe must not wait for somebody to write into it.
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0)
+
+
+# C0, C1, marks and overrides of writing direction, separators of lines and paragraphs, bytes that are no text.
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def one_line(text: object) -> str:
+    """A text for a terminal or a log, with names in it that anybody may have given: what is no sign is escaped.
+
+    So no file name ends a line and begins a forged one, changes colours, or turns what follows around.
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), str(text))
+
+
+def read_regular(path: str | os.PathLike[str], limit: int | None = None, want: str = _WANT) -> bytes:
+    """The whole of a file.
+
+    Args:
+        limit: bytes that such a file has at most; None for any number.
+        want: what is expected, for the error.
+
+    Raises:
+        ConfigError: a folder, a pipe, a device, or longer than the limit.
+        OSError: it is missing or cannot be read.
+    """
+    if Path(path).is_dir():  # Windows says "permission denied" of one
+        raise ConfigError(f"{os.fspath(path)} is a folder, but {want}: name one")
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAITING)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{os.fspath(path)} is a pipe or a device, but {want}: name one")
+        if limit is not None and status.st_size > limit:
+            raise ConfigError(
+                f"{os.fspath(path)} is {status.st_size:,} bytes long, but such a file has {limit:,} at most: "
+                "is it the right one?"
+            )
+        return file.read()
+
+
+def read_text(path: str | os.PathLike[str], limit: int | None = MAX_CONFIG_BYTES, want: str = _WANT) -> str:
+    """The text of a file in UTF-8, with or without a byte order mark; line ends are "\\n".
+
+    Raises:
+        ConfigError: as `read_regular`, or not UTF-8.
+        OSError: it is missing or cannot be read.
+    """
+    try:
+        text = read_regular(path, limit, want).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{os.fspath(path)} is not UTF-8 text ({error}): is it the right file? If so, save it as UTF-8"
+        ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What a TOML text holds.
+
+    Raises:
+        ValueError: it is none, or nested more than 64 deep; toml's own error has the line as `lineno`.
+    """
+    import toml
+
+    try:
+        data = toml.loads(text)
+    except (IndexError, TypeError, AttributeError, KeyError) as error:  # toml lets these through for some slips
+        raise ValueError(str(error) or type(error).__name__) from error
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check_depth(data)
+    return dict(data)
+
+
+def parse_json(text: str) -> Any:
+    """What a JSON text holds.
+
+    Raises:
+        ValueError: it is none, or nested more than 64 deep.
+    """
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check_depth(data)
+    return data
+
+
+_TOO_DEEP = f"tables or lists are nested more than {_MAX_DEPTH} deep"
+
+
+def _check_depth(data: Any) -> None:
+    """Whatever shows or compares such a value later needs a frame for each level."""
+    level = [data]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, (dict, list))
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
