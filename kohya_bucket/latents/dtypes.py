@@ -11,8 +11,14 @@ from kohya_bucket.errors import LatentStoreError
 
 __all__ = ["CODES", "carrier", "dtype_name", "from_float32", "to_float32"]
 
-CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint8": "U8"}
-_CARRIERS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "uint8": "|u1"}
+CODES = {
+    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint8": "U8", "float64": "F64", "int32": "I32",
+    "int64": "I64",
+}  # fmt: skip
+_CARRIERS = {
+    "float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "uint8": "|u1", "float64": "<f8", "int32": "<i4",
+    "int64": "<i8",
+}  # fmt: skip
 _SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "half": "float16"}
 
 

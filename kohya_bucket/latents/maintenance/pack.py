@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
-from kohya_bucket.latents.maintenance.rewrite import copy_items, remove_shards
+from kohya_bucket.latents.maintenance.rewrite import copy_items, remove_shards, writer_like
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.store.writer import write_manifest
 
 __all__ = ["pack"]
 
@@ -37,7 +38,7 @@ def pack(
     if _already_packed(store, small, keep):
         write_manifest(store)
         return done
-    with StoreWriter(store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
+    with writer_like(store, store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
         copy_items(store, keep, writer)
     done.copied = len(keep)
     remove_shards(store, small, done)
@@ -53,7 +54,8 @@ def _packed_copy(store: LatentStore, target: str | os.PathLike[str], shard_bytes
             f"{store.layout.root} has {lost} lost items or damaged shards, which the copy would lack: run "
             "`kohya-bucket cache repair` first; `cache prune` forgets what cannot be brought back"
         )
-    with StoreWriter(target, images_root=store.images_root(), shard_bytes=shard_bytes, flush_seconds=None) as out:
+    options: dict[str, Any] = {"images_root": store.images_root(), "shard_bytes": shard_bytes, "flush_seconds": None}
+    with writer_like(store, target, **options) as out:
         copy_items(store, range(len(store)), out)
     write_manifest(LatentStore(target))
     return MaintenanceReport(copied=len(store))

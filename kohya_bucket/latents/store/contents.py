@@ -16,7 +16,7 @@ import numpy as np
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.store.entries import arrow, decode, schema
-from kohya_bucket.latents.store.layout import Layout, ShardInfo
+from kohya_bucket.latents.store.layout import Layout, ShardInfo, given_arrays
 from kohya_bucket.latents.store.shard_file import ENTRIES, read_header
 
 __all__ = ["Contents", "contents_of", "contents_of_shards", "in_shards"]
@@ -136,7 +136,7 @@ def _self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardI
     column = pa.array([name] * len(table), schema().field("shard").type)
     table = table.set_column(table.schema.get_field_index("shard"), "shard", column)
     del specs[ENTRIES]
-    return table, ShardInfo(name, nbytes, specs, LatentSpace(**description["space"]))
+    return table, ShardInfo(name, nbytes, specs, LatentSpace(**description["space"]), given_arrays(description))
 
 
 def _newest_in_order(parts: list[Any], shards: Shards) -> Any:

@@ -40,6 +40,8 @@ class LatentStore(ItemTable):
         LatentStoreError: there is no store, or pyarrow is missing.
     """
 
+    of_images = True  # each item is made from a file
+
     def __init__(self, root: str | os.PathLike[str], *, verify: str = "first") -> None:
         if verify not in ("first", "always", "never"):
             raise LatentStoreError(f"verify={verify!r}: use 'first', 'always' or 'never'")

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,23 @@ from kohya_bucket.files import write_file
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.store.shard_file import TensorSpec
 
-__all__ = ["Layout", "ShardInfo", "common_root", "is_text", "relative_source"]
+__all__ = ["Layout", "ShardInfo", "common_root", "given_arrays", "is_text", "relative_source"]
 
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """A shard's file: name, length in bytes, where its tensors lie, and what they mean."""
+    """A shard's file: name, length in bytes, where its tensors lie, and what they mean.
+
+    Of outputs of text encoders, `arrays` has each array's numpy type and number of axes, as they were given.
+    """
 
     name: str
     nbytes: int
     tensors: dict[str, TensorSpec]
     space: LatentSpace
+    arrays: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -44,12 +48,18 @@ class ShardInfo:
 
     def to_json(self) -> dict[str, Any]:
         places = {name: [spec.dtype, list(spec.shape), spec.offset] for name, spec in self.tensors.items()}
-        return {"name": self.name, "bytes": self.nbytes, "tensors": places, "space": asdict(self.space)}
+        more = {"arrays": {name: list(given) for name, given in self.arrays.items()}} if self.arrays else {}
+        return {"name": self.name, "bytes": self.nbytes, "tensors": places, "space": asdict(self.space)} | more
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ShardInfo:
         specs = {name: TensorSpec(d, tuple(shape), at) for name, (d, shape, at) in data["tensors"].items()}
-        return cls(data["name"], data["bytes"], specs, LatentSpace(**data["space"]))
+        return cls(data["name"], data["bytes"], specs, LatentSpace(**data["space"]), given_arrays(data))
+
+
+def given_arrays(data: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    """`ShardInfo.arrays` of a shard's or manifest's JSON; empty for latents."""
+    return {name: (str(dtype), int(axes)) for name, (dtype, axes) in data.get("arrays", {}).items()}
 
 
 class Layout:

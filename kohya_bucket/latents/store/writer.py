@@ -153,19 +153,32 @@ class StoreWriter:
         if rows.masks:
             tensors["alpha_mask"] = ("uint8", np.stack(rows.masks))
         n = len(rows.entries)
-        path = self.layout.new_shard(bucket_size, dtype)
-        table = to_table(rows.entries, {
-            "written_ns": rows.written_ns, "shard": [path.name] * n, "row": list(range(n)), "mask_row": rows.mask_rows,
-            "crc_plain": _checksums(tensors[kind][1], n),
+        places = {
+            "written_ns": rows.written_ns, "mask_row": rows.mask_rows, "crc_plain": _checksums(tensors[kind][1], n),
             "crc_flipped": _checksums(tensors[f"{kind}_flipped"][1], n) if rows.flipped else [0] * n,
             "crc_mask": [zlib.crc32(np.ascontiguousarray(rows.masks[m]).data) if m >= 0 else 0 for m in rows.mask_rows],
-        })  # fmt: skip
-        shapes = {name: [dtype_, list(bits.shape)] for name, (dtype_, bits) in tensors.items()}
-        description = {"tensors": shapes, "space": vars(common.space)}
-        metadata = {"format": "kohya_bucket.latents", "bucket": f"{bucket_size[0]}x{bucket_size[1]}"}
-        write_shard(path, tensors, encode(table, description), metadata)
+        }  # fmt: skip
+        metadata = {"bucket": f"{bucket_size[0]}x{bucket_size[1]}"}
+        path = self.layout.new_shard(bucket_size, dtype)
+        self._write(path, rows.entries, places, tensors, {"space": vars(common.space)}, metadata)
+
+    def _write(
+        self,
+        path: Path,
+        entries: list[StoreEntry],
+        places: dict[str, list[Any]],
+        tensors: dict[str, tuple[str, Bits]],
+        description: dict[str, Any],
+        metadata: dict[str, str],
+    ) -> None:
+        """One shard, whole: `places` as for `to_table`, but for where the rows lie."""
+        n = len(entries)
+        table = to_table(entries, places | {"shard": [path.name] * n, "row": list(range(n))})
+        shapes = {name: [dtype, list(bits.shape)] for name, (dtype, bits) in tensors.items()}
+        data = encode(table, {"tensors": shapes} | description)
+        write_shard(path, tensors, data, {"format": "kohya_bucket.latents"} | metadata)
         if self._on_commit is not None:
-            self._on_commit(rows.entries)
+            self._on_commit(entries)
 
 
 def _checksums(bits: Bits, n: int) -> list[int]:
