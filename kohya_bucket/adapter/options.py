@@ -33,6 +33,7 @@ _CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "no_upscale_fit": lambda: NO_UPSCALE_FITS,
     "auto_method": lambda: AUTO_METHODS,
     "latent_cache": lambda: ("npz", "shards"),
+    "text_cache": lambda: ("npz", "shards"),
     "resolution_mode": lambda: RESOLUTION_MODES,
 }
 
@@ -70,6 +71,8 @@ class AdapterOptions:
             folder), `off`, or a Parquet file.
         latent_cache: what --cache_latents_to_disk writes: `npz`, sd-scripts' own files and names, checked and
             written whole, or `shards`, a store of few files.
+        text_cache: what --cache_text_encoder_outputs_to_disk writes: `npz`, or `shards`, in the folder `text` of the
+            same store: each caption once, in the type that its encoder gave.
         latent_cache_dir: folder of the store; by default `kohya_bucket_latents` where training is started.
     """
 
@@ -90,6 +93,7 @@ class AdapterOptions:
     same_shape: bool = True
     metadata_cache: str = "auto"
     latent_cache: str = "npz"
+    text_cache: str = "npz"
     latent_cache_dir: str | None = None
 
     @property

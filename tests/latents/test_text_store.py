@@ -22,7 +22,7 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.shard_file import read_header
 from kohya_bucket.latents.store.state import status, verify
 from kohya_bucket.latents.store.writer import write_manifest
-from kohya_bucket.latents.text.caption import Caption, Encoding, why_text_stale
+from kohya_bucket.latents.text.caption import ENCODING_COLUMNS, Caption, Encoding, why_text_stale
 from kohya_bucket.latents.text.exact_arrays import pack, unpack
 from kohya_bucket.latents.text.text_store import TextStore, open_store
 from kohya_bucket.latents.text.text_writer import TextWriter
@@ -129,11 +129,13 @@ def test_one_caption_is_one_item_and_how_often_it_is_left_out_another():
 
 
 def test_another_encoder_or_tokenizer_is_a_reason_and_the_unknown_is_none():
-    stored = Caption("a").entry("flux", Encoding("e", "t")).fingerprint
+    stored = Encoding("e", "t")
     assert why_text_stale(stored, Encoding("e", "t")) == why_text_stale(stored, Encoding()) == []
-    assert why_text_stale(Caption("a").entry("flux", Encoding()).fingerprint, Encoding("e", "t")) == []
+    assert why_text_stale(Encoding(), stored) == []
     kinds = [[reason.kind for reason in why_text_stale(stored, Encoding(*other))] for other in (("x", "t"), ("e", "x"))]
     assert kinds == [[Stale.ENCODERS], [Stale.TOKENS]]
+    row = Caption("a").entry("flux", stored).fingerprint
+    assert Encoding(*(getattr(row, name) for name in ENCODING_COLUMNS)) == stored
 
 
 def test_pack_prune_and_repair_keep_every_bit(tmp_path):

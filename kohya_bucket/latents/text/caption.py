@@ -10,9 +10,10 @@ from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.entries import StoreEntry
 
-__all__ = ["KIND", "Caption", "Encoding", "caption_bytes", "why_text_stale"]
+__all__ = ["ENCODING_COLUMNS", "KIND", "Caption", "Encoding", "caption_bytes", "why_text_stale"]
 
 KIND = "text"
+ENCODING_COLUMNS = ("vae", "interpolation")  # of a row, where its `Encoding` is
 
 
 def caption_bytes(caption: str | Iterable[str]) -> bytes:
@@ -58,11 +59,11 @@ class Caption:
         return StoreEntry(self.key, fingerprint, (0, 0), (0.0, 0.0, 0.0, 0.0), shown, collection)
 
 
-def why_text_stale(stored: Fingerprint, wanted: Encoding) -> list[Reason]:
+def why_text_stale(stored: Encoding, wanted: Encoding) -> list[Reason]:
     """Reasons why stored outputs of a caption do not serve; what either side does not know is no reason."""
     reasons = []
-    if stored.vae and wanted.encoders and stored.vae != wanted.encoders:
+    if stored.encoders and wanted.encoders and stored.encoders != wanted.encoders:
         reasons.append(Reason(Stale.ENCODERS))
-    if stored.interpolation and wanted.tokens and stored.interpolation != wanted.tokens:
-        reasons.append(Reason(Stale.TOKENS, stored.interpolation, wanted.tokens))
+    if stored.tokens and wanted.tokens and stored.tokens != wanted.tokens:
+        reasons.append(Reason(Stale.TOKENS, stored.tokens, wanted.tokens))
     return reasons
