@@ -76,8 +76,9 @@ def _update(digest: Any, tokens: Any) -> None:
 def _autocast() -> str:
     import torch
 
-    if torch.is_autocast_enabled():
-        return str(torch.get_autocast_gpu_dtype()).removeprefix("torch.")
-    if torch.is_autocast_cpu_enabled():
-        return str(torch.get_autocast_cpu_dtype()).removeprefix("torch.")
-    return "off"
+    if not hasattr(torch, "get_autocast_dtype"):  # until torch 2.3
+        if torch.is_autocast_enabled():
+            return str(torch.get_autocast_gpu_dtype()).removeprefix("torch.")
+        return str(torch.get_autocast_cpu_dtype()).removeprefix("torch.") if torch.is_autocast_cpu_enabled() else "off"
+    on = [device for device in ("cuda", "cpu") if torch.is_autocast_enabled(device)]
+    return str(torch.get_autocast_dtype(on[0])).removeprefix("torch.") if on else "off"

@@ -15,6 +15,8 @@ from kohya_bucket.latents.text.exact_arrays import Array
 
 __all__ = ["StrategyReader", "TextLoader", "with_npz"]
 
+_PATTERN = np.arange(12, dtype=np.int16).reshape(4, 3)
+
 
 class StrategyReader:
     """In which order a strategy's own reader returns arrays, found out with an npz of numbers in place of them."""
@@ -30,16 +32,22 @@ class StrategyReader:
             LatentStoreError: it does more than that.
         """
         if names not in self.orders:
-            marks = {name: np.array(number, np.int16) for number, name in enumerate(names)}
+            marks = {name: _PATTERN + 100 * number for number, name in enumerate(names)}
             try:
                 found = [None if value is None else np.asarray(value) for value in with_npz(marks, self._load)]
-                plain = all(value is None or (value.dtype == np.int16 and value.shape == ()) for value in found)
             except Exception as error:  # whatever a reader of one's own raises
                 raise LatentStoreError(_refusal(names, f"{type(error).__name__}: {error}")) from error
-            if not plain:
+            order = [None if value is None else _name_of(value, marks) for value in found]
+            if "" in order:
                 raise LatentStoreError(_refusal(names, "it changes them"))
-            self.orders[names] = [None if value is None else names[int(value)] for value in found]
+            self.orders[names] = order
         return self.orders[names]
+
+
+def _name_of(value: Array, marks: Mapping[str, Array]) -> str:
+    """The name of the mark that this is, to the last bit, or an empty text."""
+    same = (name for name, mark in marks.items() if value.dtype == mark.dtype and np.array_equal(value, mark))
+    return next(same, "")
 
 
 class Outputs(Protocol):
