@@ -59,7 +59,7 @@ def print_files_in_use(done: MaintenanceReport) -> None:
         typer.echo(f"{len(done.in_use)} files are open in another program and stay for now: {done.in_use[0]}", err=True)
 
 
-def print_exchange(done: Exchange, verb: str) -> None:
-    """How many latents were imported or exported, and which were not."""
+def print_exchange(done: Exchange, verb: str, what: str = "latents") -> None:
+    """How many latents, or outputs of text encoders, were imported or exported, and which were not."""
     print_rows(done.skipped)
-    typer.echo(f"{done.done} latents {verb}, {len(done.skipped)} skipped")
+    typer.echo(f"{done.done} {what} {verb}, {len(done.skipped)} skipped")

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.entries import StoreEntry
@@ -45,14 +47,20 @@ class Caption:
     @property
     def key(self) -> str:
         """The item's name: the same for each image with this caption."""
-        content = caption_bytes(self.text) + (f"\x1d{self.dropout!r}".encode() if self.dropout else b"")
+        rate = float(np.float32(self.dropout))  # as it is saved
+        content = caption_bytes(self.text) + (f"\x1d{rate!r}".encode() if rate else b"")
         return "caption-" + hashlib.blake2b(content, digest_size=16).hexdigest()
+
+    @property
+    def text_hash(self) -> str:
+        """Of the text alone."""
+        return hashlib.blake2b(caption_bytes(self.text), digest_size=16).hexdigest()
 
     def entry(self, collection: str, encoding: Encoding) -> StoreEntry:
         """The item as a row of a store; columns that are about pixels are 0."""
         content = caption_bytes(self.text)
         fingerprint = Fingerprint(
-            len(content), 0, hashlib.blake2b(content, digest_size=16).hexdigest(), encoding.encoders,
+            len(content), 0, self.text_hash, encoding.encoders,
             (0, 0), (0, 0), (0, 0), encoding.tokens, "exact", KIND,
         )  # fmt: skip
         shown = content.decode("utf-8", "surrogatepass").encode("utf-8", "backslashreplace").decode()

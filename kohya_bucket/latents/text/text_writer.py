@@ -40,6 +40,9 @@ class TextWriter(StoreWriter):
         super().__init__(root, **options)
         self._groups: dict[object, _Group] = {}
 
+    def __enter__(self) -> TextWriter:
+        return self
+
     def add_text(self, entry: StoreEntry, arrays: Mapping[str, Packed], *, written_ns: int | None = None) -> None:
         """Add one caption.
 
