@@ -12,6 +12,7 @@ import torch
 from sdscripts_support import build_groups, random_sizes, write_images
 from small_text_encoders import make_family
 from test_sdscripts_caching import ACCELERATOR, strategies  # noqa: F401
+from test_sdscripts_caching_ranks import run_ranks
 
 from kohya_bucket import sdscripts
 from kohya_bucket.latents.text.text_store import TextStore
@@ -175,6 +176,23 @@ def test_two_ranks_share_captions(unpatched, bases, tmp_path):
         assert encoded[1] == 5
         assert encoded[0] in (2, 3)
         assert len(run.encoded) == 5 - encoded[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bases")
+def test_real_ranks_encode_each_caption_once_and_wait_for_each_other(sd_scripts_dir, tmp_path):
+    captions = [f"caption {number}" for number in range(7)]
+    paths = write(tmp_path / "a", 12, captions)
+    subset = {"image_dir": str(tmp_path / "a"), "caption_extension": ".txt"}
+    config = {"datasets": [{**KEYS, "subsets": [subset]}], "kohya_bucket": shards(tmp_path)}
+    ranks = run_ranks("text_caching_script.py", config, sd_scripts_dir, tmp_path, "--seconds", "3")
+    assert sorted(ranks[0]["encoded"] + ranks[1]["encoded"]) == captions
+    assert len(ranks[0]["encoded"]) in (3, 4)
+    assert ranks[0]["seen"] == ranks[1]["seen"]
+    assert set(ranks[0]["seen"]) == {path.name for path in paths}
+    assert len(set(ranks[0]["seen"].values())) == len(captions)
+    assert ranks[0]["again"] == ranks[1]["again"] == []
+    assert ranks[0]["seconds"] > 5  # longer than the process group would wait
 
 
 @pytest.mark.parametrize("name", ["sdxl", "flux"])

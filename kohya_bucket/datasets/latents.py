@@ -30,8 +30,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
 
     Item i is a dict: `latents` [C, H/8, W/8] in the stored type; `bucket` (`Bucket`); `bucket_idx`; `path` (the
     image as the store names it); `original_size` [2] int64 (width, height); `crop_ltrb` [4] float32; `caption`
-    where any was stored, "" for images without; `text_outputs`, tensors by name, where asked for; `alpha_mask` [H, W] float32 in 0..1 where any
-    was stored, 1 for images without.
+    where any was stored, "" for images without; `text_outputs`, tensors by name, where asked for; `alpha_mask` [H, W]
+    float32 in 0..1 where any was stored, 1 for images without.
     Batched by torch's `default_collate`, `batch["latents"]` is [B, C, H/8, W/8], gathered from the files in one
     copy.
 

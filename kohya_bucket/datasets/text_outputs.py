@@ -43,8 +43,8 @@ class CaptionOutputs:
         if (found < 0).any():
             first = captions[int(np.flatnonzero(found < 0)[0])] or ""
             raise LatentStoreError(
-                f"{folder} has no outputs of {family} for {int((found < 0).sum())} of {len(captions)} images, the first "
-                f"with the caption {first[:80]!r}; it holds those of {self.store.collections()}: {_HOW}"
+                f"{folder} has no outputs of {family} for {int((found < 0).sum())} of {len(captions)} images, the "
+                f"first with the caption {first[:80]!r}; it holds those of {self.store.collections()}: {_HOW}"
             )
         self._at: npt.NDArray[np.int64] = found
 
