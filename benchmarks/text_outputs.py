@@ -6,14 +6,17 @@ Random numbers in the shapes that sd-scripts' FLUX and SDXL strategies hand to `
 FLUX's T5 gives 512 positions. Without the mask all of them differ. With it, T5 gives one row for all positions that are
 91 or more behind the caption (its relative positions go no further), so captions of 77 tokens differ in 168. "zeros" is
 a family that clears what is masked, as Anima does. A read is what a strategy's `load_outputs_npz` returns, in random
-order from the page cache; the first read of a caption in a process also compares its checksum.
+order from the page cache, in milliseconds of CPU, to which other programs on the machine add little; the first read of
+a caption in a process also maps its shard and compares its checksum.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -73,9 +76,9 @@ def measured(make, kind, captions, runs, folder):
         return [data[key] for key in keys]
 
     def timed(kind_of_read, read, *what):
-        start = time.perf_counter()
+        start = time.thread_time()
         read(*what)
-        times[kind_of_read].append((time.perf_counter() - start) * 1000)
+        times[kind_of_read].append((time.thread_time() - start) * 1000)
 
     for _ in range(runs):
         store = TextStore(folder / "text")
@@ -97,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--captions", type=int, default=32)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "text_outputs.md")
     options = parser.parse_args()
     lines = [
         "| outputs of a caption | npz, kB | shards, kB | share | npz, ms | shards, first read, ms | later reads, ms |"
@@ -111,10 +114,17 @@ def main() -> None:
             f"| {name} | {npz / 1e3:,.0f} | {shards / 1e3:,.0f} | {shards / npz:.1%} | {ms['npz']:.2f} | "
             f"{ms['first']:.2f} | {ms['later']:.2f} | {ms['npz'] / ms['first']:.1f} | {ms['npz'] / ms['later']:.1f} |"
         )
-    text = "\n".join(lines)
+    lines += ["", f"{options.captions} captions, {options.runs} runs, each caption read {2 * options.runs} times of each "
+              f"kind; medians, ms of CPU; {os.cpu_count()} cores; commit {commit()}. Every array was compared with npz' "
+              "to the last bit."]  # fmt: skip
+    text = "\n".join(lines) + "\n"
     print(text)
-    if options.output:
-        options.output.write_text(text + "\n", encoding="utf-8")
+    options.output.write_text(f"# Text-encoder outputs (`benchmarks/text_outputs.py`)\n\n{text}", encoding="utf-8")
+
+
+def commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":
