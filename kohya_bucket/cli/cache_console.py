@@ -25,7 +25,10 @@ def print_status(found: StoreStatus, store: Path) -> None:
     )
     for (collection, bucket, dtype, kind, vae), n in sorted(found.groups.items()):
         name = f"{collection} " if collection else ""
-        typer.echo(f"  {name}{bucket[0]}x{bucket[1]} {dtype} {kind} VAE {vae[:8]}: {n}")
+        if kind == "text":
+            typer.echo(f"  {name}captions, text encoders {vae[:8] or 'unknown'}: {n}")
+        else:
+            typer.echo(f"  {name}{bucket[0]}x{bucket[1]} {dtype} {kind} VAE {vae[:8]}: {n}")
     for count, text in (
         (found.superseded, "rows replaced by newer ones (cache prune frees them)"),
         (found.unindexed, "shards not in the manifest yet (opened a little slower; cache pack indexes them)"),
