@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from sdscripts_support import build_groups, random_sizes, write_images
-from small_text_encoders import make_family
+from small_text_encoders import Family, make_family
 from test_sdscripts_caching import ACCELERATOR, strategies  # noqa: F401
 from test_sdscripts_caching_ranks import run_ranks
+from test_sdscripts_text_caches import strategy_type  # noqa: F401
 
 from kohya_bucket import sdscripts
 from kohya_bucket.latents.text.text_store import TextStore
@@ -224,6 +225,25 @@ def test_what_outputs_depend_on_is_encoded_again(unpatched, bases, tmp_path, cap
         assert [encoded(mask=False), encoded(mask=False)] == [3, 0]
         assert "apply_t5_attn_mask=True" in caplog.text or encoded(mask=True) == 3
         assert encoded(length=128) == 3
+
+
+def test_how_often_a_caption_is_left_out_is_part_of_it(unpatched, bases, strategy_type, tmp_path):  # noqa: F811
+    if not hasattr(unpatched.train_util.ImageInfo("", 1, "", False, ""), "caption_dropout_rate"):
+        pytest.skip("this version caches no text-encoder outputs of captions that may be left out")
+    write(tmp_path / "a", 4, ["one", "two"])
+
+    def run(rate):
+        family = Family(None, None, strategy_type(True, 1, False), [])
+        return Run(
+            unpatched, bases, family, [tmp_path / "a"], shards(tmp_path), caption_dropout_rate=rate
+        ).read()  # fmt: skip
+
+    with adapter():
+        for rate, count in ((0.1, 2), (0.3, 2), (0.1, 0), (0.0, 2), (0.3, 0)):
+            found = run(rate)
+            assert len(found.encoded) == count
+            assert {outputs[1].item() for outputs in found.outputs.values()} == {float(np.float32(rate))}
+    assert len(TextStore(tmp_path / "store" / "text")) == 6
 
 
 def test_loader_workers_read_through_the_store(unpatched, bases, tmp_path):
