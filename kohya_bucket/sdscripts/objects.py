@@ -141,6 +141,7 @@ class TextStrategy(Protocol):
     skip_disk_cache_validity_check: bool
     get_outputs_npz_path: Any
     is_disk_cached_outputs_expected: Any
+    load_outputs_npz: Any
 
 
 def inner_of(dataset: Any) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.seams import Owners
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.resuming.initial_step import OPTIONS
 from kohya_bucket.texts import parse_toml, read_text
@@ -16,11 +18,15 @@ from kohya_bucket.texts import parse_toml, read_text
 __all__ = ["given_options", "refuse_what_needs"]
 
 
-def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions) -> None:
-    """Refuse options and arguments that a subject must be known for.
+_TEXT_SHARDS = "[kohya_bucket] text_cache = 'shards'"
+
+
+def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions, owners: Owners) -> None:
+    """Refuse options and arguments that a subject must be known for, or a package installed.
 
     Args:
         unknown: {subject: `Unknown`} of what is left to sd-scripts.
+        owners: what it defines.
         options: the `[kohya_bucket]` table.
 
     Raises:
@@ -35,6 +41,7 @@ def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions) -> No
                  if name in given and options.several_sizes]
             ),
         ],
+        "text-caching": [_TEXT_SHARDS] if options.text_cache == "shards" else [],
         "resuming": [f"--{name}" for name in ("resume", *OPTIONS) if name in given],
     }  # fmt: skip
     for subject, asked in needs.items():
@@ -42,6 +49,17 @@ def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions) -> No
             raise ConfigError(
                 f"{asked[0]} needs a part of sd-scripts that looks different from every known version: "
                 f"{'; '.join(unknown[subject].problems)}. Leave it out, or update kohya-bucket"
+            )
+    if options.text_cache == "shards":
+        if not owners.has("BaseDataset.new_cache_text_encoder_outputs"):
+            raise ConfigError(
+                f"{_TEXT_SHARDS} needs a sd-scripts that caches text-encoder outputs by strategies (0.10 or newer), "
+                "which this is not. Leave it out: this version's own cache is used"
+            )
+        if importlib.util.find_spec("pyarrow") is None:
+            raise ConfigError(
+                f"{_TEXT_SHARDS} needs pyarrow, which is not installed here: pip install 'kohya-bucket[parquet]', or "
+                "leave it out"
             )
 
 
