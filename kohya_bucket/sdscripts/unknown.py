@@ -7,7 +7,7 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.seams import Owners
@@ -18,7 +18,23 @@ from kohya_bucket.texts import parse_toml, read_text
 __all__ = ["given_options", "refuse_what_needs"]
 
 
-_TEXT_SHARDS = "[kohya_bucket] text_cache = 'shards'"
+class _Shards(NamedTuple):
+    """An option that may be "shards", and what that stands on."""
+
+    option: str
+    subject: str
+    seam: str
+    what: str
+
+    @property
+    def text(self) -> str:
+        return f"[kohya_bucket] {self.option} = 'shards'"
+
+
+_SHARDS = (
+    _Shards("latent_cache", "caching", "BaseDataset.new_cache_latents", "latents"),
+    _Shards("text_cache", "text-caching", "BaseDataset.new_cache_text_encoder_outputs", "text-encoder outputs"),
+)
 
 
 def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions, owners: Owners) -> None:
@@ -33,32 +49,27 @@ def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions, owner
         ConfigError: with what is asked for, and what is not known.
     """
     given = given_options(sys.argv[1:])
-    needs = {
-        "caching": [
-            *(["[kohya_bucket] latent_cache = 'shards'"] if options.latent_cache == "shards" else []),
-            *(
-                [f"--{name} with several sizes for an image" for name in ("cache_latents", "cache_latents_to_disk")
-                 if name in given and options.several_sizes]
-            ),
-        ],
-        "text-caching": [_TEXT_SHARDS] if options.text_cache == "shards" else [],
-        "resuming": [f"--{name}" for name in ("resume", *OPTIONS) if name in given],
-    }  # fmt: skip
+    shards = [kind for kind in _SHARDS if getattr(options, kind.option) == "shards"]
+    needs = {kind.subject: [kind.text] for kind in shards}
+    if options.several_sizes:
+        several = [name for name in ("cache_latents", "cache_latents_to_disk") if name in given]
+        needs.setdefault("caching", []).extend(f"--{name} with several sizes for an image" for name in several)
+    needs["resuming"] = [f"--{name}" for name in ("resume", *OPTIONS) if name in given]
     for subject, asked in needs.items():
         if subject in unknown and asked:
             raise ConfigError(
                 f"{asked[0]} needs a part of sd-scripts that looks different from every known version: "
                 f"{'; '.join(unknown[subject].problems)}. Leave it out, or update kohya-bucket"
             )
-    if options.text_cache == "shards":
-        if not owners.has("BaseDataset.new_cache_text_encoder_outputs"):
+    for kind in shards:
+        if not owners.has(kind.seam):
             raise ConfigError(
-                f"{_TEXT_SHARDS} needs a sd-scripts that caches text-encoder outputs by strategies (0.10 or newer), "
-                "which this is not. Leave it out: this version's own cache is used"
+                f"{kind.text} needs a sd-scripts that caches {kind.what} by strategies (0.10 or newer), which this is "
+                "not. Leave it out: this version's own cache is used"
             )
         if importlib.util.find_spec("pyarrow") is None:
             raise ConfigError(
-                f"{_TEXT_SHARDS} needs pyarrow, which is not installed here: pip install 'kohya-bucket[parquet]', or "
+                f"{kind.text} needs pyarrow, which is not installed here: pip install 'kohya-bucket[parquet]', or "
                 "leave it out"
             )
 
