@@ -297,6 +297,21 @@ def test_a_reader_that_does_more_than_read_is_refused_in_one_line(unpatched, bas
     assert len(TextStore(tmp_path / "store" / "text")) == 0
 
 
+def test_what_is_stale_is_not_trained_where_nothing_new_was_saved(unpatched, bases, tmp_path):
+    write(tmp_path / "a", 2)
+    with adapter():
+        Run(unpatched, bases, make_family("sdxl"), [tmp_path / "a"], shards(tmp_path))
+        family = make_family("sdxl", salt="other")
+
+        class Elsewhere(type(family.caching)):
+            def cache_batch_outputs(self, tokenize_strategy, models, text_encoding_strategy, batch):
+                pass
+
+        family.caching.__class__ = Elsewhere
+        with pytest.raises(SystemExit, match="2 of 2 captions were not encoded into"):
+            Run(unpatched, bases, family, [tmp_path / "a"], shards(tmp_path))
+
+
 def test_without_pyarrow_the_option_is_refused_before_anything_is_read(patched, monkeypatch, tmp_path):
     if not hasattr(patched.train_util.BaseDataset, "new_cache_text_encoder_outputs"):
         pytest.skip("this version refuses the option for another reason")

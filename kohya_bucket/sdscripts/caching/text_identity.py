@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from kohya_bucket.latents.fingerprint import sampled_hash
+from kohya_bucket.sdscripts.objects import TextStrategy
 
 __all__ = ["encoders_hash", "tokens_text"]
 
@@ -27,13 +28,13 @@ def encoders_hash(models: Any) -> str:
     return hashlib.blake2b(" ".join(hashes).encode(), digest_size=16).hexdigest() if any(hashes) else ""
 
 
-def tokens_text(tokenizing: Any, encoding: Any, caching: Any) -> str:
+def tokens_text(tokenizing: Any, encoding: Any, caching: TextStrategy) -> str:
     """What outputs depend on besides caption and weights, in words: options of the strategies, precision, tokens.
 
     The tokens are those of a sample, by which another tokenizer, template or length shows, and the vocabularies.
     """
     parts = [*_options(tokenizing), *_options(encoding)]
-    if getattr(caching, "is_weighted", False):
+    if caching.is_weighted:
         parts.append("is_weighted=True")
     if tokenizing is not None:
         if tokenizing not in _said:

@@ -179,7 +179,7 @@ class TextShardSession:
         self.cache.flush(index=is_first_process())
         wait_for_ranks()
         self.cache.refresh()
-        missing = [key for key in self.captions if key not in self.cache]
+        missing = [key for key in self.captions if self._why_missing(key)]
         if missing:
             raise LatentStoreError(
                 f"{len(missing)} of {len(self.captions)} captions were not encoded into {self.cache.root}, the first "
@@ -194,14 +194,17 @@ class TextShardSession:
         if self.owners[key] != self.rank or key in self._asked:
             return True  # is encoded for another image that has the same caption
         self._asked.add(key)
-        if self.strategy.skip_disk_cache_validity_check and key in self.cache:
-            return True
-        reasons = self.cache.why_missing(key, self.encoding)
-        if not reasons and not self._accepts_choices(key):
+        reasons = self._why_missing(key)
+        trusted = self.strategy.skip_disk_cache_validity_check
+        if not reasons and not trusted and not self._accepts_choices(key):
             reasons = [Reason(Stale.TOKENS, "other options", "those of this run")]
         if any(reason.kind is not Stale.MISSING for reason in reasons):
             self.reasons[self.images[key]] = reasons
         return not reasons
+
+    def _why_missing(self, key: str) -> list[Reason]:
+        trusted = self.strategy.skip_disk_cache_validity_check and key in self.cache
+        return [] if trusted else self.cache.why_missing(key, self.encoding)
 
     def _accepts_choices(self, key: str) -> bool:
         """Whether sd-scripts itself takes outputs with these names and choices, as of a mask that is applied."""
@@ -209,5 +212,8 @@ class TextShardSession:
         case = names, tuple((name, value.tobytes()) for name, value in sorted(scalars.items()))
         if case not in self._accepted:
             arrays = {name: scalars.get(name, np.zeros(0, np.float32)) for name in names}
-            self._accepted[case] = bool(with_npz(arrays, self._accepts))
+            # first without the large arrays, which only a version of its own kind looks at
+            self._accepted[case] = bool(
+                with_npz(arrays, self._accepts) or with_npz(self.cache.load(key), self._accepts)
+            )
         return self._accepted[case]
