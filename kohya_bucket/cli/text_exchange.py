@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kohya_bucket.cli.cache_console import print_exchange
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.texts import MAX_CONFIG_BYTES, read_regular
 
 if TYPE_CHECKING:
     from kohya_bucket.latents.text.families import TextFamily
@@ -77,7 +78,8 @@ def _captions(images: Sequence[str], ending: str) -> list[str | None]:
     for image in images:
         path = Path(image).with_name(Path(image).stem + ending)
         try:
-            found.append(path.read_text(encoding="utf-8").partition("\n")[0].strip())
+            text = read_regular(path, MAX_CONFIG_BYTES, "a caption is read here").decode("utf-8")
+            found.append(text.replace("\r", "\n").partition("\n")[0].strip())
         except FileNotFoundError:
             found.append(None)
         except (OSError, UnicodeDecodeError) as error:

@@ -105,7 +105,10 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         chosen = found[0] if collection is None else collection
         if chosen not in found:
             raise LatentStoreError(f"{self.store.layout.root} has no collection {chosen!r}, but {found}")
-        return self.store.in_collection(chosen)
+        rows = self.store.in_collection(chosen)
+        if "text" in self.store.table["kind"].take(rows).unique().to_pylist():
+            raise LatentStoreError(f"{self.store.layout.root} holds outputs of text encoders: name the store around it")
+        return rows
 
     def _one_vae(self) -> None:
         """Latents of two VAEs do not belong into one training; what an import could not tell may be of any."""

@@ -21,7 +21,7 @@ from kohya_bucket.latents.text.exact_arrays import pack  # noqa: E402
 from kohya_bucket.latents.text.text_writer import TextWriter  # noqa: E402
 from tests.latents.latent_helpers import fill  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
-from tests.latents.text_outputs import made_outputs, same_outputs  # noqa: E402
+from tests.latents.text_outputs import fill_texts, made_outputs, same_outputs  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 
 
@@ -205,6 +205,12 @@ def test_masks_that_only_some_have_are_batched_with_ones(tmp_path, first):
     (batch,) = DataLoader(BucketedLatentDataset(tmp_path / "out"), batch_size=2)
     assert (batch["alpha_mask"][first] < 1).any()
     assert (batch["alpha_mask"][1 - first] == 1).all()
+
+
+def test_outputs_of_text_encoders_are_no_latents(tmp_path):
+    fill_texts(tmp_path, 2)
+    with pytest.raises(LatentStoreError, match="holds outputs of text encoders: name the store around it"):
+        BucketedLatentDataset(tmp_path)
 
 
 def test_items_have_the_outputs_of_their_captions(tmp_path):

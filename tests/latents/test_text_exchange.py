@@ -20,7 +20,7 @@ from kohya_bucket.latents.text.npz_files import (
     import_text_npz,
 )
 from kohya_bucket.latents.text.text_store import TextStore
-from tests.latents.text_outputs import same_outputs
+from tests.latents.text_outputs import fill_texts, same_outputs
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
@@ -181,3 +181,19 @@ def test_the_commands(tmp_path, command_line):
         code, _, errors = command_line("cache", *arguments)
         assert code == 2
         assert why in errors
+
+
+def test_damage_is_found_and_put_right_by_the_commands(tmp_path, command_line):
+    fill_texts(tmp_path, 3)
+    [shard] = (tmp_path / "shards").iterdir()
+    data = bytearray(shard.read_bytes())
+    data[TextStore(tmp_path).info(0).tensors["pooled"].offset] ^= 1
+    shard.write_bytes(data)
+    code, said, errors = command_line("cache", "verify", tmp_path)
+    assert (code, "its checksum is wrong" in said, "3 items read, 1 damaged" in said) == (1, True, True)
+    assert "cache repair" in errors
+    code, said, errors = command_line("cache", "repair", tmp_path)
+    assert (code, "2 healthy items kept" in said) == (2, True)
+    assert "1 items are lost: train again, which encodes these captions, or import them again" in errors
+    code, said, _ = command_line("cache", "verify", tmp_path)
+    assert (code, "2 items read, 0 damaged" in said) == (0, True)
