@@ -82,8 +82,8 @@ def main() -> None:
             f"| {name} | {statistics.median(found):,.0f} ({min(found):,.0f} to {max(found):,.0f}) | {ratio:.2f} |"
         )
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
-    lines += ["", f"{options.files} SDXL latents, 1024x1024, flipped; {options.rounds} rounds; {os.cpu_count()} cores, "
-              f"load {os.getloadavg()[0]:.0f}; commit {commit.strip()}."]  # fmt: skip
+    lines += ["", f"{options.files} SDXL latents of 1024x1024 with flips; {options.rounds} rounds; "
+              f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}; commit {commit.strip()}."]  # fmt: skip
     text = "\n".join(lines) + "\n"
     print(text)
     output = Path(__file__).parent / "results" / "npz_writing.md"

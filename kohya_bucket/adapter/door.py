@@ -171,8 +171,9 @@ class TrainerDoor(ABC):
             logger.warning("%s. A training that is started like this will end before its first step", self.refusal)
 
     def _report(self, seams: int, replaced: Sequence[StandIn]) -> None:
-        lines = [f"kohya_bucket in {self.trainer} {self.describe()}", f"{seams} seams checked; replaced:"]
-        logger.info("\n".join(lines + [f"  {stand_in.path}" for stand_in in replaced]))
+        logger.info("kohya_bucket in %s %s: %d seams checked, %d replaced", self.trainer, self.describe(), seams,
+                    len(replaced))  # fmt: skip
+        logger.debug("\n".join(["replaced:", *(f"  {stand_in.path}" for stand_in in replaced)]))
         for unknown in self.unknown.values():
             logger.warning(
                 "%s: this version is not known there (%s)", unknown.subject.text, "; ".join(unknown.problems)

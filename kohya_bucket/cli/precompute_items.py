@@ -104,7 +104,7 @@ def _utf8(file: Path) -> str:
     try:
         return read_text(file, None)
     except ConfigError as error:
-        raise ConfigError(f"the caption cannot be read: {error}") from None
+        raise ConfigError(f"{file}: the caption cannot be read ({error}); it must be UTF-8 text") from None
 
 
 def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:

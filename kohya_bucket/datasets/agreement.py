@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from kohya_bucket._version import __version__
 from kohya_bucket.errors import PlanError
@@ -16,7 +17,15 @@ from kohya_bucket.planning.ranks_agree import agree
 
 __all__ = ["agree_on", "gather", "summary_of"]
 
-_SECONDS = 120
+
+def time_out() -> timedelta:
+    """How long the run's own process group waits for a rank, as `init_process_group` was told."""
+    try:
+        devices = dist.group.WORLD._device_types
+        options = dist.group.WORLD._get_backend(devices[0]).options
+        return timedelta(seconds=options._timeout.total_seconds())
+    except (AttributeError, IndexError, RuntimeError):  # torch has no public name for it
+        return timedelta(seconds=default_pg_timeout.total_seconds())
 
 
 def summary_of(plan: EpochPlan) -> dict[str, Any]:
@@ -43,7 +52,8 @@ def agree_on(plan: EpochPlan) -> None:
     """Compare this rank's plan with those of all other ranks; returns at once in a single process.
 
     Every rank of the default process group must call this. Works on a gloo group of its own, so it needs no GPU,
-    and a rank that does not come is noticed after two minutes.
+    and a rank that does not come is noticed after the time-out of the run's process group: another rank may be saving
+    or drawing samples meanwhile.
 
     Raises:
         RanksDifferError: the plans differ, with the difference, on every rank.
@@ -53,14 +63,15 @@ def agree_on(plan: EpochPlan) -> None:
         return
 
     def gather_soon(mine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        group = None
+        group, patience = None, time_out()
         try:
             # Not kept for the next epoch: a gloo group that is still alive when Python exits can abort the process.
-            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_SECONDS))
+            group = dist.new_group(backend="gloo", timeout=patience)
             return gather(mine, group)
         except RuntimeError as error:
             raise PlanError(
-                f"epoch {plan.epoch}: not all ranks came to compare their plans within {_SECONDS} s; see the other "
+                f"epoch {plan.epoch}: not all ranks came to compare their plans within "
+                f"{patience.total_seconds():g} s, the time-out of the process group; see the other "
                 f"ranks' logs for what stopped them ({error})"
             ) from error
         finally:

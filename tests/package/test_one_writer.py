@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import kohya_bucket
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.files import replace_file
+from kohya_bucket.files import GroupedSync, replace_file, write_file
 
 PACKAGE = Path(kohya_bucket.__file__).parent
 
@@ -27,7 +28,7 @@ ALLOWED = {
     ("files.py", "open(temporary, 'xb')"): "the writer itself",
     ("files.py", "open(temporary, 'rb+')"): "the writer itself",
     ("files.py", "open(path, 'wb')"): "the writer itself",
-    ("files.py", "open(path, 'rb+')"): "the writer itself, which waits for the disk",
+    ("files.py", "open(path, 'rb+')"): "waits for what it wrote",
     ("files.py", "os.replace(source, target)"): "the writer itself",
     ("latents/npz/opened.py", "np.savez(out, **arrays)"): "into memory",
     ("sdscripts/caching/text_npz.py", "np.savez(file, *args, **arrays)"): "into what sd-scripts has opened",
@@ -97,7 +98,7 @@ def test_what_is_interrupted_leaves_what_was_there(tmp_path: Path, how: str, old
         file.write_bytes(old)
     program = f"""
 import os, pathlib
-from kohya_bucket.files import replace_file
+from kohya_bucket.files import GroupedSync, replace_file, write_file
 def half(temporary):
     pathlib.Path(temporary).write_bytes(b"half")
     {"os._exit(9)" if how == "killed" else "raise OSError(28, 'No space left on device')"}
@@ -141,3 +142,29 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 def test_a_folder_in_the_place_of_a_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(KohyaBucketError, match=f"{tmp_path.name}: cannot be written"):
         replace_file(tmp_path, b"content")
+
+
+def test_files_count_as_done_once_they_and_their_folder_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, synced, done = os.fsync, set(), []
+
+    def fsync(handle: int) -> None:
+        real(handle)
+        synced.add(os.fstat(handle).st_ino)
+
+    def on_disk(items: list[int]) -> None:
+        wanted = {(tmp_path / str(item)).stat().st_ino for item in items}
+        assert wanted | ({tmp_path.stat().st_ino} if os.name != "nt" else set()) <= synced
+        done.extend(items)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with ThreadPoolExecutor(2) as pool:
+        groups = GroupedSync(pool, on_disk, 3)
+        for item in range(8):
+            write_file(tmp_path / str(item), [b"content"], sync=False)
+            groups.add(tmp_path / str(item), item)
+            assert len(done) <= item
+        assert done == [0, 1, 2]  # those of the second group are being waited for
+        groups.finish()
+    assert done == list(range(8))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.files import make_folder
+from kohya_bucket.files import GroupedSync, make_folder
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.npz.from_store import npz_item
 from kohya_bucket.latents.npz.import_npz import Exchange
@@ -53,22 +54,33 @@ def export_npz(
                 f"{source}: this image lies outside the store's folder of images, so its npz would land outside "
                 f"{output}: leave out the output, and npz go beside the images"
             )
-    for n, i in enumerate(items):
-        entry, info = entries[i], store.info(i)
-        if info.is_posterior:
-            raise LatentStoreError(f"{sources[i]} is stored as a posterior, and npz hold latents: encode it without")
-        made_for = ARCHITECTURES.get(info.space.architecture, arch)
-        if (made_for.scale_factor, made_for.shift_factor) != (arch.scale_factor, arch.shift_factor):
-            raise LatentStoreError(f"{sources[i]} was encoded by a VAE of {made_for.name}, which {arch.name} is not "
-                                   "trained with: choose that --arch, or encode with its VAE")  # fmt: skip
-        beside = paths[i] if output is None else os.path.normpath(os.path.join(output, sources[i]))
-        target = npz_path(beside, entry.original_size, arch, shared=n in shared)
-        make_folder(target.parent)
-        write_npz(
-            target, npz_item(store, i, arch), entry.fingerprint.bucket_size, arch, entry.fingerprint,
-            source_name=os.path.basename(sources[i]),
-        )  # fmt: skip
-        result.done += 1
-        if progress is not None:
-            progress(n + 1, len(items))
+    with ThreadPoolExecutor(4, "kohya-bucket-npz") as pool:
+        groups = GroupedSync(pool, lambda _: None)
+        for n, i in enumerate(items):
+            entry = entries[i]
+            _refuse_other_values(store, i, sources[i], arch)
+            beside = paths[i] if output is None else os.path.normpath(os.path.join(output, sources[i]))
+            target = npz_path(beside, entry.original_size, arch, shared=n in shared)
+            make_folder(target.parent)
+            write_npz(
+                target, npz_item(store, i, arch), entry.fingerprint.bucket_size, arch, entry.fingerprint,
+                source_name=os.path.basename(sources[i]), sync=False,
+            )  # fmt: skip
+            groups.add(target, i)
+            result.done += 1
+            if progress is not None:
+                progress(n + 1, len(items))
+        groups.finish()
     return result
+
+
+def _refuse_other_values(store: LatentStore, i: int, source: str, arch: Architecture) -> None:
+    info = store.info(i)
+    if info.is_posterior:
+        raise LatentStoreError(f"{source} is stored as a posterior, and npz hold latents: encode it without")
+    made_for = ARCHITECTURES.get(info.space.architecture, arch)
+    if (made_for.scale_factor, made_for.shift_factor) != (arch.scale_factor, arch.shift_factor):
+        raise LatentStoreError(
+            f"{source} was encoded by a VAE of {made_for.name}, which {arch.name} is not trained with: choose that "
+            "--arch, or encode with its VAE"
+        )

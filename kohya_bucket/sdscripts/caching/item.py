@@ -146,10 +146,12 @@ def save_latents(
     crop_ltrb: Iterable[float],
     flipped: Any = None,
     alpha_mask: Any = None,
+    *,
+    sync: bool = True,
 ) -> None:
     """Write one image's cache as sd-scripts does, whole or not at all, with its fingerprint.
 
-    `latents`, `flipped` [C, (1,) h, w] and `alpha_mask` [H, W] are arrays or tensors.
+    `latents`, `flipped` [C, (1,) h, w] and `alpha_mask` [H, W] are arrays or tensors. `sync` is as in `write_file`.
 
     Raises:
         LatentStoreError: not finite, of a shape that does not belong to the bucket, or the disk refuses.
@@ -166,7 +168,7 @@ def save_latents(
     )  # fmt: skip
     print_ = item.fingerprint()
     write_npz(
-        Path(path), found, as_pair(item.bucket_reso), family, print_, source_name=Path(item.image).name
+        Path(path), found, as_pair(item.bucket_reso), family, print_, source_name=Path(item.image).name, sync=sync
     )  # fmt: skip
 
 
