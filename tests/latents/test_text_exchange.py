@@ -196,4 +196,7 @@ def test_damage_is_found_and_put_right_by_the_commands(tmp_path, command_line):
     assert (code, "2 healthy items kept" in said) == (2, True)
     assert "1 items are lost: train again, which encodes these captions, or import them again" in errors
     code, said, _ = command_line("cache", "verify", tmp_path)
-    assert (code, "2 items read, 0 damaged" in said) == (0, True)
+    assert (code, "2 items read, 1 damaged" in said) == (1, True)  # what is lost stays known
+    fill_texts(tmp_path, 3)
+    code, said, _ = command_line("cache", "verify", tmp_path)
+    assert (code, "3 items read, 0 damaged" in said) == (0, True)
