@@ -205,6 +205,18 @@ def test_the_option_is_checked(patched, strategies, folder):
         cache(patched, strategies, folder, MeanVAE(), {"latent_cache": "zip"})
 
 
+@pytest.mark.parametrize("option", ["latent_cache", "text_cache"])
+def test_shards_are_refused_by_a_version_that_would_not_look_at_them(patched, folder, option):
+    if hasattr(patched.train_util.BaseDataset, "new_cache_latents"):
+        pytest.skip("this version caches by strategies")
+    config = {"datasets": [{"resolution": 128, "subsets": [{"image_dir": str(folder)}]}]}
+    build_groups(patched, config | {"kohya_bucket": {option: "npz"}})
+    with pytest.raises(
+        SystemExit, match=rf"{option} = 'shards' needs a sd-scripts that .* strategies \(0\.10 or newer"
+    ):
+        build_groups(patched, config | {"kohya_bucket": {option: "shards"}})
+
+
 def test_npz_of_unmodified_sd_scripts_are_trained_from_a_store(unpatched, strategies, folder, tmp_path):
     pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
     from kohya_bucket.latents.architectures import ARCHITECTURES

@@ -24,6 +24,7 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "no_upscale_fit": lambda: NO_UPSCALE_FITS,
     "auto_method": lambda: AUTO_METHODS,
     "latent_cache": lambda: ("npz", "shards"),
+    "text_cache": lambda: ("npz", "shards"),
     "on_bad_image": lambda: ("leave_out", "stop"),
     "resolution_mode": lambda: RESOLUTION_MODES,
 }

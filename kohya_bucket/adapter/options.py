@@ -61,6 +61,8 @@ class AdapterOptions:
             folder), `off`, or a Parquet file.
         latent_cache: what --cache_latents_to_disk writes: `npz`, sd-scripts' own files and names, checked and
             written whole, or `shards`, a store of few files.
+        text_cache: what --cache_text_encoder_outputs_to_disk writes: `npz`, or `shards`, in the folder `text` of the
+            same store: each caption once, in the type that its encoder gave.
         latent_cache_dir: folder of the store; by default `kohya_bucket_latents` where training is started.
     """
 
@@ -83,6 +85,7 @@ class AdapterOptions:
     on_bad_image: str = "leave_out"
     metadata_cache: str = "auto"
     latent_cache: str = "npz"
+    text_cache: str = "npz"
     latent_cache_dir: str | None = None
 
     @property

@@ -23,7 +23,10 @@ def print_status(found: StoreStatus, store: Path) -> None:
     say(f"{store}: {found.items} items, {found.nbytes / 1e6:.1f} MB, {found.shards} shards, {per_item:.0f} B an item")
     for (collection, bucket, dtype, kind, vae), n in sorted(found.groups.items()):
         name = f"{collection} " if collection else ""
-        say(f"  {name}{bucket[0]}x{bucket[1]} {dtype} {kind} VAE {vae[:8]}: {n}")
+        if kind == "text":
+            say(f"  {name}captions, text encoders {vae[:8] or 'unknown'}: {n}")
+        else:
+            say(f"  {name}{bucket[0]}x{bucket[1]} {dtype} {kind} VAE {vae[:8]}: {n}")
     for count, text in (
         (found.superseded, "rows replaced by newer ones (cache prune frees them)"),
         (found.unindexed, "shards not in the manifest yet (opened a little slower; cache pack indexes them)"),
@@ -57,7 +60,7 @@ def print_files_in_use(done: MaintenanceReport) -> None:
         say(f"{len(done.in_use)} files are open in another program and stay for now: {done.in_use[0]}", err=True)
 
 
-def print_exchange(done: Exchange, verb: str) -> None:
-    """How many latents were imported or exported, and which were not."""
+def print_exchange(done: Exchange, verb: str, what: str = "latents") -> None:
+    """How many latents, or outputs of text encoders, were imported or exported, and which were not."""
     print_rows(done.skipped)
-    say(f"{done.done} latents {verb}, {len(done.skipped)} skipped")
+    say(f"{done.done} {what} {verb}, {len(done.skipped)} skipped")

@@ -16,9 +16,10 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.planned_index import bucket_of
+from kohya_bucket.datasets.scaling import is_as_wanted, scale
+from kohya_bucket.datasets.text_outputs import CaptionOutputs
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE
-from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.store.latent_store import LatentStore
 
 __all__ = ["BucketedLatentDataset"]
@@ -29,8 +30,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
 
     Item i is a dict: `latents` [C, H/8, W/8] in the stored type; `bucket` (`Bucket`); `bucket_idx`; `path` (the
     image as the store names it); `original_size` [2] int64 (width, height); `crop_ltrb` [4] float32; `caption`
-    where any was stored, "" for images without; `alpha_mask` [H, W] float32 in 0..1 where any
-    was stored, 1 for images without.
+    where any was stored, "" for images without; `text_outputs`, tensors by name, where asked for; `alpha_mask` [H, W]
+    float32 in 0..1 where any was stored, 1 for images without.
     Batched by torch's `default_collate`, `batch["latents"]` is [B, C, H/8, W/8], gathered from the files in one
     copy.
 
@@ -39,6 +40,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         scaled: latents as training takes them, `(raw - shift) * scale`; False gives what the VAE gave.
         flip: probability of the mirrored image's latent (and mask), drawn at every read; needs stored flips.
         collection: which part of the store; needed only if it holds several.
+        text_outputs: the model family, e.g. "flux", whose text encoders' outputs of the image's caption belong to an
+            item; they are in the folder `text` of the store.
         verify: checksums, see `LatentStore`.
         generator: source of randomness for `flip` and for sampling stored posteriors; None: torch's own. In workers
             of a `DataLoader` its seed is mixed with the worker's, which follows from the loader's `generator`.
@@ -47,7 +50,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         bucket_indices: [N] int32, position in `bucket_set`.
 
     Raises:
-        LatentStoreError: no store there, nothing in it, `flip` where an item has no flip stored, or items of two VAEs.
+        LatentStoreError: no store there, nothing in it, `flip` where an item has no flip stored, items of two VAEs, or
+            a caption without outputs.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         scaled: bool = True,
         flip: float = 0.0,
         collection: str | None = None,
+        text_outputs: str | None = None,
         verify: str = "first",
         generator: torch.Generator | None = None,
     ) -> None:
@@ -84,6 +89,10 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
                 "`kohya-bucket precompute` again with --flip, for all of its images"
             )
         self._one_vae()
+        self._outputs: CaptionOutputs | None = None
+        if text_outputs is not None:
+            captions = table["caption"].take(self._rows).to_pylist()
+            self._outputs = CaptionOutputs(self.store.layout, text_outputs, captions, verify)
 
     def _choose(self, collection: str | None) -> npt.NDArray[np.int64]:
         found = self.store.collections()
@@ -96,7 +105,10 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         chosen = found[0] if collection is None else collection
         if chosen not in found:
             raise LatentStoreError(f"{self.store.layout.root} has no collection {chosen!r}, but {found}")
-        return self.store.in_collection(chosen)
+        rows = self.store.in_collection(chosen)
+        if "text" in self.store.table["kind"].take(rows).unique().to_pylist():
+            raise LatentStoreError(f"{self.store.layout.root} holds outputs of text encoders: name the store around it")
+        return rows
 
     def _one_vae(self) -> None:
         """Latents of two VAEs do not belong into one training; what an import could not tell may be of any."""
@@ -179,10 +191,10 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         if store.info(rows[0]).is_posterior:
             mean, spread = out[:, 0].float(), out[:, 1].float()
             noise = torch.randn(mean.shape, generator=self._random())
-            return _scale(mean + spread * noise, space, self.scaled).to(out.dtype)
-        if _is_as_wanted(space, self.scaled):
+            return scale(mean + spread * noise, space, self.scaled).to(out.dtype)
+        if is_as_wanted(space, self.scaled):
             return out
-        return _scale(out.float(), space, self.scaled).to(out.dtype)
+        return scale(out.float(), space, self.scaled).to(out.dtype)
 
     def _item(self, index: int, row: int, flip: bool) -> _Item:
         at = int(self.bucket_indices[index])
@@ -195,6 +207,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         )
         if self._captioned:
             item["caption"] = self._texts["caption"][row].as_py() or ""
+        if self._outputs is not None:
+            item["text_outputs"] = self._outputs[index]
         if self._with_masks:
             item["alpha_mask"] = self._mask(row, self.bucket_set[at], flip)
         return item
@@ -230,16 +244,3 @@ def _join(batch: list[_Item], *, collate_fn_map: Any = None) -> dict[str, Any]:
 
 # torch's own table for types that `default_collate` does not know
 default_collate_fn_map[_Item] = _join
-
-
-def _is_as_wanted(space: LatentSpace, scaled: bool) -> bool:
-    return space.values == ("scaled" if scaled else "raw") or (space.scale_factor == 1 and space.shift_factor == 0)
-
-
-def _scale(latents: torch.Tensor, space: LatentSpace, scaled: bool) -> torch.Tensor:
-    """From what the shard holds to what is asked for; `latents` of a posterior are raw."""
-    if _is_as_wanted(space, scaled):
-        return latents
-    if scaled:
-        return (latents - space.shift_factor) * space.scale_factor
-    return latents / space.scale_factor + space.shift_factor

@@ -9,10 +9,25 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
 
-__all__ = ["CODES", "carrier", "dtype_name", "from_float32", "to_float32"]
+__all__ = ["CODES", "EXACT", "LATENT_DTYPES", "STORED_AS", "carrier", "dtype_name", "from_float32", "to_float32"]
 
-CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint8": "U8"}
-_CARRIERS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "uint8": "|u1"}
+CODES = {
+    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint8": "U8", "float64": "F64", "int32": "I32",
+    "int64": "I64",
+}  # fmt: skip
+_CARRIERS = {
+    "float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "uint8": "|u1", "float64": "<f8", "int32": "<i4",
+    "int64": "<i8",
+}  # fmt: skip
+LATENT_DTYPES = ("float32", "float16", "bfloat16")
+EXACT = "exact"  # of items that have several arrays, each stored in a type of its own
+_WHOLE = ("uint8", "int32", "int64")
+STORED_AS = {
+    "<f2": ("float16",), "<f4": LATENT_DTYPES, "<f8": ("float64",), "|b1": _WHOLE[:1], "|u1": _WHOLE[:1],
+    "|i1": _WHOLE[:2], "<u2": _WHOLE[:2], "<i2": _WHOLE[:2], "<i4": _WHOLE[:2], "<u4": _WHOLE, "<u8": _WHOLE,
+    "<i8": _WHOLE,
+}  # fmt: skip
+"""The storage types that hold every value which arrays of a numpy type may have, see `text.exact_arrays`."""
 _SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "half": "float16"}
 
 
@@ -24,7 +39,7 @@ def dtype_name(dtype: Any) -> str:
     """
     text = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else np.dtype(dtype).name
     name = _SHORT.get(text, text)
-    if name not in ("float32", "float16", "bfloat16"):
+    if name not in LATENT_DTYPES:
         raise LatentStoreError(f"dtype {text!r}: latents are stored as float32, float16 or bfloat16")
     return name
 

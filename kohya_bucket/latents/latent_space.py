@@ -15,7 +15,7 @@ class LatentSpace:
 
     Attributes:
         scale_factor, shift_factor: training takes `(raw - shift_factor) * scale_factor`.
-        values: "raw", as the VAE gives them, or "scaled", with that already applied.
+        values: "raw", as the VAE gives them, or "scaled", with that already applied; "text", outputs of text encoders.
         downsample_factor: pixels per latent in each side.
         architecture: sd-scripts' name of the model family, where known ("sdxl", "flux", ...).
     """
@@ -35,6 +35,6 @@ class LatentSpace:
             raise ValueError(f"latents cannot be scaled by {numbers}")
         if space.scale_factor == 0 or type(space.downsample_factor) is not int or space.downsample_factor < 1:
             raise ValueError(f"latents cannot be scaled by {numbers}")
-        if space.values not in ("raw", "scaled") or not isinstance(space.architecture, str):
+        if space.values not in ("raw", "scaled", "text") or not isinstance(space.architecture, str):
             raise ValueError(f"latents cannot be {space.values!r} of {space.architecture!r}")
         return space

@@ -32,6 +32,7 @@ class Stale(enum.Enum):
     MASK = "the alpha mask is missing"
     CAPTION = "the caption changed"
     ENCODERS = "the text encoders changed"
+    TOKENS = "how captions are encoded changed ({} -> {})"
     DROPOUT = "the caption_dropout_rate changed ({:g} -> {:g})"
 
     # the file

@@ -64,7 +64,7 @@ class SdScriptsDoor(TrainerDoor):
     def check_options(self, options: AdapterOptions) -> None:
         from kohya_bucket.sdscripts.unknown import refuse_what_needs
 
-        refuse_what_needs(self.unknown, options)
+        refuse_what_needs(self.unknown, options, self.owners)
 
     def is_group(self, dataset: Any) -> bool:
         names = {base.__name__ for base in type(dataset).__mro__ if base.__module__.startswith(f"{_PACKAGE}.")}

@@ -21,6 +21,8 @@ def test_an_unknown_key_names_the_nearest():
 def test_a_wrong_value_names_the_allowed():
     with pytest.raises(ConfigError, match="order is 'random', but must be one of shuffled, runs, sorted"):
         AdapterOptions.from_tables(("my.toml", {"order": "random"}))
+    with pytest.raises(ConfigError, match="text_cache is 'npy', but must be one of npz, shards"):
+        AdapterOptions.from_tables(("my.toml", {"text_cache": "npy"}))
 
 
 def test_a_table_must_be_a_table():

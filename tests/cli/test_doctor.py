@@ -281,9 +281,11 @@ def test_a_file_where_the_store_belongs(folder):
     assert "a file" in findings(write(folder, rest=taken), code=1)[0]["store"]["message"]
 
 
-def test_no_pyarrow_for_shards(folder, monkeypatch):
+@pytest.mark.parametrize("option", ["latent_cache", "text_cache"])
+def test_no_pyarrow_for_shards(folder, monkeypatch, option):
     monkeypatch.setattr("kohya_bucket.sdscripts.doctor.caches.version_of", lambda _: "")
-    found, _ = findings(write(folder, rest="[kohya_bucket]\nlatent_cache = 'shards'"), code=1)
+    found, _ = findings(write(folder, rest=f"[kohya_bucket]\n{option} = 'shards'"), code=1)
+    assert found["no-pyarrow"]["message"] == f'{option} = "shards" needs pyarrow, which is not installed here'
     assert "kohya-bucket[parquet]" in found["no-pyarrow"]["remedy"]
 
 

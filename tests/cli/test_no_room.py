@@ -30,6 +30,7 @@ COMMANDS = [
     ("cache", "prune", "{out}/store"),
     ("cache", "repair", "{out}/store"),
     ("cache", "import", "{data}", "--arch", "sd", "--quiet", "--output", "{out}/store"),
+    ("cache", "import", "{data}", "--arch", "flux", "--text", "--quiet", "--output", "{out}/store"),
     ("cache", "export", "{store}", "--arch", "sd", "--quiet", "--output", "{out}/npz"),
 ]
 
@@ -99,8 +100,11 @@ def test_what_cannot_be_written_leaves_what_was_there(
         make_store(store, False)
         shutil.copytree(store, out / "store")
         make_store(out / "store", command[1] == "repair")
+        from kohya_bucket.latents.npz.opened import write_arrays
         from tests.latents.test_npz import ARCHITECTURES, item, npz
+        from tests.latents.test_text_exchange import CAPTION_KEY, caption_mark, outputs_of
 
+        write_arrays(folder / "0_flux_te.npz", outputs_of("flux", 1) | {CAPTION_KEY: caption_mark("one")})
         npz.write_npz(folder / "0_0300x0400_sd.npz", item(ARCHITECTURES["sd"]), (128, 64), ARCHITECTURES["sd"])
     elif command[0] == "patch":
         (out / "checkout" / "library").mkdir(parents=True)

@@ -29,6 +29,7 @@ from kohya_bucket.images.cache.parquet_file import is_metadata_cache
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.maintenance.pack import pack
 from kohya_bucket.latents.maintenance.prune import prune
+from kohya_bucket.latents.maintenance.repair import repair
 from kohya_bucket.latents.npz import read_write as npz
 from kohya_bucket.latents.npz.check import find_npz, holds_npz, settle_npz, why_npz_bad
 from kohya_bucket.latents.npz.export_npz import export_npz
@@ -40,8 +41,13 @@ from kohya_bucket.latents.store.layout import Layout, content_tag
 from kohya_bucket.latents.store.shard_file import read_header
 from kohya_bucket.latents.store.state import status, verify
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.text.families import TEXT_FAMILIES
+from kohya_bucket.latents.text.npz_files import export_text_npz
+from kohya_bucket.latents.text.text_store import TextStore, open_store
+from kohya_bucket.latents.text.text_writer import checksum
 from tests.hostile import any_bytes, any_json, any_npz, any_table, as_json, npy
 from tests.latents.latent_helpers import PRINT, SPACE, bits, entry, fill
+from tests.latents.text_outputs import fill_texts
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
@@ -79,21 +85,26 @@ def put_entries(shard: bytes, entries: bytes) -> bytes:
 class Store:
     """A store of three shards, one of which is attacked, with and without an index."""
 
+    open = staticmethod(LatentStore)
+
     def __init__(self, root: Path) -> None:
         self.good = root / "good"
+        self.fill()
+        shutil.copytree(self.good, root / "used")
+        self.usual = use_store(root / "used", self.open)[1]
+        self.shards = sorted(path.name for path in Layout(self.good).shards.iterdir())
+        self.root = root / "attacked"
+
+    def fill(self) -> None:
         fill(self.good, ["a", "b", "c"], flip=True)
         with StoreWriter(self.good) as writer:
             mask = np.full((32, 64), 7, np.uint8)
             writer.add(entry("masked", mask=True), bits(9), mask=mask, space=SPACE)
             writer.add(entry("opaque", mask=True), bits(8), space=SPACE)
         fill(self.good, ["d"], dtype="float32")
-        shutil.copytree(self.good, root / "used")
-        self.usual = use_store(root / "used")[1]
-        self.shards = sorted(path.name for path in Layout(self.good).shards.iterdir())
-        self.root = root / "attacked"
 
     def use(self, seed: int) -> str:
-        named, refused = use_store(self.attacked(seed))
+        named, refused = use_store(self.attacked(seed), self.open)
         return "named" if named else "as before" if refused == self.usual else "refused"
 
     def attacked(self, seed: int) -> Path:
@@ -137,7 +148,58 @@ class Store:
         return self.root
 
 
-def use_store(root: Path) -> tuple[bool, int]:
+class Texts(Store):
+    """The same of captions, beside which somebody put latents."""
+
+    open = staticmethod(open_store)
+
+    def fill(self) -> None:
+        fill_texts(self.good, 3)
+        fill_texts(self.good, 1, seed=1)
+        fill(self.good, ["a"])
+
+    def attacked(self, seed: int) -> Path:
+        if seed % 5 != 4:
+            return super().attacked(seed)
+        shutil.rmtree(self.root, ignore_errors=True)
+        shutil.copytree(self.good, self.root)
+        rng = random.Random(seed)
+        shards = [self.root / "shards" / name for name in self.shards]
+        texts = [shard for shard in shards if "spans" in read_header(shard)[0]]
+        put_span(rng.choice(texts), rng, with_checksum=rng.random() < 0.5)
+        return self.root
+
+
+def put_span(shard: Path, rng: random.Random, *, with_checksum: bool) -> None:
+    """Change one number of one span; with the checksum that then is right, if asked for."""
+    specs, entries, _ = read_header(shard)
+    data, at = bytearray(shard.read_bytes()), specs["spans"].offset
+    spans = np.frombuffer(data, "<i8", specs["spans"].nbytes // 8, at).reshape(specs["spans"].shape)
+    item, array, which = (rng.randrange(side) for side in spans.shape)
+    values = [-1, 0, 1, 2, 17, 1000, 2**31, 2**40, 2**62, -(2**63), 2**63 - 1, int(spans[item, array, which]) + 1]
+    spans[item, array, which] = rng.choice(values)
+    if with_checksum:
+        table, description = decode(entries)
+        sums = table["crc_plain"].to_pylist()
+        parts = []
+        for name, (start, rows, _) in zip(description["arrays"], spans[item].tolist(), strict=True):
+            tensor = specs[name]
+            width = tensor.nbytes // tensor.shape[0]
+            first = min(max(start, 0), tensor.shape[0])
+            last = min(max(first + rows, first), tensor.shape[0])
+            parts.append(np.frombuffer(data, np.uint8, (last - first) * width, tensor.offset + first * width))
+        sums[item] = checksum(spans[item], parts)
+        pa = arrow()[0]
+        column = table.schema.get_field_index("crc_plain")
+        table = table.set_column(column, "crc_plain", pa.array(sums, pa.uint32()))
+        made = with_description(table, json.dumps(description).encode())
+        del spans, parts
+        shard.write_bytes(put_entries(bytes(data), made))
+    else:
+        shard.write_bytes(data)
+
+
+def use_store(root: Path, opened=LatentStore) -> tuple[bool, int]:
     """Everything that a store is used for: whether damage is named, and how often something was refused.
 
     A foreign exception is not caught here.
@@ -150,9 +212,10 @@ def use_store(root: Path) -> tuple[bool, int]:
         except KohyaBucketError as error:
             refused.append(str(error))
 
-    store = allowed(lambda: LatentStore(root))
+    store = allowed(lambda: opened(root))
     if store is None:
         return False, 0
+    texts = isinstance(store, TextStore)
     named = bool(store.damage)
     for i in range(len(store)):
         for use in (
@@ -160,15 +223,23 @@ def use_store(root: Path) -> tuple[bool, int]:
             lambda i=i: store.read_mask(i), lambda i=i: store.storage(i), lambda i=i: store.check(i),
         ):  # fmt: skip
             allowed(use)
+        if texts:
+            for use in (store.arrays, store.scalars, store.names):
+                allowed(lambda i=i, use=use: use(i))
+    if texts:
+        images = [str(root / "a.png")]
+        allowed(lambda: export_text_npz(store, images, ["caption 0"], TEXT_FAMILIES["flux"]))
     named |= bool(allowed(lambda: verify(store)))
     allowed(lambda: status(store))
     allowed(store.lost_entries)
     allowed(lambda: export_npz(store, ARCHITECTURES["sd"], root / "npz"))
     allowed(lambda: pack(store, root / "copy"))
-    allowed(lambda: fill(root, ["new"]))
+    allowed(lambda: fill_texts(root, 1, seed=7) if texts else fill(root, ["new"]))
     allowed(store.refresh)
-    allowed(lambda: prune(LatentStore(root), dry_run=True))
-    allowed(lambda: write_manifest(LatentStore(root)))
+    allowed(lambda: prune(opened(root), dry_run=True))
+    allowed(lambda: write_manifest(opened(root)))
+    if texts:
+        allowed(lambda: repair(opened(root)))
     assert not any("\n" in line for line in refused)
     return named, len(refused)
 
@@ -295,7 +366,13 @@ class Tars(Cache):
         return "as before"
 
 
-ATTACKED = {"stores": Store, "npz": Npz, "metadata caches": Cache, "indexes of tar shards": Tars}
+ATTACKED = {
+    "stores": Store,
+    "stores of captions": Texts,
+    "npz": Npz,
+    "metadata caches": Cache,
+    "indexes of tar shards": Tars,
+}
 
 
 def attack(kind: str, root: Path, seeds: range) -> Counter[str]:

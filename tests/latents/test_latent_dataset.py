@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -12,10 +14,14 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 import kohya_bucket  # noqa: E402
 from kohya_bucket.datasets.latents import BucketedLatentDataset  # noqa: E402
-from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import precompute_latents  # noqa: E402
+from kohya_bucket.latents.text.caption import Caption, Encoding  # noqa: E402
+from kohya_bucket.latents.text.exact_arrays import pack  # noqa: E402
+from kohya_bucket.latents.text.text_writer import TextWriter  # noqa: E402
 from tests.latents.latent_helpers import fill  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
+from tests.latents.text_outputs import fill_texts, made_outputs, same_outputs  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 
 
@@ -199,3 +205,35 @@ def test_masks_that_only_some_have_are_batched_with_ones(tmp_path, first):
     (batch,) = DataLoader(BucketedLatentDataset(tmp_path / "out"), batch_size=2)
     assert (batch["alpha_mask"][first] < 1).any()
     assert (batch["alpha_mask"][1 - first] == 1).all()
+
+
+def test_outputs_of_text_encoders_are_no_latents(tmp_path):
+    fill_texts(tmp_path, 2)
+    with pytest.raises(LatentStoreError, match="holds outputs of text encoders: name the store around it"):
+        BucketedLatentDataset(tmp_path)
+
+
+def test_items_have_the_outputs_of_their_captions(tmp_path):
+    fill(tmp_path, ["a.png", "b.png"])
+    with pytest.raises(LatentStoreError, match=r"text does not exist.*text_cache"):
+        BucketedLatentDataset(tmp_path, text_outputs="flux")
+    want = {}
+    for number, name in enumerate(["a.png", "b.png"]):
+        with TextWriter(tmp_path / "text") as writer:
+            want[name] = made_outputs(number)
+            arrays = {key: pack(array) for key, array in want[name].items()}
+            writer.add_text(Caption(f"caption of {name}").entry("flux", Encoding()), arrays)
+        if number == 0:
+            with pytest.raises(LatentStoreError, match=r"no outputs of flux for 1 of 2 images.*'caption of b\.png'"):
+                BucketedLatentDataset(tmp_path, text_outputs="flux")
+    with pytest.raises(LatentStoreError, match=r"no outputs of sdxl for 2 of 2.*holds those of \['flux'\]"):
+        BucketedLatentDataset(tmp_path, text_outputs="sdxl")
+    dataset = pickle.loads(pickle.dumps(BucketedLatentDataset(tmp_path, text_outputs="flux")))
+    for batch in DataLoader(dataset, batch_size=2, shuffle=True):
+        for k, name in enumerate(batch["path"]):
+            found = {key: value[k] for key, value in batch["text_outputs"].items()}
+            assert found["states"].dtype == torch.bfloat16
+            same_outputs(
+                {key: value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
+                 for key, value in found.items()}, want[name],
+            )  # fmt: skip

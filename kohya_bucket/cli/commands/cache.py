@@ -15,6 +15,7 @@ from kohya_bucket.cli.console import say
 from kohya_bucket.cli.encoders import load_vae
 from kohya_bucket.cli.for_sd_scripts import FOR_HELP, version_for
 from kohya_bucket.cli.progress import scan_progress
+from kohya_bucket.cli.text_exchange import export_texts, import_texts
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _Store = Annotated[Path, typer.Argument(help="The store's folder.")]
 _Images = Annotated[Path | None, typer.Option("--images", help="Where the images are, if they were moved.")]
 _Collection = Annotated[str, typer.Option(help="Part of the store.")]
+_Text = Annotated[bool, typer.Option("--text", help="Outputs of text encoders in place of latents.")]
+_Captions = Annotated[str, typer.Option(help="With --text: ending of the files of captions, e.g. .txt.")]
 _Family = Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTURES)}.")]
 
 
@@ -94,10 +97,10 @@ def repair(
     print_files_in_use(done)
     if done.missing:
         print_rows([(source, "lost") for source in done.missing])
-        raise KohyaBucketError(
-            f"{len(done.missing)} items are lost: run precompute again, or repair with --vae and the VAE they "
-            "were encoded with"
-        )
+        what = "run precompute again, or repair with --vae and the VAE they were encoded with"
+        if not opened.of_images:
+            what = "train again, which encodes these captions, or import them again"
+        raise KohyaBucketError(f"{len(done.missing)} items are lost: {what}")
 
 
 def prune(
@@ -116,6 +119,8 @@ def prune(
 
     opened = _open(store)
     drop: set[int] = set()
+    if (gone or stale) and not opened.of_images:
+        raise ConfigError(f"{store} holds captions, not images, so nothing there is gone or stale: leave that out")
     if gone or stale:
         found = check_sources(opened, state.source_paths(opened, images))
         if gone and len(opened) and found.absent.all():
@@ -167,6 +172,8 @@ def import_(
         str, typer.Option(help="How sd-scripts resized for them; auto-0.9 for 0.9 and before.")
     ] = "auto",
     collection: _Collection = "",
+    text: _Text = False,
+    caption_extension: _Captions = "",
     quiet: Quiet = False,
 ) -> None:
     """Take sd-scripts' npz into a store.
@@ -179,6 +186,9 @@ def import_(
     from kohya_bucket.latents.npz.import_npz import import_npz
     from kohya_bucket.latents.store.layout import common_root
 
+    if text:
+        import_texts(path, output, arch, caption_extension, quiet=quiet)
+        return
     family = _arch(arch)
     if vae and vae_hash:
         raise ConfigError("--vae and --vae-hash say the same: leave one out")
@@ -201,9 +211,14 @@ def export(
     images: _Images = None,
     collection: _Collection = "",
     for_: Annotated[str, typer.Option("--for", help=FOR_HELP)] = "",
+    text: _Text = False,
+    caption_extension: _Captions = ".txt",
     quiet: Quiet = False,
 ) -> None:
-    """Write a store's latents as npz that unmodified sd-scripts trains from."""
+    """Write a store's latents, or outputs of text encoders, as npz that unmodified sd-scripts trains from."""
+    if text:
+        export_texts(store, images, arch, caption_extension, quiet=quiet)
+        return
     from kohya_bucket.latents.npz.export_npz import export_npz
 
     family = _arch(arch).read_by(version_for(for_))
@@ -213,9 +228,9 @@ def export(
 
 
 def _open(store: Path) -> LatentStore:
-    from kohya_bucket.latents import LatentStore
+    from kohya_bucket.latents.text.text_store import open_store
 
-    return LatentStore(store)
+    return open_store(store)
 
 
 def _arch(name: str) -> Architecture:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
-from kohya_bucket.latents.maintenance.rewrite import copy_items, remove_shards
+from kohya_bucket.latents.maintenance.rewrite import copy_items, remove_shards, writer_like
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.store.writer import write_manifest
 
 __all__ = ["pack"]
 
@@ -37,7 +38,7 @@ def pack(
     if _already_packed(store, small, keep):
         write_manifest(store)
         return done
-    with StoreWriter(store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
+    with writer_like(store, store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
         copy_items(store, keep, writer)
     done.copied = len(keep)
     remove_shards(store, small, done)
@@ -53,7 +54,8 @@ def _packed_copy(store: LatentStore, target: str | os.PathLike[str], shard_bytes
             f"{store.layout.root} has {lost} lost items or damaged shards, which the copy would lack: run "
             "`kohya-bucket cache repair` first; `cache prune` forgets what cannot be brought back"
         )
-    with StoreWriter(target, images_root=store.images_root(), shard_bytes=shard_bytes, flush_seconds=None) as out:
+    options: dict[str, Any] = {"images_root": store.images_root(), "shard_bytes": shard_bytes, "flush_seconds": None}
+    with writer_like(store, target, **options) as out:
         copy_items(store, range(len(store)), out)
     write_manifest(LatentStore(target))
     return MaintenanceReport(copied=len(store))
@@ -63,6 +65,10 @@ def _already_packed(store: LatentStore, small: Sequence[str], keep: Sequence[int
     """Whether copying would give the same shards again: one small one per kind of row, without dead rows."""
     names = ["bucket_width", "bucket_height", "dtype", "kind", "flip", "mask", "collection", "shard"]
     found = store.table.take(np.array(keep, dtype=np.int64)).group_by(names, use_threads=False).aggregate([])
-    kinds = {(*list(row.values())[:-1], store.shards[row["shard"]].space) for row in found.to_pylist()}
+    kinds = set()
+    for row in found.to_pylist():
+        info = store.shards[row["shard"]]
+        layouts = tuple((name, info.tensors[name].dtype, info.tensors[name].shape[1:]) for name in info.arrays)
+        kinds.add((*list(row.values())[:-1], info.space, tuple(info.arrays.items()), layouts))
     rows = sum(store.shards[name].rows for name in small)
     return len(kinds) >= len(small) and rows == len(keep)

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from kohya_bucket.files import TEMPORARY_AGE
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
-from kohya_bucket.latents.maintenance.rewrite import copy_items, remove_file, remove_shards
+from kohya_bucket.latents.maintenance.rewrite import copy_items, remove_file, remove_shards, writer_like
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.state import temporary_files
-from kohya_bucket.latents.store.writer import StoreWriter
 
 __all__ = ["prune"]
 
@@ -42,7 +41,7 @@ def prune(
     if dry_run:
         done.removed = [*loose, *old]
         return done
-    with StoreWriter(store.layout.root) as writer:
+    with writer_like(store, store.layout.root) as writer:
         copy_items(store, [i for name in loose for i in live[name]], writer)
     remove_shards(store, loose, done, forget_lost=not store.damage)
     for path in old:

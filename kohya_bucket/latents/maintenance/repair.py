@@ -12,12 +12,13 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.latents.encode.encode_items import encode_items
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
-from kohya_bucket.latents.maintenance.rewrite import copy_items, quarantine
+from kohya_bucket.latents.maintenance.rewrite import copy_items, quarantine, writer_like
 from kohya_bucket.latents.source_files import hash_files, stat_files
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.state import verify, verify_files
-from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.store.writer import write_manifest
+from kohya_bucket.latents.text.caption import KIND
 from kohya_bucket.latents.vae.encoder import encoder_hash
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def repair(
     if sick:
         broken = {i for i, _ in bad}
         keep = [i for i in range(len(store)) if store.info(i).name in sick and i not in broken]
-        with StoreWriter(store.layout.root) as writer:
+        with writer_like(store, store.layout.root) as writer:
             copy_items(store, keep, writer)
         done.copied = len(keep)
     for name, _ in files:
@@ -83,7 +84,7 @@ def _encode_again(
     groups: dict[EncodeOptions, list[StoreEntry]] = {}
     for entry in lost:
         p = entry.fingerprint
-        if p.vae != vae:
+        if p.vae != vae or p.kind == KIND:
             done.missing.append(entry.source)
             continue
         name = p.interpolation.partition("/")[0]

@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.text.text_store import TextStore
+from kohya_bucket.latents.text.text_writer import TextWriter
 
-__all__ = ["copy_items", "quarantine", "remove_file", "remove_shards"]
+__all__ = ["copy_items", "quarantine", "remove_file", "remove_shards", "writer_like"]
 
 
 def copy_items(store: LatentStore, items: Iterable[int], writer: StoreWriter) -> None:
-    """Write items of `store` again, with their checksums looked at on the way and their times kept."""
+    """Write items of `store` again, with their checksums looked at on the way and their numbers kept."""
     times = store.column("written_ns")
     for i in items:
         entry = store.entry(i)
+        if isinstance(store, TextStore) and isinstance(writer, TextWriter) and store.info(i).arrays:
+            kept = {name: replace(packed, bits=np.array(packed.bits)) for name, packed in store.packed(i).items()}
+            writer.add_text(entry, kept, written_ns=int(times[i]))
+            continue
         flip, mask = entry.fingerprint.flip, entry.fingerprint.mask
         flipped = np.array(store.read(i, flipped=True)) if flip else None
         alpha = store.read_mask(i) if mask else None
@@ -31,6 +39,11 @@ def copy_items(store: LatentStore, items: Iterable[int], writer: StoreWriter) ->
             entry, np.array(store.read(i)), flipped=flipped, mask=None if alpha is None else np.array(alpha),
             space=store.info(i).space, written_ns=int(times[i]),
         )  # fmt: skip
+
+
+def writer_like(store: LatentStore, root: str | os.PathLike[str], **options: Any) -> StoreWriter:
+    """A writer for items of the kind that `store` holds; options as for `StoreWriter`."""
+    return (TextWriter if isinstance(store, TextStore) else StoreWriter)(root, **options)
 
 
 def remove_shards(

@@ -17,8 +17,9 @@ from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.store.checked_rows import check_rows
 from kohya_bucket.latents.store.entries import arrow, decode, schema
-from kohya_bucket.latents.store.layout import Layout, ShardInfo
+from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.shard_file import ENTRIES, read_header
+from kohya_bucket.latents.store.shard_info import ShardInfo, given_arrays
 
 __all__ = ["Contents", "contents_of", "contents_of_shards", "in_shards", "manifest_of", "self_described"]
 
@@ -155,7 +156,7 @@ def self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardIn
             if tensor not in specs or (specs[tensor].dtype, list(specs[tensor].shape)) != (dtype, shape):
                 raise LatentStoreError(f"shard {name} is damaged: its header and its entries disagree on {tensor!r}")
         del specs[ENTRIES]
-        info = ShardInfo(name, nbytes, specs, LatentSpace.of(description["space"])).checked()
+        info = ShardInfo(name, nbytes, specs, LatentSpace.of(description["space"]), given_arrays(description)).checked()
         pa, _, _ = arrow()
         column = pa.array([name] * len(table), schema().field("shard").type)
         table = table.set_column(table.schema.get_field_index("shard"), "shard", column)

@@ -15,8 +15,9 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.store.contents import Contents, contents_of, contents_of_shards, in_shards
 from kohya_bucket.latents.store.entries import StoreEntry, arrow, entry_at, schema
 from kohya_bucket.latents.store.item_table import ItemTable
-from kohya_bucket.latents.store.layout import Layout, ShardInfo
+from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.mapped_shards import MappedShards
+from kohya_bucket.latents.store.shard_info import ShardInfo
 
 __all__ = ["LatentStore"]
 
@@ -39,6 +40,8 @@ class LatentStore(ItemTable):
     Raises:
         LatentStoreError: there is no store, or pyarrow is missing.
     """
+
+    of_images = True  # each item is made from a file
 
     def __init__(self, root: str | os.PathLike[str], *, verify: str = "first") -> None:
         if verify not in ("first", "always", "never"):
@@ -70,7 +73,7 @@ class LatentStore(ItemTable):
 
     def part(self, names: Sequence[str]) -> LatentStore:
         """A store of these shards alone, read from their own descriptions; damaged ones are left out."""
-        part = object.__new__(LatentStore)
+        part = object.__new__(type(self))
         part.layout, part.verify = self.layout, self.verify
         part._show(contents_of_shards(self.layout, names))
         return part
@@ -125,10 +128,11 @@ class LatentStore(ItemTable):
         [C, h, w] latents, or [2, C, h, w] mean and standard deviation.
 
         Raises:
-            LatentStoreError: the flipped one was not stored, or the bytes are not those that were written.
+            LatentStoreError: the flipped one was not stored, or the bytes are not those that were written, or are
+                outputs of text encoders.
         """
         tensors = self._tensors(i)
-        name = ("latents" if "latents" in tensors else "posterior") + ("_flipped" if flipped else "")
+        name = self._kind(i) + ("_flipped" if flipped else "")
         if name not in tensors:
             raise LatentStoreError(
                 f"{self.table['source'][i]} has no flipped latent: run `kohya-bucket precompute` again with --flip"
@@ -168,7 +172,12 @@ class LatentStore(ItemTable):
         return out
 
     def check(self, i: int) -> str | None:
-        """What is wrong with the stored bytes of item `i`, or None. Reads all of them."""
+        """What is wrong with the stored bytes of item `i`, or None. Reads all of them.
+
+        Raises:
+            LatentStoreError: they are outputs of text encoders, see `open_store`.
+        """
+        self._kind(i)
         try:
             tensors = self._tensors(i)
             for name, array in tensors.items():
@@ -190,6 +199,13 @@ class LatentStore(ItemTable):
                 )
             self._checked[role, i] = True
         return out
+
+    def _kind(self, i: int) -> str:
+        """ "latents" or "posterior"."""
+        info = self._infos[self._shard[i]]
+        if info is not None and info.arrays:
+            raise LatentStoreError(f"{self.layout.root} holds outputs of text encoders, not latents")
+        return "latents" if info is None else info.kind
 
     def _tensors(self, i: int) -> dict[str, npt.NDArray[Any]]:
         return self._files.tensors(self.info(i))

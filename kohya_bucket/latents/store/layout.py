@@ -8,79 +8,17 @@ import os
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.files import write_file
-from kohya_bucket.latents.latent_space import LatentSpace
-from kohya_bucket.latents.store.shard_file import TensorSpec
 
-__all__ = ["Layout", "ShardInfo", "common_root", "is_text", "relative_source"]
+__all__ = ["Layout", "common_root", "is_text", "relative_source"]
 
 _VERSION = 1
 _DIGITS = 20
 _MOST_TEXT = 1 << 16
 _MOST_MANIFEST = 1 << 32
-
-
-@dataclass(frozen=True)
-class ShardInfo:
-    """A shard's file: name, length in bytes, where its tensors lie, and what they mean."""
-
-    name: str
-    nbytes: int
-    tensors: dict[str, TensorSpec]
-    space: LatentSpace
-
-    @property
-    def rows(self) -> int:
-        """Items in it, those included that newer ones have replaced."""
-        return self.latents.shape[0]
-
-    @property
-    def latents(self) -> TensorSpec:
-        """The tensor of its latents, or of mean and standard deviation."""
-        return self.tensors["posterior" if self.is_posterior else "latents"]
-
-    @property
-    def is_posterior(self) -> bool:
-        """Its rows hold mean and standard deviation instead of latents."""
-        return "posterior" in self.tensors
-
-    def to_json(self) -> dict[str, Any]:
-        places = {name: [spec.dtype, list(spec.shape), spec.offset] for name, spec in self.tensors.items()}
-        return {"name": self.name, "bytes": self.nbytes, "tensors": places, "space": asdict(self.space)}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ShardInfo:
-        """What `to_json` gave, from a file that anybody may have changed.
-
-        Raises:
-            ValueError, TypeError, KeyError: there can be no such shard.
-        """
-        specs = {name: TensorSpec.of(*spec) for name, spec in data["tensors"].items()}
-        return cls(data["name"], data["bytes"], specs, LatentSpace.of(data["space"])).checked()
-
-    def checked(self) -> ShardInfo:
-        """The same, if its tensors belong together and lie in the file; else `ValueError`."""
-        found = dict(self.tensors)
-        mask = found.pop("alpha_mask", None)
-        kind = "posterior" if self.is_posterior else "latents"
-        main = found.pop(kind, None)
-        flipped = found.pop(f"{kind}_flipped", main)
-        if found or main is None or main.dtype == "uint8" or len(main.shape) != 4 + self.is_posterior:
-            raise ValueError(f"shard {self.name!r} cannot hold the tensors {sorted(self.tensors)}")
-        if self.is_posterior and main.shape[1] != 2:
-            raise ValueError(f"shard {self.name!r} holds no mean and deviation, but a shape of {list(main.shape)}")
-        if flipped is None or (flipped.dtype, flipped.shape) != (main.dtype, main.shape) or not main.nbytes:
-            raise ValueError(f"shard {self.name!r} holds mirrored latents of another shape")
-        if mask is not None and (mask.dtype != "uint8" or len(mask.shape) != 3):
-            raise ValueError(f"shard {self.name!r} holds masks of type {mask.dtype} and shape {list(mask.shape)}")
-        if type(self.nbytes) is not int or any(s.offset + s.nbytes > self.nbytes for s in self.tensors.values()):
-            raise ValueError(f"shard {self.name!r} of {self.nbytes!r} bytes cannot hold its tensors")
-        return self
 
 
 class Layout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections import OrderedDict
@@ -11,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.dtypes import carrier
-from kohya_bucket.latents.store.layout import ShardInfo
+from kohya_bucket.latents.store.shard_info import ShardInfo
 
 __all__ = ["MappedShards"]
 
@@ -66,9 +67,8 @@ def _mapped(path: Path, info: ShardInfo) -> Tensors:
                 "run `kohya-bucket cache repair`"
             )
         bits = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return {
-        name: np.frombuffer(bits, carrier(spec.dtype), int(np.prod(spec.shape, dtype=np.int64)), spec.offset).reshape(
-            spec.shape
-        )
-        for name, spec in info.tensors.items()
-    }
+    with as_damage(f"shard {path} cannot be read"):
+        return {
+            name: np.frombuffer(bits, carrier(spec.dtype), math.prod(spec.shape), spec.offset).reshape(spec.shape)
+            for name, spec in info.tensors.items()
+        }

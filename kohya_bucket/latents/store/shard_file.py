@@ -24,12 +24,12 @@ from kohya_bucket.errors import as_damage
 from kohya_bucket.files import write_file
 from kohya_bucket.latents.dtypes import CODES, carrier
 
-__all__ = ["ENTRIES", "TensorSpec", "read_header", "write_shard"]
+__all__ = ["ENTRIES", "MOST_AXES", "TensorSpec", "read_header", "write_shard"]
 
 ENTRIES = "entries"
 _ALIGNMENT = 64
 _MAX_HEADER = 1 << 20
-_MOST_AXES = 5
+MOST_AXES = 5
 _NAMES = {code: name for name, code in CODES.items()}
 
 
@@ -44,7 +44,7 @@ class TensorSpec:
     @classmethod
     def of(cls, dtype: Any, shape: Any, offset: Any) -> TensorSpec:
         """The same of values that a file states; `ValueError` or `KeyError` if there can be no such tensor."""
-        if not all(type(n) is int and n >= 0 for n in (*shape, offset)) or len(shape) > _MOST_AXES:
+        if not all(type(n) is int and n >= 0 for n in (*shape, offset)) or len(shape) > MOST_AXES:
             raise ValueError(f"there can be no tensor of shape {shape!r} at byte {offset!r}")
         carrier(dtype)
         return cls(dtype, tuple(shape), offset)

@@ -41,6 +41,11 @@ class SourceState:
     absent: npt.NDArray[np.bool_]
     changed: npt.NDArray[np.bool_]
 
+    @classmethod
+    def none(cls, items: int) -> SourceState:
+        """Of items that are made from no files."""
+        return cls(np.zeros(items, dtype=bool), np.zeros(items, dtype=bool))
+
 
 def check_sources(store: LatentStore, paths: list[str], *, content: bool = False) -> SourceState:
     """Look at the file behind each item; `paths` has one path per item of the store.

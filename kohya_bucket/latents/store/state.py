@@ -17,7 +17,7 @@ from kohya_bucket.files import TEMPORARY_SUFFIX
 from kohya_bucket.latents.store.contents import manifest_of, self_described
 from kohya_bucket.latents.store.entries import arrow
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.sources import check_sources
+from kohya_bucket.latents.store.sources import SourceState, check_sources
 
 __all__ = ["StoreStatus", "source_paths", "status", "verify", "verify_files"]
 
@@ -68,7 +68,7 @@ def source_paths(store: LatentStore, images_root: Path | None = None) -> list[st
 def status(store: LatentStore, *, images_root: Path | None = None, content: bool = False) -> StoreStatus:
     """Look at a store, and at the image files behind it (length and time; with `content` also their hashes)."""
     paths = source_paths(store, images_root)
-    state = check_sources(store, paths, content=content)
+    state = check_sources(store, paths, content=content) if store.of_images else SourceState.none(len(store))
     names = ["collection", "dtype", "kind", "vae", "bucket_width", "bucket_height"]
     groups: dict[tuple[str, tuple[int, int], str, str, str], int] = {}
     for row in store.table.group_by(names, use_threads=False).aggregate([([], "count_all")]).to_pylist():

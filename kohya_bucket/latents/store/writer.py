@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,14 @@ from kohya_bucket.latents.store.checked_rows import check_rows
 from kohya_bucket.latents.store.entries import StoreEntry, arrow, encode, to_table
 from kohya_bucket.latents.store.generations import Generations
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.layout import Layout, ShardInfo
+from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.shard_file import TensorSpec, write_shard
+from kohya_bucket.latents.store.shard_info import ShardInfo
 
-__all__ = ["StoreWriter", "write_manifest"]
+__all__ = ["Pending", "StoreWriter", "write_manifest"]
 
 Bits = npt.NDArray[Any]
+P = TypeVar("P", bound="Pending")
 
 
 class _Kind(NamedTuple):
@@ -46,15 +48,21 @@ class _Kind(NamedTuple):
 
 
 @dataclass
-class _Pending:
+class Pending:
+    """Items that wait to be written as one shard."""
+
     entries: list[StoreEntry] = field(default_factory=list)
     numbers: list[int | None] = field(default_factory=list)  # as given
     turns: list[int] = field(default_factory=list)
+    nbytes: int = 0
+
+
+@dataclass
+class _Latents(Pending):
     plain: list[Bits] = field(default_factory=list)
     flipped: list[Bits] = field(default_factory=list)
     masks: list[Bits] = field(default_factory=list)
     mask_rows: list[int] = field(default_factory=list)
-    nbytes: int = 0
 
 
 class StoreWriter:
@@ -86,7 +94,7 @@ class StoreWriter:
         self._shard_bytes = shard_bytes
         self._flush_seconds = flush_seconds
         self._on_commit = on_commit
-        self._pending: dict[_Kind, _Pending] = {}
+        self._pending: dict[Any, Any] = {}  # `Pending` by what its items have in common
         self._generations = Generations(self.layout)
         self._added = 0
         self._flushed = time.monotonic()
@@ -117,11 +125,7 @@ class StoreWriter:
             raise ValueError(f"{entry.source}: its fingerprint says flip={print_.flip}")
         key = _Kind(print_.bucket_size, print_.dtype, print_.kind, print_.flip, print_.mask, plain.shape, space,
                     entry.collection)  # fmt: skip
-        pending = self._pending.setdefault(key, _Pending())
-        pending.entries.append(entry)
-        self._added += 1
-        pending.numbers.append(written_ns)
-        pending.turns.append(self._added)
+        pending = self._enter(key, _Latents, entry, written_ns)
         pending.plain.append(plain)
         pending.nbytes += plain.nbytes
         if flipped is not None:
@@ -131,7 +135,20 @@ class StoreWriter:
         if print_.mask and mask is not None:
             pending.masks.append(mask)
             pending.nbytes += mask.nbytes
-        if pending.nbytes >= self._shard_bytes:
+        self._commit_full(key)
+
+    def _enter(self, key: Any, kind: type[P], entry: StoreEntry, written_ns: int | None) -> P:
+        """Where an item waits, its row begun."""
+        pending: P = self._pending.setdefault(key, kind())
+        self._added += 1
+        pending.entries.append(entry)
+        pending.numbers.append(written_ns)
+        pending.turns.append(self._added)
+        return pending
+
+    def _commit_full(self, key: Any) -> None:
+        """Commit what is large or old enough, after an item was added to `key`."""
+        if self._pending[key].nbytes >= self._shard_bytes:
             self._commit(key, self._generations.greatest())
         elif self._flush_seconds is not None and time.monotonic() - self._flushed > self._flush_seconds:
             self.flush()
@@ -154,8 +171,8 @@ class StoreWriter:
         with suppress(LatentStoreError):  # what is finished is kept; the first error is the one to report
             self.flush()
 
-    def _commit(self, common: _Kind, above: int) -> None:
-        rows = self._pending.pop(common)
+    def _commit(self, common: Any, above: int) -> None:
+        rows: _Latents = self._pending.pop(common)
         bucket_size, dtype, kind = common.bucket_size, common.dtype, common.kind
         tensors: dict[str, tuple[str, Bits]] = {kind: (dtype, np.stack(rows.plain))}
         if rows.flipped:
@@ -163,25 +180,36 @@ class StoreWriter:
         if rows.masks:
             tensors["alpha_mask"] = ("uint8", np.stack(rows.masks))
         n = len(rows.entries)
+        places = {
+            "mask_row": rows.mask_rows, "crc_plain": _checksums(tensors[kind][1], n),
+            "crc_flipped": _checksums(tensors[f"{kind}_flipped"][1], n) if rows.flipped else [0] * n,
+            "crc_mask": [zlib.crc32(np.ascontiguousarray(rows.masks[m]).data) if m >= 0 else 0 for m in rows.mask_rows],
+        }  # fmt: skip
         path = self.layout.new_shard(bucket_size, dtype)
+        self._write(path, rows, above, places, tensors, common.space, {"bucket": f"{bucket_size[0]}x{bucket_size[1]}"})
+
+    def _write(
+        self, path: Path, rows: Pending, above: int, places: dict[str, list[Any]], tensors: dict[str, tuple[str, Bits]],
+        space: LatentSpace, metadata: dict[str, str], arrays: dict[str, tuple[str, int]] | None = None,
+    ) -> None:  # fmt: skip
+        """One shard, whole: `places` as for `to_table`, but for what follows from `above` and where the rows lie."""
         self._generations.is_mine(path.name)
+        n = len(rows.entries)
         numbers = [
             above + turn if given is None else given for given, turn in zip(rows.numbers, rows.turns, strict=True)
         ]
-        table = to_table(rows.entries, {
-            "written_ns": numbers, "shard": [path.name] * n, "row": list(range(n)), "mask_row": rows.mask_rows,
-            "crc_plain": _checksums(tensors[kind][1], n),
-            "crc_flipped": _checksums(tensors[f"{kind}_flipped"][1], n) if rows.flipped else [0] * n,
-            "crc_mask": [zlib.crc32(np.ascontiguousarray(rows.masks[m]).data) if m >= 0 else 0 for m in rows.mask_rows],
-        })  # fmt: skip
-        shapes = {name: [dtype_, list(bits.shape)] for name, (dtype_, bits) in tensors.items()}
-        description = {"tensors": shapes, "space": vars(common.space)}
-        metadata = {"format": "kohya_bucket.latents", "bucket": f"{bucket_size[0]}x{bucket_size[1]}"}
-        specs = {name: TensorSpec(dtype_, bits.shape, 0) for name, (dtype_, bits) in tensors.items()}
+        places = places | {"written_ns": numbers, "shard": [path.name] * n, "row": list(range(n))}
+        table = to_table(rows.entries, places)
+        specs = {name: TensorSpec(dtype, bits.shape, 0) for name, (dtype, bits) in tensors.items()}
         nbytes = sum(spec.nbytes for spec in specs.values())
         # or else no reader would take it
-        check_rows(table, {path.name: ShardInfo(path.name, nbytes, specs, common.space).checked()})
-        write_shard(path, tensors, encode(table, description), metadata)
+        check_rows(table, {path.name: ShardInfo(path.name, nbytes, specs, space, arrays or {}).checked()})
+        description: dict[str, Any] = {
+            "tensors": {name: [spec.dtype, list(spec.shape)] for name, spec in specs.items()}, "space": vars(space),
+        }  # fmt: skip
+        if arrays:
+            description["arrays"] = arrays
+        write_shard(path, tensors, encode(table, description), {"format": "kohya_bucket.latents"} | metadata)
         if self._on_commit is not None:
             self._on_commit(rows.entries)
 

@@ -1,4 +1,4 @@
-"""sd-scripts' own loop over captions, with whole and checked files under it.
+"""sd-scripts' own loop over captions, with whole and checked files, or shards, under it.
 
 sd-scripts names a file for the image alone. Where images of one stem, or data sets that share an image, have different
 captions, whoever comes first has the usual file and the others have further ones.
@@ -6,29 +6,41 @@ captions, whoever comes first has the usual file and the others have further one
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks
 from kohya_bucket.images.files.paths import file_key
-from kohya_bucket.latents.fingerprint import sampled_hash
 from kohya_bucket.latents.stale import Reason
+from kohya_bucket.latents.text.caption import Encoding
 from kohya_bucket.sdscripts.caching.replaced import replaced
+from kohya_bucket.sdscripts.caching.text_identity import encoders_hash, tokens_text
 from kohya_bucket.sdscripts.caching.text_npz import CAPTION_KEY, ENCODERS_KEY, caption_mark, check_text_npz, savez
+from kohya_bucket.sdscripts.caching.text_shards import TextShardSession
 from kohya_bucket.sdscripts.datasets.wording import recached_lines
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 
-__all__ = ["cache_text_outputs", "forget_texts"]
+__all__ = ["Strategies", "cache_text_outputs", "forget_texts"]
 
 logger = logging.getLogger("kohya_bucket")
 
 Original = Callable[[Any, Any, Any], Any]
+
+
+class Strategies(NamedTuple):
+    """sd-scripts' strategies of a run, as far as it has set them."""
+
+    caching: TextStrategy | None
+    tokenizing: Any
+    encoding: Any
+
+
 Text = tuple[str, float]  # a caption, and how often it is left out: some strategies save that with the outputs
 
 # by strategy, of which sd-scripts has one in each run: the texts that its datasets have, by usual file
@@ -37,12 +49,54 @@ _texts: WeakKeyDictionary[Any, dict[str, list[Text]]] = WeakKeyDictionary()
 
 @stop_all_ranks_on_error()
 def cache_text_outputs(
-    dataset: Dataset, original: Original, strategy: TextStrategy | None, models: Any, accelerator: Any
+    dataset: Dataset,
+    original: Original,
+    strategies: Strategies,
+    models: Any,
+    accelerator: Any,
+    options: AdapterOptions,
 ) -> None:
-    """`BaseDataset.new_cache_text_encoder_outputs`, with whole files that are checked before they count."""
+    """`BaseDataset.new_cache_text_encoder_outputs`, with the cache of this package under it where it goes to disk."""
+    strategy = strategies.caching
     if strategy is None or not strategy.cache_to_disk:
         original(dataset, models, accelerator)
-        return
+    elif options.text_cache == "shards":
+        _cache_in_shards(dataset, original, strategies, models, accelerator, options)
+    else:
+        _cache_in_npz(dataset, original, strategy, models, accelerator)
+
+
+def _cache_in_shards(
+    dataset: Dataset,
+    original: Original,
+    strategies: Strategies,
+    models: Any,
+    accelerator: Any,
+    options: AdapterOptions,
+) -> None:
+    strategy = strategies.caching
+    assert strategy is not None
+    encoding = Encoding(encoders_hash(models), tokens_text(strategies.tokenizing, strategies.encoding, strategy))
+    session = TextShardSession(dataset, strategy, accelerator, options, encoding)
+    numpys_savez = np.savez
+
+    def save(file: Any, *args: Any, **arrays: Any) -> None:
+        if args or not session.holds(file):
+            numpys_savez(file, *args, **arrays)
+        else:
+            session.save(file, arrays)
+
+    with replaced(strategy, session.methods()), replaced(np, {"savez": save}):
+        try:
+            original(dataset, models, accelerator)
+        except BaseException:
+            session.keep()
+            raise
+    session.finish()
+    _tell(session.reasons)
+
+
+def _cache_in_npz(dataset: Dataset, original: Original, strategy: TextStrategy, models: Any, accelerator: Any) -> None:
     taken = _texts.setdefault(strategy, {})
     paths: dict[str, str] = {}
     texts: dict[str, Text] = {}
@@ -52,7 +106,7 @@ def cache_text_outputs(
         path = _file_of(_npz(strategy.get_outputs_npz_path(info.absolute_path)), text, taken)
         paths[info.absolute_path] = path
         texts[path] = text
-    encoders = _hash_of(models)
+    encoders = encoders_hash(models)
     accepts = strategy.is_disk_cached_outputs_expected
     reasons: dict[str, list[Reason]] = {}
 
@@ -86,14 +140,12 @@ def cache_text_outputs(
     with replaced(strategy, methods), replaced(np, {"savez": save_whole}):
         original(dataset, models, accelerator)
     wait_for_ranks()
+    _tell(reasons)
+
+
+def _tell(reasons: dict[str, list[Reason]]) -> None:
     if is_first_process() and reasons:
         logger.warning("\n".join(recached_lines(reasons)))
-
-
-def _hash_of(models: Any) -> str:
-    """Hash of the text encoders, "" where there is nothing to tell them by; trainers pass None for what is left out."""
-    hashes = [sampled_hash(model) for model in models] if isinstance(models, (list, tuple)) else []
-    return hashlib.blake2b(" ".join(hashes).encode(), digest_size=16).hexdigest() if any(hashes) else ""
 
 
 def forget_texts() -> None:

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz, write_arrays
+from kohya_bucket.errors import as_damage
+from kohya_bucket.latents.npz.opened import BROKEN, BrokenNpzError, OpenNpz, write_arrays
 from kohya_bucket.latents.stale import Reason, Stale
+from kohya_bucket.latents.text.npz_files import CAPTION_KEY, DROPOUT_KEY, ENCODERS_KEY, caption_mark
 
 __all__ = ["CAPTION_KEY", "ENCODERS_KEY", "caption_mark", "check_text_npz", "savez"]
-
-CAPTION_KEY = "kohya_bucket_caption"
-ENCODERS_KEY = "kohya_bucket_text_encoders"
-_DROPOUT_KEY = "caption_dropout_rate"  # sd-scripts' own, for some model families
 
 
 def savez(file: Any, *args: Any, **arrays: Any) -> None:
@@ -35,12 +32,6 @@ def savez(file: Any, *args: Any, **arrays: Any) -> None:
     path = os.fspath(file)
     whole = Path(path if path.endswith(".npz") else path + ".npz")
     write_arrays(whole, {name: np.asarray(array) for name, array in arrays.items()}, sync=False)
-
-
-def caption_mark(caption: str | Iterable[str]) -> npt.NDArray[np.uint8]:
-    """The array to save as `CAPTION_KEY` beside text-encoder outputs: which caption they are of."""
-    text = caption if isinstance(caption, str) else "\x1e".join(caption)
-    return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
 
 
 def check_text_npz(
@@ -64,15 +55,16 @@ def check_text_npz(
             damaged = file.damaged()
             if damaged is not None:
                 return Reason(Stale.CHECKSUM, damaged)
-            keys = (CAPTION_KEY, ENCODERS_KEY, _DROPOUT_KEY)
+            keys = (CAPTION_KEY, ENCODERS_KEY, DROPOUT_KEY)
             notes = {name: file.array(name) for name in keys if name in file.names}
         marked = None if caption is None else caption_mark(caption).tobytes()
         if marked is not None and CAPTION_KEY in notes and notes[CAPTION_KEY].tobytes() != marked:
             return Reason(Stale.CAPTION)
         if encoders and ENCODERS_KEY in notes and notes[ENCODERS_KEY].tobytes() != encoders.encode():
             return Reason(Stale.ENCODERS)
-        if dropout is not None and _DROPOUT_KEY in notes:
-            rate = float(notes[_DROPOUT_KEY])
+        if dropout is not None and DROPOUT_KEY in notes:
+            with as_damage(DROPOUT_KEY, error=BrokenNpzError):
+                rate = float(notes[DROPOUT_KEY])
             if rate != float(np.float32(dropout)):
                 return Reason(Stale.DROPOUT, rate, dropout)
     except FileNotFoundError:

@@ -39,13 +39,14 @@ def cache_section(read: Config, options: AdapterOptions) -> Section:
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = common_root(paths, None)
     parts = _distinct(wanted_by_config(read, _ENCODING, root, options=options))
-    if not parts:
-        section.facts.append(("images", "none whose latents can be cached"))
-    elif options.latent_cache == "shards" and not version_of("pyarrow"):
+    in_shards = [f'{name} = "shards"' for name in ("latent_cache", "text_cache") if getattr(options, name) == "shards"]
+    if in_shards and not version_of("pyarrow"):
         section.findings.error(
-            "no-pyarrow", "", 'latent_cache = "shards" needs pyarrow, which is not installed here',
+            "no-pyarrow", "", f"{' and '.join(in_shards)} needs pyarrow, which is not installed here",
             "pip install 'kohya-bucket[parquet]'",
         )  # fmt: skip
+    elif not parts:
+        section.facts.append(("images", "none whose latents can be cached"))
     elif options.latent_cache == "shards":
         try:
             _shards(section, parts, Path(options.latent_cache_dir or DEFAULT_STORE))

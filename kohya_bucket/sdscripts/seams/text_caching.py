@@ -14,15 +14,17 @@ from kohya_bucket.sdscripts.seams.objects import has_strategies
 
 __all__ = ["TEXT_CACHING"]
 
+_CACHING, _BESIDE = "TextEncoderOutputsCachingStrategy", ("TokenizeStrategy", "TextEncodingStrategy")
+
 
 def _new_cache_text_encoder_outputs(original: Any, door: Door) -> Any:
-    strategies = door.owners.named("TextEncoderOutputsCachingStrategy")
+    kinds = [door.owners.named(name) for name in (_CACHING, *_BESIDE)]
 
     @functools.wraps(original)
     def new_cache_text_encoder_outputs(self: Dataset, models: Any, accelerator: Any) -> None:
-        strategy: TextStrategy | None = strategies.get_strategy()
+        strategies = text_caching.Strategies(*(kind.get_strategy() for kind in kinds))
         with exit_with_message():
-            text_caching.cache_text_outputs(self, original, strategy, models, accelerator)
+            text_caching.cache_text_outputs(self, original, strategies, models, accelerator, door.options())
 
     return new_cache_text_encoder_outputs
 
@@ -34,7 +36,7 @@ def _keeps_dropout(owners: Owners) -> bool:
 
 
 def _seams(owners: Owners) -> tuple[Seam, ...]:
-    strategy = "TextEncoderOutputsCachingStrategy"
+    strategy = _CACHING
     if not has_strategies(owners) and not owners.has(strategy):
         return ()
     record = (Seam("ImageInfo", (Offers(DroppedRecord),)),) if _keeps_dropout(owners) else ()
@@ -46,9 +48,10 @@ def _seams(owners: Owners) -> tuple[Seam, ...]:
             _new_cache_text_encoder_outputs,
         ),
         Seam(strategy, (Offers(TextStrategy),)),
-        Seam(f"{strategy}.get_strategy", (Takes("cls"),)),
+        *(Seam(f"{kind}.get_strategy", (Takes("cls"),)) for kind in (strategy, *_BESIDE)),
         Seam(f"{strategy}.get_outputs_npz_path", (Takes("image_abs_path"),)),
         Seam(f"{strategy}.is_disk_cached_outputs_expected", (Takes("npz_path"),)),
+        Seam(f"{strategy}.load_outputs_npz", (Takes("npz_path"),)),
     )
 
 

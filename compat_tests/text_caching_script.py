@@ -1,0 +1,88 @@
+"""One of several ranks that cache text-encoder outputs through sd-scripts' real datasets, strategies and accelerator.
+
+Run under `torch.distributed.run` by `test_sdscripts_text_shards.py`; not a test by itself. The process group gives up
+after 5 seconds, and the last rank works longer than that.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.dont_write_bytecode = True
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, os.environ["SD_SCRIPTS_DIR"])
+sys.path.insert(0, str(Path(__file__).parent))
+
+parser = argparse.ArgumentParser()
+parser.add_argument("config", type=Path)
+parser.add_argument("out", type=Path)
+parser.add_argument("--seconds", type=float, help="of work per caption, on the last rank")
+options = parser.parse_args()
+
+from kohya_bucket import sdscripts  # noqa: E402
+
+sdscripts.install()
+import torch  # noqa: E402
+from library import config_util, strategy_base  # noqa: E402
+from sdscripts_support import LibraryNames, build_groups  # noqa: E402
+from small_text_encoders import make_family  # noqa: E402
+
+train_util = LibraryNames()
+family = make_family("sdxl")
+
+# all have imported by then: on a busy machine one may be later than the group would wait
+(options.out.parent / f"{options.out.name}.here{os.environ['RANK']}").touch()
+while len(list(options.out.parent.glob(f"{options.out.name}.here*"))) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.01)
+torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=5))
+rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+accelerator = SimpleNamespace(
+    num_processes=ranks, process_index=rank, device=torch.device("cpu"), wait_for_everyone=torch.distributed.barrier
+)
+sd = SimpleNamespace(train_util=train_util, config_util=config_util)
+kinds = (strategy_base.TokenizeStrategy, strategy_base.TextEncodingStrategy,
+         strategy_base.TextEncoderOutputsCachingStrategy)  # fmt: skip
+encoded: list[str] = []
+encode_batch = family.caching.cache_batch_outputs
+
+
+def cache_batch_outputs(tokenizing, models, encoding, infos):
+    encoded.extend(info.caption for info in infos)
+    if rank == ranks - 1:
+        time.sleep(options.seconds * len(infos))
+    encode_batch(tokenizing, models, encoding, infos)
+
+
+family.caching.cache_batch_outputs = cache_batch_outputs
+
+
+def cache():
+    """One run's caching; returns its data sets."""
+    group, _ = build_groups(sd, json.loads(options.config.read_text(encoding="utf-8")))
+    for kind, strategy in zip(kinds, family, strict=False):
+        kind._strategy = strategy
+    group.new_cache_text_encoder_outputs(family.models, accelerator)
+    return group
+
+
+started = time.monotonic()
+group = cache()
+seconds = time.monotonic() - started
+
+seen = {}
+for dataset in group.datasets:
+    for info in dataset.image_data.values():
+        arrays = family.caching.load_outputs_npz(info.text_encoder_outputs_npz)
+        seen[Path(info.absolute_path).name] = hashlib.sha256(b"".join(part.tobytes() for part in arrays)).hexdigest()
+
+first = list(encoded)
+cache()
+found = {"encoded": first, "again": encoded[len(first) :], "seen": seen, "seconds": seconds}
+Path(f"{options.out}.{rank}").write_text(json.dumps(found), encoding="utf-8")
+os._exit(0)  # torch's gloo threads now and then abort a process that ends in good order

@@ -1,0 +1,148 @@
+"""Outputs of text encoders between sd-scripts' npz, one for each image, and a store, one for each caption."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import LatentStoreError, as_damage
+from kohya_bucket.images.files.paths import file_key
+from kohya_bucket.latents.npz.import_npz import Exchange
+from kohya_bucket.latents.npz.opened import BROKEN, BrokenNpzError, OpenNpz, write_arrays
+from kohya_bucket.latents.store.writer import write_manifest
+from kohya_bucket.latents.text.caption import Caption, Encoding, caption_bytes
+from kohya_bucket.latents.text.exact_arrays import Array, pack
+from kohya_bucket.latents.text.families import TextFamily
+from kohya_bucket.latents.text.text_store import TextStore
+from kohya_bucket.latents.text.text_writer import TextWriter, check_outputs
+
+__all__ = ["CAPTION_KEY", "DROPOUT_KEY", "ENCODERS_KEY", "caption_mark", "export_text_npz", "import_text_npz"]
+
+CAPTION_KEY = "kohya_bucket_caption"
+ENCODERS_KEY = "kohya_bucket_text_encoders"
+DROPOUT_KEY = "caption_dropout_rate"  # sd-scripts' own, for some model families
+
+_MOST_HASH = 128  # signs
+
+Progress = Callable[[int, int], None]
+
+
+def caption_mark(caption: str | Iterable[str]) -> npt.NDArray[np.uint8]:
+    """The array to save as `CAPTION_KEY` beside text-encoder outputs: which caption they are of."""
+    return np.frombuffer(caption_bytes(caption), dtype=np.uint8)
+
+
+def import_text_npz(
+    images: Sequence[str],
+    captions: Sequence[str | None],
+    output: str | os.PathLike[str],
+    family: TextFamily,
+    *,
+    images_root: Path,
+    progress: Progress | None = None,
+) -> Exchange:
+    """Take the npz beside `images` into a store of captions.
+
+    A file that says its caption and its text encoders, as those of the adapter do, is taken at its word. Of one that
+    sd-scripts made itself nobody knows the encoders: it is believed, as it is where it lies.
+
+    Args:
+        captions: for each image the text that files are of which do not say theirs; None: those are skipped.
+
+    Raises:
+        LatentStoreError: the store cannot be written.
+    """
+    result = Exchange()
+    with TextWriter(output, images_root=images_root) as writer:
+        for n, (image, text) in enumerate(zip(images, captions, strict=True)):
+            for path in _files_of(image, family):
+                try:
+                    caption, encoders, arrays = _read(path, family, text)
+                    packed = {name: pack(array) for name, array in arrays.items()}
+                    check_outputs(packed)
+                except (*BROKEN, LatentStoreError) as error:
+                    result.skipped.append((str(path), str(error) or type(error).__name__))
+                    continue
+                writer.add_text(caption.entry(family.name, Encoding(encoders)), packed)
+                result.done += 1
+            if progress is not None:
+                progress(n + 1, len(images))
+    write_manifest(TextStore(output))
+    return result
+
+
+def export_text_npz(
+    store: TextStore,
+    images: Sequence[str],
+    captions: Sequence[str | None],
+    family: TextFamily,
+    *,
+    progress: Progress | None = None,
+) -> Exchange:
+    """Write sd-scripts' npz beside `images`, each with the outputs of its caption.
+
+    Raises:
+        LatentStoreError: the store has nothing of this family, an item is damaged, or a file cannot be written.
+    """
+    result = Exchange()
+    sources = store.strings("source")
+    at = {sources[i]: i for i in store.in_collection(family.name).tolist()}
+    if not at:
+        raise LatentStoreError(
+            f"{store.layout.root} has no outputs of {family.name} to export: it holds {store.collections()}"
+        )
+    by_hash = {store.table["source_hash"][i].as_py(): i for i in at.values()}
+    written: dict[str, str] = {}
+    for n, (image, text) in enumerate(zip(images, captions, strict=True)):
+        path = Path(os.path.splitext(image)[0] + family.suffix)
+        caption = None if text is None else Caption(text)
+        # one that is left out now and then has a key of its own, and the same text
+        i = None if caption is None else at.get(caption.key, by_hash.get(caption.text_hash))
+        if caption is None or i is None:
+            why = "its caption is not known" if caption is None else "the store has no outputs of its caption"
+            result.skipped.append((image, why))
+        elif written.setdefault(file_key(str(path)), caption.key) != caption.key:
+            result.skipped.append((image, f"{path.name} is that of another image, with another caption"))
+        else:
+            marks = {CAPTION_KEY: caption_mark(caption.text)}
+            if encoders := store.entry(i).fingerprint.vae:
+                marks[ENCODERS_KEY] = np.frombuffer(encoders.encode(), dtype=np.uint8)
+            write_arrays(path, store.arrays(i) | marks)
+            result.done += 1
+        if progress is not None:
+            progress(n + 1, len(images))
+    return result
+
+
+def _files_of(image: str, family: TextFamily) -> list[Path]:
+    """The usual file of an image, and those that the adapter adds for further captions."""
+    first = Path(os.path.splitext(image)[0] + family.suffix)
+    found = [first] if first.is_file() else []
+    number = 2
+    while (further := first.with_name(f"{first.name.removesuffix('.npz')}_{number}.npz")).is_file():
+        found.append(further)
+        number += 1
+    return found
+
+
+def _read(path: Path, family: TextFamily, text: str | None) -> tuple[Caption, str, dict[str, Array]]:
+    with as_damage("what it says cannot be read", error=BrokenNpzError), OpenNpz(path) as file:
+        if missing := [name for name in family.arrays if name not in file.names]:
+            raise BrokenNpzError(f"it has no {missing[0]}, so it is none of {family.name}")
+        if damaged := file.damaged():
+            raise BrokenNpzError(f"the checksum of {damaged} is wrong")
+        arrays = {name: file.array(name) for name in file.names}
+        marks: dict[str, Any] = {name: arrays.pop(name, None) for name in (CAPTION_KEY, ENCODERS_KEY)}
+        if marks[CAPTION_KEY] is not None:
+            text = marks[CAPTION_KEY].tobytes().decode("utf-8", "surrogatepass")
+        if text is None:
+            raise BrokenNpzError("it does not say its caption, and none that is older is beside it")
+        encoders = "" if marks[ENCODERS_KEY] is None else marks[ENCODERS_KEY].tobytes().decode("ascii")
+        if not encoders.isprintable() or len(encoders) > _MOST_HASH:
+            raise BrokenNpzError("what it says of its text encoders is no hash")
+        return Caption(text, float(arrays.get(DROPOUT_KEY, 0.0))), encoders, arrays
