@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Checkout", "CheckoutError", "checkouts_folder", "environment_of", "identify", "newest"]
+__all__ = ["Checkout", "CheckoutError", "checkouts_folder", "commit_of", "environment_of", "identify", "newest"]
 
 
 class CheckoutError(Exception):
@@ -79,6 +79,12 @@ def _all(folder: Path) -> Iterator[Checkout]:
             yield identify(root)
         except CheckoutError:
             continue
+
+
+def commit_of(root: Path) -> str:
+    """The short commit of a working tree, with a `+` where something in it is not committed; empty without git."""
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return _git(root, "rev-parse", "--short=8", "HEAD") + ("+" if changed else "")
 
 
 def _git(root: Path, *command: str) -> str:

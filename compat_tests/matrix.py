@@ -21,7 +21,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from checkouts import Checkout, CheckoutError, environment_of, identify  # noqa: E402
+from checkouts import Checkout, CheckoutError, commit_of, environment_of, identify  # noqa: E402
 from matrix_page import PAGE, RESULTS, read_results, write_page  # noqa: E402
 from suite_process import adapter_report, run_tests, states_of_files  # noqa: E402
 
@@ -101,7 +101,7 @@ def run_suite(checkout: Checkout, python: Path, options: argparse.Namespace) -> 
         touched = sorted(before.items() ^ states_of_files(checkout.root).items())
         if touched:
             found["failed"].append(f"wrote into the checkout: {', '.join(sorted({name for name, _ in touched}))}")
-        found |= {"code": code, "on": datetime.date.today().isoformat()}
+        found |= {"code": code, "on": datetime.date.today().isoformat(), "package": commit_of(ROOT)}
         save(checkout, adapter, {**earlier_results(checkout)[1], file.name: found})
         failed += len(found["failed"])
         print(f"{found['passed']} passed, {sum(found['skipped'].values())} skipped, {len(found['failed'])} failed, "

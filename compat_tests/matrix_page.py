@@ -60,13 +60,14 @@ def page_of(results: list[dict[str, Any]]) -> str:
         "",
         "## What was run in which environment",
         "",
-        "| sd-scripts | packages | longest |",
-        "| --- | --- | --- |",
+        "| sd-scripts | this package | other packages | longest |",
+        "| --- | --- | --- | --- |",
     ]
     for result in results:
         packages = ", ".join(f"{name} {version}" for name, version in result["adapter"].get("packages", {}).items())
         seconds = sum(file["seconds"] for file in result["files"].values())
-        lines.append(f"| {result['version']} | {packages} | {seconds / 60:.0f} minutes |")
+        commits = ", ".join(sorted({file.get("package", "") for file in result["files"].values()} - {""}))
+        lines.append(f"| {result['version']} | {commits} | {packages} | {seconds / 60:.0f} minutes |")
     lines += ["", "## Training runs, and where they were made", "", *_by_text(results, "runs")]
     lines += ["", "## What is skipped, and why", "", *_by_text(results, "skipped")]
     failures = [(r["version"], line) for r in results for file in r["files"].values() for line in file["failed"]]

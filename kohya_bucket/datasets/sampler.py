@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +13,11 @@ from torch.utils.data import Sampler
 from kohya_bucket.checks import as_flag, integer, one_of, whole
 from kohya_bucket.datasets.accelerate_view import called_by_accelerate_loop, reading_shard
 from kohya_bucket.datasets.agreement import agree_on
+from kohya_bucket.datasets.never_trained import warn_of_never_trained
 from kohya_bucket.datasets.planned_index import PlannedIndex
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlan, EpochPlanner, EpochPosition, Ledger
 from kohya_bucket.planning.keywords import PlanKeywords, known_options
-from kohya_bucket.planning.never_trained import never_full, never_trained
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -91,7 +90,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         planner = self._planner(1 if self._replicas is None else self._replicas[0])
         self.batch_size = int(planner.global_batch.max(initial=1)) // planner.world_size
         self.drop_last = planner.options.policy.leaves_out
-        _warn_of_never_trained(planner)
+        warn_of_never_trained(planner)
         self.shuffle = planner.options.arrangement.shuffles
         # accelerate looks for `set_epoch` on the sampler of a batch sampler only.
         self.sampler = self
@@ -227,17 +226,6 @@ class BucketBatchSampler(Sampler[list[int]]):
         if self._planned is None or self._planned[0] != wanted:
             self._planned = wanted, self._planner(replicas).plan(start.seed, start.epoch, start.done)
         return self._planned[1]
-
-
-def _warn_of_never_trained(planner: EpochPlanner) -> None:
-    if not planner.options.leaves_out_small_buckets or not len(small := never_full(planner)):
-        return
-    lost = np.setdiff1d(never_trained(planner), planner.demand_model.unplaced)
-    warnings.warn(
-        f"{len(lost):,} images are never trained: their buckets ({len(small)} of {planner.n_buckets}) fill no batch on "
-        f"{planner.world_size} ranks; small_buckets='keep' trains them in short batches, never_trained names them",
-        stacklevel=3,
-    )
 
 
 def _replicas(num_replicas: int | None, rank: int | None) -> tuple[int, int] | None:
