@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 
 ALL = list(HealthCheck)
-settings.register_profile("fuzz", deadline=None, max_examples=150, derandomize=True, database=None, print_blob=True,
+settings.register_profile("fuzz", deadline=None, max_examples=80, derandomize=True, database=None, print_blob=True,
                           suppress_health_check=ALL)  # fmt: skip
 settings.register_profile("search", deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=ALL)
 settings.load_profile("fuzz")

@@ -70,7 +70,7 @@ FORGED = (
     "part", ["shard", "store.json", pytest.param("manifest", marks=pytest.mark.skip(reason=FORGED))]
 )
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_stores(
     tmp_path_factory: pytest.TempPathFactory, whole: dict[str, bytes], part: str, data: st.DataObject
 ) -> None:
