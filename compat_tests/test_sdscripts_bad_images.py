@@ -91,3 +91,15 @@ def test_what_is_no_images_fault_is_raised(patched, tmp_path, monkeypatch):
     monkeypatch.setattr(type(group.datasets[0]), "process_caption", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         batches_of(patched, group, epochs=1)
+
+
+def test_a_run_without_any_image_ends(patched, tmp_path):
+    """sd-scripts says that there is no data, and ends with exit code 0."""
+    config = config_of(tmp_path, {"remainder": "keep"})
+    config["datasets"][0]["subsets"][0]["image_dir"] = str(tmp_path / "nowhere")
+    with pytest.raises(SystemExit, match="not one image is left to train"):
+        build_groups(patched, config)
+    (tmp_path / "nowhere").mkdir()
+    (tmp_path / "nowhere" / "a.png").write_bytes(b"")
+    with pytest.raises(SystemExit, match="not one image is left to train"):
+        build_groups(patched, config)

@@ -103,6 +103,9 @@ class TrainerDoor(ABC):
     def knows(self, subject: str) -> bool:
         return subject not in self.unknown
 
+    def look_at(self, group: Any) -> None:  # noqa: B027  (most trainers need nothing)
+        """A data set group was made, with the adapter in place."""
+
     def why_inactive(self) -> str:
         """What is wrong, for a run that is about to train; an empty text while the adapter is in place."""
         if self.patches:

@@ -33,6 +33,10 @@ class Watched(Protocol):
         """The arguments of a `DataLoader` call with the plan; None where it is not a trainer's."""
         ...
 
+    def look_at(self, group: Any) -> None:
+        """A group was made: end the run where it cannot be trained."""
+        ...
+
     def why_inactive(self) -> str:
         """What is wrong, or an empty text while the adapter is in place."""
         ...
@@ -67,6 +71,8 @@ def guards(door: Watched) -> list[StandIn]:
         if door.is_group(self) and door.why_inactive():
             door.end(door.why_inactive())
         make_group(self, *args, **kwargs)
+        if door.is_group(self):
+            door.look_at(self)
 
     return [StandIn(DataLoader, "__init__", init_loader), StandIn(ConcatDataset, "__init__", init_group)]
 

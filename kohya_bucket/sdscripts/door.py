@@ -76,6 +76,11 @@ class SdScriptsDoor(TrainerDoor):
         members = (dataset, *(getattr(dataset, "datasets", None) or ()))
         return bool(names & _CLASSES) or any(sum(hasattr(one, table) for table in _TABLES) > 1 for one in members)
 
+    def look_at(self, group: Any) -> None:
+        from kohya_bucket.sdscripts.loader import refuse_empty
+
+        refuse_empty(group)
+
     def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
         from kohya_bucket.sdscripts.loader import planned_arguments
 

@@ -18,7 +18,19 @@ from kohya_bucket.sdscripts.datasets.tables import BatchTable
 from kohya_bucket.sdscripts.loss_weights import say_what_is_not_weighed
 from kohya_bucket.sdscripts.objects import HeldDataset
 
-__all__ = ["planned_arguments"]
+__all__ = ["planned_arguments", "refuse_empty"]
+
+
+def refuse_empty(group: Any) -> None:
+    """End a run whose training group holds no image: sd-scripts says so, and ends as if all had gone well."""
+    datasets = list(getattr(group, "datasets", ()))
+    tables = [table for one in datasets if isinstance(table := getattr(one, "buckets_indices", None), BatchTable)]
+    training = all(getattr(one, "is_training_dataset", True) for one in datasets)
+    if training and tables and len(tables) == len(datasets) and not any(len(table.images.keys) for table in tables):
+        raise SystemExit(
+            "kohya_bucket: not one image is left to train: the folders hold none, or each was left out with its reason "
+            "above; `kohya-bucket plan` shows the same without training"
+        )
 
 
 def planned_arguments(

@@ -59,7 +59,8 @@ def make_buckets(dataset: Dataset, options: AdapterOptions, make_entry: Any) -> 
     dataset.buckets_indices = BatchTable(images, make_entry, dataset, options)
     dataset._length = len(dataset.buckets_indices)
     if is_first_process():
-        logger.info("\n".join(bucket_table_lines(images, dataset._length)))
+        if len(images.keys):
+            logger.info("\n".join(bucket_table_lines(images, dataset._length)))
         if failures:
             logger.warning("\n".join(skipped_lines(failures)))
 

@@ -116,6 +116,7 @@ def _by_strategies() -> tuple[Seam, ...]:
     of_cache = "LatentsCachingStrategy.get_image_size_from_disk_cache_path"
     return (
         Seam("DatasetGroup.get_resolutions", (Takes(),), _get_resolutions),
+        Seam("DreamBoothDataset.__init__", (Uses("is_training_dataset"),)),
         Seam(of_cache, (Takes("absolute_path", "npz_path"),), _size_by_cache_name),
     )
 
