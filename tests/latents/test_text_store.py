@@ -404,7 +404,7 @@ def kill_writers(root, kills, captions):
     return counts
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_killed_at_random_instants_a_store_keeps_what_was_committed(tmp_path, kills):
     (tmp_path / "text").mkdir()
     captions = 40 * kills
