@@ -41,7 +41,7 @@ def run_tests(python: Path, checkout: Path, tests: Sequence[str | Path], seconds
     """Run test files, at most so long: counts, reasons for skips, one line per failure, kinds of training run."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         report, log = Path(folder) / "report.xml", Path(folder) / "log.txt"
-        command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}", "-o"]
+        command = [str(python), "-m", "pytest", "-m", "", "-p", "no:cacheprovider", f"--junitxml={report}", "-o"]
         command += ["tmp_path_retention_policy=none", f"--basetemp={Path(folder) / 'tests'}", *map(str, tests)]
         began = time.monotonic()
         with log.open("wb") as out:
