@@ -78,6 +78,7 @@ def test_a_resumed_run_goes_on_with_the_next_image(toys, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_ranks_train_one_shape_in_a_step(toys, tmp_path):
     out = tmp_path / "seen"
     args = {"sets": ROWS, "batch_size": 2, "epochs": 2, "workers": 0, "resume": "", "stop": 0, "state": ""}

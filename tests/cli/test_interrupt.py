@@ -32,6 +32,7 @@ main()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+@pytest.mark.slow
 def test_build_cache_keeps_what_it_has_read(tmp_path: Path) -> None:
     from kohya_bucket import MetadataCache
 

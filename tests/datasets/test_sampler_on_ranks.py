@@ -59,7 +59,8 @@ def start(ranks: int, part: str, folder: Path, *numbers: int) -> int:
     return next((process.exitcode for process in processes if process.exitcode), 0)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_images_weigh_the_same_on_any_number_of_ranks(tmp_path, ranks):
     """103 images in 5 buckets, 12 a step: short batches, and one with fewer images than ranks."""
     assert start(ranks, "gradients", tmp_path, 12) == 0

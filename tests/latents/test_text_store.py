@@ -404,8 +404,8 @@ def kill_writers(root, kills, captions):
     return counts
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.slow)])
-def test_killed_at_random_instants_a_store_keeps_what_was_committed(tmp_path, kills):
+@pytest.mark.slow
+def test_killed_at_random_instants_a_store_keeps_what_was_committed(tmp_path, kills=8):
     (tmp_path / "text").mkdir()
     captions = 40 * kills
     counts = kill_writers(tmp_path / "text", kills, captions)
