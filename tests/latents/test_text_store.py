@@ -405,7 +405,8 @@ def kill_writers(root, kills, captions):
 
 
 @pytest.mark.slow
-def test_killed_at_random_instants_a_store_keeps_what_was_committed(tmp_path, kills=8):
+def test_killed_at_random_instants_a_store_keeps_what_was_committed(tmp_path):
+    kills = 8
     (tmp_path / "text").mkdir()
     captions = 40 * kills
     counts = kill_writers(tmp_path / "text", kills, captions)
