@@ -6,12 +6,13 @@ import json
 import os
 import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
 
-__all__ = ["MAX_CONFIG_BYTES", "one_line", "parse_json", "parse_toml", "read_regular", "read_text"]
+__all__ = ["MAX_CONFIG_BYTES", "one_line", "parse_json", "parse_toml", "read_regular", "read_text", "some"]
 
 MAX_CONFIG_BYTES = 1 << 26
 _MAX_DEPTH = 64
@@ -30,6 +31,12 @@ def one_line(text: object) -> str:
     So no file name ends a line and begins a forged one, changes colours, or turns what follows around.
     """
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), str(text))
+
+
+def some(names: Sequence[str], limit: int = 3) -> str:
+    """The first few names, and how many more there are."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
 def read_regular(path: str | os.PathLike[str], limit: int | None = None, want: str = _WANT) -> bytes:

@@ -8,6 +8,7 @@ import numpy as np
 
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.planning.never_trained import never_full, never_trained
+from kohya_bucket.texts import some
 
 __all__ = ["LeftOver", "left_over"]
 
@@ -36,14 +37,14 @@ def left_over(group: GroupPlanner, world_size: int) -> LeftOver:
     if not len(small):
         return LeftOver((), "")
     buckets = np.unique(group.bucket_sizes[small], axis=0).tolist()
-    where = _some([f"{width}x{height}" for width, height in buckets])
+    where = some([f"{width}x{height}" for width, height in buckets], _SHOWN)
     policy, remainder = planner.options.policies[-1], group.options.remainder
     if policy.leaves_out:
         names = tuple(group.name_of(image) for image in never_trained(planner).tolist())
         count = "1 image is" if len(names) == 1 else f"{len(names):,} images are"
         return LeftOver(
             names,
-            f"{count} never trained ({_some(names)}): what {where} hold fills no batch of {world_size} process"
+            f"{count} never trained ({some(names, _SHOWN)}): what {where} hold fills no batch of {world_size} process"
             f"{'es' * (world_size > 1)}, and small_buckets = '{policy.name}'; small_buckets = 'keep' trains them",
         )
     images = np.isin(planner.demand_model.ids, small)
@@ -54,8 +55,3 @@ def left_over(group: GroupPlanner, world_size: int) -> LeftOver:
         f"{'es' * (world_size > 1)} ({where}), which remainder = '{remainder}' would never train: "
         f"small_buckets = '{policy.name}' {policy.text}",
     )
-
-
-def _some(names: list[str] | tuple[str, ...]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

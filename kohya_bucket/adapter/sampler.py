@@ -21,6 +21,7 @@ from kohya_bucket.planning import EpochPlan, EpochPosition
 from kohya_bucket.planning.batch_sizes import one_or_all
 from kohya_bucket.planning.ranks_agree import agree
 from kohya_bucket.planning.resume import ResumePoint
+from kohya_bucket.texts import one_line
 
 __all__ = ["Counter", "PlanSampler"]
 
@@ -73,7 +74,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         if current_epoch is not None and is_first_process():
             over = left_over(planner, self.planned_ranks)
             if over.line:
-                logger.warning(over.line)
+                logger.warning("%s", one_line(over.line))
 
     @property
     def epoch(self) -> int:

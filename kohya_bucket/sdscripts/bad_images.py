@@ -16,6 +16,7 @@ from kohya_bucket.adapter.bad_images import counted_here
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.sdscripts.datasets.tables import BatchTable
+from kohya_bucket.texts import one_line
 
 __all__ = ["batch_of_the_readable"]
 
@@ -92,4 +93,4 @@ def _tell(dataset: int, image: int, table: BatchTable, why: str, instead: int | 
     if (dataset, image) not in _told:
         _told.add((dataset, image))
         place = "" if instead is None else f"; {table.images.keys[instead]} trains in its place"
-        logger.warning("%s is left out, %s%s", table.images.keys[image], why, place)
+        logger.warning("%s", one_line(f"{table.images.keys[image]} is left out, {why}{place}"))

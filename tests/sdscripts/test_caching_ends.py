@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.store.latent_store import LatentStore  # noqa: E402
 from kohya_bucket.sdscripts.caching.latents import cache_latents  # noqa: E402
+from kohya_bucket.sdscripts.caching.readable import cache_the_readable  # noqa: E402
 
 ARCH = ARCHITECTURES["sdxl"]
 
@@ -103,3 +105,26 @@ def test_a_rank_that_stops_ends_the_waiting_of_the_others(
         cache(MemoryError())
     other.join(10)
     assert [text for text in ended if "another process of this run ended" in text]
+
+
+def test_a_name_does_not_forge_a_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = dataset_in(tmp_path, ["a.png", "b.png"])
+    bad = dataset.image_data["a.png"]
+    bad.absolute_path = "a\nINFO all is well\x1b[2J.png"
+    calls = []
+
+    def cache() -> None:
+        calls.append([info.latents_npz for info in dataset.image_data.values()])
+        if len(calls) == 1:
+            bad.image = Future()
+            bad.image.set_exception(OSError("cut off"))
+            bad.image.result()
+
+    with caplog.at_level("WARNING"):
+        cache_the_readable(dataset, cache, AdapterOptions())
+    assert [record.getMessage() for record in caplog.records] == [
+        "a\\nINFO all is well\\x1b[2J.png is left out, OSError: cut off"
+    ]
+    assert [call[1] for call in calls] == [None, None]
+    assert calls[1][0] is not None
+    assert (bad.image, bad.latents_npz) == (None, None)

@@ -9,6 +9,7 @@ from typing import Any
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.texts import one_line
 
 __all__ = ["cache_the_readable"]
 
@@ -63,7 +64,7 @@ def _tell(found: list[Any], options: AdapterOptions) -> None:
         line = f"{type(why).__name__}: {why}".splitlines()[0]
         if options.on_bad_image == "stop":
             raise KohyaBucketError(f"{info.absolute_path}: {line}: repair or remove it, or leave on_bad_image out")
-        logger.warning("%s is left out, %s", info.absolute_path, line)
+        logger.warning("%s", one_line(f"{info.absolute_path} is left out, {line}"))
 
 
 def _failure(image: Any) -> BaseException | None:

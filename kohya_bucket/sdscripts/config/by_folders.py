@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.sdscripts.config.findings import Findings, some
+from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.folders import read_folder
 from kohya_bucket.sdscripts.config.source import Source
+from kohya_bucket.texts import some
 
 __all__ = ["source_from_folders"]
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.config.arguments import DEFAULTS
-from kohya_bucket.sdscripts.config.findings import Findings, some
+from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import SubsetConfig
+from kohya_bucket.texts import some
 
 __all__ = ["caption_of", "check_captions", "check_stems"]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 
 from kohya_bucket.sdscripts.config.dreambooth import list_dreambooth
-from kohya_bucket.sdscripts.config.findings import some
 from kohya_bucket.sdscripts.config.folders import Folder, missing_folder, read_folder, supported_extensions
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
 from kohya_bucket.sdscripts.config.reading import Reading
 from kohya_bucket.sdscripts.config.release import Change
+from kohya_bucket.texts import some
 
 __all__ = ["list_controlnet"]
 

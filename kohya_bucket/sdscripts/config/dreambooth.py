@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, replace
 
 from kohya_bucket.sdscripts.config.captions import check_captions, check_stems
-from kohya_bucket.sdscripts.config.findings import Findings, some
+from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.folders import Folder, missing_folder, note_ignored, read_folder
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
 from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
@@ -18,6 +18,7 @@ from kohya_bucket.sdscripts.config.release import Change
 from kohya_bucket.sdscripts.config.skipping import skipped_images, warn_of_skips
 from kohya_bucket.sdscripts.config.splitting import split
 from kohya_bucket.sdscripts.config.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
+from kohya_bucket.texts import some
 
 __all__ = ["cached_captions", "list_dreambooth"]
 

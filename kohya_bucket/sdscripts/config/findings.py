@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,9 +100,3 @@ class Findings:
     def codes(self) -> list[str]:
         """The code of each finding, worst first."""
         return [f.code for f in self]
-
-
-def some(names: Sequence[str], limit: int = 3) -> str:
-    """The first few names, and how many more there are."""
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

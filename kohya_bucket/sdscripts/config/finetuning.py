@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from kohya_bucket.sdscripts.config.captions import check_stems
-from kohya_bucket.sdscripts.config.findings import some
 from kohya_bucket.sdscripts.config.folders import image_named, missing_folder, supported_extensions
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
 from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
 from kohya_bucket.sdscripts.config.registry import Entry, Registry
 from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
 from kohya_bucket.sdscripts.config.skipping import skipped_images, warn_of_skips
+from kohya_bucket.texts import some
 
 __all__ = ["list_finetuning", "metadata_captions"]
 

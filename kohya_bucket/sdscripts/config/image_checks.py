@@ -8,8 +8,9 @@ import numpy.typing as npt
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.progress import Progress
-from kohya_bucket.sdscripts.config.findings import Findings, some
+from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.read import ReadDataset
+from kohya_bucket.texts import some
 
 __all__ = ["check_images"]
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kohya_bucket.sdscripts.config.findings import Findings, some
+from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import ImageList, SubsetConfig
+from kohya_bucket.texts import some
 
 __all__ = ["Entry", "Registry"]
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kohya_bucket.adapter.kept_sizes import scan_sizes
-from kohya_bucket.sdscripts.config.findings import Findings, some
+from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import DatasetConfig, SubsetConfig
+from kohya_bucket.texts import some
 
 __all__ = ["Skips", "skipped_images", "warn_of_skips"]
 

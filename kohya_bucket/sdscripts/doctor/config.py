@@ -13,9 +13,9 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.pixels.undecodable import undecodable
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
-from kohya_bucket.sdscripts.config.findings import some
 from kohya_bucket.sdscripts.doctor.section import Section
 from kohya_bucket.sdscripts.plan.overview import DatasetOverview, overview
+from kohya_bucket.texts import some
 
 __all__ = ["Examined", "config_section"]
 
