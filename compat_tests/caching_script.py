@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,16 +28,13 @@ from kohya_bucket import sdscripts  # noqa: E402
 
 sdscripts.install()
 import torch  # noqa: E402
+from impatient_ranks import meet  # noqa: E402
 from library import config_util, strategy_base, strategy_sd  # noqa: E402
 from sdscripts_support import LibraryNames, MeanVAE, build_groups  # noqa: E402
 
 train_util = LibraryNames()
 
-# all have imported by then: on a busy machine one may be later than the group would wait
-(options.out.parent / f"{options.out.name}.here{os.environ['RANK']}").touch()
-while len(list(options.out.parent.glob(f"{options.out.name}.here*"))) < int(os.environ["WORLD_SIZE"]):
-    time.sleep(0.01)
-torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=5))
+meet(options.out)
 arguments = argparse.ArgumentParser()
 train_util.add_training_arguments(arguments, True)
 accelerator = train_util.prepare_accelerator(

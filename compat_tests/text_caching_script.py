@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +28,7 @@ from kohya_bucket import sdscripts  # noqa: E402
 
 sdscripts.install()
 import torch  # noqa: E402
+from impatient_ranks import meet  # noqa: E402
 from library import config_util, strategy_base  # noqa: E402
 from sdscripts_support import LibraryNames, build_groups  # noqa: E402
 from small_text_encoders import make_family  # noqa: E402
@@ -36,11 +36,7 @@ from small_text_encoders import make_family  # noqa: E402
 train_util = LibraryNames()
 family = make_family("sdxl")
 
-# all have imported by then: on a busy machine one may be later than the group would wait
-(options.out.parent / f"{options.out.name}.here{os.environ['RANK']}").touch()
-while len(list(options.out.parent.glob(f"{options.out.name}.here*"))) < int(os.environ["WORLD_SIZE"]):
-    time.sleep(0.01)
-torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=5))
+meet(options.out)
 rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
 accelerator = SimpleNamespace(
     num_processes=ranks, process_index=rank, device=torch.device("cpu"), wait_for_everyone=torch.distributed.barrier

@@ -1,6 +1,6 @@
 """Settings of the fuzz targets: the same inputs in every run; `--hypothesis-profile=search` looks for new ones.
 
-`pytest fuzz` takes about a minute. A failing input is printed, shrunk, with what reproduces it.
+`pytest fuzz` takes half a minute. A failing input is printed, shrunk, with what reproduces it.
 """
 
 from __future__ import annotations

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from fuzz.mutations import mutated, read_or_refused
 from kohya_bucket.images.headers.header import header_of
 from kohya_bucket.images.unreadable import UnreadableImageError
 from tests.images.image_corpus import corpus
+from tests.pictures import pillow_size
 
 CORPUS = dict(corpus())
 KINDS = sorted({name.rsplit(".", 1)[1] for name in CORPUS})
@@ -26,16 +25,6 @@ def size_of(data: bytes) -> tuple[int, int] | None:
         warnings.simplefilter("ignore")
         found = read_or_refused(header_of, data, error=UnreadableImageError)
     return found[:2] if found else None
-
-
-def pillow_size(data: bytes) -> tuple[int, int] | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with Image.open(io.BytesIO(data)) as image:
-                return image.size
-        except Exception:
-            return None
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,3 +20,14 @@ def make_pictures(folder: Path, sizes: Iterable[tuple[int, int]], caption: str |
         if caption is not None:
             paths[-1].with_suffix(".txt").write_text(caption, encoding="utf-8")
     return paths
+
+
+def pillow_size(data: bytes) -> tuple[int, int] | None:
+    """The size that Pillow reads from a file's bytes; None where it takes them for no image."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with Image.open(io.BytesIO(data)) as image:
+                return image.size
+        except Exception:
+            return None

@@ -7,7 +7,6 @@ import itertools
 import os
 import random
 import struct
-import warnings
 import zlib
 from pathlib import Path
 
@@ -24,20 +23,11 @@ from kohya_bucket.images.headers.exif import orientation_of
 from kohya_bucket.images.headers.header import header_of
 from kohya_bucket.images.headers.jpeg import read_jpeg, walk_segments
 from kohya_bucket.images.unreadable import UnreadableImageError
+from tests.pictures import pillow_size
 
 CORPUS = corpus()
 # Pillow has something to say about every damaged EXIF block.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL.*")
-
-
-def pillow_size(data: bytes) -> tuple[int, int] | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with Image.open(io.BytesIO(data)) as image:
-                return image.size
-        except Exception:
-            return None
 
 
 def write(folder: Path, files: list[tuple[str, bytes]]) -> list[Path]:
