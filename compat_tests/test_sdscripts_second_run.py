@@ -137,3 +137,19 @@ def test_an_image_that_was_edited_after_its_size_was_noted(patched, strategies, 
         assert {name: latent.shape[1:] for name, (latent, _) in latents_of(patched, group).items()} == {
             path.name: (24, 8) if path == paths[0] else (8, 24) for path in paths
         }
+
+
+def test_a_store_lies_beside_the_images(patched, strategies, tmp_path, monkeypatch, caplog):  # noqa: F811
+    """Wherever training is started, the same store is found."""
+    pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+    caplog.set_level("INFO", logger="kohya_bucket")
+    write_images(tmp_path / "a", random_sizes(COUNT, 1, 100, 300))
+    subset = {"image_dir": str(tmp_path / "a")}
+    for place, encoded in (("here", COUNT), ("there", 0)):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        assert cache(patched, strategies, subset, {"latent_cache": "shards"})[0] == encoded
+        assert not list((tmp_path / place).iterdir())
+    store = tmp_path / "a" / "kohya_bucket_latents"
+    assert (store / "store.json").is_file()
+    assert f"latents are kept in {store}" in caplog.text

@@ -29,7 +29,12 @@ class BadImages:
         self._shared[self._first[-1]] += 1
 
     def __bool__(self) -> bool:
-        return self._shared[self._first[-1]] > 0
+        return self.total > 0
+
+    @property
+    def total(self) -> int:
+        """How often so far, all images together."""
+        return int(self._shared[self._first[-1]])
 
     @property
     def counts(self) -> npt.NDArray[np.int32]:

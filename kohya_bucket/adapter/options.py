@@ -18,10 +18,9 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.planning.remainders import policies_of
 from kohya_bucket.texts import parse_json, parse_toml, read_text
 
-__all__ = ["DEFAULT_STORE", "ENVIRONMENT_VARIABLE", "TABLE", "AdapterOptions", "environment_table"]
+__all__ = ["ENVIRONMENT_VARIABLE", "TABLE", "AdapterOptions", "environment_table"]
 
 ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
-DEFAULT_STORE = "kohya_bucket_latents"  # folder of the store, where training is started
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,8 @@ class AdapterOptions:
             written whole, or `shards`, a store of few files.
         text_cache: what --cache_text_encoder_outputs_to_disk writes: `npz`, or `shards`, in the folder `text` of the
             same store: each caption once, in the type that its encoder gave.
-        latent_cache_dir: folder of the store; by default `kohya_bucket_latents` where training is started.
+        latent_cache_dir: folder of the store; by default `kohya_bucket_latents` beside the first image of
+            each data set.
     """
 
     rule: str = "kohya"

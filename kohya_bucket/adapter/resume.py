@@ -6,7 +6,9 @@ also without a seed and on another number of processes.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ class ResumeHooks:
         self.accelerator: Any = None
         self._loaded: Path | None = None
         self._uneven = 0  # batches of the present epoch that the accelerator does not count
+        self._begun = False  # an epoch, of which nothing is said yet
 
     def watch(self, accelerator: Any) -> None:
         """Take part in every state that `accelerator` saves or loads."""
@@ -39,7 +42,9 @@ class ResumeHooks:
     def attach(self, sampler: PlanSampler) -> None:
         """The sampler of the run's training loader; a state that was loaded before is taken up now."""
         self.sampler = sampler
-        sampler.on_start = self._on_start
+        sampler.on_start, sampler.on_end = self._on_start, self._say_what_was_trained
+        if is_first_process():
+            atexit.register(self._say_what_was_trained)
         if self._loaded is not None:
             self._resume(sampler, self._loaded)
 
@@ -51,9 +56,7 @@ class ResumeHooks:
     def on_save(self, models: Any, weights: Any, output_dir: str) -> None:
         """accelerate's hook."""
         if self.sampler is not None and is_first_process():
-            step = int(self.accelerator.step)  # 0: the epoch is complete
-            position = self.sampler.position(step + self._uneven if step else 0)
-            write_position(Path(output_dir), position, self.sampler.fingerprint)
+            write_position(Path(output_dir), self.sampler.position(self._batches()), self.sampler.fingerprint)
 
     def on_load(self, models: Any, input_dir: str) -> None:
         """accelerate's hook; trainers load states before and after they make their loader."""
@@ -72,6 +75,20 @@ class ResumeHooks:
         if is_first_process():
             logger.warning("%s: the epoch begins anew", one_line(error))
 
+    def _batches(self) -> int:
+        """Batches of the present epoch that each process has trained; 0 where it is complete."""
+        step = int(self.accelerator.step)
+        return step + self._uneven if step else 0
+
+    def _say_what_was_trained(self) -> None:
+        """When the next epoch begins, and when the program ends: not before, since workers read ahead."""
+        if self._begun and self.sampler is not None and self.accelerator is not None and is_first_process():
+            batches = self._batches()
+            failed = hasattr(sys, "last_value")  # a traceback was printed
+            if batches or (self.sampler.exhausted and not failed):
+                logger.info("%s", self.sampler.summary(batches))
+        self._begun = False
+
     def _resume(self, sampler: PlanSampler, folder: Path) -> None:
         self._loaded = None
         try:
@@ -84,6 +101,7 @@ class ResumeHooks:
     def _on_start(self, first: int) -> None:
         # The accelerator counts the batches of an epoch; states are saved, and gradients accumulated, by it. With
         # another accumulation than before, the first batches may not make whole updates; the next update still does.
+        self._begun = True
         self._uneven = first % self.accumulation
         if self.accelerator is not None:
             self.accelerator.step = first - self._uneven

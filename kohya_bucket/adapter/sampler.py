@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from kohya_bucket.adapter.bad_images import BadImages
@@ -65,6 +66,9 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self.seed = _agree(planner, self.planned_ranks, seed) if self.world_size > 1 else seed
         self.bad_images = BadImages(planner.first_image.tolist())
         self.on_start: Callable[[int], None] = _ignore
+        self.on_end: Callable[[], None] = _nothing
+        self.exhausted = False  # all batches of the present epoch are dealt out, though not all may be trained
+        self._unreadable = 0  # so many before the present epoch
         self.repeat_first = False  # the next iteration begins with each process' first batch twice
         self._shift = 0
         self._made: tuple[tuple[int, int], EpochPlan] | None = None
@@ -110,6 +114,24 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         step = min(batches * self.world_size // self.planned_ranks, end) if batches else end
         return self._start.at_step(max(step, first), self._global_batch)
 
+    def summary(self, batches: int) -> str:
+        """One line on what the present epoch trained, when each process has trained so many of its batches (0: all)."""
+        plan, unreadable = self._current, self.bad_images.total - self._unreadable
+        bad = f", {unreadable:,} time{'s' * (unreadable != 1)} an unreadable one left out" if unreadable else ""
+        if batches:
+            of = self._first(plan) + self._length(plan) // self.world_size
+            return f"epoch {plan.epoch} ended after {batches:,} of {of:,} batches{bad}"
+        return f"epoch {plan.epoch}: {plan.ledger().text}{bad}"
+
+    @property
+    def unequal_steps(self) -> int:
+        """Steps of the present epoch whose ranks train unequal numbers of images."""
+        lengths = self.plan.length
+        if self.planned_ranks == self.world_size:
+            return int(np.count_nonzero(lengths % self.world_size))
+        lengths = np.append(lengths, np.zeros(-len(lengths) % self.world_size, dtype=lengths.dtype))
+        return int(np.count_nonzero(np.ptp(lengths.reshape(-1, self.world_size), axis=1)))
+
     @property
     def fingerprint(self) -> dict[str, Any]:
         """What a position holds for; see `GroupPlanner.fingerprint`."""
@@ -123,16 +145,17 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         return self._length(self.plan)
 
     def __iter__(self) -> Iterator[PlannedBatch]:
+        if self.current_epoch is not None:
+            self.on_end()
+            self._unreadable = self.bad_images.total
         if self._rest is not None and self.current_epoch is not None:
             (self._start, plan), self._rest = self._rest, None
             self._shift = plan.epoch - int(self.current_epoch.value)
         else:
             plan, self._start = self.plan, EpochPosition(self.seed, self.epoch)
-        self._current = plan
+        self._current, self.exhausted = plan, False
         if self.current_epoch is not None:
             self.on_start(self._first(plan))
-            if is_first_process():
-                logger.info("epoch %d: %s", self.epoch, plan.ledger().text)
         again, self.repeat_first = self.world_size if self.repeat_first else 0, False
         return self._batches(plan, self.epoch, again)
 
@@ -157,9 +180,18 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             seed = (self.seed * 1_000_003 + epoch) * 1_000_003 + begin + i
             global_step = None if self._current_step is None else int(self._current_step.value)
             self.bad_images.count_here()  # loaders without workers read in this process
-            scale = plan.loss_scale(step, rank) if self.current_epoch is not None else 1.0
+            scale = self._loss_scale(plan, i) if self.current_epoch is not None else 1.0
             yield PlannedBatch.make(begin + i, told, dataset, images, seed, bucket, global_step, scale)
+        self.exhausted = True
         self._stop_at_bad_images()
+
+    def _loss_scale(self, plan: EpochPlan, batch: int) -> float:
+        """What the mean loss of a batch is multiplied by, so that each image of a step counts the same."""
+        if self.planned_ranks == self.world_size:
+            return plan.loss_scale(*divmod(batch, self.world_size))
+        rank = batch % self.world_size
+        first = batch - rank
+        return own_batch_scale(plan.length[first : first + self.world_size], rank, self.world_size)
 
     def _stop_at_bad_images(self) -> None:
         """A worker that finds one cannot end the run, and says why; here it ends, a few batches later."""
@@ -168,8 +200,24 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             end_run(f"{image} cannot be read: repair or remove it, or leave on_bad_image out of the options")
 
 
+def own_batch_scale(lengths: npt.NDArray[np.integer[Any]], rank: int, world_size: int) -> float:
+    """As `EpochPlan.loss_scale`, where each rank has a batch of its own.
+
+    Args:
+        lengths: images of the ranks' batches in one step; where there are fewer than ranks, the last ranks repeat
+            batches, which then do not count.
+        rank: whose scale.
+        world_size: number of ranks.
+    """
+    return world_size * float(lengths[rank]) / float(lengths.sum()) if rank < len(lengths) else 0.0
+
+
 def _ignore(_: int) -> None:
     """Nobody wants to know where an iteration begins."""
+
+
+def _nothing() -> None:
+    """Nobody wants to know where an epoch ended."""
 
 
 def _agree(planner: GroupPlanner, ranks: int, seed: int) -> int:

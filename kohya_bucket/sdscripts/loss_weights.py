@@ -6,8 +6,6 @@ import logging
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.adapter.sampler import PlanSampler
 
@@ -26,14 +24,13 @@ def weighed(batch: dict[str, object], scale: float) -> dict[str, object]:
 
 def say_what_is_not_weighed(sampler: PlanSampler) -> None:
     """Warn where ranks of a step train unequal numbers of images and the trainer takes the mean of each rank's."""
-    plan = sampler.plan
-    unequal = int(np.count_nonzero(plan.length % plan.world_size))
+    unequal = sampler.unequal_steps
     if unequal and is_first_process() and not _trainer_heeds_weights():
         logger.warning(
             "%d of %d steps leave GPUs with unequal numbers of images, and this trainer does not heed loss_weights: "
             "images on the GPU with fewer count for more; remainder = 'pad' makes the numbers equal",
             unequal,
-            plan.steps,
+            len(sampler) // sampler.world_size,
         )
 
 

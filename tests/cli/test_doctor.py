@@ -215,10 +215,10 @@ def test_caches_that_are_there_and_those_that_are_not(folder):
     found, facts = findings(write(folder, subset="flip_aug = true"))
     assert facts["latent"]["sdxl"].startswith("0 of 7")
 
-    store = folder.parent / "kohya_bucket_latents"
+    store = folder / "kohya_bucket_latents"
     precompute_latents(dataset, MeanEncoder(), store, images_root=folder)
     found, facts = findings(write(folder, rest="[kohya_bucket]\nlatent_cache = 'shards'"))
-    assert facts["latent"]["kohya_bucket_latents"] == "7 of 7 latents are there"
+    assert facts["latent"][str(store)] == "7 of 7 latents are there"
 
 
 @pytest.mark.parametrize("version", ["0.10.1", "0.11"])
@@ -263,12 +263,12 @@ def test_a_store_is_read_as_training_reads_it(folder, dtype, collection):
 
     images, sizes = sorted(folder.glob("*.png")), np.array(SIZES, dtype=np.int32)
     dataset = Images(images, sizes, KohyaBuckets((256, 256), 128, 1024, 64).place(sizes))
-    store = folder.parent / "kohya_bucket_latents"
+    store = folder / "kohya_bucket_latents"
     precompute_latents(dataset, MeanEncoder(), store, images_root=folder.parent, dtype=dtype, collection=collection)
     shards = write(folder, rest="[kohya_bucket]\nlatent_cache = 'shards'")
-    assert findings(shards)[1]["latent"]["kohya_bucket_latents"] == "7 of 7 latents are there"
+    assert findings(shards)[1]["latent"][str(store)] == "7 of 7 latents are there"
     shards.write_text(shards.read_text(encoding="utf-8").replace("= 128", "= 192"), encoding="utf-8")
-    text = findings(shards)[1]["latent"]["kohya_bucket_latents"]
+    text = findings(shards)[1]["latent"][str(store)]
     assert re.fullmatch("[1-6] of 7 latents are there; to encode not encoded yet: [1-6]", text)
     (store / "store.json").write_text("{", encoding="utf-8")
     assert "store.json cannot be read" in findings(shards, code=1)[0]["store"]["message"]

@@ -39,7 +39,7 @@ def cache_latents(
     def cache() -> None:
         original(dataset, model, accelerator)
 
-    if arch is None:
+    if arch is None or not dataset.image_data:
         cache_the_readable(dataset, cache, options)
         return
     kind = ShardSession if in_shards else NpzSession

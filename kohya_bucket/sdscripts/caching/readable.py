@@ -11,7 +11,7 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.texts import one_line
 
-__all__ = ["cache_the_readable"]
+__all__ = ["cache_the_readable", "tell"]
 
 _DONE = "cached, or not to be read"  # in the place of a file's name: sd-scripts' loop passes by
 
@@ -39,7 +39,8 @@ def cache_the_readable(dataset: Any, cache: Callable[[], None], options: Adapter
                 found = [info for info in mine if _failure(info.image) is not None]
                 if not found:
                     raise
-                _tell(found, options)
+                for info in found:
+                    tell(info, _failure(info.image), options)
                 bad += found
                 _begin_again(mine, bad)
     finally:
@@ -58,13 +59,16 @@ def _begin_again(mine: list[Any], bad: list[Any]) -> None:
         info.latents_npz = _DONE if in_memory or id(info) in unreadable else None
 
 
-def _tell(found: list[Any], options: AdapterOptions) -> None:
-    for info in found:
-        why = _failure(info.image)
-        line = f"{type(why).__name__}: {why}".splitlines()[0]
-        if options.on_bad_image == "stop":
-            raise KohyaBucketError(f"{info.absolute_path}: {line}: repair or remove it, or leave on_bad_image out")
-        logger.warning("%s", one_line(f"{info.absolute_path} is left out, {line}"))
+def tell(info: Any, why: BaseException | None, options: AdapterOptions) -> None:
+    """Name an image that cannot be cached.
+
+    Raises:
+        KohyaBucketError: `on_bad_image` is "stop".
+    """
+    line = f"{type(why).__name__}: {why}".splitlines()[0]
+    if options.on_bad_image == "stop":
+        raise KohyaBucketError(f"{info.absolute_path}: {line}: repair or remove it, or leave on_bad_image out")
+    logger.warning("%s", one_line(f"{info.absolute_path} is left out, {line}"))
 
 
 def _failure(image: Any) -> BaseException | None:

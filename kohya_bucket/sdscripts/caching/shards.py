@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.options import DEFAULT_STORE
 from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
+from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import Architecture
@@ -28,8 +29,11 @@ from kohya_bucket.latents.store.layout import relative_source
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.sdscripts.caching.item import CacheItem, as_array
 from kohya_bucket.sdscripts.caching.session import CachingSession
+from kohya_bucket.texts import one_line
 
 __all__ = ["ShardCache", "ShardSession"]
+
+logger = logging.getLogger("kohya_bucket")
 
 Values = npt.NDArray[np.float32]
 Loaded = tuple[Values, list[int], list[float], "Values | None", "Values | None"]
@@ -175,11 +179,14 @@ class ShardSession(CachingSession):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        root = Path(self.options.latent_cache_dir or DEFAULT_STORE)
-        folders = [os.path.dirname(os.path.abspath(item.image)) for item in self.items.values()]  # noqa: PTH100, PTH120
+        images = [item.image for item in self.items.values()]
+        root = store_folder(self.options, images[0])
+        folders = [os.path.dirname(os.path.abspath(image)) for image in images]  # noqa: PTH100, PTH120
         collection = f"{self.arch.name} {self.dataset.width}x{self.dataset.height}"
         self.cache = ShardCache(root, self.arch, Path(_common(folders)), collection=collection)
         self.cache.refresh()
+        if is_first_process():
+            logger.info("latents are kept in %s", one_line(root))
 
     def paths_of(self, infos: list[Any]) -> list[str]:
         return [str(info.absolute_path) for info in infos]

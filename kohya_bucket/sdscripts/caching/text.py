@@ -58,7 +58,7 @@ def cache_text_outputs(
 ) -> None:
     """`BaseDataset.new_cache_text_encoder_outputs`, with the cache of this package under it where it goes to disk."""
     strategy = strategies.caching
-    if strategy is None or not strategy.cache_to_disk:
+    if strategy is None or not strategy.cache_to_disk or not dataset.image_data:
         original(dataset, models, accelerator)
     elif options.text_cache == "shards":
         _cache_in_shards(dataset, original, strategies, models, accelerator, options)

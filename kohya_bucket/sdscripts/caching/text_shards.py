@@ -6,6 +6,7 @@ sd-scripts is given a caption's key in place of an npz path, so images with one 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from kohya_bucket.adapter.options import DEFAULT_STORE, AdapterOptions
+from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
+from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.writer import write_manifest
@@ -26,8 +28,11 @@ from kohya_bucket.latents.text.text_store import TEXT_FOLDER, TextStore
 from kohya_bucket.latents.text.text_writer import TextWriter
 from kohya_bucket.sdscripts.caching.text_reader import StrategyReader, TextLoader, with_npz
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
+from kohya_bucket.texts import one_line
 
 __all__ = ["TextShardCache", "TextShardSession"]
+
+logger = logging.getLogger("kohya_bucket")
 
 
 @dataclass
@@ -146,9 +151,11 @@ class TextShardSession:
         self._reader = StrategyReader(functools.partial(type(strategy).load_outputs_npz, strategy))
         self._accepts = functools.partial(type(strategy).is_disk_cached_outputs_expected, strategy)
         self._accepted: dict[object, bool] = {}
-        root = Path(options.latent_cache_dir or DEFAULT_STORE) / TEXT_FOLDER
+        root = store_folder(options, str(records[0].absolute_path)) / TEXT_FOLDER
         self.cache = TextShardCache(root, collection_of_file(strategy.get_outputs_npz_path("x.png").removeprefix("x")))
         self.cache.refresh()
+        if is_first_process():
+            logger.info("text-encoder outputs are kept in %s", one_line(root))
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """What stands in for the strategy's methods."""

@@ -24,7 +24,7 @@ from kohya_bucket.sdscripts.datasets.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.datasets.misread import misread_buckets
 from kohya_bucket.sdscripts.datasets.tables import BatchTable, KeyTable
 from kohya_bucket.sdscripts.datasets.true_sizes import true_sizes
-from kohya_bucket.sdscripts.datasets.wording import bucket_table_lines, misread_lines, skipped_lines
+from kohya_bucket.sdscripts.datasets.wording import bucket_table_lines, misread_lines, rule_text, skipped_lines
 from kohya_bucket.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord
 from kohya_bucket.texts import one_line
 
@@ -51,6 +51,7 @@ def make_buckets(dataset: Dataset, options: AdapterOptions, make_entry: Any) -> 
     Raises:
         KohyaBucketError: options from which no buckets follow, or that exclude each other.
     """
+    prescribed = _has_own_sizes(dataset)
     with collector_paused():
         images, failures = place_dataset(dataset, options)
     manager = dataset.bucket_manager
@@ -60,7 +61,8 @@ def make_buckets(dataset: Dataset, options: AdapterOptions, make_entry: Any) -> 
     dataset._length = len(dataset.buckets_indices)
     if is_first_process():
         if len(images.keys):
-            logger.info("\n".join(bucket_table_lines(images, dataset._length)))
+            rule = rule_text(images, options, enable_bucket=dataset.enable_bucket, prescribed=prescribed)
+            logger.info("\n".join(bucket_table_lines(images, dataset._length, rule)))
         if failures:
             logger.warning("\n".join(skipped_lines(failures)))
 
@@ -80,7 +82,7 @@ def place_dataset(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedData
     infos: list[ImageRecord] = list(dataset.image_data.values())
     sizes, unreadable = true_sizes(dataset, infos, options.metadata_cache)
     infos, sizes, unreadable = _large_enough(dataset, infos, sizes, unreadable)
-    has_own_sizes = dataset.bucket_manager is not None and dataset.enable_bucket
+    has_own_sizes = _has_own_sizes(dataset)
     if not has_own_sizes:
         dataset.bucket_manager = _new_manager(dataset)
     names = [info.image_key for info in infos]
@@ -105,6 +107,11 @@ def place_dataset(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedData
     if placing.trained.mode == "all":
         _count_again(dataset, [info for info, keep in zip(infos, placing.kept, strict=True) if keep], placing.trained)
     return placing.trained, [(names[i], reason) for i, reason in placing.left_out]
+
+
+def _has_own_sizes(dataset: Dataset) -> bool:
+    """Whether the metadata of a dataset prescribes buckets; asked before its own are made."""
+    return bool(dataset.bucket_manager is not None and dataset.enable_bucket)
 
 
 def _large_enough(

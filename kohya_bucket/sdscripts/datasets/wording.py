@@ -4,23 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.latents.stale import Reason, as_text
 from kohya_bucket.planning import RESOLUTION_MODES
-from kohya_bucket.texts import one_line
+from kohya_bucket.texts import one_line, some
 
-__all__ = ["bucket_table_lines", "misread_lines", "recached_lines", "skipped_lines"]
+__all__ = ["bucket_table_lines", "misread_lines", "recached_lines", "rule_text", "skipped_lines"]
 
 _SHOWN = 20
+_SHOWN_SIZES = 16
 
 
-def bucket_table_lines(images: PlacedDataset, steps: int) -> list[str]:
+def rule_text(images: PlacedDataset, options: AdapterOptions, *, enable_bucket: bool, prescribed: bool) -> str:
+    """What decided the buckets of a data set, and for a rule that looks at the images, which ones it offers.
+
+    Args:
+        images: in their buckets.
+        options: the `[kohya_bucket]` table.
+        enable_bucket: off, there is one size.
+        prescribed: the data set's metadata says in which bucket each image is.
+    """
+    if not enable_bucket:
+        return "no buckets: enable_bucket is off"
+    if prescribed:
+        return "buckets as the metadata prescribes"
+    if options.rule != "auto":
+        return f"rule {options.rule}"
+    offered = [place.bucket_set for place in images.per_resolution or (images.placement,)]
+    sizes = [str(bucket) for one in offered if one is not None for bucket in one]
+    return f"rule auto ({options.auto_method}) chose {some(sizes, _SHOWN_SIZES)}"
+
+
+def bucket_table_lines(images: PlacedDataset, steps: int, rule: str) -> list[str]:
     """The buckets in use, one line each: narrow, because sd-scripts' log leaves half a terminal.
 
     `steps` are the batches of an epoch on one process, whatever becomes of the buckets' remainders.
     """
     samples = int(images.samples_per_bucket.sum())
     lines = [
+        rule,
         f"{len(images.keys)} images in {len(images.buckets)} buckets",
         f"{samples} samples, {steps} batches an epoch",
         "   bucket samples batches crop",

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kohya_bucket.adapter.options import DEFAULT_STORE, AdapterOptions
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.encode.comparison import Comparison, bits_of, compare
@@ -38,7 +39,7 @@ def cache_section(read: Config, options: AdapterOptions) -> Section:
     section = Section("latent caches")
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = common_root(paths, None)
-    parts = _distinct(wanted_by_config(read, _ENCODING, root, options=options))
+    parts = [part for part in wanted_by_config(read, _ENCODING, root, options=options) if len(part)]
     in_shards = [f'{name} = "shards"' for name in ("latent_cache", "text_cache") if getattr(options, name) == "shards"]
     if in_shards and not version_of("pyarrow"):
         section.findings.error(
@@ -49,12 +50,22 @@ def cache_section(read: Config, options: AdapterOptions) -> Section:
         section.facts.append(("images", "none whose latents can be cached"))
     elif options.latent_cache == "shards":
         try:
-            _shards(section, parts, Path(options.latent_cache_dir or DEFAULT_STORE))
+            for folder, mine in _by_store(parts, options).items():
+                _shards(section, _distinct(mine), folder)
         except LatentStoreError as error:
             section.findings.error("store", "", str(error))
     else:
-        _npz(section, parts, root)
+        _npz(section, _distinct(parts), root)
     return section
+
+
+def _by_store(parts: Sequence[LatentItems], options: AdapterOptions) -> dict[Path, list[LatentItems]]:
+    found: dict[Path, list[LatentItems]] = {}
+    first_image: dict[int, str] = {}
+    for part in parts:
+        first = first_image.setdefault(part.dataset, str(part.paths[0]))
+        found.setdefault(store_folder(options, first), []).append(part)
+    return found
 
 
 def _distinct(parts: Sequence[LatentItems]) -> list[LatentItems]:

@@ -11,6 +11,7 @@ from kohya_bucket.adapter.shapes import Offers, Takes, TakesAmong, Uses
 from kohya_bucket.sdscripts.caching import extra_sizes, one_size
 from kohya_bucket.sdscripts.caching.item import architecture_of
 from kohya_bucket.sdscripts.caching.latents import cache_latents
+from kohya_bucket.sdscripts.caching.readable_plain import cache_the_readable_plainly
 from kohya_bucket.sdscripts.objects import Dataset, Group, LatentsStrategy
 from kohya_bucket.sdscripts.seams.objects import has_own_modules, has_strategies
 
@@ -23,7 +24,8 @@ def _cache_latents(original: Any, door: Door) -> Any:
         self: Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, *args: Any
     ) -> None:
         with exit_with_message(), extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
-            original(self, vae, vae_batch_size, cache_to_disk, *args)
+            run = functools.partial(original, self, vae, vae_batch_size, cache_to_disk, *args)
+            cache_the_readable_plainly(self, run, door.options())
 
     return cache_latents
 
@@ -66,7 +68,11 @@ def _seams(owners: Owners) -> tuple[Seam, ...]:
 
 def _plain() -> tuple[Seam, ...]:
     return (
-        Seam("BaseDataset.cache_latents", (TakesAmong(*_ARGUMENTS), Uses("image_data")), _cache_latents),
+        Seam(
+            "BaseDataset.cache_latents",
+            (TakesAmong(*_ARGUMENTS), Uses("image_data", "latents_npz", "bucket_reso")),
+            _cache_latents,
+        ),
         Seam("DatasetGroup.cache_latents", (TakesAmong(*_ARGUMENTS), Uses("datasets")), _cache_group),
         Seam("BaseDataset.set_caching_mode", (Takes("mode"), Uses("caching_mode"))),
     )
