@@ -185,7 +185,7 @@ def test_files_at_other_sizes_are_not_taken_for_the_usual_ones(patched, tmp_path
     ("table", "dataset", "words"),
     [
         (ROTATE, {"enable_bucket": False}, "resolutions is set, but enable_bucket is off"),
-        (TABLES["catch_all"], {"bucket_no_upscale": True}, "bucket_no_upscale forbids: use remainder = 'merge'"),
+        (TABLES["catch_all"], {"bucket_no_upscale": True}, "bucket_no_upscale forbids: use 'merge' or 'keep'"),
         ({"resolutions": [128, 2048]}, {}, "resolutions, 2048x2048: max_bucket_reso"),
     ],
 )
