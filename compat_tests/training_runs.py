@@ -72,7 +72,7 @@ def train(
     command = [sys.executable, *several, *door, str(checkout / trainer)]
     command += ["--dataset_config", str(config), "--output_dir", str(out), "--output_name", "lora"]
     command += ["--save_model_as", "safetensors", "--learning_rate", "1e-2", "--optimizer_type", "AdamW", "--sdpa"]
-    command += ["--network_module", _network(checkout), "--network_dim", "2"] if network else []
+    command += [*_network(checkout), "--network_dim", "2"] if network else []
     command += ["--max_data_loader_n_workers", "2", *_models(out.parent), *map(str, options)]
     environment = {
         **os.environ,
@@ -99,10 +99,16 @@ def train(
     return TrainingRun(done.returncode, " ".join((done.stderr + done.stdout).split()), out, recorded(record))
 
 
-def _network(checkout: Path) -> str:
-    """A network that this version trains SD 1.5 with: one fork's LoRA begins with weights that no convolution takes."""
+def _network(checkout: Path) -> list[str]:
+    """A network that this version trains SD 1.5 with: one fork's LoRA begins with weights that no convolution takes.
+
+    LoRA-FA in its place never clears the gradients of its frozen half. They grow from step to step, count where
+    gradients are clipped, and are in no saved state: only unclipped does a resumed run end with the same weights.
+    """
     lora = (checkout / "networks" / "lora.py").read_text(encoding="utf-8")
-    return "networks.lora_fa" if "torch.linalg.qr" in lora else "networks.lora"
+    if "torch.linalg.qr" in lora:
+        return ["--network_module", "networks.lora_fa", "--max_grad_norm", "0"]
+    return ["--network_module", "networks.lora"]
 
 
 def _models(folder: Path) -> list[str]:
