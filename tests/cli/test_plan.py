@@ -130,7 +130,7 @@ def test_without_a_config(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plan"], "name a dataset config, or --train-data-dir"),
+        (["plan"], "name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir"),
         (["plan", "missing.toml"], "missing.toml"),
         (["plan", "CONFIG", "--gpus", "two"], "--gpus is 'two'"),
         (["simulate", "0x5"], "0x5 is no image size"),

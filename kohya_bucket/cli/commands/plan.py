@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from kohya_bucket.cli.configs import adapter_options
-from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.gpus import gpu_counts
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.progress import scan_progress
@@ -22,8 +21,9 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    context: typer.Context,
-    config: Annotated[Path | None, typer.Argument(help="dataset config of sd-scripts (TOML or JSON)")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="dataset config of sd-scripts, file for --config_file, or preset of the GUI")
+    ] = None,
     gpus: Annotated[str, typer.Option(help="numbers of GPUs to plan for, e.g. 1,2,4,8")] = "1",
     accumulate: Annotated[int, typer.Option(min=1, help="batches for one update of the weights")] = 1,
     images: Annotated[bool, typer.Option("--images", help="list every image with its bucket and crop")] = False,
@@ -42,13 +42,13 @@ def plan(
     from kohya_bucket.sdscripts.plan.overview import overview
 
     release = release_at_hand(sd_scripts)
-    if config is not None and train_data_dir is None:
-        refuse_beside(context, f"{config} brings its own images", ("reg_data_dir", "in_json"))
-        read = read_config(config, arguments.given(), release=release)
-    elif train_data_dir is not None and config is None:
+    if config is not None:
+        folders = {"train_data_dir": train_data_dir, "reg_data_dir": reg_data_dir, "in_json": in_json}
+        read = read_config(config, {**arguments.given(), **folders}, release=release)
+    elif train_data_dir is not None:
         read = read_folders(train_data_dir, reg_data_dir, arguments.given(), in_json=in_json, release=release)
     else:
-        raise KohyaBucketError("name a dataset config, or --train-data-dir, one of the two")
+        raise KohyaBucketError("name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir")
     if read.findings.of(Severity.ERROR):
         show_findings(read, images, as_json)
         raise typer.Exit(1)

@@ -43,7 +43,7 @@ def source_from_folders(
         if os.path.isdir(reg_data_dir):
             subsets += _subsets(reg_data_dir, True, findings)
         else:
-            message = f"--reg_data_dir {reg_data_dir!r} does not count beside --in_json, which is fine-tuning"
+            message = f"--reg_data_dir {reg_data_dir!r} is no folder"
             findings.error("missing-folder", "", message, "correct the path", (reg_data_dir,))
     return Source(None, {"datasets": [{"subsets": subsets}]})
 

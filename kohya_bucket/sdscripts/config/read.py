@@ -1,4 +1,4 @@
-"""`read_config`: a dataset config, or the folders of a command line, as resolved datasets with their images."""
+"""`read_config`: a dataset config, a trainer's settings, or folders, as resolved datasets with their images."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList
 from kohya_bucket.sdscripts.config.reading import Reading
 from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
 from kohya_bucket.sdscripts.config.resolve import resolve
+from kohya_bucket.sdscripts.config.run_file import run_file
 from kohya_bucket.sdscripts.config.schema import ALL, Kind, Supports
 from kohya_bucket.sdscripts.config.source import Source, load_source
 from kohya_bucket.sdscripts.config.validity import check_shared_images, check_split, check_values, note_overruled
 
 __all__ = ["Config", "ReadDataset", "read_config", "read_folders"]
+
+_FOLDERS = ("train_data_dir", "reg_data_dir", "in_json")
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,14 @@ class Config:
         datasets: its datasets, in order. Those that sd-scripts could not build are there with what is known.
         table: the `[kohya_bucket]` table, or None.
         findings: everything that is wrong or notable.
+        family: the model family, where the file shows it; see `ARCHITECTURES`.
     """
 
     path: Path | None
     datasets: tuple[ReadDataset, ...]
     table: Mapping[str, Any] | None
     findings: Findings
+    family: str = ""
 
 
 def read_config(
@@ -64,8 +69,10 @@ def read_config(
     """Read a dataset config and list its images. No image is opened, and nothing is written.
 
     Args:
-        path: a `.toml` or `.json` file. Paths in it are relative to the current folder, as in sd-scripts.
-        given: command line options of the trainer; they count where the config is silent.
+        path: a dataset config (`.toml` or `.json`), a trainer's settings as `--config_file` reads them (`.toml`), or a
+            preset of the kohya_ss GUI (`.json`). Paths in it are relative to the current folder, as in sd-scripts.
+        given: command line options of the trainer. They count where a dataset config is silent, and before a
+            trainer's settings; `train_data_dir`, `reg_data_dir` and `in_json` are for a preset that names no images.
         supports: what the trainer reads; by default everything.
         release: the version of sd-scripts to follow.
         check_captions: open every caption file, as sd-scripts does.
@@ -73,7 +80,31 @@ def read_config(
     Raises:
         ConfigError: the file cannot be read at all. Everything else is in `findings`.
     """
-    return _read(load_source(path), given, Findings(), supports, release, check_captions)
+    source, findings, given = load_source(path), Findings(), dict(given or {})
+    folders = {name: given.pop(name, None) for name in _FOLDERS}
+    run = run_file(source, findings)
+    if run is None:
+        named = [f"--{name.replace('_', '-')}" for name, value in folders.items() if value is not None]
+        if named and "datasets" in source.data:
+            raise ConfigError(f"{source.path} brings its own images: leave {' and '.join(named)} out")
+        return _read(source, given, findings, supports, release, check_captions)
+    given = {**run.given, **{name: value for name, value in given.items() if value is not None}}
+    data_dir = folders["train_data_dir"] or run.train_data_dir
+    if run.dataset_config is not None and folders["train_data_dir"] is None:
+        source = load_source(run.dataset_config)
+        if data_dir is not None:
+            message = f"train_data_dir {data_dir!r} does not count beside dataset_config {run.dataset_config!r}"
+            findings.note("overruled", "", message, "the dataset config says which images there are, as in sd-scripts")
+    elif data_dir is not None:
+        reg_data_dir, in_json = folders["reg_data_dir"] or run.reg_data_dir, folders["in_json"] or run.in_json
+        source = source_from_folders(data_dir, None if in_json else reg_data_dir, findings, in_json)
+    else:
+        raise ConfigError(
+            f"{source.path} names neither a dataset_config nor a train_data_dir: choose the images and save it again, "
+            f"or `kohya-bucket plan {source.path} --train-data-dir FOLDER`"
+        )
+    read = _read(source, given, findings, supports, release, check_captions)
+    return replace(read, family=run.family)
 
 
 def read_folders(
