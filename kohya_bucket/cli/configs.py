@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +13,10 @@ from kohya_bucket.texts import parse_json, parse_toml, read_text
 if TYPE_CHECKING:
     from kohya_bucket.adapter.options import AdapterOptions
     from kohya_bucket.buckets import BucketRule
+    from kohya_bucket.cli.rule_options import RuleOptions
     from kohya_bucket.sdscripts.config import Config
 
-__all__ = ["adapter_options", "is_bucket_set", "rules_of_config"]
+__all__ = ["adapter_options", "given_config", "only_one", "rules_of_config"]
 
 
 def adapter_options(read: Config) -> AdapterOptions:
@@ -55,10 +58,47 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
     return rules
 
 
-def is_bucket_set(path: Path) -> bool:
-    """Whether a TOML or JSON file holds a bucket set rather than a dataset config."""
+def only_one(argument: Path | None, option: Path | None) -> Path | None:
+    """A config that may be given as an argument or by `--config`.
+
+    Raises:
+        ConfigError: both are.
+    """
+    if argument is not None and option is not None:
+        raise ConfigError(f"{argument} and --config {option}: give one config")
+    return argument or option
+
+
+def given_config(
+    config: Path | None, options: RuleOptions, images: Sequence[str] = ()
+) -> tuple[Path | None, RuleOptions, list[str]]:
+    """(config, rule options, images): each file where it belongs by what it holds, wherever it was given.
+
+    Args:
+        config: of `--config`; a bucket set in its place counts as `--bucket-config`.
+        options: a dataset config in place of their bucket set counts as `--config`.
+        images: a single TOML or JSON file in their place counts as `--config` too.
+    """
+    named = list(images)
+    if config is None and len(named) == 1 and _is_settings(Path(named[0])):
+        config, named = Path(named.pop()), []
+    if config is not None and options.bucket_config is None and _holds_buckets(config):
+        return None, replace(options, bucket_config=config), named
+    if config is None and options.bucket_config is not None and _holds_buckets(options.bucket_config) is False:
+        return options.bucket_config, replace(options, bucket_config=None), named
+    return config, options, named
+
+
+def _is_settings(path: Path) -> bool:
+    return path.suffix.lower() in (".toml", ".json") and path.is_file()
+
+
+def _holds_buckets(path: Path) -> bool | None:
+    """Whether a file holds a bucket set (True) or a dataset config (False); None where it is neither."""
     try:
         data = (parse_json if path.suffix.lower() == ".json" else parse_toml)(read_text(path))
     except (OSError, ValueError):
-        return False
-    return isinstance(data, dict) and "buckets" in data and "datasets" not in data
+        return None
+    if not isinstance(data, dict) or not {"buckets", "datasets"} & data.keys():
+        return None
+    return "datasets" not in data

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from kohya_bucket._version import __version__
 from kohya_bucket.cli.commands import COMMANDS
 from kohya_bucket.errors import KohyaBucketError, why_not_written
 from kohya_bucket.texts import one_line
@@ -58,9 +59,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     # sd-scripts spells its options with underscores; people paste them.
-    context_settings={"token_normalize_func": lambda token: token.replace("_", "-")},
+    context_settings={
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+        "help_option_names": ["-h", "--help"],
+    },
 )
-app.callback()(lambda: None)  # without it typer asks for a command of its own
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()  # without one typer asks for a command of its own
+def _before_any(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None: ...
 
 
 def run() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.buckets.sizes import IntArray
 
-__all__ = ["RULE_OPTIONS", "RuleOptions"]
+__all__ = ["RuleOptions"]
 
 
 def _rules() -> str:
@@ -72,6 +72,12 @@ class RuleOptions:
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} both name a bucket set: give one of them")
         return str(named[given[0]]) if given else "kohya"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The options' names; without that of the bucket set, which may be a dataset config, where there is none."""
+        names = (field.name for field in fields(self))
+        return tuple(name for name in names if name != "bucket_config" or self.bucket_config is not None)
 
     @property
     def brings_sizes(self) -> bool:
@@ -128,6 +134,3 @@ class RuleOptions:
             return rule_from_name(self.name, max_reso=self.size, no_upscale=self.bucket_no_upscale, **own)
         table = AdapterOptions(rule=self.name, num_buckets=self.num, auto_method=auto_method, **own)
         return rule_for(self.keys, table, sizes)
-
-
-RULE_OPTIONS = tuple(field.name for field in fields(RuleOptions))

@@ -31,6 +31,7 @@ def config(tmp_path: Path, folder: Path) -> str:
         ("analyze --config", "--preset sdxl"),
         ("plan", "--in-json meta.json"),
         ("plan", "--reg-data-dir reg"),
+        ("plan", "--train-data-dir img"),
     ],
 )
 def test_what_a_config_overrules(config: str, command: str, options: str) -> None:

@@ -15,7 +15,7 @@ from kohya_bucket.buckets.rules.registry import rule_choices
 from kohya_bucket.buckets.trainers import TRAINERS
 from kohya_bucket.cli.compared_rules import compared_rule, groups, names_of
 from kohya_bucket.cli.group import load_command
-from kohya_bucket.cli.rule_options import RULE_OPTIONS, RuleOptions
+from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.sdscripts.config.arguments import DEFAULTS
 
@@ -23,8 +23,11 @@ COMMANDS = ("simulate", "analyze", "compare", "chart", "buckets-from-dataset", "
 SIZES = np.random.default_rng(0).integers(300, 3000, (200, 2)).astype(np.int32)
 
 
+NAMES = [field.name for field in fields(RuleOptions)]
+
+
 def options_of(command: str):
-    return {p.name: p for p in load_command(command).params if p.name in RULE_OPTIONS}
+    return {p.name: p for p in load_command(command).params if p.name in NAMES}
 
 
 def test_what_is_not_given_is_what_sd_scripts_takes() -> None:
@@ -40,7 +43,7 @@ def test_what_is_not_given_is_what_sd_scripts_takes() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_all_commands_mean_the_same_by_an_option(command: str) -> None:
     common = options_of("precompute")
-    assert set(common) == set(RULE_OPTIONS)
+    assert set(common) == set(NAMES)
     mine = options_of(command)
     assert {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps"} <= set(mine)
     for name, option in mine.items():
@@ -52,7 +55,7 @@ def test_all_commands_mean_the_same_by_an_option(command: str) -> None:
 def test_the_page_lists_them_with_their_defaults() -> None:
     page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text(encoding="utf-8")
     rows = {line.split("`")[1]: line.split(" | ")[1] for line in page.splitlines() if line.startswith("| `--")}
-    assert set(rows) == {f"--{name.replace('_', '-')}" for name in RULE_OPTIONS}
+    assert set(rows) == {f"--{name.replace('_', '-')}" for name in NAMES}
     for name, option in options_of("precompute").items():
         if option.default not in (None, False):
             assert rows[f"--{name.replace('_', '-')}"] == f"`{option.default}`"

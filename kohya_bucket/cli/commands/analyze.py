@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, Workers
-from kohya_bucket.cli.configs import is_bucket_set
+from kohya_bucket.cli.configs import given_config
 from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
 from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.progress import scan_progress
-from kohya_bucket.cli.rule_options import RULE_OPTIONS, RuleOptions
+from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError, why_not_written
 from kohya_bucket.files import replace_file
 
@@ -64,7 +63,8 @@ def analyze(
     quiet: Quiet = False,
 ) -> None:
     quiet = quiet or as_json
-    check_output("--html", html, "a web page", [*(path or []), config, options.bucket_config, cache])
+    config, options, path = given_config(config, options, path or [])
+    check_output("--html", html, "a web page", [*path, config, options.bucket_config, cache])
     check_output("--cache", cache, "a Parquet file", [])
     if html is not None:
         _make_room(html)
@@ -72,7 +72,7 @@ def analyze(
     from kohya_bucket.reports.analysis import analyze as look_at
 
     reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine), decode)
-    subjects, findings = _subjects(context, path or [], config, options, batch_size, reading)
+    subjects, findings = _subjects(context, path, config, options, batch_size, reading)
     analyses = [look_at(s, min_count=min_count, outlier_threshold=outlier_threshold) for s in subjects]
     if html is not None:
         _write_page(analyses, html, config.name if config is not None else "", thumbnails, limit or 300, quiet)
@@ -88,14 +88,12 @@ def _subjects(
 ) -> tuple[list[Subject], list[Finding]]:  # fmt: skip
     from kohya_bucket.cli.subjects import from_config, from_folders
 
-    if config is not None and options.bucket_config is None and is_bucket_set(config):
-        config, options = None, replace(options, bucket_config=config)
     if config is None:
         return from_folders(path, options, batch_size or 1, reading), []
     what = f"--config {config} brings its own images and rules"
     if path:
         raise ConfigError(f"{what}: leave out {' '.join(path)}")
-    refuse_beside(context, what, (*RULE_OPTIONS, "recursive"))
+    refuse_beside(context, what, (*options.fields, "recursive"))
     return from_config(config, batch_size, reading)
 
 

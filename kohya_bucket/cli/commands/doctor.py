@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kohya_bucket.cli.configs import only_one
 from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.progress import scan_progress
 
@@ -26,7 +27,8 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    config: Annotated[Path | None, typer.Argument(help="dataset config of sd-scripts (TOML or JSON)")] = None,
+    config: Annotated[Path | None, typer.Argument(help="as for `plan`")] = None,
+    config_option: Annotated[Path | None, typer.Option("--config", "-c", help="the same as CONFIG")] = None,
     sd_scripts: Annotated[
         Path | None, typer.Option("--sd-scripts", help="its checkout; by default the folder one is in")
     ] = None,
@@ -40,6 +42,7 @@ def doctor(
     """Nothing on disk is changed.
     Exit code 0: nothing was found that stops a training; 1: something was; 2: unusable input.
     """
+    config = only_one(config, config_option)
     given = {"resolution": resolution, "train_batch_size": train_batch_size}
     given = {key: value for key, value in given.items() if value is not None}
     sections = []

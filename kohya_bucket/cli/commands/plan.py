@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import adapter_options
+from kohya_bucket.cli.configs import adapter_options, only_one
 from kohya_bucket.cli.gpus import gpu_counts
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.progress import scan_progress
@@ -24,6 +24,7 @@ def plan(
     config: Annotated[
         Path | None, typer.Argument(help="dataset config of sd-scripts, file for --config_file, or preset of the GUI")
     ] = None,
+    config_option: Annotated[Path | None, typer.Option("--config", "-c", help="the same as CONFIG")] = None,
     gpus: Annotated[str, typer.Option(help="numbers of GPUs to plan for, e.g. 1,2,4,8")] = "1",
     accumulate: Annotated[int, typer.Option(min=1, help="batches for one update of the weights")] = 1,
     images: Annotated[bool, typer.Option("--images", help="list every image with its bucket and crop")] = False,
@@ -41,6 +42,7 @@ def plan(
     from kohya_bucket.sdscripts.config import Severity, read_config, read_folders
     from kohya_bucket.sdscripts.plan.overview import overview
 
+    config = only_one(config, config_option)
     release = release_at_hand(sd_scripts)
     if config is not None:
         folders = {"train_data_dir": train_data_dir, "reg_data_dir": reg_data_dir, "in_json": in_json}

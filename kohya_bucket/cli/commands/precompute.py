@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kohya_bucket.cli.common_options import Recursive
+from kohya_bucket.cli.configs import given_config
 from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.encoders import VaeOptions
 from kohya_bucket.cli.given import given, refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
-from kohya_bucket.cli.rule_options import RULE_OPTIONS, RuleOptions
+from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.stored_latents import StoreOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.architectures import ARCHITECTURES
@@ -53,6 +54,7 @@ def precompute(
 ) -> None:
     """On several GPUs: torchrun --nproc-per-node 8 -m kohya_bucket.precompute …, or accelerate launch -m."""
     reader = stored.reader()
+    config, options, path = given_config(config, options, path or [])
     if not vae.arch:
         vae = replace(vae, arch=_ARCH_OF_PRESET.get(options.name, ""))
     encoder = vae.load()
@@ -60,14 +62,14 @@ def precompute(
 
     recipe = stored.recipe(encoder, vae.dtype)
     if config is not None:
-        _check_config(context, config, path)
+        _check_config(context, config, path, options)
         todo = by_config(
             config, recipe, output, content_hash=hash, gpus=gpus, train_batch_size=train_batch_size, quiet=quiet
         )
     else:
         _check_rule(context, options)
         todo = by_path(
-            path or [], options, recipe, output, content_hash=hash, recursive=recursive, captions_file=captions_file,
+            path, options, recipe, output, content_hash=hash, recursive=recursive, captions_file=captions_file,
             quiet=quiet,
         )  # fmt: skip
     failed = _encode(todo, encoder, output, quiet, batch_size=batch_size, format=stored.format, architecture=vae.arch,
@@ -76,11 +78,11 @@ def precompute(
         raise KohyaBucketError(f"{failed} images could not be encoded, see above; the others are done")
 
 
-def _check_config(context: typer.Context, config: Path, path: list[str] | None) -> None:
+def _check_config(context: typer.Context, config: Path, path: list[str], options: RuleOptions) -> None:
     what = f"--config {config} says which images and buckets there are"
     if path:
         raise ConfigError(f"{what}: leave out {' '.join(path)}")
-    refuse_beside(context, what, (*RULE_OPTIONS, "captions_file"))
+    refuse_beside(context, what, (*options.fields, "captions_file"))
 
 
 def _check_rule(context: typer.Context, options: RuleOptions) -> None:

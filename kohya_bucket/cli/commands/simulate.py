@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import rules_of_config
+from kohya_bucket.cli.configs import given_config, rules_of_config
 from kohya_bucket.cli.console import plain_console
 from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.previews import draw_into
-from kohya_bucket.cli.rule_options import RULE_OPTIONS, RuleOptions
+from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.errors import KohyaBucketError
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ def simulate(
 ) -> None:
     from kohya_bucket.reports.explain import explain
 
+    config, options, _ = given_config(config, options)
     if config is not None:
-        refuse_beside(context, f"--config {config} brings its own rules", RULE_OPTIONS)
+        refuse_beside(context, f"--config {config} brings its own rules", options.fields)
     file, size = _size_of(image)
     check_output("--preview", preview, "a picture", [file, config])
     if config is not None:

@@ -86,7 +86,7 @@ def read_config(
     if run is None:
         named = [f"--{name.replace('_', '-')}" for name, value in folders.items() if value is not None]
         if named and "datasets" in source.data:
-            raise ConfigError(f"{source.path} brings its own images: leave {' and '.join(named)} out")
+            raise ConfigError(f"{source.path} brings its own images: leave out {' and '.join(named)}")
         return _read(source, given, findings, supports, release, check_captions)
     given = {**run.given, **{name: value for name, value in given.items() if value is not None}}
     data_dir = folders["train_data_dir"] or run.train_data_dir

@@ -51,8 +51,8 @@ def load_source(path: str | os.PathLike[str]) -> Source:
     """
     file = Path(path)
     if file.is_dir() or not file.exists():
-        what = "is a folder" if file.is_dir() else "does not exist"
-        raise ConfigError(f"the dataset config {str(file)!r} {what}: give the path of a .toml or .json file")
+        what, more = ("is a folder", _for_folder(file)) if file.is_dir() else ("does not exist", "")
+        raise ConfigError(f"the dataset config {str(file)!r} {what}: give the path of a .toml or .json file{more}")
     suffix = file.suffix.lower()
     if suffix not in (".toml", ".json"):
         raise ConfigError(
@@ -61,6 +61,13 @@ def load_source(path: str | os.PathLike[str]) -> Source:
     text = _decode(file)
     data = _parse_json(file, text) if suffix == ".json" else _parse_toml(file, text)
     return Source(file, data, {} if suffix == ".json" else _line_numbers(text), text)
+
+
+def _for_folder(folder: Path) -> str:
+    """What to call for a folder of images, by what is in it."""
+    if any(re.match(r"\d+_", one.name) and one.is_dir() for one in folder.iterdir()):
+        return f", or `kohya-bucket plan --train-data-dir {folder}`"
+    return f", or `kohya-bucket analyze {folder}` for its images"
 
 
 def _decode(file: Path) -> str:

@@ -135,5 +135,5 @@ def test_what_is_neither_is_told_so(folder):
         read_config(folder / "other.json")
     dataset = "[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'x'\n"
     (folder / "dataset.toml").write_text(dataset, encoding="utf-8")
-    with pytest.raises(ConfigError, match="brings its own images: leave --train-data-dir out"):
+    with pytest.raises(ConfigError, match="brings its own images: leave out --train-data-dir"):
         read_config(folder / "dataset.toml", {"train_data_dir": "img"})

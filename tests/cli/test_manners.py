@@ -1,0 +1,63 @@
+"""Short spellings, and files given in the place of others."""
+
+import pytest
+
+from kohya_bucket._version import __version__
+
+
+@pytest.fixture
+def config(folder):
+    file = folder.parent / "dataset.toml"
+    text = f"[[datasets]]\nresolution = 256\nenable_bucket = true\n[[datasets.subsets]]\nimage_dir = '{folder}'\n"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def buckets(tmp_path):
+    file = tmp_path / "set.toml"
+    sides = "[[buckets]]\nwidth = 256\nheight = {}\n"
+    file.write_text(sides.format(256) + sides.format(192), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("command", [(), ("plan",), ("cache",), ("cache", "verify")])
+def test_h_is_help(command_line, command):
+    short, long = command_line(*command, "-h"), command_line(*command, "--help")
+    assert short == long
+    assert short[0] == 0
+    assert "Usage" in short[1]
+
+
+def test_version(command_line):
+    assert command_line("--version")[:2] == (0, f"{__version__}\n")
+
+
+def test_c_is_config(command_line, config):
+    usual = command_line("plan", config)
+    assert command_line("plan", "-c", config) == usual
+    assert command_line("plan", "--config", config) == usual
+    code, _, error = command_line("plan", config, "-c", config)
+    assert (code, error) == (2, f"kohya-bucket: {config} and --config {config}: give one config\n")
+    assert command_line("doctor", "--quick", "-c", config)[:2] == command_line("doctor", "--quick", config)[:2]
+
+
+def test_a_config_in_any_place(command_line, config, folder, buckets):
+    usual = command_line("analyze", "--config", config)
+    assert usual[0] == 0
+    assert command_line("analyze", config) == usual
+    assert command_line("analyze", "-c", config) == usual
+    assert command_line("simulate", "300x200", "-c", config) == command_line("simulate", "300x200", "--config", config)
+    usual = command_line("analyze", folder, "--bucket-config", buckets)
+    assert usual[0] == 0
+    assert command_line("analyze", folder, "--config", buckets) == usual
+    code, _, error = command_line("analyze", config, "--resolution", "512")
+    assert (code, "leave out --resolution" in error) == (2, True)
+
+
+def test_a_folder_in_place_of_a_config(command_line, folder):
+    code, _, error = command_line("plan", folder)
+    assert (code, f"or `kohya-bucket analyze {folder}` for its images" in error) == (2, True)
+    (folder.parent / "img" / "10_cat").mkdir(parents=True)
+    _, _, error = command_line("plan", folder.parent / "img")
+    assert f"or `kohya-bucket plan --train-data-dir {folder.parent / 'img'}`" in error
