@@ -34,16 +34,21 @@ def test_an_image_shorter_than_a_step_ends_in_a_division_by_zero(unpatched, tmp_
         build_groups(unpatched, config)
 
 
-def test_an_unreadable_image_ends_the_run(unpatched, tmp_path):
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_an_unreadable_image_ends_the_run(unpatched, tmp_path, cut_off):
     config = group_config(tmp_path, count=1)
     for i in range(12):  # several, since an epoch may miss one
-        (tmp_path / "a" / f"broken_{i}.png").write_bytes(b"no picture")
+        broken = tmp_path / "a" / f"broken_{i}.png"
+        if cut_off:
+            noise = np.random.default_rng(i).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(broken)
+        broken.write_bytes(broken.read_bytes()[:2000] if cut_off else b"no picture")
 
     def train():
         group, _ = build_groups(unpatched, config)
         list(loader_of(unpatched, group, multiprocessing.Value("i", 1)))
 
-    with pytest.raises(Exception, match=r"cannot identify image file|division"):
+    with pytest.raises(Exception, match="truncated" if cut_off else "cannot identify image file|division"):
         train()
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 from kohya_bucket.adapter.bad_images import counted_here
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.unreadable import not_loaded
 from kohya_bucket.sdscripts.datasets.tables import BatchTable
 from kohya_bucket.texts import one_line
 
@@ -75,7 +76,7 @@ def _why_unreadable(make: Callable[[PlannedBatch], Any], index: PlannedBatch, im
     except MemoryError:
         raise
     except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0]
+        return not_loaded(error)
     return ""
 
 
@@ -93,4 +94,4 @@ def _tell(dataset: int, image: int, table: BatchTable, why: str, instead: int | 
     if (dataset, image) not in _told:
         _told.add((dataset, image))
         place = "" if instead is None else f"; {table.images.keys[instead]} trains in its place"
-        logger.warning("%s", one_line(f"{table.images.keys[image]} is left out, {why}{place}"))
+        logger.warning("%s", one_line(f"{table.images.keys[image]} is left out: {why}{place}"))

@@ -123,7 +123,7 @@ def test_a_name_does_not_forge_a_line_of_the_log(tmp_path: Path, caplog: pytest.
     with caplog.at_level("WARNING"):
         cache_the_readable(dataset, cache, AdapterOptions())
     assert [record.getMessage() for record in caplog.records] == [
-        "a\\nINFO all is well\\x1b[2J.png is left out, OSError: cut off"
+        "a\\nINFO all is well\\x1b[2J.png is left out: cannot be read as an image (cut off)"
     ]
     assert [call[1] for call in calls] == [None, None]
     assert calls[1][0] is not None

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from PIL import Image, UnidentifiedImageError
 
 from kohya_bucket.images.formats import ImageFormat, sniff
-from kohya_bucket.images.unreadable import UnreadableImageError, explain_os_error, in_short
+from kohya_bucket.images.unreadable import UnreadableImageError, explain_os_error, in_short, not_decoded
 
 __all__ = ["load_plugin", "load_plugin_for", "open_with_pillow", "pixel_limit", "verify_pixels"]
 
@@ -93,7 +93,7 @@ def verify_pixels(path: str) -> str | None:
         with Image.open(path) as image:
             image.load()
     except Exception as error:
-        return f"its pixels cannot be decoded: {in_short(error)}"
+        return not_decoded(error)
     return None
 
 

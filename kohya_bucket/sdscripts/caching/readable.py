@@ -9,6 +9,7 @@ from typing import Any
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.unreadable import not_loaded
 from kohya_bucket.texts import one_line
 
 __all__ = ["cache_the_readable", "tell"]
@@ -65,10 +66,10 @@ def tell(info: Any, why: BaseException | None, options: AdapterOptions) -> None:
     Raises:
         KohyaBucketError: `on_bad_image` is "stop".
     """
-    line = f"{type(why).__name__}: {why}".splitlines()[0]
+    line = "" if why is None else not_loaded(why)
     if options.on_bad_image == "stop":
         raise KohyaBucketError(f"{info.absolute_path}: {line}: repair or remove it, or leave on_bad_image out")
-    logger.warning("%s", one_line(f"{info.absolute_path} is left out, {line}"))
+    logger.warning("%s", one_line(f"{info.absolute_path} is left out: {line}"))
 
 
 def _failure(image: Any) -> BaseException | None:
