@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,13 +19,17 @@ from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import sizes_of
+from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.files import replace_file
 
 if TYPE_CHECKING:
+    from kohya_bucket.buckets import BucketSet
     from kohya_bucket.buckets.auto_sets.generate import AutoBucketResult
     from kohya_bucket.buckets.sizes import IntArray
 
 _LOW_FILL = 0.75
+_DEFAULT = "sd-scripts"  # its own buckets
+_QUICKLY_SOLVED = 64  # buckets of which the optimum is found in about a second
 _OF_OTHER_RULES = (
     "rule", "preset", "bucket_config", "bucket_no_upscale", "switching", "no_upscale_fit", "max_crop",
 )  # fmt: skip
@@ -65,34 +71,84 @@ def buckets_from_dataset(
         refuse_beside(context, f"--target {target} is an area for sides of any length", beside)
     size, *sides = (options.size, *options.limits) if target is None else ((target, target), None, None)
     images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
-    result = generate_buckets(
-        images.sizes, num_buckets=options.num, target=size, vae_factor=options.bucket_reso_steps, seed=seed, name=name,
-        method=method, min_side=sides[0], max_side=sides[1], min_fill=min_fill,
+    generate = partial(
+        generate_buckets, images.sizes, num_buckets=options.num, target=size, vae_factor=options.bucket_reso_steps,
+        seed=seed, name=name, min_side=sides[0], max_side=sides[1],
         description=f"Generated ({method}) from {len(images.sizes)} images",
     )  # fmt: skip
-    compared = None if compare_to is None else (compare_to, _loss(images.sizes, compare_to))
+    result = generate(method=method, min_fill=min_fill)
+    compared = [] if compare_to is None else [_Compared(compare_to, _set_named(compare_to), images.sizes)]
+    default = _default_set(options, target)
+    if default is not None:
+        compared.append(_Compared(_DEFAULT, default, images.sizes))
     if output is not None:
         replace_file(output, bucket_set_to_toml(result.bucket_set).encode("utf-8"))
     if as_json:
-        summary = _summary(result, images.unreadable, compared, output)
+        summary = _summary(result, images.unreadable, compared, compare_to, output)
         typer.echo(json.dumps({"root": images.source, **summary}, indent=2))
         return
     say(str(images))
     _print(result, compared, size[0] * size[1])
-    if output is not None:
-        say()
+    for one in compared:
+        if one.name == _DEFAULT and result.crop_loss_mean > one.loss:
+            _say_worse(result, one.buckets, partial(generate, method="optimal", min_fill=min_fill))
+    say()
+    if output is None:
+        say("To train with it, write it to a file: --output my_buckets.toml")
+    else:
         say(f"Wrote bucket set to {output}")
+        _say_use(output, options.bucket_reso_steps)
 
 
-def _loss(sizes: IntArray, compare_to: str) -> float:
+class _Compared:
+    """Another set of buckets, and the mean crop loss of the images in it."""
+
+    def __init__(self, name: str, bucket_set: BucketSet, sizes: IntArray) -> None:
+        from kohya_bucket.buckets.auto_sets.generate import mean_crop_loss
+
+        self.name, self.buckets, self.loss = name, len(bucket_set), mean_crop_loss(sizes, bucket_set)
+
+
+def _set_named(compare_to: str) -> BucketSet:
     from kohya_bucket.buckets import load_from_toml, load_preset
-    from kohya_bucket.buckets.auto_sets.generate import mean_crop_loss
 
-    other = load_from_toml(compare_to) if compare_to.lower().endswith(".toml") else load_preset(compare_to)
-    return mean_crop_loss(sizes, other)
+    return load_from_toml(compare_to) if compare_to.lower().endswith(".toml") else load_preset(compare_to)
 
 
-def _print(result: AutoBucketResult, compared: tuple[str, float] | None, area: int) -> None:
+def _default_set(options: RuleOptions, target: int | None) -> BucketSet | None:
+    """The buckets of sd-scripts with these options, or at this target; None where it would have none."""
+    if target is not None:
+        lowest, longest = min(options.min_bucket_reso, target), max(options.max_bucket_reso, 2 * target)
+        options = replace(options, resolution=str(target), min_bucket_reso=lowest, max_bucket_reso=longest)
+    try:
+        return options.make().bucket_set
+    except BucketSettingsError:
+        return None
+
+
+def _say_worse(result: AutoBucketResult, own: int, generate_optimal: Callable[[], AutoBucketResult]) -> None:
+    """Where sd-scripts' own buckets crop less: what else there is."""
+    say()
+    made = len(result.bucket_set)
+    say(f"These {made} buckets crop more than sd-scripts' own {own}: raise --num, or train with sd-scripts' own")
+    if result.method == "kmeans" and result.requested_k <= _QUICKLY_SOLVED:
+        loss = generate_optimal().crop_loss_mean
+        if loss < result.crop_loss_mean:
+            say(f"--method optimal crops {loss:.2%} with --num {result.requested_k}")
+
+
+def _say_use(output: Path, steps: int) -> None:
+    """The lines of a dataset config that train with the file."""
+    import toml
+
+    say("To train with it, in the dataset config:")
+    say("  [kohya_bucket]")
+    say("  " + toml.dumps({"rule": f"file:{output}"}).rstrip())
+    if steps != RuleOptions.bucket_reso_steps:
+        say(f"and bucket_reso_steps = {steps} in its [[datasets]]")
+
+
+def _print(result: AutoBucketResult, compared: Sequence[_Compared], area: int) -> None:
     how = f"k-means converged in {result.iterations} iterations" if result.method == "kmeans" else "exact optimum"
     say()
     say(f"Generated {len(result.bucket_set)} buckets (requested {result.requested_k}, {how}):")
@@ -102,18 +158,23 @@ def _print(result: AutoBucketResult, compared: tuple[str, float] | None, area: i
             f"  {bucket!s:<12} AR={bucket.aspect_ratio:6.3f}  cluster log-AR={centre:6.3f}  size={size}  "
             f"area={fill:.0%}"
         )
-    width = max(len(f"({name})") for name in ("auto", *([compared[0]] if compared else [])))
+    width = max(len(f"({name})") for name in ("auto", *(one.name for one in compared)))
     say()
     say(f"Mean crop loss {'(auto)':<{width}}  {result.crop_loss_mean:6.2%}")
-    if compared is not None:
-        name, loss = compared
-        points = (result.crop_loss_mean - loss) * 100
-        say(f"Mean crop loss {f'({name})':<{width}}  {loss:6.2%}  (auto is {points:+.2f} pts vs {name})")
+    for one in compared:
+        points = (result.crop_loss_mean - one.loss) * 100
+        label = f"({one.name})"
+        say(f"Mean crop loss {label:<{width}}  {one.loss:6.2%}  (auto is {points:+.2f} pts vs {one.name})")
 
 
 def _summary(
-    result: AutoBucketResult, unreadable: int, compared: tuple[str, float] | None, output: Path | None
+    result: AutoBucketResult,
+    unreadable: int,
+    compared: Sequence[_Compared],
+    compare_to: str | None,
+    output: Path | None,
 ) -> dict[str, Any]:
+    losses = {one.name: one.loss for one in compared}
     return {
         "readable": sum(result.cluster_sizes),
         "broken": unreadable,
@@ -121,8 +182,9 @@ def _summary(
         "requested_k": result.requested_k,
         "iterations": result.iterations,
         "crop_loss_mean": result.crop_loss_mean,
-        "compare_to": compared[0] if compared else None,
-        "compare_to_crop_loss_mean": compared[1] if compared else None,
+        "compare_to": compare_to,
+        "compare_to_crop_loss_mean": losses.get(compare_to or ""),
+        "default_crop_loss_mean": losses.get(_DEFAULT),
         "buckets": [
             {
                 "width": b.width,
