@@ -12,7 +12,7 @@ from typing import Any
 
 from kohya_bucket.errors import ConfigError
 
-__all__ = ["MAX_CONFIG_BYTES", "one_line", "parse_json", "parse_toml", "read_regular", "read_text", "some"]
+__all__ = ["MAX_CONFIG_BYTES", "counted", "one_line", "parse_json", "parse_toml", "read_regular", "read_text", "some"]
 
 MAX_CONFIG_BYTES = 1 << 26
 _MAX_DEPTH = 64
@@ -37,6 +37,11 @@ def some(names: Sequence[str], limit: int = 3) -> str:
     """The first few names, and how many more there are."""
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def counted(count: int, what: str) -> str:
+    """1 -> "1 image", 1200 -> "1,200 images"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def read_regular(path: str | os.PathLike[str], limit: int | None = None, want: str = _WANT) -> bytes:

@@ -26,10 +26,11 @@ def plan_as_dict(read: Config, seen: Overview, images: bool) -> dict[str, Any]:
             "samples": int(dataset.images.samples_per_bucket.sum()),
             "batches": dataset.images.batches,
             "validation_images": len(dataset.read.validation) if dataset.read.validation is not None else 0,
-            "rotated_by_exif": dataset.rotated,
+            "rotated_by_exif": len(dataset.turned),
             "buckets": [
                 {**asdict(row), "bucket": row.bucket.as_tuple(), "aspect": row.bucket.aspect_ratio}
-                for row in dataset.images.rows()
+                | {"enlarged": up.images, "largest_enlargement": up.most}
+                for row, up in zip(dataset.images.rows(), dataset.enlarged_per_bucket(), strict=True)
             ],
             "not_trained": [{"image": key, "reason": reason} for key, reason in not_trained(dataset)],
         }

@@ -13,6 +13,7 @@ from rich.table import Table
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli.console import print_table, wide_console
 from kohya_bucket.cli.plan_json import not_trained, plan_as_dict
+from kohya_bucket.images.headers.exif import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.config import Config, Findings
 from kohya_bucket.sdscripts.plan.overview import DatasetOverview, GpuRow, Overview
@@ -77,8 +78,9 @@ def _print_dataset(
     _bucket_table(console, dataset)
     if dataset.read.validation is not None:
         console.print(f"held back for validation: {len(dataset.read.validation):,}")
-    if dataset.rotated:
-        console.print(f"with an EXIF rotation, which sd-scripts does not obey: {dataset.rotated:,}")
+    if dataset.turned:
+        asked = say_orientations(dataset.turned)
+        console.print(f"with an EXIF turn or mirroring, which sd-scripts ignores: {len(dataset.turned):,} ({asked})")
     left_out = not_trained(dataset)
     if left_out:
         console.print(f"[yellow]not trained: {len(left_out):,}[/yellow]")
@@ -109,21 +111,28 @@ def _bucket_table(console: Console, dataset: DatasetOverview) -> None:
         console.print("no image is trained")
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("bucket", "aspect", "images", "samples", "batches", "short", "cut off", "worst"):
+    for name in ("bucket", "aspect", "images", "samples", "batches", "short", "cut off", "worst", "enlarged"):
         table.add_column(name, justify="right", no_wrap=True)
     rows = placed.rows()
-    for row in rows:
+    enlarged = dataset.enlarged_per_bucket()
+    for row, up in zip(rows, enlarged, strict=True):
         table.add_row(
             str(row.bucket), f"{row.bucket.aspect_ratio:.3f}", f"{row.images:,}", f"{row.samples:,}",
             f"{row.batches:,}", str(row.short_batches or ""), f"{row.mean_crop_loss:.1%}", f"{row.worst_crop_loss:.1%}",
+            _enlarged(up.images, up.most),
         )  # fmt: skip
     table.add_section()
     short = sum(row.short_batches for row in rows)
     table.add_row(
         f"{len(placed.buckets)} buckets", "", f"{len(placed.keys):,}", f"{int(placed.samples_per_bucket.sum()):,}",
         f"{placed.batches:,}", str(short or ""), f"{loss.mean():.1%}", f"{loss.max():.1%}",
+        _enlarged(sum(up.images for up in enlarged), max(up.most for up in enlarged)),
     )  # fmt: skip
     print_table(console, table)
+
+
+def _enlarged(images: int, most: float) -> str:
+    return f"{images:,} (up to {most:.3g}x)" if images else ""
 
 
 def _times(repeats: list[int]) -> str:

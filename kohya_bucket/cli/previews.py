@@ -19,14 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["draw_into"]
 
 
-def draw_into(target: Path, file: Path | None, found: Sequence[Explanation]) -> None:
+def draw_into(target: Path, file: Path | None, found: Sequence[Explanation], orientation: int = 1) -> None:
     """Draw the first of `found` that has a bucket, over the image or, without its file, over a grid.
+
+    The image is drawn as stored, as training takes it; what its EXIF `orientation` asks for is said.
 
     Raises:
         KohyaBucketError: none has a bucket, the image cannot be decoded, or the picture not be written.
     """
     from PIL import Image
 
+    from kohya_bucket.images.headers.exif import ORIENTATIONS
     from kohya_bucket.reports.preview import draw_preview
 
     placed = [explanation for explanation in found if explanation.bucket is not None]
@@ -45,7 +48,9 @@ def draw_into(target: Path, file: Path | None, found: Sequence[Explanation]) -> 
     except (OSError, ValueError, KeyError) as error:
         raise KohyaBucketError(f"the preview cannot be drawn as {target}: {error}; name a .png file") from error
     replace_file(target, buffer.getvalue())
-    say(f"preview of {placed[0].bucket} in {target}", err=True)
+    asked = ORIENTATIONS.get(orientation)
+    unturned = f", as stored, without what EXIF asks for ({asked})" if asked else ""
+    say(f"preview of {placed[0].bucket} in {target}{unturned}", err=True)
 
 
 def _grid(size: tuple[int, int]) -> Image:

@@ -16,8 +16,11 @@ __all__ = ["release_at_hand"]
 _VERSION = re.compile(r"v?\d+(\.\w+)*|main")
 
 
-def release_at_hand(given: str | None) -> Release:
+def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
     """The version or checkout that `--sd-scripts` names; by default the checkout at hand, or else the newest version.
+
+    Returns:
+        the version; the checkout, where it is one.
 
     Raises:
         ConfigError: it names neither.
@@ -28,10 +31,11 @@ def release_at_hand(given: str | None) -> Release:
 
     if given is None:
         found = nearby_checkout()
-        return Release.in_checkout(found) if found else NEWEST
+        return (Release.in_checkout(found), found) if found else (NEWEST, None)
     if _VERSION.fullmatch(given):
-        return Release.of(given)
+        return Release.of(given), None
     try:
-        return Release.in_checkout(find_checkout(Path(given)))
+        found = find_checkout(Path(given))
     except CheckoutError as error:
         raise ConfigError(f"--sd-scripts is {given!r}, but must be a version such as 0.11.1, or: {error}") from error
+    return Release.in_checkout(found), found

@@ -12,13 +12,14 @@ from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
 from kohya_bucket.cli.configs import adapter_options
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.rule_options import RuleOptions
-from kohya_bucket.cli.sizes import images_in
+from kohya_bucket.cli.sizes import images_in, not_read
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.pixels.undecodable import undecodable
 from kohya_bucket.images.scan.pool import Engine
+from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer
 from kohya_bucket.reports.images import ImageTable, Subject
-from kohya_bucket.sdscripts.config import Finding, ReadDataset, Severity, read_config
+from kohya_bucket.sdscripts.config import NEWEST, Finding, ReadDataset, Release, Severity, read_config
 
 __all__ = ["Reading", "from_config", "from_folders"]
 
@@ -34,6 +35,8 @@ class Reading:
     quiet: bool = False
     engine: Engine = "auto"
     decode: bool = False
+    trainer: Trainer = ANY_TRAINER
+    release: Release = NEWEST
 
     def table(self, paths: Sequence[str]) -> ImageTable:
         """The headers of `paths`, from the cache where it knows them."""
@@ -61,10 +64,10 @@ def from_folders(sources: list[str], options: RuleOptions, batch_size: int, read
     if not sources:
         raise ConfigError("nothing to analyse: name a folder, e.g. kohya-bucket analyze data/, or give --config")
     images = reading.table(images_in(sources, recursive=reading.recursive))
-    images = images.without(reading.undecodable(images))
+    images = images.without(not_read(images.paths)).without(reading.undecodable(images))
     name = ", ".join(Path(source).name or Path(source).resolve().name for source in sources)
     origin = "" if options.name == "kohya" else options.name.replace(":", " ", 1)
-    return [Subject(name, images, options.make(images.sizes), batch_size, origin)]
+    return [Subject(name, images, options.make(images.sizes), batch_size, origin, reading.trainer)]
 
 
 def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[list[Subject], list[Finding]]:
@@ -73,7 +76,7 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
     Raises:
         ConfigError: the config cannot be read, or none of its data sets has an image.
     """
-    config = read_config(path)
+    config = read_config(path, release=reading.release, trainer=reading.trainer)
     usable = [d for d in config.datasets if len(d.images) and d.config.resolution is not None]
     findings = [f for f in config.findings if f.severity is not Severity.NOTE]
     if not usable:
@@ -92,7 +95,8 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
         for keys in at_resolutions(dataset.config.dataset_keys, adapter):
             at = f"{name}, {keys.resolution[0]}x{keys.resolution[1]}" if adapter.resolutions else name
             rule = rule_for(keys, adapter, images.sizes)
-            subjects.append(Subject(at, images, rule, batch_size or dataset.config.batch_size, str(path)))
+            batch = batch_size or dataset.config.batch_size
+            subjects.append(Subject(at, images, rule, batch, str(path), config.trainer))
     return subjects, findings
 
 

@@ -1,7 +1,7 @@
-"""The model families of sd-scripts: how each caches latents, and what its encoder and its training do to them.
+"""The model families of sd-scripts: how each caches latents, what encoder and training do to them, its trainers.
 
-Source: the `LatentsCachingStrategy` classes of kohya-ss/sd-scripts 0.9 to 0.11 (names, keys, shapes, types) and the
-encoders they call (scaling).
+Source: the `LatentsCachingStrategy` classes of kohya-ss/sd-scripts 0.9 to 0.11 (names, keys, shapes, types), the
+encoders they call (scaling), and the calls of `verify_bucket_reso_steps` in its trainers.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ class Architecture:
             family have an axis of length 1 after the channels, which is dropped when they are read.
         autoencoder: diffusers' class of its VAE.
         checkpoint_key: how a key begins that only a whole checkpoint of this family has; "" where none is known.
+        trainers: its trainers, each by the file's name and what `bucket_reso_steps` must be a multiple of there, as the
+            newest sd-scripts has it.
+        max_bucket_reso: the longest side of its usual buckets; 0 for families that have no such usage.
     """
 
     name: str
@@ -52,6 +55,8 @@ class Architecture:
     per_channel: bool = False
     autoencoder: str = "AutoencoderKL"
     checkpoint_key: str = ""
+    trainers: tuple[tuple[str, int], ...] = ()
+    max_bucket_reso: int = 0
 
     @property
     def values_per_pixel(self) -> float:
@@ -115,18 +120,30 @@ ARCHITECTURES = {
     a.name: a
     for a in (
         Architecture("sd", "SD 1.5", "_sd.npz", 8, 4, plain_until="0.10.1", scale_factor=0.18215,
-                     checkpoint_key="cond_stage_model."),
+                     checkpoint_key="cond_stage_model.",
+                     trainers=(("train_network.py", 64), ("fine_tune.py", 64), ("train_db.py", 64),
+                               ("train_control_net.py", 64), ("train_controlnet.py", 64),
+                               ("train_textual_inversion.py", 64))),
         Architecture("sdxl", "SDXL", "_sdxl.npz", 8, 4, plain_until="0.10.1", scale_factor=0.13025,
-                     checkpoint_key="conditioner.embedders.1."),
+                     checkpoint_key="conditioner.embedders.1.", max_bucket_reso=2048,
+                     trainers=(("sdxl_train_network.py", 32), ("sdxl_train.py", 32), ("sdxl_train_control_net.py", 32),
+                               ("sdxl_train_control_net_lllite.py", 32), ("sdxl_train_textual_inversion.py", 32))),
         Architecture("sd3", "SD3", "_sd3.npz", 8, 16, scale_factor=1.5305, shift_factor=0.0609,
-                     checkpoint_key="model.diffusion_model.joint_blocks."),
+                     checkpoint_key="model.diffusion_model.joint_blocks.",
+                     trainers=(("sd3_train_network.py", 32), ("sd3_train.py", 8))),
         Architecture("flux", "Flux", "_flux.npz", 8, 16, scale_factor=0.3611, shift_factor=0.1159, values="scaled",
-                     checkpoint_key="model.diffusion_model.double_blocks."),
+                     checkpoint_key="model.diffusion_model.double_blocks.",
+                     trainers=(("flux_train_network.py", 32), ("flux_train.py", 16),
+                               ("flux_train_control_net.py", 16))),
         Architecture("lumina", "Lumina", "_lumina.npz", 8, 16, scale_factor=0.3611, shift_factor=0.1159,
-                     values="scaled"),
+                     values="scaled",
+                     trainers=(("lumina_train_network.py", 16), ("lumina_train.py", 16))),
         Architecture("hunyuan_image", "HunyuanImage", "_hi.npz", 32, 64, scale_factor=0.75289,
-                     autoencoder="AutoencoderKLHunyuanImage"),
+                     autoencoder="AutoencoderKLHunyuanImage",
+                     trainers=(("hunyuan_image_train_network.py", 32),)),
         Architecture("anima", "Anima", "_anima.npz", 8, 16, values="scaled", per_channel=True,
-                     autoencoder="AutoencoderKLQwenImage"),
+                     autoencoder="AutoencoderKLQwenImage",
+                     trainers=(("anima_train_network.py", 16), ("anima_train.py", 16),
+                               ("anima_train_control_net_lllite.py", 16))),
     )
 }  # fmt: skip

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import Bucket, Placement, Reason
+from kohya_bucket.buckets.misfits import BARELY, FAR, aspect_distance, enlargement
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.reports.images import ImageTable, Subject
-from kohya_bucket.reports.summary import Summary, enlargement, images_per_bucket, samples_per_bucket, summarize
+from kohya_bucket.reports.summary import Summary, images_per_bucket, samples_per_bucket, summarize
 
 __all__ = ["Analysis", "BucketUse", "analyze"]
 
@@ -88,7 +89,7 @@ class Analysis:
         np.maximum.at(worst, index, loss)
         divisor = np.maximum(images, 1)
         mean = np.bincount(index, weights=loss, minlength=k) / divisor
-        enlarged = np.bincount(index, weights=scale > 1.001, minlength=k) / divisor
+        enlarged = np.bincount(index, weights=scale > BARELY, minlength=k) / divisor
         return [
             BucketUse(bucket, *row)
             for bucket, *row in zip(
@@ -136,7 +137,7 @@ class Analysis:
     @cached_property
     def most_enlarged(self) -> Indices:
         """Images by enlargement; those that are not enlarged are left out."""
-        return self._worst(self.scale, self.scale > 1.001)
+        return self._worst(self.scale, self.scale > BARELY)
 
     @cached_property
     def rotated(self) -> Indices:
@@ -168,7 +169,7 @@ class Analysis:
         return np.asarray(found[np.argsort(-values[found], kind="stable")])
 
 
-def analyze(subject: Subject, *, min_count: int = 10, outlier_threshold: float = 0.25) -> Analysis:
+def analyze(subject: Subject, *, min_count: int = 10, outlier_threshold: float = FAR) -> Analysis:
     """Place the subject's images and look at the result.
 
     Args:
@@ -185,8 +186,5 @@ def analyze(subject: Subject, *, min_count: int = 10, outlier_threshold: float =
         )
     sizes = subject.images.sizes
     placement = subject.rule.place(sizes)
-    placed = placement.placed
-    distance = np.full(len(sizes), np.nan)
-    own, bucket = sizes[placed].astype(np.float64), placement.bucket_sizes[placed].astype(np.float64)
-    distance[placed] = np.abs(np.log(own[:, 0] / own[:, 1]) - np.log(bucket[:, 0] / bucket[:, 1]))
-    return Analysis(subject, placement, enlargement(sizes, placement), distance, min_count, outlier_threshold)
+    scale, distance = enlargement(sizes, placement), aspect_distance(sizes, placement)
+    return Analysis(subject, placement, scale, distance, min_count, outlier_threshold)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets import BucketRule
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images import SizeScan
+from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer
 
 __all__ = ["ImageTable", "Subject"]
 
@@ -127,6 +128,7 @@ class Subject:
         rule: what decides buckets.
         batch_size: images per process and step.
         source: where the rule comes from, for the reader, e.g. a config's path.
+        trainer: what settings are proposed for.
     """
 
     name: str
@@ -134,6 +136,7 @@ class Subject:
     rule: BucketRule
     batch_size: int = 1
     source: str = ""
+    trainer: Trainer = ANY_TRAINER
 
 
 def shared_folder(paths: Sequence[str]) -> tuple[int, bool]:

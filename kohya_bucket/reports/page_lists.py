@@ -9,19 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.images.headers.exif import ORIENTATIONS
 from kohya_bucket.reports.analysis import Analysis
 
 __all__ = ["image_lists", "image_row"]
-
-_ORIENTATIONS = {
-    2: "mirrored left to right",
-    3: "upside down",
-    4: "mirrored top to bottom",
-    5: "mirrored, a quarter turn",
-    6: "a quarter turn clockwise",
-    7: "mirrored, a quarter turn",
-    8: "a quarter turn anticlockwise",
-}
 
 
 def image_lists(analysis: Analysis, limit: int) -> list[dict[str, Any]]:
@@ -45,7 +36,7 @@ def image_lists(analysis: Analysis, limit: int) -> list[dict[str, Any]]:
         ),
         (
             "Asking for a rotation", len(analysis.rotated),
-            rows(analysis.rotated, lambda i: _ORIENTATIONS.get(int(images.orientation[i]), "")),
+            rows(analysis.rotated, lambda i: ORIENTATIONS.get(int(images.orientation[i]), "")),
             "Their EXIF asks for it; training takes the pixels as they are stored.",
         ),
     ]  # fmt: skip

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import Placement
-from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.buckets.misfits import BARELY, enlargement
+from kohya_bucket.buckets.sizes import IntArray
 
-__all__ = ["Summary", "enlargement", "summarize"]
+__all__ = ["Summary", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,6 @@ class Summary:
     mean_pixels: float
 
 
-def enlargement(sizes: IntArray, placement: Placement) -> FloatArray:
-    """[N] factor by which each image's sides are scaled: above 1 it is enlarged. NaN without a bucket."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        factors = placement.resized_sizes / sizes
-    # Sides are rounded to whole pixels apart from each other; the longer one says the factor best.
-    longer = (sizes[:, 1] > sizes[:, 0]).astype(np.intp)
-    out = np.take_along_axis(factors, longer[:, None], axis=1)[:, 0]
-    return np.where(placement.placed, out, np.nan)
-
-
 def summarize(sizes: IntArray, placement: Placement, repeats: npt.NDArray[np.int64], batch_size: int) -> Summary:
     """Numbers of one placement; `sizes` [N, 2], `repeats` [N]."""
     placed = placement.placed
@@ -66,7 +57,7 @@ def summarize(sizes: IntArray, placement: Placement, repeats: npt.NDArray[np.int
         mean_crop=float(loss.mean()) if len(loss) else 0.0,
         p95_crop=float(np.quantile(loss, 0.95)) if len(loss) else 0.0,
         worst_crop=float(loss.max()) if len(loss) else 0.0,
-        enlarged=float(np.mean(enlargement(sizes, placement)[placed] > 1.001)) if len(loss) else 0.0,
+        enlarged=float(np.mean(enlargement(sizes, placement)[placed] > BARELY)) if len(loss) else 0.0,
         mean_pixels=float(placement.bucket_sizes[placed].astype(np.float64).prod(axis=1).mean()) if len(loss) else 0.0,
     )
 

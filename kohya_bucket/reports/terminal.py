@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from kohya_bucket.latents.trainers import NAME_THE_MODEL
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.recommend import Recommendation, recommend
 from kohya_bucket.texts import one_line
@@ -32,7 +33,7 @@ def render_analysis(analysis: Analysis, limit: int = 5, *, wrap: bool = True) ->
     parts += _lists(analysis, limit)
     recommendations = recommend(analysis)
     if recommendations:
-        parts.append(Text("\nWhat to change", style="bold"))
+        parts.append(Text.assemble(("\nWhat to change", "bold"), (_valid_for(analysis), "dim")))
         texts = [_recommendation(r) for r in recommendations]
         parts += [Padding(text, (0, 0, 0, 2)) if wrap else _indented(text) for text in texts]
     return Group(*parts)
@@ -138,6 +139,11 @@ def _lists(analysis: Analysis, limit: int) -> list[RenderableType]:
             # No markup, in which a name could hold brackets, or colons that stand for a picture.
             out.append(Text.assemble(("\n" + title, "bold"), f" ({count:,})\n{body}{rest}"))
     return out
+
+
+def _valid_for(analysis: Analysis) -> str:
+    trainer = analysis.subject.trainer
+    return f", for {trainer.title}" if trainer.title else f", whatever the model; {NAME_THE_MODEL}"
 
 
 def _recommendation(r: Recommendation) -> Text:

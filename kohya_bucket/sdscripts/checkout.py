@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 import subprocess
 from pathlib import Path
 
 from kohya_bucket.adapter.marked_block import CheckoutError
 from kohya_bucket.errors import KohyaBucketError
 
-__all__ = ["CheckoutError", "SeamError", "describe_folder", "find_checkout", "npz_version"]
+__all__ = ["CheckoutError", "SeamError", "describe_folder", "find_checkout", "npz_version", "steps_in"]
+
+_VERIFIED = re.compile(r"\.verify_bucket_reso_steps\(\s*(\d{1,4})\s*\)")
 
 
 class SeamError(KohyaBucketError):
@@ -38,6 +42,17 @@ def npz_version(root: Path) -> str:
     if not file.is_file():
         return "0.9"
     return "" if "multi_resolution=True" in file.read_text(encoding="utf-8", errors="replace") else "0.10.1"
+
+
+def steps_in(root: Path) -> dict[str, int]:
+    """{trainer's file: what `bucket_reso_steps` must be a multiple of there}, by its source; nothing is imported."""
+    found = {}
+    for file in root.glob("*.py"):
+        steps = map(int, _VERIFIED.findall(file.read_text(encoding="utf-8", errors="replace")))
+        least = math.lcm(*(step for step in steps if step))
+        if least > 1:
+            found[file.name] = least
+    return found
 
 
 def describe_folder(root: Path) -> str:

@@ -96,8 +96,11 @@ def test_a_mistake_in_the_config_stops_it_and_says_what_to_do(folder):
 def test_pixels_that_are_cut_off_are_found_by_decoding(folder):
     cut = folder / "3.png"
     cut.write_bytes(cut.read_bytes()[:2000])
-    found, _ = findings(write(folder), code=1)
-    assert found["undecodable"]["severity"] == "error"
+    found, _ = findings(write(folder))
+    assert found["undecodable"]["severity"] == "warning"
+    assert "left out" in found["undecodable"]["message"]
+    stopping = findings(write(folder, rest="[kohya_bucket]\non_bad_image = 'stop'"), code=1)[0]
+    assert stopping["undecodable"]["severity"] == "error"
     (name,) = found["undecodable"]["names"]
     assert name.startswith(f"{cut}: cannot be read as an image (")
     assert "truncated" in name

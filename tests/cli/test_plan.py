@@ -198,7 +198,7 @@ def test_the_demo_is_what_the_readme_promises(monkeypatch):
     seen = overview(read_config("configs/demo.toml"), AdapterOptions(), (1, 2))
     assert [len(d.images.keys) for d in seen.datasets] == [20, 18]
     assert [Path(key).name for key, _ in seen.datasets[1].left_out] == ["icon_tiny.png", "ribbon_too_narrow.png"]
-    assert seen.datasets[0].rotated == 1
+    assert len(seen.datasets[0].turned) == 1
     assert seen.gpus[0].missed == seen.gpus[0].repeated == 0
     total = sum(f.stat().st_size for f in (ROOT / "configs" / "demo_images").iterdir())
     assert total < 500_000

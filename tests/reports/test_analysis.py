@@ -13,6 +13,7 @@ from rich.console import Console
 
 from kohya_bucket import AutoBuckets, BucketSet, FixedBuckets, KohyaBuckets, load_preset
 from kohya_bucket.buckets.rules.registry import rule_from_name
+from kohya_bucket.latents.trainers import ANY_TRAINER, trainer_named
 from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.as_json import report_as_dict
 from kohya_bucket.reports.images import ImageTable, Subject
@@ -101,7 +102,7 @@ def test_duplicates_are_grouped_by_hash() -> None:
 
 
 def test_long_images_ask_for_a_longer_bucket_and_get_what_was_promised() -> None:
-    sizes = [(3600, 600)] * 60 + [(1000, 1000)] * 60
+    sizes = [(1800, 600)] * 60 + [(1000, 1000)] * 60
     a = analyze(Subject("set", table(sizes), KohyaBuckets(1024, 256, 1024), 4))
     advice = {r.setting: r for r in recommend(a)}
     longer = advice["max_bucket_reso"]
@@ -132,7 +133,10 @@ def test_images_lying_on_their_side_are_named() -> None:
     images = table([(1500, 1000)] * 3, orientation=np.array([6, 1, 3], dtype=np.uint8))
     a = analyze(Subject("set", images, RULES[0]))
     assert a.rotated.tolist() == [0, 2]
-    assert [r.current for r in recommend(a) if r.setting == "files"] == ["1 lies on its side"]
+    (advice,) = [r for r in recommend(a) if r.setting == "files"]
+    assert advice.current == "2 turned or mirrored by EXIF"
+    assert "1 a quarter turn clockwise; 1 upside down" in advice.why
+    assert "1 of them in another bucket" in advice.gain
 
 
 def test_a_good_set_asks_for_nothing() -> None:
@@ -215,7 +219,7 @@ def test_what_is_promised_without_copies_is_what_remains() -> None:
 
 
 def test_where_nothing_is_placed_a_change_costs_nothing() -> None:
-    advice = advised(KohyaBuckets(1024, no_upscale=True), [(50, 1000)])
+    advice = advised(KohyaBuckets(1024, no_upscale=True), [(50, 1000)], trainer=trainer_named("sdxl"))
     assert advice["bucket_reso_steps"].gain == "images without a bucket 1 → 0"
     assert advice["bucket_reso_steps"].cost == ""
 
@@ -228,3 +232,55 @@ def test_names_are_printed_as_they_are() -> None:
     print_analysis(analyze(Subject(":cat:[b]", images, RULES[0])), Console(file=out, width=80))
     for text in ("a:smile:[bold]b.png: [red]empty[/red]", "[/]:cat:.png: :x:", ":cat:[b]"):
         assert text in out.getvalue()
+
+
+@pytest.mark.parametrize(("arch", "least"), [("sd", 64), ("SD 1.5", 64), ("sdxl", 32), ("sd3", 32), ("flux", 32),
+                                             ("hunyuan_image", 32), ("lumina", 16), ("anima", 16),
+                                             ("flux_train.py", 16), ("sd3_train.py", 8), ("", 64)])  # fmt: skip
+def test_no_step_is_proposed_that_a_trainer_refuses(arch, least) -> None:
+    trainer = trainer_named(arch) if arch else ANY_TRAINER
+    assert trainer.step == least
+    sizes = [(700 + 13 * i, 900) for i in range(100)]
+    proposed = {}
+    for steps in (64, 32, 16, 8):
+        advice = advised(KohyaBuckets(1024, 256, 2048, steps), sizes, trainer=trainer)
+        proposed[steps] = int(advice["bucket_reso_steps"].proposed) if "bucket_reso_steps" in advice else steps
+    refused = {steps for steps in proposed if steps % least}
+    assert all(value % least == 0 for steps, value in proposed.items() if arch or steps not in refused)
+    assert proposed[64] == (32 if least < 64 else 64)
+    assert {steps for steps in refused if proposed[steps] != steps} == (refused if arch else set())
+
+
+def test_advice_that_comes_to_the_same_is_given_once() -> None:
+    sizes = [(1000, 2400)] * 30 + [(1024, 1024)] * 30
+    both = advised(KohyaBuckets(1024, 704, 1024), sizes)
+    afters = [r.after for r in both.values()]
+    assert all(afters.count(after) == 1 for after in afters)
+    alone = advised(KohyaBuckets(1024, 576, 1024), sizes)
+    assert alone["max_bucket_reso"].proposed == "2048"
+    assert "min_bucket_reso and max_bucket_reso" not in alone
+
+
+def test_settings_are_not_bent_for_a_few_odd_files() -> None:
+    ordinary = [(832, 1216)] * 80 + [(1216, 832)] * 20
+    odd = [(800, 9000)] * 9 + [(32, 32)] * 8
+    for rule in (KohyaBuckets(1024), KohyaBuckets(512)):
+        alone, beside = advised(rule, ordinary, batch_size=4), advised(rule, ordinary + odd, batch_size=4)
+        settings = {name: r for name, r in beside.items() if name != "files"}
+        assert {name: (r.proposed, r.before, r.after) for name, r in settings.items()} == {
+            name: (r.proposed, r.before, r.after) for name, r in alone.items()
+        }
+        assert all(r.why.endswith("; measured without the 17 files above") for r in settings.values())
+    first = [r.setting for r in recommend(analyze(Subject("set", table(ordinary + odd), KohyaBuckets(1024), 4)))]
+    assert first == sorted(first, key=lambda name: name != "files")
+    assert first.count("files") == 2
+
+
+def test_what_files_cost_is_what_the_others_come_to() -> None:
+    ordinary, odd = [(832, 1216)] * 20, [(800, 9000)] * 3
+    a = analyze(Subject("set", table(ordinary + odd), KohyaBuckets(1024), 4))
+    advice = recommend(a)[0]
+    assert (advice.current, advice.proposed) == ("3 images far longer than a bucket", "split or leave out")
+    assert advice.after == analyze(Subject("set", table(ordinary), KohyaBuckets(1024), 4)).summary
+    assert "samples per epoch 23 → 20" in advice.cost
+    assert "worst crop loss" in advice.gain

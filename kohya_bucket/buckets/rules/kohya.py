@@ -7,6 +7,7 @@ unchanged from 0.8.7 to 0.10.1. Results are equal row by row, floats included.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.choices import NO_UPSCALE_FITS, SWITCHING_METHODS
@@ -22,6 +23,9 @@ from kohya_bucket.checks import as_flag, one_of
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["KohyaBuckets", "kohya_bucket_sizes", "kohya_rule"]
+
+
+_FURTHER = ("switching", "no_upscale_fit", "max_crop")
 
 
 def kohya_bucket_sizes(
@@ -104,6 +108,14 @@ class KohyaBuckets(RuleBase):
         if largest or self.max_crop is not None:
             return corrected_without_upscaling(sizes, self.max_area, self.reso_steps, largest, self.max_crop)
         return WithoutUpscaling(sizes, self.max_area, self.reso_steps)  # exactly as sd-scripts has it
+
+    def changed(self, **values: Any) -> KohyaBuckets:
+        """The rule with other values. `BucketSettingsError` where they cannot work."""
+        own = {
+            name: getattr(self, name)
+            for name in ("max_reso", "min_size", "max_size", "reso_steps", "no_upscale", *_FURTHER)
+        }
+        return KohyaBuckets(**{**own, **values})
 
     def __repr__(self) -> str:
         limits = f"min_size={self.min_size}, max_size={self.max_size}, reso_steps={self.reso_steps}"

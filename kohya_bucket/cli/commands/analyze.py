@@ -18,9 +18,12 @@ from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.progress import scan_progress
+from kohya_bucket.cli.release import release_at_hand
 from kohya_bucket.cli.rule_options import RuleOptions
+from kohya_bucket.cli.trainer_named import Arch, trainer_at_hand
 from kohya_bucket.errors import ConfigError, KohyaBucketError, why_not_written
 from kohya_bucket.files import replace_file
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.cli.subjects import Reading
@@ -58,6 +61,10 @@ def analyze(
     ] = 0.25,
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write the report to this file.")] = None,
+    list_bad: Annotated[
+        Path | None, typer.Option(help="Write the paths of images to repair, split or leave out to this file.")
+    ] = None,
+    arch: Arch = None,
     thumbnails: Annotated[int, typer.Option(min=0, help="At most this many small pictures in the HTML.")] = 240,
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many images in each list.")] = None,
     quiet: Quiet = False,
@@ -66,14 +73,19 @@ def analyze(
     config, options, path = given_config(config, options, path or [])
     check_output("--html", html, "a web page", [*path, config, options.bucket_config, cache])
     check_output("--cache", cache, "a Parquet file", [])
+    check_output("--list-bad", list_bad, "a list of paths", [*(path or []), config, options.bucket_config, cache])
     if html is not None:
         _make_room(html)
     from kohya_bucket.cli.subjects import Reading
     from kohya_bucket.reports.analysis import analyze as look_at
 
-    reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine), decode)
+    release, checkout = release_at_hand(None)
+    trainer = trainer_at_hand(arch, checkout)
+    reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine), decode, trainer, release)
     subjects, findings = _subjects(context, path, config, options, batch_size, reading)
     analyses = [look_at(s, min_count=min_count, outlier_threshold=outlier_threshold) for s in subjects]
+    if list_bad is not None:
+        _write_list(analyses, list_bad)
     if html is not None:
         _write_page(analyses, html, config.name if config is not None else "", thumbnails, limit or 300, quiet)
     if as_json:
@@ -114,6 +126,17 @@ def _write_page(analyses: Sequence[Analysis], html: Path, title: str, thumbnails
         page = render_page(analyses, title=title, thumbnails=thumbnails, limit=limit, progress=progress)
     replace_file(html, page.encode("utf-8"))
     say(f"{html}: {len(page) / 1e6:.1f} MB, opens in any browser", err=True)
+
+
+def _write_list(analyses: Sequence[Analysis], target: Path) -> None:
+    """One path per line, as a `.txt` list of paths is read; names with a line break cannot be in one."""
+    from kohya_bucket.reports.recommend_files import bad_files
+
+    bad = list(dict.fromkeys(name for analysis in analyses for name in bad_files(analysis)))
+    listed = [name for name in bad if not {"\n", "\r"} & set(name)]
+    replace_file(target, "".join(f"{name}\n" for name in listed).encode("utf-8", "surrogateescape"))
+    unlisted = "" if len(listed) == len(bad) else f"; {len(bad) - len(listed)} names with a line break are not in it"
+    say(f"{counted(len(listed), 'path')} of images to repair, split or leave out in {target}{unlisted}", err=True)
 
 
 def _print_json(analyses: Sequence[Analysis], findings: Sequence[Finding], limit: int) -> None:

@@ -12,6 +12,7 @@ import typer
 from kohya_bucket.cli.configs import only_one
 from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.progress import scan_progress
+from kohya_bucket.cli.trainer_named import Arch, trainer_at_hand
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +37,7 @@ def doctor(
     train_batch_size: Annotated[
         int | None, typer.Option("--train-batch-size", min=1, help="where the config is silent")
     ] = None,
+    arch: Arch = None,
     quick: Annotated[bool, typer.Option("--quick", help="decode no image and import no sd-scripts")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
 ) -> None:
@@ -46,7 +48,7 @@ def doctor(
     given = {"resolution": resolution, "train_batch_size": train_batch_size}
     given = {key: value for key, value in given.items() if value is not None}
     sections = []
-    for section in _sections(config, sd_scripts, given, quick):
+    for section in _sections(config, sd_scripts, given, arch, quick):
         sections.append(section)
         if not as_json:
             _print(plain_console(), section)
@@ -58,7 +60,7 @@ def doctor(
 
 
 def _sections(
-    config: Path | None, sd_scripts: Path | None, given: Mapping[str, object], quick: bool
+    config: Path | None, sd_scripts: Path | None, given: Mapping[str, object], arch: str | None, quick: bool
 ) -> Iterator[Section]:
     """One after the other, so that each is shown while the next is looked at."""
     from kohya_bucket.sdscripts.checkout import find_checkout
@@ -70,6 +72,7 @@ def _sections(
 
     checkout = find_checkout(sd_scripts) if sd_scripts else nearby_checkout()
     release = Release.in_checkout(checkout) if checkout else NEWEST
+    trainer = trainer_at_hand(arch, checkout)
     yield packages_section()
     if checkout is not None:
         if not quick:
@@ -77,7 +80,7 @@ def _sections(
         yield checkout_section(checkout, imported=not quick)
     if config is None:
         return
-    section, examined = config_section(config, given, release, scan_progress, decode=not quick)
+    section, examined = config_section(config, given, release, scan_progress, trainer=trainer, decode=not quick)
     yield section
     if examined is not None:
         yield cache_section(examined.read, examined.options)

@@ -13,6 +13,7 @@ from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.release import release_at_hand
 from kohya_bucket.cli.trainer_arguments import TrainerArguments
+from kohya_bucket.cli.trainer_named import Arch, trainer_at_hand
 from kohya_bucket.errors import KohyaBucketError
 
 
@@ -36,22 +37,29 @@ def plan(
     *,
     arguments: TrainerArguments,
     sd_scripts: Annotated[str | None, typer.Option(help="its checkout or version; by default the one at hand")] = None,
+    arch: Arch = None,
 ) -> None:
     """Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input."""
     from kohya_bucket.cli.plan_tables import show_findings, show_plan
     from kohya_bucket.sdscripts.config import Severity, read_config, read_folders
     from kohya_bucket.sdscripts.plan.overview import overview
+    from kohya_bucket.sdscripts.plan.unreadable import name_unreadable
 
     config = only_one(config, config_option)
-    release = release_at_hand(sd_scripts)
+    release, checkout = release_at_hand(sd_scripts)
+    trainer = trainer_at_hand(arch, checkout)
     if config is not None:
         folders = {"train_data_dir": train_data_dir, "reg_data_dir": reg_data_dir, "in_json": in_json}
-        read = read_config(config, {**arguments.given(), **folders}, release=release)
+        read = read_config(config, {**arguments.given(), **folders}, release=release, trainer=trainer)
     elif train_data_dir is not None:
-        read = read_folders(train_data_dir, reg_data_dir, arguments.given(), in_json=in_json, release=release)
+        read = read_folders(
+            train_data_dir, reg_data_dir, arguments.given(), in_json=in_json, release=release, trainer=trainer
+        )
     else:
         raise KohyaBucketError("name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir")
     if read.findings.of(Severity.ERROR):
+        with scan_progress("reading image headers") as progress:
+            name_unreadable(read, progress)
         show_findings(read, images, as_json)
         raise typer.Exit(1)
     with scan_progress("reading image headers") as progress:

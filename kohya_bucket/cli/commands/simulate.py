@@ -43,7 +43,7 @@ def simulate(
     config, options, _ = given_config(config, options)
     if config is not None:
         refuse_beside(context, f"--config {config} brings its own rules", options.fields)
-    file, size = _size_of(image)
+    file, size, orientation = _size_of(image)
     check_output("--preview", preview, "a picture", [file, config])
     if config is not None:
         rules = rules_of_config(config, size)
@@ -53,40 +53,47 @@ def simulate(
         rules = [(f"{width}x{height}, {how}", options.make())]
     found = [(name, explain(rule, *size)) for name, rule in rules]
     if as_json:
-        rows = [{"settings": name, **asdict(e), "aspect": e.aspect} for name, e in found]
+        rows = [
+            {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": orientation} for name, e in found
+        ]
         typer.echo(json.dumps(rows, indent=2))
     else:
         for name, explanation in found:
-            _print(name, explanation)
+            _print(name, explanation, orientation)
     if preview is not None:
-        draw_into(preview, file, [explanation for _, explanation in found])
+        draw_into(preview, file, [explanation for _, explanation in found], orientation)
     if all(explanation.bucket is None for _, explanation in found):
         raise typer.Exit(1)
 
 
-def _size_of(image: str) -> tuple[Path | None, tuple[int, int]]:
+def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
+    """The file, if it is one; the size; and the EXIF orientation."""
     match = _SIZE.fullmatch(image.strip())
     if match:
         width, height = int(match[1]), int(match[2])
         if min(width, height) < 1:
             raise KohyaBucketError(f"{image} is no image size: both sides must be 1 or more")
-        return None, (width, height)
+        return None, (width, height), 1
     from kohya_bucket.images import read_sizes
 
     scan = read_sizes([image])
     if scan.failures:
         raise KohyaBucketError(f"{image} is neither a size such as 576x768 nor a readable image: {scan.failures[0][2]}")
     width, height = scan.sizes[0].tolist()
-    return Path(image), (width, height)
+    return Path(image), (width, height), int(scan.orientation[0])
 
 
-def _print(name: str, e: Explanation) -> None:
+def _print(name: str, e: Explanation, orientation: int) -> None:
+    from kohya_bucket.images.headers.exif import ORIENTATIONS
+
     console = plain_console()
 
     def line(label: str, text: str) -> None:
         console.print(f"  {label:<10}{text}", soft_wrap=True)
 
     console.print(f"[bold]{e.size[0]}x{e.size[1]}[/bold], aspect {e.aspect:.4f}, in {name}")
+    if orientation in ORIENTATIONS:
+        line("EXIF", f"asks for: {ORIENTATIONS[orientation]}; training ignores it and takes the pixels as stored")
     if e.bucket is None:
         line("bucket", f"none: {e.reason}")
         return

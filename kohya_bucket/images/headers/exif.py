@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
+from collections.abc import Iterable
 
-__all__ = ["orientation_of"]
+__all__ = ["ORIENTATIONS", "orientation_of", "say_orientations"]
+
+ORIENTATIONS = {
+    2: "mirrored left to right",
+    3: "upside down",
+    4: "mirrored top to bottom",
+    5: "mirrored, a quarter turn",
+    6: "a quarter turn clockwise",
+    7: "mirrored, a quarter turn",
+    8: "a quarter turn anticlockwise",
+}
+"""What each value asks for that is not 1; sd-scripts does none of it."""
 
 _SHORT = 3
 _ENTRY = 12
@@ -33,3 +46,9 @@ def orientation_of(tiff: bytes) -> int:
         return 1
     kind, value = entry.unpack_from(tiff, at)
     return value if kind == _SHORT and 1 <= value <= 8 else 1
+
+
+def say_orientations(orientations: Iterable[int]) -> str:
+    """What EXIF asks for, with counts where it is several images: "12 a quarter turn clockwise; 3 upside down"."""
+    counts = Counter(ORIENTATIONS[value] for value in orientations if value in ORIENTATIONS)
+    return "; ".join(f"{count:,} {text}" for text, count in counts.most_common())

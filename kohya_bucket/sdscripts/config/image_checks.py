@@ -8,9 +8,10 @@ import numpy.typing as npt
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.progress import Progress
+from kohya_bucket.images.scan.size_scan import SizeScan
 from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.read import ReadDataset
-from kohya_bucket.texts import some
+from kohya_bucket.texts import counted, some
 
 __all__ = ["check_images"]
 
@@ -21,7 +22,7 @@ def check_images(
     findings: Findings,
     metadata_cache: str = "auto",
     progress: Progress | None = None,
-) -> None:
+) -> SizeScan | None:
     """Compare what the config and its metadata say with the files.
 
     Args:
@@ -30,24 +31,29 @@ def check_images(
         findings: where to report.
         metadata_cache: the option of that name.
         progress: called as `progress(done, total)` while headers are read.
+
+    Returns:
+        what the headers say of the images whose sizes are stated.
     """
-    images = dataset.images
+    images, scan = dataset.images, None
     stated = np.flatnonzero(images.stated_sizes.min(axis=1, initial=1) > 0)
     if len(stated):
-        true = scan_sizes([images.paths[i] for i in stated], metadata_cache, progress).sizes
-        _check_stated(dataset, stated, true, findings)
+        scan = scan_sizes([images.paths[i] for i in stated], metadata_cache, progress)
+        _check_stated(dataset, stated, scan.sizes, findings)
     if images.conditioning:
         control = scan_sizes(images.conditioning, metadata_cache, progress).sizes
         _check_control(dataset, sizes, control, findings)
     if not dataset.config.enable_bucket:
         _check_one_size(dataset, sizes, findings)
+    return scan
 
 
 def _check_stated(dataset: ReadDataset, rows: npt.NDArray[np.intp], true: IntArray, findings: Findings) -> None:
     images, where = dataset.images, dataset.config.place
     unreadable = [images.keys[i] for i, size in zip(rows.tolist(), true.tolist(), strict=True) if not size[0]]
     if unreadable:
-        message = f"{_count(unreadable)} with a size in the metadata cannot be read, and sd-scripts stops there"
+        count = counted(len(unreadable), "image")
+        message = f"{count} with a size in the metadata cannot be read, and sd-scripts stops there"
         findings.error("unreadable-image", where, f"{message} ({some(unreadable)})", "replace or remove", unreadable)
     differs = (true[:, 0] > 0) & (true != images.stated_sizes[rows]).any(axis=1)
     if differs.any():
@@ -56,7 +62,7 @@ def _check_stated(dataset: ReadDataset, rows: npt.NDArray[np.intp], true: IntArr
         said = "x".join(map(str, images.stated_sizes[first].tolist()))
         is_now = "x".join(map(str, true[differs][0].tolist()))
         message = (
-            f"{_count(names)} with another size than the metadata says, so that sd-scripts distorts them "
+            f"{counted(len(names), 'image')} with another size than the metadata says, so sd-scripts distorts them "
             f"({images.keys[first]}: {said} stated, {is_now} in truth)"
         )
         findings.warning("stated-size", where, message, "write the metadata anew", names)
@@ -86,11 +92,7 @@ def _check_one_size(dataset: ReadDataset, sizes: IntArray, findings: Findings) -
         names = [images.keys[i] for i in other.tolist()]
         width, height = config.resolution
         message = (
-            f"{_count(names)} with another size than {width}x{height}: without enable_bucket sd-scripts stops at the "
-            "first of them, unless latents are cached"
+            f"{counted(len(names), 'image')} with another size than {width}x{height}: without enable_bucket "
+            "sd-scripts stops at the first of them, unless latents are cached"
         )
         findings.warning("not-this-size", config.place, message, "set enable_bucket = true", names)
-
-
-def _count(names: list[str]) -> str:
-    return "1 image" if len(names) == 1 else f"{len(names)} images"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer, trainer_named
 from kohya_bucket.sdscripts.config import arguments as command_line
 from kohya_bucket.sdscripts.config.by_folders import source_from_folders
 from kohya_bucket.sdscripts.config.check import check_config
@@ -49,6 +50,7 @@ class Config:
         table: the `[kohya_bucket]` table, or None.
         findings: everything that is wrong or notable.
         family: the model family, where the file shows it; see `ARCHITECTURES`.
+        trainer: what it was checked for.
     """
 
     path: Path | None
@@ -56,6 +58,7 @@ class Config:
     table: Mapping[str, Any] | None
     findings: Findings
     family: str = ""
+    trainer: Trainer = ANY_TRAINER
 
 
 def read_config(
@@ -64,6 +67,7 @@ def read_config(
     *,
     supports: Supports = ALL,
     release: Release = NEWEST,
+    trainer: Trainer = ANY_TRAINER,
     check_captions: bool = True,
 ) -> Config:
     """Read a dataset config and list its images. No image is opened, and nothing is written.
@@ -75,6 +79,7 @@ def read_config(
             trainer's settings; `train_data_dir`, `reg_data_dir` and `in_json` are for a preset that names no images.
         supports: what the trainer reads; by default everything.
         release: the version of sd-scripts to follow.
+        trainer: which trainer it is for, as far as that is known; a trainer's settings may show the family.
         check_captions: open every caption file, as sd-scripts does.
 
     Raises:
@@ -87,7 +92,8 @@ def read_config(
         named = [f"--{name.replace('_', '-')}" for name, value in folders.items() if value is not None]
         if named and "datasets" in source.data:
             raise ConfigError(f"{source.path} brings its own images: leave out {' and '.join(named)}")
-        return _read(source, given, findings, supports, release, check_captions)
+        return _read(source, given, findings, supports, release, trainer, check_captions)
+    trainer = trainer if trainer.title or not run.family else trainer_named(run.family).as_in(trainer.steps)
     given = {**run.given, **{name: value for name, value in given.items() if value is not None}}
     data_dir = folders["train_data_dir"] or run.train_data_dir
     if run.dataset_config is not None and folders["train_data_dir"] is None:
@@ -103,7 +109,7 @@ def read_config(
             f"{source.path} names neither a dataset_config nor a train_data_dir: choose the images and save it again, "
             f"or `kohya-bucket plan {source.path} --train-data-dir FOLDER`"
         )
-    read = _read(source, given, findings, supports, release, check_captions)
+    read = _read(source, given, findings, supports, release, trainer, check_captions)
     return replace(read, family=run.family)
 
 
@@ -114,17 +120,18 @@ def read_folders(
     *,
     in_json: str | None = None,
     release: Release = NEWEST,
+    trainer: Trainer = ANY_TRAINER,
     check_captions: bool = True,
 ) -> Config:
     """As `read_config`, for `--train_data_dir` with its `5_name` folders, `--reg_data_dir`, or `--in_json`."""
     findings = Findings()
     source = source_from_folders(train_data_dir, reg_data_dir, findings, in_json)
-    return _read(source, given, findings, ALL, release, check_captions)
+    return _read(source, given, findings, ALL, release, trainer, check_captions)
 
 
 def _read(
     source: Source, given: Mapping[str, Any] | None, findings: Findings, supports: Supports, release: Release,
-    check_captions: bool,
+    trainer: Trainer, check_captions: bool,
 ) -> Config:  # fmt: skip
     checked = check_config(source, findings, supports, release)
     options = command_line.arguments(given)
@@ -141,7 +148,7 @@ def _read(
         images = _list(dataset, reading)
         if images.predefined is not None:
             dataset = _take_predefined(dataset, findings)
-        check_values(dataset, findings, predefined=images.predefined is not None)
+        check_values(dataset, findings, trainer, predefined=images.predefined is not None)
         read.append((dataset, images))
     check_shared_images(read, findings)
     out = []
@@ -153,7 +160,7 @@ def _read(
         out.append(ReadDataset(dataset, images, validation))
         if dataset.subsets and not len(images):
             findings.error("no-images", dataset.place, "not one image is left to train", "see the other findings")
-    return Config(source.path, tuple(out), checked.kohya_bucket, findings)
+    return Config(source.path, tuple(out), checked.kohya_bucket, findings, trainer=trainer)
 
 
 def _list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> ImageList:

@@ -8,6 +8,7 @@ from typing import Any
 
 from kohya_bucket.adapter.dataset_keys import adjust_to_steps, rule_for
 from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.latents.trainers import ANY_TRAINER, NAME_THE_MODEL, Trainer, families_refusing
 from kohya_bucket.sdscripts.config.check import CheckedConfig
 from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList
@@ -18,7 +19,9 @@ __all__ = ["check_split", "check_values", "note_overruled"]
 _INTERPOLATIONS = ("lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area", "box")
 
 
-def check_values(dataset: DatasetConfig, findings: Findings, *, predefined: bool = False) -> None:
+def check_values(
+    dataset: DatasetConfig, findings: Findings, trainer: Trainer = ANY_TRAINER, *, predefined: bool = False
+) -> None:
     """Check what can be checked without looking at an image. `predefined`: the metadata says the buckets."""
     where = dataset.place
     if not dataset.subsets:
@@ -27,7 +30,7 @@ def check_values(dataset: DatasetConfig, findings: Findings, *, predefined: bool
     if dataset.batch_size < 1:
         findings.error("batch-size", where, f"batch_size is {dataset.batch_size}", "set it to 1 or more")
     if not predefined:
-        _check_bucketing(dataset, findings)
+        _check_bucketing(dataset, findings, trainer)
     _check_validation(dataset, findings)
     for place, value in [(where, dataset.resize_interpolation)] + [
         (s.place, s.resize_interpolation) for s in dataset.subsets
@@ -37,7 +40,7 @@ def check_values(dataset: DatasetConfig, findings: Findings, *, predefined: bool
             findings.error("resize-interpolation", place, message, f"one of {', '.join(_INTERPOLATIONS)}")
 
 
-def _check_bucketing(dataset: DatasetConfig, findings: Findings) -> None:
+def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Trainer) -> None:
     where = dataset.place
     if dataset.resolution is None:
         findings.error("no-resolution", where, "it has no resolution, and sd-scripts needs one", "resolution = 512")
@@ -67,12 +70,22 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings) -> None:
     if steps % 8:
         message = f"bucket_reso_steps is {steps}, but latents need multiples of 8"
         findings.error("bucket-steps", where, message, "64; SDXL also takes 32")
-    elif steps % 32:
-        message = (
-            f"bucket_reso_steps is {steps}: SD 1.5 trainers demand a multiple of 64, those for SDXL, and for LoRA of "
-            "Flux, SD3 and HunyuanImage, 32; those for Anima and Lumina, and full Flux, 16"
-        )
-        findings.note("bucket-steps", where, message)
+        return
+    refusing = trainer.refusing(steps)
+    if refusing and not trainer.title:
+        message = f"bucket_reso_steps is {steps}, at which trainers of these models stop: {families_refusing(steps)}"
+        findings.note("bucket-steps", where, message, f"is yours among them? {NAME_THE_MODEL}")
+    elif refusing:
+        accepted = -(-steps // trainer.step) * trainer.step
+        message = f"bucket_reso_steps is {steps}, which is refused by "
+        if len(refusing) == len(trainer.steps):
+            message += f"{trainer.title}: only multiples of {trainer.step} are accepted"
+            findings.error("bucket-steps", where, message, f"bucket_reso_steps = {accepted}")
+        else:
+            message += ", ".join(f"{file} (multiples of {least})" for file, least in refusing.items())
+            other = next(file for file in trainer.steps if file not in refusing)
+            remedy = f"bucket_reso_steps = {accepted} suits all; or name the trainer, as in --arch {other}"
+            findings.warning("bucket-steps", where, message, remedy)
 
 
 def _check_validation(dataset: DatasetConfig, findings: Findings) -> None:

@@ -8,14 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kohya_bucket.adapter.options import AdapterOptions, environment_table
+from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.headers.exif import say_orientations
 from kohya_bucket.images.pixels.undecodable import undecodable
 from kohya_bucket.images.progress import Progress
+from kohya_bucket.latents.trainers import ANY_TRAINER, NAME_THE_MODEL, Trainer
 from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.sdscripts.doctor.section import Section
 from kohya_bucket.sdscripts.plan.overview import DatasetOverview, overview
-from kohya_bucket.texts import some
+from kohya_bucket.sdscripts.plan.unreadable import name_unreadable
+from kohya_bucket.texts import counted, some
 
 __all__ = ["Examined", "config_section"]
 
@@ -31,7 +37,13 @@ class Examined:
 
 
 def config_section(
-    path: Path, given: Mapping[str, Any], release: Release, show: ShowProgress, *, decode: bool = True
+    path: Path,
+    given: Mapping[str, Any],
+    release: Release,
+    show: ShowProgress,
+    *,
+    trainer: Trainer = ANY_TRAINER,
+    decode: bool = True,
 ) -> tuple[Section, Examined | None]:
     """Read the config as the trainer does, and look at every image that it names.
 
@@ -39,34 +51,46 @@ def config_section(
         given: values from the trainer's command line, where the config is silent.
         release: the version of sd-scripts to follow.
         show: makes a progress function for a title.
+        trainer: which trainer it is for, as far as that is known.
         decode: decode all images; else their headers are read only.
 
     Raises:
         KohyaBucketError: the config cannot be read at all.
     """
     section = Section(f"config {path}")
-    read = read_config(path, given, release=release)
+    read = read_config(path, given, release=release, trainer=trainer)
     section.findings = read.findings
-    if read.findings.of(Severity.ERROR):
-        return section, None
+    section.facts.append(("checked for", read.trainer.title or f"any model; {NAME_THE_MODEL}"))
+    options = None
     try:
         tables = environment_table() + ([(str(path), read.table)] if read.table is not None else [])
         options = AdapterOptions.from_tables(*tables)
-        with show("reading image headers") as progress:
-            seen = overview(read, options, (1,), 1, progress)
+        planned = not read.findings.of(Severity.ERROR)
+        left_out = _planned(section, read, options, show) if planned else None
     except KohyaBucketError as error:
         section.findings.error("settings", "", str(error))
-        return section, None
+        left_out = None
+    if left_out is None:  # the images are looked at all the same
+        with show("reading image headers") as progress:
+            left_out, planned = name_unreadable(read, progress), False
+    if decode:
+        _decode(section, read, left_out, show, stops=options is not None and options.on_bad_image == "stop")
+    return section, Examined(read, options) if planned and options is not None else None
+
+
+def _planned(section: Section, read: Config, options: AdapterOptions, show: ShowProgress) -> set[str]:
+    """What training would be, in facts and findings; the paths of the images that are left out."""
+    with show("reading image headers") as progress:
+        seen = overview(read, options, (1,), 1, progress)
     left_out: set[str] = set()
     for number, dataset in enumerate(seen.datasets, 1):
         section.facts.append((f"dataset {number}", _summary(dataset)))
         left_out |= _name_left_out(section, dataset)
+        _name_misfits(section, dataset, read.path)
     for row in seen.gpus:
         if row.never_trained:
             section.findings.warning("never-trained", "", row.left_over, names=row.never_trained)
-    if decode:
-        _decode(section, read, left_out, show)
-    return section, Examined(read, options)
+    return left_out
 
 
 def _summary(dataset: DatasetOverview) -> str:
@@ -78,15 +102,18 @@ def _summary(dataset: DatasetOverview) -> str:
     text = f"{number} in {buckets}, {batches} an epoch"
     if dataset.read.images.skipped:
         text += f", {len(dataset.read.images.skipped):,} left out by skip_image_resolution"
-    return text + (f", {dataset.rotated:,} with an EXIF rotation that is not obeyed" if dataset.rotated else "")
+    if dataset.turned:
+        asked = say_orientations(dataset.turned)
+        text += f", {len(dataset.turned):,} with an EXIF turn or mirroring that is ignored ({asked})"
+    return text
 
 
 def _name_left_out(section: Section, dataset: DatasetOverview) -> set[str]:
     if dataset.left_out:
         names = [f"{key}: {reason}" for key, reason in dataset.left_out]
         message = (
-            f"{_images(len(names))} not trained ({some(names, 1)}); sd-scripts alone would stop at them when they are "
-            "read or loaded"
+            f"{counted(len(names), 'image')} not trained ({some(names, 1)}); sd-scripts alone would stop at them when "
+            "they are read or loaded"
         )
         remedy = "repair or remove"
         if dataset.read.config.bucket_no_upscale:
@@ -97,7 +124,34 @@ def _name_left_out(section: Section, dataset: DatasetOverview) -> set[str]:
     return {path_of[key] for key, _ in dataset.left_out}
 
 
-def _decode(section: Section, read: Config, known: set[str], show: ShowProgress) -> None:
+def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None) -> None:
+    """The images that are to be split, replaced or left out."""
+    config, images = dataset.read.config, dataset.images
+    if not config.enable_bucket:
+        return
+    lists = f"`kohya-bucket analyze --config {path} --list-bad bad.txt` writes the paths into a file"
+    long = np.any([too_long(dataset.sizes, p) for p in dataset.placements], axis=0)
+    losses = np.nanmax([p.crop_loss for p in dataset.placements], axis=0)
+    chosen = np.flatnonzero(long)
+    if len(chosen):
+        names = [f"{images.keys[i]}: {losses[i]:.0%} cut off" for i in chosen.tolist()]
+        message = f"{counted(len(names), 'image')} far longer than any usual bucket ({some(names, 1)})"
+        section.findings.warning("too-long", config.place, message, f"split or leave out; {lists}", names)
+    scales = np.stack([enlargement(dataset.sizes, p) for p in dataset.placements])
+    most = np.fmax.reduce(scales, axis=0)
+    chosen = np.flatnonzero(most > MUCH_ENLARGED)
+    if len(chosen):
+        names = [f"{images.keys[i]}: {most[i]:.3g} times" for i in chosen.tolist()]
+        low, high = most[chosen].min(), most[chosen].max()
+        message = (
+            f"{counted(len(names), 'image')} enlarged {low:.3g} to {high:.3g} times, which trains blur "
+            f"({some(names, 1)})"
+        )
+        remedy = f"replace by larger ones or leave out, or set bucket_no_upscale = true; {lists}"
+        section.findings.warning("enlarged", config.place, message, remedy, names)
+
+
+def _decode(section: Section, read: Config, known: set[str], show: ShowProgress, *, stops: bool) -> None:
     lists = [found for d in read.datasets for found in (d.images, d.validation) if found is not None]
     every = [path for found in lists for path in (*found.paths, *found.conditioning) if path and path not in known]
     with show("decoding every image") as progress:
@@ -105,9 +159,13 @@ def _decode(section: Section, read: Config, known: set[str], show: ShowProgress)
     section.facts.append(("decoded", f"{len(set(every)):,} images, {len(bad):,} of them cannot be"))
     if bad:
         names = [f"{path}: {reason}" for path, reason in bad]
-        message = f"{_images(len(bad))} not whole, and training stops at the first of them ({some(names, 1)})"
-        section.findings.error("undecodable", "", message, "repair or remove", names)
-
-
-def _images(count: int) -> str:
-    return "1 image is" if count == 1 else f"{count:,} images are"
+        message = f"{counted(len(bad), 'image')} whose header is whole and whose pixels are not ({some(names, 1)}); "
+        if stops:
+            message += 'training stops at the first of them, as on_bad_image = "stop" asks'
+            section.findings.error("undecodable", "", message, "repair or remove", names)
+        else:
+            message += (
+                "sd-scripts alone stops at the first of them, and with kohya_bucket each is named and left out when "
+                "its turn comes, and another image of its bucket trains in its place"
+            )
+            section.findings.warning("undecodable", "", message, "repair or remove", names)

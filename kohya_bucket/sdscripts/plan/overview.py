@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.left_over import left_over
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.buckets.geometry import cut_pixels
+from kohya_bucket.buckets.misfits import BARELY, enlargement, shortened
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.progress import Progress
-from kohya_bucket.images.scan.size_scan import SizeScan
+from kohya_bucket.latents.trainers import Trainer
 from kohya_bucket.planning.idle import idle_share_independent, idle_share_of
 from kohya_bucket.sdscripts.config import Config, Findings, ImageList, ReadDataset
 from kohya_bucket.sdscripts.config.image_checks import check_images
 from kohya_bucket.sdscripts.plan.placing import place_listed, sizes_of
 
-__all__ = ["DatasetOverview", "GpuRow", "ImageRow", "Overview", "overview"]
+__all__ = ["DatasetOverview", "Enlarged", "GpuRow", "ImageRow", "Overview", "overview"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,13 @@ class ImageRow:
     repeats: int
 
 
+class Enlarged(NamedTuple):
+    """How many images of a bucket are scaled up, and how many times at most (of images that shrink, below 1)."""
+
+    images: int
+    most: float
+
+
 @dataclass(frozen=True)
 class DatasetOverview:
     """One dataset.
@@ -47,19 +58,32 @@ class DatasetOverview:
         images: the images that are trained, in their buckets.
         sizes: [N, 2] their sizes.
         left_out: (key, reason) of the images that are not trained.
-        rotated: how many carry an EXIF rotation, which sd-scripts does not obey.
+        turned: EXIF orientations of the images that ask for a turn or a mirroring, which sd-scripts does not do.
     """
 
     read: ReadDataset
     images: PlacedDataset
     sizes: IntArray
     left_out: tuple[tuple[str, str], ...]
-    rotated: int
+    turned: tuple[int, ...] = ()
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """One for each resolution that it trains at."""
+        return self.images.per_resolution or (self.images.placement,)
+
+    def enlarged_per_bucket(self) -> list[Enlarged]:
+        """One entry per bucket in use, in the order of `images.rows()`."""
+        image, bucket = self.images.pairs
+        scales = np.stack([enlargement(self.sizes, placement) for placement in self.placements])
+        factor = scales[self.images.resolution_of_bucket[bucket], image]
+        ends = np.searchsorted(bucket, np.arange(len(self.images.buckets) + 1))
+        parts = [factor[start:end] for start, end in itertools.pairwise(ends.tolist())]
+        return [Enlarged(int((part > BARELY).sum()), float(part.max(initial=0.0))) for part in parts]
 
     def image_rows(self) -> list[ImageRow]:
         """One row per image that is trained, with several resolutions one for each that it is trained at."""
-        columns = self.images.per_resolution or (self.images.placement,)
-        return [row for column in columns for row in self._rows_at(column)]
+        return [row for column in self.placements for row in self._rows_at(column)]
 
     def _rows_at(self, placement: Placement) -> list[ImageRow]:
         cuts = cut_pixels(placement.resized_sizes, placement.bucket_sizes)
@@ -139,7 +163,7 @@ def overview(
     placed = []
     for dataset in config.datasets:
         try:
-            placed.append(_place(dataset, dataset.images, options, progress, config.findings))
+            placed.append(_place(dataset, dataset.images, options, progress, config.findings, config.trainer))
         except KohyaBucketError as error:
             raise type(error)(f"{dataset.config.place}: {error}") from error
     groups = [d.images for d in placed if len(d.images.keys)]
@@ -156,16 +180,30 @@ def _place(
     options: AdapterOptions,
     progress: Progress | None,
     findings: Findings,
+    trainer: Trainer,
 ) -> DatasetOverview:
     sizes, unreadable, scan = sizes_of(images, options, progress)
-    check_images(dataset, sizes, findings, options.metadata_cache, progress)
+    stated = check_images(dataset, sizes, findings, options.metadata_cache, progress)
     placing = place_listed(dataset, images, sizes, options, unreadable)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
-    return DatasetOverview(dataset, placing.trained, sizes[placing.kept], left_out, _rotated(scan))
+    turned = [scan.orientation[scan.rotated()].tolist() for scan in (scan, stated) if scan is not None]
+    seen = DatasetOverview(dataset, placing.trained, sizes[placing.kept], left_out, tuple(itertools.chain(*turned)))
+    if images.predefined is None:
+        _check_longest(seen, options, trainer, findings)
+    return seen
 
 
-def _rotated(scan: SizeScan | None) -> int:
-    return 0 if scan is None else len(scan.rotated())
+def _check_longest(seen: DatasetOverview, options: AdapterOptions, trainer: Trainer, findings: Findings) -> None:
+    """Say what a `max_bucket_reso` that is low for the resolution costs."""
+    config = seen.read.config
+    if options.rule != "kohya" or not config.enable_bucket:
+        return
+    for keys, placement in zip(at_resolutions(config.dataset_keys, options), seen.placements, strict=True):
+        longest = trainer.longest(keys.resolution, keys.bucket_reso_steps)
+        loss = shortened(rule_for(keys, options), seen.sizes, placement, longest)
+        if loss is not None:
+            message = f"at resolution {keys.resolution[0]}x{keys.resolution[1]} {loss.text}"
+            findings.warning("short-buckets", config.place, message, f"max_bucket_reso = {longest}")
 
 
 def _gpu_row(groups: list[PlacedDataset], options: AdapterOptions, gpus: int, accumulate: int) -> GpuRow:

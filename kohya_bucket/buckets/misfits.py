@@ -1,0 +1,126 @@
+"""Images that suit no usual bucket, and images that a low `max_bucket_reso` makes small."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.bucket import Bucket
+from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.buckets.rules.kohya import KohyaBuckets
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.errors import BucketSettingsError
+
+__all__ = [
+    "BARELY", "FAR", "LONGEST_ASPECT", "MUCH_ENLARGED", "Shortened", "aspect_distance", "enlargement", "shortened",
+    "too_long", "too_small",
+]  # fmt: skip
+
+Mask = npt.NDArray[np.bool_]
+
+LONGEST_ASPECT = 4.0
+"""Of the longest bucket with usual limits: twice the side of the resolution, by half of it."""
+FAR = 0.25
+"""Distance in log aspect beyond which 22% and more is cut off."""
+BARELY = 1.001
+"""Factor of the sides up to which an image counts as not enlarged: sides are rounded to whole pixels."""
+MUCH_ENLARGED = 2.0
+"""Factor of the sides above which three of four pixels that are trained are made up."""
+
+_MATTERS = 0.01
+
+
+def enlargement(sizes: IntArray, placement: Placement) -> FloatArray:
+    """[N] factor by which each image's sides are scaled: above 1 it is enlarged. NaN without a bucket."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = placement.resized_sizes / sizes
+    # Sides are rounded to whole pixels apart from each other; the longer one says the factor best.
+    longer = (sizes[:, 1] > sizes[:, 0]).astype(np.intp)
+    out = np.take_along_axis(factors, longer[:, None], axis=1)[:, 0]
+    return np.where(placement.placed, out, np.nan)
+
+
+def aspect_distance(sizes: IntArray, placement: Placement) -> FloatArray:
+    """[N] |log(image aspect / bucket aspect)|; NaN without a bucket."""
+    placed = placement.placed
+    out = np.full(len(sizes), np.nan)
+    own, bucket = sizes[placed].astype(np.float64), placement.bucket_sizes[placed].astype(np.float64)
+    out[placed] = np.abs(np.log(own[:, 0] / own[:, 1]) - np.log(bucket[:, 0] / bucket[:, 1]))
+    return out
+
+
+def too_small(sizes: IntArray, placement: Placement) -> Mask:
+    """[N] images that are enlarged more than `MUCH_ENLARGED` times."""
+    return np.asarray(enlargement(sizes, placement) > MUCH_ENLARGED)
+
+
+def too_long(sizes: IntArray, placement: Placement, far: float = FAR) -> Mask:
+    """[N] images that are further than `far` from their bucket, and would be from the longest usual one."""
+    distance = aspect_distance(sizes, placement)
+    out = np.asarray(distance > far)
+    own = sizes[out].astype(np.float64)
+    out[out] = np.abs(np.log(own[:, 0] / own[:, 1])) - math.log(LONGEST_ASPECT) > far
+    return out
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """What `max_bucket_reso` takes from images that a greater one would not.
+
+    Attributes:
+        current, proposed: the limit now, and the one that was tried.
+        images, placed: how many lose pixels, of how many.
+        lost: share of the pixels of these images' buckets that the current limit takes away.
+        size, bucket, instead: the most frequent of these sizes, its bucket, and the one that it would have.
+    """
+
+    current: int
+    proposed: int
+    images: int
+    placed: int
+    lost: float
+    size: tuple[int, int]
+    bucket: Bucket
+    instead: Bucket
+
+    @property
+    def text(self) -> str:
+        """All of it in one sentence without a full stop."""
+        return (
+            f"no bucket is longer than max_bucket_reso {self.current}, so {self.images:,} of {self.placed:,} images "
+            f"train with {self.lost:.0%} fewer pixels than with {self.proposed} ({self.size[0]}x{self.size[1]} at "
+            f"{self.bucket} in place of {self.instead})"
+        )
+
+
+def shortened(rule: BucketRule, sizes: IntArray, placement: Placement, longest: int) -> Shortened | None:
+    """What the rule's `max_bucket_reso` costs these images against `longest`; None for less than 1% of all pixels.
+
+    Args:
+        rule: only sd-scripts' rule with enlarging has such a limit.
+        sizes: [N, 2] the images.
+        placement: where the rule puts them.
+        longest: the usual limit.
+    """
+    if not isinstance(rule, KohyaBuckets) or rule.no_upscale or rule.max_size >= longest:
+        return None
+    try:
+        after = rule.changed(max_size=longest).place(sizes)
+    except BucketSettingsError:
+        return None
+    both = placement.placed & after.placed
+    now, then = (p.bucket_sizes.astype(np.int64).prod(axis=1) for p in (placement, after))
+    grown = both & (then > now)
+    if now[both].sum() > (1 - _MATTERS) * then[both].sum() or not grown.any():
+        return None
+    frequent, counts = np.unique(sizes[grown], axis=0, return_counts=True)
+    size = frequent[counts.argmax()]
+    one = int(np.flatnonzero(grown & (sizes == size).all(axis=1))[0])
+    lost = 1 - float(now[grown].sum() / then[grown].sum())
+    buckets = [Bucket(*p.bucket_sizes[one].tolist()) for p in (placement, after)]
+    shown = (int(size[0]), int(size[1]))
+    return Shortened(rule.max_size, longest, int(grown.sum()), int(both.sum()), lost, shown, *buckets)

@@ -1,0 +1,23 @@
+"""The images that cannot be read, of a config whose mistakes keep it from being planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kohya_bucket.adapter.kept_sizes import scan_sizes
+from kohya_bucket.images.progress import Progress
+from kohya_bucket.sdscripts.config import Config
+from kohya_bucket.texts import counted, some
+
+__all__ = ["name_unreadable"]
+
+
+def name_unreadable(config: Config, progress: Progress | None = None) -> set[str]:
+    """Add them to the config's findings, so that one run tells of them and of the mistakes; returns their paths."""
+    paths = list(dict.fromkeys(path for dataset in config.datasets for path in dataset.images.paths))
+    bad = [(path, why) for _, path, why in scan_sizes(paths, "off", progress).failures if Path(path).exists()]
+    if bad:
+        names = [f"{path}: {why}" for path, why in bad]
+        message = f"{counted(len(bad), 'image')} cannot be read ({some(names, 1)})"
+        config.findings.warning("unreadable-image", "", message, "repair or remove", names)
+    return {path for path, _ in bad}
