@@ -16,6 +16,7 @@ from kohya_bucket.cli.plan_json import not_trained, plan_as_dict
 from kohya_bucket.images.headers.exif import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.config import Config, Findings
+from kohya_bucket.sdscripts.datasets.wording import rule_text
 from kohya_bucket.sdscripts.plan.overview import DatasetOverview, GpuRow, Overview
 
 __all__ = ["show_findings", "show_plan"]
@@ -74,6 +75,8 @@ def _print_dataset(
     resolution = f"{width}x{height}" if adapter.resolutions is None else _resolutions(adapter)
     console.print()
     console.print(f"[bold]Dataset {number}[/bold]: {kind}, {resolution}, {mode}, batch size {config.batch_size}")
+    prescribed = dataset.read.images.predefined is not None
+    console.print(f"  {rule_text(dataset.images, adapter, enable_bucket=config.enable_bucket, prescribed=prescribed)}")
     _subset_lines(console, dataset)
     _bucket_table(console, dataset)
     if dataset.read.validation is not None:

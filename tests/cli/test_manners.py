@@ -61,3 +61,12 @@ def test_a_folder_in_place_of_a_config(command_line, folder):
     (folder.parent / "img" / "10_cat").mkdir(parents=True)
     _, _, error = command_line("plan", folder.parent / "img")
     assert f"or `kohya-bucket plan --train-data-dir {folder.parent / 'img'}`" in error
+
+
+def test_the_rule_is_always_said(command_line, config):
+    assert "\n  rule kohya\n" in command_line("plan", config)[1]
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text + "[kohya_bucket]\nrule = 'auto'\nnum_buckets = 2\n", encoding="utf-8")
+    assert "\n  rule auto (kmeans) chose " in command_line("plan", config)[1]
+    config.write_text(text.replace("enable_bucket = true", ""), encoding="utf-8")
+    assert "\n  no buckets: enable_bucket is off\n" in command_line("plan", config)[1]
