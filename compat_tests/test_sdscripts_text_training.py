@@ -1,4 +1,4 @@
-"""SDXL and FLUX trained by the real trainers, text-encoder outputs in npz, in shards and in memory: the same weights."""
+"""SDXL and FLUX by the real trainers: the same weights from text-encoder outputs in npz, in shards and in memory."""
 
 import pytest
 from sdscripts_support import random_sizes, write_images
@@ -7,6 +7,7 @@ from training_runs import train, write_config
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pytestmark = pytest.mark.slow
 
+AHEAD = ("-m", "kohya_bucket.precompute", "--text")
 STEPS = 6
 SDXL = ["--network_module", "networks.lora"]
 FLUX = ["--network_module", "networks.lora_flux", "--t5xxl_max_token_length", 256, "--guidance_scale", 1.0]
@@ -44,6 +45,11 @@ class Trainings:
         table = f"[kohya_bucket]\ntext_cache = 'shards'\nlatent_cache_dir = '{self.folder / 'store'}'"
         return self(name, "--cache_text_encoder_outputs_to_disk", *more, table=table, **keywords)
 
+    def stored_files(self):
+        found = {path: path.read_bytes() for path in (self.folder / "store").rglob("*.safetensors")}
+        assert found
+        return found
+
 
 @pytest.mark.training_run("SDXL and FLUX, text-encoder outputs in npz, in shards and in memory")
 @pytest.mark.parametrize("family", RUNS)
@@ -53,12 +59,50 @@ def test_the_same_weights_from_npz_from_shards_and_from_memory(sd_scripts_dir, d
     npz = training("npz", "--cache_text_encoder_outputs_to_disk")
     assert len(list(data.glob("*_te*.npz"))) == 5
     stored = training.shards("shards")
-    files = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*.safetensors")}
-    assert files
+    files = training.stored_files()
     again = training.shards("again")  # encodes nothing
-    assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*.safetensors")} == files
+    assert training.stored_files() == files
     for run in (memory, npz, stored, again):
         run.assert_trained(STEPS)
         assert run.tensors == memory.tensors
     next(data.glob("*.txt")).write_text("one other caption", encoding="utf-8")
     assert training("other").tensors != memory.tensors
+
+
+@pytest.mark.training_run("SDXL and FLUX, captions encoded by `precompute --text`")
+@pytest.mark.parametrize("family", ["sdxl", "flux, mask"])
+def test_precompute_encodes_what_the_training_looks_for(sd_scripts_dir, data, tmp_path, family):
+    training = Trainings(sd_scripts_dir, data, tmp_path, family)
+    for name, encoded in (("ahead", 5), ("ahead again", 0)):
+        run = training.shards(name, door=AHEAD)
+        assert run.status == 0, run.log[-3000:]
+        assert f"outputs of 5 captions are there, {encoded} of them encoded by this process" in run.log
+        assert run.batches == []
+        assert not run.weights.exists()
+    files = training.stored_files()
+    run = training.shards("shards")
+    run.assert_trained(STEPS)
+    assert training.stored_files() == files
+    npz = training("ahead as npz", "--cache_text_encoder_outputs_to_disk", door=AHEAD)
+    assert npz.status == 0, npz.log[-3000:]
+    before = {path: path.stat().st_mtime_ns for path in data.glob("*_te*.npz")}
+    assert len(before) == 5
+    assert training("npz", "--cache_text_encoder_outputs_to_disk").tensors == run.tensors
+    assert {path: path.stat().st_mtime_ns for path in data.glob("*_te*.npz")} == before
+
+
+def test_precompute_of_a_run_that_keeps_nothing_on_disk(sd_scripts_dir, data, tmp_path):
+    run = Trainings(sd_scripts_dir, data, tmp_path, "sdxl")("out", door=AHEAD)
+    assert run.status == 1
+    assert "precompute --text: this run caches no text-encoder outputs on disk" in run.log
+    assert "Traceback" not in run.log
+
+
+@pytest.mark.training_run("SDXL and FLUX, captions encoded by `precompute --text`")
+def test_precompute_by_two_processes(sd_scripts_dir, data, tmp_path):
+    training = Trainings(sd_scripts_dir, data, tmp_path, "sdxl")
+    run = training.shards("ahead", door=AHEAD, ranks=2)
+    assert run.status == 0, run.log[-3000:]
+    files = training.stored_files()
+    training.shards("shards").assert_trained(STEPS)
+    assert training.stored_files() == files
