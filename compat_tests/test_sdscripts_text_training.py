@@ -1,8 +1,10 @@
-"""SDXL and FLUX by the real trainers: the same weights from text-encoder outputs in npz, in shards and in memory."""
+"""SDXL, FLUX and Chroma by the real trainers: the same weights, wherever text-encoder outputs are kept."""
 
 import pytest
 from sdscripts_support import random_sizes, write_images
 from training_runs import train, write_config
+
+from kohya_bucket.latents.text.text_store import TextStore
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pytestmark = pytest.mark.slow
@@ -17,6 +19,7 @@ RUNS = {
     "sdxl": ("sdxl_train_network.py", SDXL),
     "flux": ("flux_train_network.py", FLUX),
     "flux, mask": ("flux_train_network.py", [*FLUX, "--apply_t5_attn_mask"]),
+    "chroma": ("flux_train_network.py", [*FLUX, "--apply_t5_attn_mask", "--model_type", "chroma"]),
 }
 
 
@@ -50,6 +53,10 @@ class Trainings:
         assert found
         return found
 
+    def most_rows(self):
+        store = TextStore(self.folder / "store" / "text")
+        return max(len(store.packed(i)["t5_out"].bits) for i in range(len(store)))
+
 
 @pytest.mark.training_run("SDXL and FLUX, text-encoder outputs in npz, in shards and in memory")
 @pytest.mark.parametrize("family", RUNS)
@@ -62,6 +69,9 @@ def test_the_same_weights_from_npz_from_shards_and_from_memory(sd_scripts_dir, d
     files = training.stored_files()
     again = training.shards("again")  # encodes nothing
     assert training.stored_files() == files
+    if "--apply_t5_attn_mask" in training.options:
+        longest = max(len(path.read_text(encoding="utf-8")) for path in data.glob("*.txt")) + 1  # with the end
+        assert training.most_rows() == longest + 1 + 1  # one that Chroma reads, one that stands for all others
     for run in (memory, npz, stored, again):
         run.assert_trained(STEPS)
         assert run.tensors == memory.tensors

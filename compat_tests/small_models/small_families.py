@@ -1,7 +1,7 @@
-"""SDXL and FLUX with few random weights, in place of what sd-scripts loads; the same in every process.
+"""SDXL, FLUX and Chroma with few random weights, in place of what sd-scripts loads; the same in every process.
 
-FLUX's own classes are built with small numbers. SDXL's UNet has its sizes in its code, so its constants are replaced,
-and its attention takes narrower captions.
+FLUX's and Chroma's own classes are built with small numbers. SDXL's UNet has its sizes in its code, so its constants
+are replaced, and its attention takes narrower captions.
 """
 
 import contextlib
@@ -59,11 +59,25 @@ def sdxl_checkpoint(module):
     module.load_models_from_sdxl_checkpoint = load
 
 
+def chroma(dtype):
+    from library import chroma_models
+
+    parameters = chroma_models.ChromaParams(
+        in_channels=64, context_in_dim=WIDTHS[0], hidden_size=32, mlp_ratio=2.0, num_heads=2, depth=2,
+        depth_single_blocks=2, axes_dim=[4, 6, 6], theta=10_000, qkv_bias=True, guidance_embed=True,
+        approximator_in_dim=16, approximator_depth=1, approximator_hidden_size=16, _use_compiled=False,
+    )  # fmt: skip
+    with seeded():
+        return chroma_models.Chroma(parameters).to(dtype)
+
+
 def flux(module):
     from library import flux_models
     from transformers import T5Config, T5EncoderModel
 
-    def flow(_, dtype, *__, **___):
+    def flow(_, dtype, *__, model_type="flux", **___):
+        if model_type == "chroma":
+            return False, chroma(dtype)
         parameters = flux_models.FluxParams(
             in_channels=64, vec_in_dim=WIDTHS[1], context_in_dim=WIDTHS[0], hidden_size=32, mlp_ratio=2.0, num_heads=2,
             depth=2, depth_single_blocks=2, axes_dim=[4, 6, 6], theta=10_000, qkv_bias=True, guidance_embed=True,

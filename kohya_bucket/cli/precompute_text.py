@@ -80,10 +80,10 @@ def encode_captions(
     """
     if output is None or not options.text_encoder:
         raise ConfigError(_HOW)
-    own = (*_ALLOWED, *vars(options))
-    refuse_beside(
-        context, f"--text encodes the captions of {output}", [name for name in context.params if name not in own]
-    )
+    what, own = f"--text encodes the captions of {output}", ("path", *_ALLOWED, *vars(options))
+    if path := context.params["path"]:
+        raise ConfigError(f"{what}: leave out {' '.join(path)}")
+    refuse_beside(context, what, [name for name in context.params if name not in own])
     from kohya_bucket.cli.precompute_console import Shown
     from kohya_bucket.latents.text.precompute_text import precompute_text
     from kohya_bucket.latents.text.transformers_encoder import load_text_encoder

@@ -19,8 +19,10 @@ from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error
 from kohya_bucket.images.files.paths import file_key
 from kohya_bucket.latents.stale import Reason
 from kohya_bucket.latents.text.caption import Encoding
+from kohya_bucket.latents.text.families import collection_of_file
 from kohya_bucket.latents.text.identity import encoders_hash
 from kohya_bucket.sdscripts.caching.ahead import count_captions, refuse_memory
+from kohya_bucket.sdscripts.caching.behind_mask import is_left_out, without_unread
 from kohya_bucket.sdscripts.caching.replaced import replaced
 from kohya_bucket.sdscripts.caching.text_identity import tokens_text
 from kohya_bucket.sdscripts.caching.text_npz import CAPTION_KEY, ENCODERS_KEY, caption_mark, check_text_npz, savez
@@ -80,15 +82,18 @@ def _cache_in_shards(
 ) -> None:
     strategy = strategies.caching
     assert strategy is not None
-    encoding = Encoding(encoders_hash(models), tokens_text(strategies.tokenizing, strategies.encoding, strategy))
-    session = TextShardSession(dataset, strategy, accelerator, options, encoding)
+    family = collection_of_file(strategy.get_outputs_npz_path("x.png").removeprefix("x"))
+    left_out = is_left_out(family, strategies.encoding)
+    words = tokens_text(strategies.tokenizing, strategies.encoding, strategy) + " behind_mask=left_out" * left_out
+    encoding = Encoding(encoders_hash(models), words)
+    session = TextShardSession(dataset, strategy, accelerator, options, family, encoding)
     numpys_savez = np.savez
 
     def save(file: Any, *args: Any, **arrays: Any) -> None:
         if args or not session.holds(file):
             numpys_savez(file, *args, **arrays)
         else:
-            session.save(file, arrays)
+            session.save(file, without_unread(arrays) if left_out else arrays)
 
     with replaced(strategy, session.methods()), replaced(np, {"savez": save}):
         try:

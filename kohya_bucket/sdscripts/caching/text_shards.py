@@ -9,7 +9,6 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.text.caption import Caption, Encoding
-from kohya_bucket.latents.text.families import collection_of_file
 from kohya_bucket.latents.text.text_cache import TextCache
 from kohya_bucket.latents.text.text_store import TEXT_FOLDER
 from kohya_bucket.sdscripts.caching.text_reader import StrategyReader, TextLoader, with_npz
@@ -44,8 +42,9 @@ class TextShardSession:
     """
 
     def __init__(
-        self, dataset: Dataset, strategy: TextStrategy, accelerator: Any, options: AdapterOptions, encoding: Encoding
-    ) -> None:
+        self, dataset: Dataset, strategy: TextStrategy, accelerator: Any, options: AdapterOptions, family: str,
+        encoding: Encoding,
+    ) -> None:  # fmt: skip
         self.strategy, self.encoding = strategy, encoding
         self.rank, ranks = int(accelerator.process_index), int(accelerator.num_processes)
         self.captions: dict[str, Caption] = {}
@@ -68,7 +67,7 @@ class TextShardSession:
         self._accepts = functools.partial(type(strategy).is_disk_cached_outputs_expected, strategy)
         self._accepted: dict[object, bool] = {}
         root = store_folder(options, str(records[0].absolute_path)) / TEXT_FOLDER
-        self.cache = TextCache(root, collection_of_file(strategy.get_outputs_npz_path("x.png").removeprefix("x")))
+        self.cache = TextCache(root, family)
         self.cache.refresh()
         if is_first_process():
             logger.info("text-encoder outputs are kept in %s", one_line(root))
