@@ -5,9 +5,9 @@
 Random numbers in the shapes that sd-scripts' FLUX and SDXL strategies hand to `np.savez`: bfloat16 cast to float32.
 FLUX's T5 gives 512 positions. Without the mask all of them differ. With it, the adapter stores what FLUX and Chroma
 read: 78 positions of a caption of 77 tokens. Imported npz keep all, of which 168 differ: T5 gives one row for all
-positions that are 91 or more behind the caption (its relative positions go no further). A read is what a strategy's `load_outputs_npz` returns, in random
-order from the page cache, in milliseconds of CPU, to which other programs on the machine add little; the first read of
-a caption in a process also maps its shard and compares its checksum.
+positions that are 91 or more behind the caption (its relative positions go no further). A read is what a strategy's
+`load_outputs_npz` returns, in random order from the page cache, in milliseconds of CPU, to which other programs on the
+machine add little; the first read of a caption in a process also maps its shard and compares its checksum.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def main() -> None:
             f"{ms['first']:.2f} | {ms['later']:.2f} | {ms['npz'] / ms['first']:.1f} | {ms['npz'] / ms['later']:.1f} |"
         )
     lines += ["", f"{options.captions} captions, {options.runs} runs; medians of single reads, ms of CPU; "
-              f"{os.cpu_count()} cores; commit {commit()}. All arrays equal those of npz to the last bit, where models read them."]  # fmt: skip
+              f"{os.cpu_count()} cores; commit {commit()}. All arrays equal those of npz to the last bit, but for "
+              "what no model reads."]  # fmt: skip
     text = "\n".join(lines) + "\n"
     print(text)
     options.output.write_text(f"# Text-encoder outputs (`benchmarks/text_outputs.py`)\n\n{text}", encoding="utf-8")

@@ -17,7 +17,6 @@ from test_sdscripts_text_caches import strategy_type  # noqa: F401
 
 from kohya_bucket import sdscripts
 from kohya_bucket.latents.text.text_store import TextStore
-from kohya_bucket.sdscripts.caching import behind_mask
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
@@ -152,48 +151,6 @@ def as_read(outputs, options):
 def batches_as_read(run, options):
     key = "text_encoder_outputs_list"
     return [{**batch, key: as_read(batch[key], options)} for batch in run.batches]
-
-
-def test_of_512_positions_less_than_a_tenth_is_stored_with_77_tokens(unpatched, bases, tmp_path):
-    captions = [" ".join(f"word{number}x{k}" for k in range(75)) for number in range(12)]
-    write(tmp_path / "a", 12, captions)
-    with adapter():
-        Run(unpatched, bases, make_family("flux", length=512), [tmp_path / "a"], shards(tmp_path))
-        store = TextStore(tmp_path / "store" / "text")
-        rows = {(len(packed.bits), packed.length) for i in range(12) for packed in [store.packed(i)["t5_out"]]}
-        assert rows == {(77 + 2, 512)}
-        Run(unpatched, bases, make_family("flux", length=512), [tmp_path / "a"])
-    npz = sum(path.stat().st_size for path in (tmp_path / "a").glob("*.npz"))
-    assert sum(path.stat().st_size for path in (store.layout.root / "shards").iterdir()) < npz / 10
-
-
-@pytest.fixture
-def reading_flux(bases, monkeypatch):
-    """A version whose FLUX attends to everything."""
-    models = importlib.import_module("library.flux_models")
-    attention = models.attention
-    monkeypatch.setattr(models, "attention", lambda q, k, v, pe, **_: attention(q, k, v, pe))
-    behind_mask._is_unread.cache_clear()
-    yield
-    behind_mask._is_unread.cache_clear()
-
-
-def test_where_a_model_reads_what_is_behind_the_mask_all_is_stored(
-    unpatched, bases, strategies, tmp_path, request, caplog  # noqa: F811
-):  # fmt: skip
-    write(tmp_path / "a", 3)
-    shutil.copytree(tmp_path / "a", tmp_path / "alone")
-    alone = Run(unpatched, bases, make_family("flux"), [tmp_path / "alone"]).read()
-    with adapter():
-        assert len(Run(unpatched, bases, make_family("flux"), [tmp_path / "a"], shards(tmp_path)).encoded) == 3
-        request.getfixturevalue("reading_flux")
-        caplog.set_level("INFO", logger="kohya_bucket")
-        run = Run(unpatched, bases, make_family("flux"), [tmp_path / "a"], shards(tmp_path)).read()
-    assert len(run.encoded) == 3
-    assert "this sd-scripts may read them" in caplog.text
-    same_bits(run.outputs, alone.outputs)
-    packed = TextStore(tmp_path / "store" / "text").packed(0)["t5_out"]
-    assert 9 + 2 < len(packed.bits) < 9 + 128  # and as far as T5's relative positions reach
 
 
 def test_one_item_for_each_caption_whatever_the_data_set(unpatched, bases, tmp_path):

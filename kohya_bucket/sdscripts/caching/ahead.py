@@ -16,7 +16,7 @@ __all__ = ["count_captions", "encode_ahead", "end_before_training", "is_ahead", 
 
 _NOTHING = (
     "precompute --text: this run caches no text-encoder outputs on disk: give the trainer the arguments of the "
-    "training, with --cache_text_encoder_outputs and --cache_text_encoder_outputs_to_disk"
+    "training, with --cache_text_encoder_outputs and --cache_text_encoder_outputs_to_disk (sd-scripts 0.10 or newer)"
 )
 
 _ahead = False
