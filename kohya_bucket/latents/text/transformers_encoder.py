@@ -127,8 +127,11 @@ def load_text_encoder(
 def _loaded(transformers: Any, name: str) -> tuple[Any, Any]:
     problems = (OSError, ValueError, KeyError, TypeError, RuntimeError)
     try:
-        config = transformers.AutoConfig.from_pretrained(name)
-        kind = _PROJECTED if _PROJECTED in (config.architectures or ()) else _CLASSES.get(config.model_type)
+        # not AutoConfig, which in older transformers does not know a CLIP of texts alone
+        config, _ = transformers.PretrainedConfig.get_config_dict(name)
+        if "model_type" not in config:
+            raise OSError("no config.json that names a kind of model")
+        kind = _PROJECTED if _PROJECTED in (config.get("architectures") or ()) else _CLASSES.get(config["model_type"])
         if kind is not None:
             model = getattr(transformers, kind).from_pretrained(name)
             return model, transformers.AutoTokenizer.from_pretrained(_tokenizer_folder(name))
@@ -138,7 +141,7 @@ def _loaded(transformers: Any, name: str) -> tuple[Any, Any]:
             f"no text encoder with its tokenizer at {name!r}: {first}. Give a Hugging Face name, or a folder with "
             "config.json"
         ) from error
-    raise ConfigError(f"{name} is of the kind {config.model_type!r}: what is encoded with here are CLIP and T5")
+    raise ConfigError(f"{name} is of the kind {config['model_type']!r}: what is encoded with here are CLIP and T5")
 
 
 def _tokenizer_folder(name: str) -> str:
