@@ -128,16 +128,28 @@ def _models(folder: Path) -> list[str]:
 
 
 def _tokenizers(folder: Path) -> Path:
-    """CLIP's tokenizer with a vocabulary of single letters, where sd-scripts looks for SD 1.5's."""
-    place = folder / "openai_clip-vit-large-patch14"
-    if not place.exists():
-        place.mkdir(parents=True)
-        letters = [c + end for end in ("", "</w>") for c in string.ascii_letters + string.digits + string.punctuation]
-        tokens = {token: number for number, token in enumerate(letters)}
-        tokens |= {"<|startoftext|>": 254, "<|endoftext|>": 255}
-        settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "bos_token": "<|startoftext|>"}
-        settings |= dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
-        (place / "vocab.json").write_text(json.dumps(tokens), encoding="utf-8")
-        (place / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
-        (place / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    """Tokenizers with a vocabulary of single letters, where sd-scripts looks for SD 1.5's, SDXL's and FLUX's."""
+    signs = string.ascii_letters + string.digits + string.punctuation
+    tokens = {token: number for number, token in enumerate(c + end for end in ("", "</w>") for c in signs)}
+    tokens |= {"<|startoftext|>": 254, "<|endoftext|>": 255}
+    settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "bos_token": "<|startoftext|>"}
+    settings |= dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
+    for name in ("openai_clip-vit-large-patch14", "laion_CLIP-ViT-bigG-14-laion2B-39B-b160k"):
+        files = {"vocab.json": json.dumps(tokens), "merges.txt": "#version: 0.2\n"}
+        _write_files(folder / name, files | {"tokenizer_config.json": json.dumps(settings)})
+    words = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((sign, -1.0) for sign in signs)]
+    end = {"SpecialToken": {"id": "</s>", "type_id": 0}}
+    template = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}, end], "pair": []}
+    template["special_tokens"] = {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}}
+    model = {"type": "Unigram", "unk_id": 2, "vocab": words, "byte_fallback": False}
+    tokenizer = {"version": "1.0", "added_tokens": [], "post_processor": template, "model": model}
+    settings = {"tokenizer_class": "T5TokenizerFast", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    files = {"tokenizer.json": json.dumps(tokenizer), "tokenizer_config.json": json.dumps(settings)}
+    _write_files(folder / "google_t5-v1_1-xxl", files)
     return folder
+
+
+def _write_files(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from kohya_bucket.adapter.ranks import is_first_process
@@ -16,7 +17,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.sdscripts import install, is_active
 from kohya_bucket.texts import one_line
 
-__all__ = ["main"]
+__all__ = ["main", "run_trainer"]
 
 _USAGE = "usage: accelerate launch -m kohya_bucket.launch TRAINER.py [the trainer's arguments]"
 
@@ -27,16 +28,20 @@ def main(argv: list[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_USAGE, file=sys.stderr)
         raise SystemExit(2 if not arguments else 0)
-    script = arguments[0]
+    run_trainer(arguments[0], arguments[1:], _USAGE)
+
+
+def run_trainer(script: str, arguments: Sequence[str], usage: str) -> None:
+    """Install the adapter, then run a trainer as if it had been started by itself, with these arguments."""
     if not os.path.isfile(script):  # noqa: PTH113
         print(
             f"kohya_bucket: there is no trainer {script!r} in {os.getcwd()}: "  # noqa: PTH109
-            f"start from the sd-scripts checkout, or give the trainer's path\n{_USAGE}",
+            f"start from the sd-scripts checkout, or give the trainer's path\n{usage}",
             file=sys.stderr,
         )
         raise SystemExit(2)
     folder = os.path.dirname(os.path.abspath(script))  # noqa: PTH100, PTH120
-    sys.argv = [script, *arguments[1:]]
+    sys.argv = [script, *arguments]
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:

@@ -15,5 +15,5 @@ __all__ = ["main"]
 
 if __name__ == "__main__":
     quiet = ["--quiet"] if os.environ.get("LOCAL_RANK", "0") != "0" else []
-    sys.argv = ["kohya-bucket", "precompute", *sys.argv[1:], *quiet]
+    sys.argv = ["kohya-bucket", "precompute", *quiet, *sys.argv[1:]]
     main()

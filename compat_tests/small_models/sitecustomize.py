@@ -1,7 +1,8 @@
 """Lets sd-scripts' real trainers run in seconds on a CPU, and writes down every batch that is trained.
 
 On the path of a process (Python imports a module of this name by itself) it changes nothing of sd-scripts on disk.
-With `SMALL_MODELS` set, SD 1.5's UNet, text encoder and VAE are random and tiny, through the same interfaces. With
+With `SMALL_MODELS` set, SD 1.5's UNet, text encoder and VAE are random and tiny, through the same interfaces (SDXL's
+and FLUX's: `small_families.py`). With
 `RECORD_DIR` set, a batch is written down when its step begins: what is fetched ahead or skipped is not. On several CPU
 processes frozen models are left unwrapped, as accelerate does on GPUs.
 """
@@ -94,7 +95,9 @@ def after_import():
         found["accelerate.data_loader"] = lambda module: remember_batches(module.DataLoaderShard, module.SkipDataLoader)
         found["accelerate.accelerator"] = record_steps
     if os.environ.get("SMALL_MODELS"):
-        found |= {"library.model_util": small_checkpoint, "library.original_unet": small_unet}
+        from small_families import AFTER_IMPORT
+
+        found |= {"library.model_util": small_checkpoint, "library.original_unet": small_unet, **AFTER_IMPORT}
     return found
 
 

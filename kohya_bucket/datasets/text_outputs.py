@@ -17,7 +17,10 @@ from kohya_bucket.latents.text.text_store import TEXT_FOLDER, TextStore
 
 __all__ = ["CaptionOutputs"]
 
-_HOW = 'train once with text_cache = "shards", or `kohya-bucket cache import --text`'
+_HOW = (
+    '`kohya-bucket precompute --text`, a training with text_cache = "shards", or `kohya-bucket cache import --text` '
+    "puts them there"
+)
 
 
 class CaptionOutputs:

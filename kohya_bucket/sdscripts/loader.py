@@ -11,6 +11,7 @@ from kohya_bucket.adapter.loader import call_arguments, draws_by_itself, with_pl
 from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.adapter.seams import Door
 from kohya_bucket.planning import REMAINDERS
+from kohya_bucket.sdscripts.caching.ahead import end_before_training
 from kohya_bucket.sdscripts.caching.latents import forget_files
 from kohya_bucket.sdscripts.caching.text import forget_texts
 from kohya_bucket.sdscripts.datasets.records import compact
@@ -51,6 +52,7 @@ def planned_arguments(
     tables = [table for dataset in datasets if isinstance(table := dataset.buckets_indices, BatchTable)]
     if not tables or len(tables) < len(datasets):
         return None
+    end_before_training()
     training = bool(arguments.get("shuffle", False))
     counter, options = collator.current_epoch, tables[0].options
     if not training and REMAINDERS[options.remainder].leaves_out:

@@ -50,7 +50,8 @@ ALLOWED = {
      "bool(key_reso_suffix))"): "an npz or a store",
     ("sdscripts/caching/shards.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)"): "a store",
     ("sdscripts/caching/text.py", "savez(file, **arrays, **marks)"): "that of text_npz.py, by write_file",
-    ("sdscripts/caching/text.py", "session.save(file, arrays)"): "a store of captions",
+    ("latents/text/precompute_text.py", "cache.save(Caption(text), encoding, arrays)"): "a store of captions",
+    ("sdscripts/caching/text.py", "session.save(file, without_unread(arrays) if left_out else arrays)"): "a store",
     ("sdscripts/caching/text_shards.py", "self.cache.save(self.captions[key], self.encoding, arrays)"): "a store",
     # signs between processes, of which an empty or missing one is a sign, too
     ("latents/encode/work_claims.py", "(self.folder / f'{piece}.{self._mine[piece]}.done').touch()"): "a sign",

@@ -14,6 +14,7 @@ from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.encoders import VaeOptions
 from kohya_bucket.cli.given import given, refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
+from kohya_bucket.cli.precompute_text import PrecomputeCommand, TextOptions, encode_captions, run_until_encoded
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.stored_latents import StoreOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
@@ -27,7 +28,7 @@ _ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai":
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(precompute))
+    app.command(cls=PrecomputeCommand)(with_option_groups(precompute))
 
 
 def precompute(
@@ -47,12 +48,23 @@ def precompute(
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per run of the VAE.")] = 8,
     stored: StoreOptions,
     captions_file: Annotated[Path | None, typer.Option(help="One caption per line; else .txt files are read.")] = None,
+    captions: TextOptions,
     hash: Annotated[bool, typer.Option("--hash", help="Store a hash of each image's content.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")] = None,
     recursive: Recursive = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but problems.")] = False,
 ) -> None:
     """On several GPUs: torchrun --nproc-per-node 8 -m kohya_bucket.precompute …, or accelerate launch -m."""
+    if captions.text and path and path[0].endswith(".py"):
+        run_until_encoded(context, path)
+    elif captions.text:
+        encode_captions(
+            context, captions, output, dtype=vae.dtype, device=vae.device, batch_size=batch_size,
+            collection=stored.collection, quiet=quiet,
+        )  # fmt: skip
+        return
+    if options_of_texts := given(context, (name for name in vars(captions) if name != "text")):
+        raise ConfigError(f"{' and '.join(options_of_texts)} are about captions: add --text, or leave them out")
     reader = stored.reader()
     config, options, path = given_config(config, options, path or [])
     if not vae.arch:

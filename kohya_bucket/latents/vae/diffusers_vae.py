@@ -17,7 +17,7 @@ from kohya_bucket.latents.vae.weight_names import OTHER_AUTOENCODERS
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DiffusersEncoder", "QwenImageEncoder", "TinyEncoder", "load_encoder"]
+__all__ = ["DiffusersEncoder", "QwenImageEncoder", "TinyEncoder", "load_encoder", "own_device"]
 
 _KINDS = ("AutoencoderKL", "AutoencoderTiny", *OTHER_AUTOENCODERS)
 
@@ -57,7 +57,7 @@ def load_encoder(
     else:
         vae = _from_pretrained(diffusers, str(name), subfolder)
         architecture = architecture or _family(vae)
-    options |= {"device": _own_device() if device is None else device, "dtype": dtype, "architecture": architecture}
+    options |= {"device": own_device() if device is None else device, "dtype": dtype, "architecture": architecture}
     kind = type(vae).__name__
     if kind == "AutoencoderKLQwenImage":
         return QwenImageEncoder(vae, **options)
@@ -102,7 +102,7 @@ def _family(vae: Any) -> str:
     return ""
 
 
-def _own_device() -> str:
+def own_device() -> str:
     import torch
 
     if not torch.cuda.is_available():

@@ -19,8 +19,12 @@ from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error
 from kohya_bucket.images.files.paths import file_key
 from kohya_bucket.latents.stale import Reason
 from kohya_bucket.latents.text.caption import Encoding
+from kohya_bucket.latents.text.families import collection_of_file
+from kohya_bucket.latents.text.identity import encoders_hash
+from kohya_bucket.sdscripts.caching.ahead import count_captions, refuse_memory
+from kohya_bucket.sdscripts.caching.behind_mask import is_left_out, without_unread
 from kohya_bucket.sdscripts.caching.replaced import replaced
-from kohya_bucket.sdscripts.caching.text_identity import encoders_hash, tokens_text
+from kohya_bucket.sdscripts.caching.text_identity import tokens_text
 from kohya_bucket.sdscripts.caching.text_npz import CAPTION_KEY, ENCODERS_KEY, caption_mark, check_text_npz, savez
 from kohya_bucket.sdscripts.caching.text_shards import TextShardSession
 from kohya_bucket.sdscripts.datasets.wording import recached_lines
@@ -59,6 +63,8 @@ def cache_text_outputs(
     """`BaseDataset.new_cache_text_encoder_outputs`, with the cache of this package under it where it goes to disk."""
     strategy = strategies.caching
     if strategy is None or not strategy.cache_to_disk or not dataset.image_data:
+        if strategy is None or not strategy.cache_to_disk:
+            refuse_memory()
         original(dataset, models, accelerator)
     elif options.text_cache == "shards":
         _cache_in_shards(dataset, original, strategies, models, accelerator, options)
@@ -76,15 +82,18 @@ def _cache_in_shards(
 ) -> None:
     strategy = strategies.caching
     assert strategy is not None
-    encoding = Encoding(encoders_hash(models), tokens_text(strategies.tokenizing, strategies.encoding, strategy))
-    session = TextShardSession(dataset, strategy, accelerator, options, encoding)
+    family = collection_of_file(strategy.get_outputs_npz_path("x.png").removeprefix("x"))
+    left_out = is_left_out(family, strategies.encoding)
+    words = tokens_text(strategies.tokenizing, strategies.encoding, strategy) + " behind_mask=left_out" * left_out
+    encoding = Encoding(encoders_hash(models), words)
+    session = TextShardSession(dataset, strategy, accelerator, options, family, encoding)
     numpys_savez = np.savez
 
     def save(file: Any, *args: Any, **arrays: Any) -> None:
         if args or not session.holds(file):
             numpys_savez(file, *args, **arrays)
         else:
-            session.save(file, arrays)
+            session.save(file, without_unread(arrays) if left_out else arrays)
 
     with replaced(strategy, session.methods()), replaced(np, {"savez": save}):
         try:
@@ -93,6 +102,7 @@ def _cache_in_shards(
             session.keep()
             raise
     session.finish()
+    count_captions(session.captions, session.saved)
     _tell(session.reasons)
 
 
@@ -121,7 +131,7 @@ def _cache_in_npz(dataset: Dataset, original: Original, strategy: TextStrategy, 
         reasons[path] = [reason]
         return False
 
-    numpys_savez = np.savez
+    numpys_savez, saved = np.savez, set[str]()
 
     def save_whole(file: Any, *args: Any, **arrays: Any) -> None:
         if args or not isinstance(file, str):
@@ -132,6 +142,7 @@ def _cache_in_npz(dataset: Dataset, original: Original, strategy: TextStrategy, 
         if text is not None and encoders:
             marks[ENCODERS_KEY] = np.frombuffer(encoders.encode(), dtype=np.uint8)
         savez(file, **arrays, **marks)
+        saved.add(_npz(file))
 
     methods: dict[str, Callable[..., Any]] = {
         "get_outputs_npz_path": paths.__getitem__,
@@ -140,6 +151,7 @@ def _cache_in_npz(dataset: Dataset, original: Original, strategy: TextStrategy, 
     with replaced(strategy, methods), replaced(np, {"savez": save_whole}):
         original(dataset, models, accelerator)
     wait_for_ranks()
+    count_captions(texts, len(saved))
     _tell(reasons)
 
 

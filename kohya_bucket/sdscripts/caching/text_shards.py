@@ -9,8 +9,6 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,102 +18,16 @@ from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
 from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.stale import Reason, Stale
-from kohya_bucket.latents.store.writer import write_manifest
-from kohya_bucket.latents.text.caption import ENCODING_COLUMNS, Caption, Encoding, why_text_stale
-from kohya_bucket.latents.text.exact_arrays import Array, pack
-from kohya_bucket.latents.text.families import collection_of_file
-from kohya_bucket.latents.text.text_store import TEXT_FOLDER, TextStore
-from kohya_bucket.latents.text.text_writer import TextWriter
+from kohya_bucket.latents.text.caption import Caption, Encoding
+from kohya_bucket.latents.text.text_cache import TextCache
+from kohya_bucket.latents.text.text_store import TEXT_FOLDER
 from kohya_bucket.sdscripts.caching.text_reader import StrategyReader, TextLoader, with_npz
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.texts import one_line
 
-__all__ = ["TextShardCache", "TextShardSession"]
+__all__ = ["TextShardSession"]
 
 logger = logging.getLogger("kohya_bucket")
-
-
-@dataclass
-class TextShardCache:
-    """Outputs by the caption's key, for one model family.
-
-    Args:
-        root: the folder of captions.
-        collection: the family's name.
-    """
-
-    root: Path
-    collection: str
-    _store: TextStore | None = field(default=None, init=False)
-    _writer: TextWriter | None = field(default=None, init=False)
-    _at: dict[str, int] = field(default_factory=dict, init=False)
-    _made_by: list[Encoding] | None = field(default=None, init=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_writer": None, "_made_by": None}
-
-    def refresh(self) -> None:
-        """Look at what is on disk now, what other processes wrote included."""
-        if self._writer is None:
-            self._writer = TextWriter(self.root)
-        if self._store is None:
-            self._store = TextStore(self.root)
-        else:
-            self._store.refresh()
-        sources, here = self._store.strings("source"), self._store.in_collection(self.collection)
-        self._made_by = None
-        self._at = {sources[i]: i for i in here.tolist()}
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._at
-
-    def why_missing(self, key: str, encoding: Encoding) -> list[Reason]:
-        """Why a caption must be encoded (again); none if the store has it as it should be."""
-        if key not in self._at:
-            return [Reason(Stale.MISSING)]
-        if self._made_by is None:
-            columns = [self.opened.strings(name) for name in ENCODING_COLUMNS]
-            self._made_by = [Encoding(*values) for values in zip(*columns, strict=True)]
-        return why_text_stale(self._made_by[self._at[key]], encoding)
-
-    def save(self, caption: Caption, encoding: Encoding, arrays: Mapping[str, Any]) -> None:
-        """Add a caption; it is on disk after `flush`."""
-        if self._writer is None:
-            self.refresh()
-        assert self._writer is not None
-        packed = {name: pack(np.asarray(array)) for name, array in arrays.items()}
-        self._writer.add_text(caption.entry(self.collection, encoding), packed)
-
-    def flush(self, *, index: bool = False) -> None:
-        """Commit, and see it; with `index` (one process, at the end), bring the manifest up to date."""
-        if self._writer is not None:
-            self._writer.flush()
-        self.refresh()
-        if index:
-            write_manifest(self.opened)
-
-    def load(self, key: str) -> dict[str, Array]:
-        """Arrays of a caption by name, as they were given to `save`.
-
-        Raises:
-            LatentStoreError: they are not there, or damaged.
-        """
-        if key not in self._at:
-            raise LatentStoreError(f"{self.root} has no outputs for {key} of {self.collection}: cache again")
-        return self.opened.arrays(self._at[key])
-
-    def choices(self, key: str) -> tuple[tuple[str, ...], dict[str, Array]]:
-        """Names of a caption's arrays, and those without axes."""
-        i = self._at[key]
-        return self.opened.names(i), self.opened.scalars(i)
-
-    @property
-    def opened(self) -> TextStore:
-        """The store, as it was last looked at."""
-        if self._store is None:
-            self.refresh()
-        assert self._store is not None
-        return self._store
 
 
 class TextShardSession:
@@ -126,11 +38,13 @@ class TextShardSession:
         images: by key, of the first image that has the caption.
         owners: by key, the rank that sd-scripts gives that image to.
         reasons: why captions are encoded again, by image.
+        saved: how many captions this process has encoded.
     """
 
     def __init__(
-        self, dataset: Dataset, strategy: TextStrategy, accelerator: Any, options: AdapterOptions, encoding: Encoding
-    ) -> None:
+        self, dataset: Dataset, strategy: TextStrategy, accelerator: Any, options: AdapterOptions, family: str,
+        encoding: Encoding,
+    ) -> None:  # fmt: skip
         self.strategy, self.encoding = strategy, encoding
         self.rank, ranks = int(accelerator.process_index), int(accelerator.num_processes)
         self.captions: dict[str, Caption] = {}
@@ -139,6 +53,7 @@ class TextShardSession:
         self.reasons: dict[str, list[Reason]] = {}
         self._keys: dict[str, str] = {}
         self._asked: set[str] = set()
+        self.saved = 0
         records: list[ImageRecord] = list(dataset.image_data.values())
         for number, info in enumerate(records):
             text = info.caption if isinstance(info.caption, str) else tuple(info.caption)
@@ -152,7 +67,7 @@ class TextShardSession:
         self._accepts = functools.partial(type(strategy).is_disk_cached_outputs_expected, strategy)
         self._accepted: dict[object, bool] = {}
         root = store_folder(options, str(records[0].absolute_path)) / TEXT_FOLDER
-        self.cache = TextShardCache(root, collection_of_file(strategy.get_outputs_npz_path("x.png").removeprefix("x")))
+        self.cache = TextCache(root, family)
         self.cache.refresh()
         if is_first_process():
             logger.info("text-encoder outputs are kept in %s", one_line(root))
@@ -169,6 +84,7 @@ class TextShardSession:
         """Add outputs; the first are refused at once if they could not be read again."""
         self._reader.order(tuple(sorted(arrays)))
         self.cache.save(self.captions[key], self.encoding, arrays)
+        self.saved += 1
 
     def keep(self) -> None:
         """Where the loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""

@@ -9,6 +9,7 @@ from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Offers, Takes, TakesAmong, Uses
 from kohya_bucket.sdscripts.caching import extra_sizes, one_size
+from kohya_bucket.sdscripts.caching.ahead import is_ahead
 from kohya_bucket.sdscripts.caching.item import architecture_of
 from kohya_bucket.sdscripts.caching.latents import cache_latents
 from kohya_bucket.sdscripts.caching.readable_plain import cache_the_readable_plainly
@@ -48,6 +49,8 @@ def _new_cache_latents(original: Any, door: Door) -> Any:
 
     @functools.wraps(original)
     def new_cache_latents(self: Dataset, model: Any, accelerator: Any) -> None:
+        if is_ahead():
+            return
         strategy: LatentsStrategy | None = strategies.get_strategy()
         to_disk = bool(strategy is not None and strategy.cache_to_disk)
         known = strategy is not None and architecture_of(strategy.cache_suffix) is not None
