@@ -198,7 +198,7 @@ def main() -> None:
               "| --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
     lines += [f"| {size[0]}x{size[1]} to {to[0]}x{to[1]} | {hand:.1f} | {cv2:.1f} | {ratio:.2f} | {bicubic:.1f} |"
               for size, to, hand, cv2, ratio, bicubic in shrinking(options)]  # fmt: skip
-    lines += ["", "| encoding, stub VAE of 50 ms for 8, 1280 px to 1024 | ms of CPU per image | encoder idle | images/s |",
+    lines += ["", "| encoding, stub VAE of 50 ms for 8, 1280 px to 1024 | ms of CPU per image | idle | images/s |",
               "| --- | ---: | ---: | ---: |"]  # fmt: skip
     lines += [f"| {name} | {ms:.1f} | {idle:.0f} % | {rate:.0f} |" for name, (ms, idle, rate) in waits.items()]
     found, missing = decoders(files(options), in_turn, options.runs)
