@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from PIL import Image  # noqa: E402
 
 from kohya_bucket.buckets import KohyaBuckets  # noqa: E402
+from kohya_bucket.images.pixels import resize  # noqa: E402
 from kohya_bucket.images.pixels.load import load_pixels  # noqa: E402
 from kohya_bucket.images.pixels.resize import INTERPOLATIONS, resize_and_crop  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
@@ -237,6 +238,24 @@ def test_pixels_are_the_same(unpatched, tmp_path, alpha):
             if not alpha:
                 want = unpatched.train_util.IMAGE_TRANSFORMS(theirs)
                 assert torch.equal(normalize(torch.from_numpy(ours)[None])[0], want)
+
+
+@pytest.mark.parametrize("opencv", [True, False])
+def test_pixels_of_jpeg_are_the_same_by_hand_too(unpatched, tmp_path, monkeypatch, opencv):
+    if not opencv:
+        monkeypatch.setattr(resize, "_cv2", lambda: None)
+    sizes = [(400, 301), (256, 256), (131, 500), (384, 384), (1000, 700)]
+    placement = KohyaBuckets((128, 128), 64, 256, 16).place(sizes)
+    for i, size in enumerate(sizes):
+        noise = np.random.default_rng(i).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+        path = tmp_path / f"{i}.jpg"
+        Image.fromarray(noise).resize(size).save(path, quality=90, progressive=i % 2 == 1)
+        info = info_of(unpatched, path, placement, i)
+        loaded = unpatched.train_util.load_image(str(path))
+        theirs, _, _ = unpatched.train_util.trim_and_resize_if_required(
+            False, loaded, info.bucket_reso, info.resized_size
+        )
+        assert np.array_equal(resize.resize_and_crop(load_pixels(path), info.resized_size, info.bucket_reso), theirs)
 
 
 @pytest.mark.parametrize("mask", [False, True])

@@ -6,7 +6,7 @@ import logging
 import operator
 import os
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +14,16 @@ from torch.utils.data import Dataset
 
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.placement import Reason
-from kohya_bucket.buckets.rule import BucketRule, check_rule
+from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.datasets.collate import register_bucket_collation
-from kohya_bucket.datasets.items import DatasetKeywords, Transform, build_item, check_transform
+from kohya_bucket.datasets.items import DatasetKeywords, Transform, build_item, check_settings, cover_size
 from kohya_bucket.datasets.planned_index import bucket_of
 from kohya_bucket.datasets.sources import ImageSource
 from kohya_bucket.datasets.sources.files import FileSource
+from kohya_bucket.datasets.sources.protocol import FastSource, checked_sizes
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
-from kohya_bucket.images.pixels.resize import choose_interpolation
+from kohya_bucket.images.pixels.load import Picture
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.texts import one_line
 
@@ -33,7 +34,6 @@ __all__ = ["BucketedDataset"]
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3
-_SOURCE = ("__len__", "read_sizes", "pixels", "caption", "name")
 
 register_bucket_collation()
 
@@ -57,6 +57,8 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         metadata_cache: sizes of files that have not changed are taken from it instead of their headers.
         interpolation: "auto" as sd-scripts (area down, Lanczos up) or one of
             `kohya_bucket.images.pixels.resize.INTERPOLATIONS`.
+        decode: "exact", or "fast": JPEG are decoded at a half, a quarter or an eighth where that is still not below
+            the resized size. Sizes, buckets and crops stay; pixels differ a little, see docs/datasets.md.
         obey_exif: turn images upright as their EXIF asks; sd-scripts does not, so this is off.
         num_workers: at most this many threads or processes to read headers with; None: as measured.
         progress: called as `progress(done, total)` while headers are read.
@@ -81,17 +83,17 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         transform: Transform | None = None,
         metadata_cache: MetadataCache | None = None,
         interpolation: str = "auto",
+        decode: str = "exact",
         obey_exif: bool = False,
         num_workers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        check_rule(strategy)  # before the headers of a million files are read
-        check_transform(transform)
+        check_settings(strategy, transform, interpolation, decode)  # before the headers of a million files are read
         source = FileSource(
             paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif, workers=num_workers,
             progress=progress,
         )  # fmt: skip
-        self._place(source, strategy, transform, interpolation)
+        self._place(source, strategy, transform, interpolation, decode)
 
     @classmethod
     def from_source(
@@ -101,14 +103,16 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         *,
         transform: Transform | None = None,
         interpolation: str = "auto",
+        decode: str = "exact",
     ) -> BucketedDataset:
         """A dataset over anything that has the five methods of `ImageSource`.
 
         Raises:
-            KohyaBucketError: `source` lacks one of them, or has another number of sizes than images.
+            KohyaBucketError: `source` lacks one of them, or has another number of sizes than images; or it cannot
+                decode at a fraction and is asked to.
         """
         dataset = cls.__new__(cls)
-        dataset._place(source, strategy, transform, interpolation)
+        dataset._place(source, strategy, transform, interpolation, decode)
         return dataset
 
     @classmethod
@@ -149,6 +153,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         caption_column: str | None = None,
         transform: Transform | None = None,
         interpolation: str = "auto",
+        decode: str = "exact",
         obey_exif: bool = True,
     ) -> BucketedDataset:
         """A Hugging Face `datasets.Dataset` with a column of images.
@@ -169,28 +174,18 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         source = HuggingFaceSource(
             hf_dataset, image_column=image_column, caption_column=caption_column, obey_exif=obey_exif
         )
-        return cls.from_source(source, strategy, transform=transform, interpolation=interpolation)
+        return cls.from_source(source, strategy, transform=transform, interpolation=interpolation, decode=decode)
 
     def _place(
-        self, source: ImageSource, strategy: BucketRule, transform: Transform | None, interpolation: str
+        self, source: ImageSource, strategy: BucketRule, transform: Transform | None, interpolation: str, decode: str
     ) -> None:
-        choose_interpolation((1, 1), (1, 1), interpolation)
-        check_rule(strategy)
-        check_transform(transform)
+        check_settings(strategy, transform, interpolation, decode)
         self.source = source
         self.strategy = strategy
         self.transform = transform
-        self.interpolation = interpolation
-        missing = [name for name in _SOURCE if not hasattr(source, name)]
-        if missing:
-            raise KohyaBucketError(f"source is a {type(source).__name__} without {', '.join(missing)}: see ImageSource")
-        self.sizes, unreadable = source.read_sizes()
+        self.interpolation, self.decode = interpolation, decode
+        self.sizes, unreadable = checked_sizes(source, decode)
         self._unreadable = {i: reason for i, _, reason in unreadable}
-        if np.shape(self.sizes) != (len(source), 2):
-            raise KohyaBucketError(
-                f"read_sizes() of {type(source).__name__} gave sizes of shape {list(np.shape(self.sizes))} for "
-                f"{len(source)} images, but must give one (width, height) for each"
-            )
         placement = strategy.place(self.sizes)
         if placement.bucket_set is None or not placement.placed.any():
             examples = "; ".join(f"{name}: {reason}" for _, name, reason in unreadable[:_SHOWN])
@@ -235,14 +230,20 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         at = bucket_of(index, own)
         if own < 0:
             raise KohyaBucketError(f"{self.source.name(number)} has no bucket: {self._why_without(number)}")
-        pixels = self.source.pixels(number)
-        resized: tuple[int, int] | None = tuple(self.resized_sizes[number].tolist())
-        if at != own or pixels.shape[1::-1] != tuple(self.sizes[number].tolist()):
-            # Trained in another bucket than its own, or replaced after its header was read.
-            resized = None
+
+        def fit(size: tuple[int, int]) -> tuple[int, int]:
+            if at != own or size != tuple(self.sizes[number].tolist()):
+                # Trained in another bucket than its own, or replaced after its header was read.
+                return cover_size(size, self.bucket_set[at])
+            width, height = self.resized_sizes[number].tolist()
+            return width, height
+
+        fast = cast("FastSource", self.source) if self.decode == "fast" else None
+        picture = fast.picture(number, fit) if fast else Picture.whole(self.source.pixels(number))
+        name, caption = self.source.name(number), self.source.caption(number)
         return build_item(
-            pixels, self.bucket_set[at], resized, path=self.source.name(number), caption=self.source.caption(number),
-            interpolation=self.interpolation, transform=self.transform,
+            picture, self.bucket_set[at], fit, path=name, caption=caption, interpolation=self.interpolation,
+            transform=self.transform,
         )  # fmt: skip
 
     def __repr__(self) -> str:

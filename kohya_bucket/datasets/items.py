@@ -6,21 +6,25 @@ from collections.abc import Callable
 from typing import TypedDict
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.bucket import Bucket
+from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.datasets.collate import Item
 from kohya_bucket.datasets.tensors import to_unit_tensor
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
-from kohya_bucket.images.pixels.resize import resize_and_crop
+from kohya_bucket.images.pixels.jpeg import Fit
+from kohya_bucket.images.pixels.load import Picture
+from kohya_bucket.images.pixels.resize import choose_interpolation, resize_and_crop
 from kohya_bucket.images.progress import Progress
 
-__all__ = ["DatasetKeywords", "Transform", "build_item", "check_transform", "cover_size"]
+__all__ = ["DECODING", "DatasetKeywords", "Transform", "build_item", "check_settings", "cover_size"]
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
+DECODING = ("exact", "fast")
+_BY_AREA = ("auto", "auto-0.9", "area")
 
 
 class DatasetKeywords(TypedDict, total=False):
@@ -29,15 +33,16 @@ class DatasetKeywords(TypedDict, total=False):
     transform: Transform | None
     metadata_cache: MetadataCache | None
     interpolation: str
+    decode: str
     obey_exif: bool
     num_workers: int | None
     progress: Progress | None
 
 
 def build_item(
-    pixels: npt.NDArray[np.uint8],
+    picture: Picture,
     bucket: Bucket,
-    resized_size: tuple[int, int] | None,
+    fit: Fit,
     *,
     path: str,
     caption: str,
@@ -47,18 +52,20 @@ def build_item(
     """The dict that `BucketedDataset` describes.
 
     Args:
-        pixels: [H, W, 3] uint8.
-        resized_size: (width, height) to scale to before the centre crop; None: just large enough to cover.
+        picture: pixels are [H, W, 3] uint8.
+        fit: from the image's size to that which it is scaled to before the centre crop, both (width, height).
 
     Raises:
         KohyaBucketError: pixels of another shape or type, or `transform` returned nothing.
     """
+    pixels = picture.pixels
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
         raise KohyaBucketError(
             f"pixels of {path} are {pixels.dtype} of shape {list(pixels.shape)}, but must be uint8 [H, W, 3]"
         )
-    size = (pixels.shape[1], pixels.shape[0])
-    fitted = resize_and_crop(pixels, resized_size or cover_size(size, bucket), bucket.as_tuple(), interpolation)
+    size, scale = picture.size, picture.scale
+    extent = None if scale == 1 else (size[0] / scale, size[1] / scale)
+    fitted = resize_and_crop(pixels, fit(size), bucket.as_tuple(), interpolation, extent=extent)
     tensor = to_unit_tensor(fitted)
     sides = np.array([bucket.width]), np.array([bucket.height])
     crop = geometry.crop_ltrb(*sides, np.array([bucket.aspect_ratio]), np.array([size[0] / size[1]]))
@@ -75,14 +82,23 @@ def build_item(
     )
 
 
-def check_transform(transform: object) -> None:
-    """Refuse what cannot be called, before the sizes of a million images are read.
+def check_settings(strategy: BucketRule, transform: object, interpolation: str, decode: str) -> None:
+    """Refuse what cannot work, before the sizes of a million images are read.
 
     Raises:
-        KohyaBucketError: it is neither None nor a function.
+        KohyaBucketError: no rule; a transform that is neither None nor a function; a name of a filter or of a decoding
+            that does not exist, or two that do not go together.
     """
+    check_rule(strategy)
     if transform is not None and not callable(transform):
         raise KohyaBucketError(f"transform is {transform!r}, but must be a function of a [3, H, W] tensor")
+    choose_interpolation((1, 1), (1, 1), interpolation)
+    if decode not in DECODING:
+        raise KohyaBucketError(f"decode is {decode!r}, but must be one of {', '.join(DECODING)}")
+    if decode == "fast" and interpolation not in _BY_AREA:
+        raise KohyaBucketError(
+            f"decode='fast' shrinks by area, but interpolation is {interpolation!r}: leave out one of them"
+        )
 
 
 def cover_size(size: tuple[int, int], bucket: Bucket) -> tuple[int, int]:

@@ -11,15 +11,14 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from kohya_bucket.buckets.bucket import Bucket
-from kohya_bucket.buckets.rule import BucketRule, check_rule
+from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.checks import as_flag, integer
 from kohya_bucket.datasets.captions import caption_of_cell
 from kohya_bucket.datasets.collate import Batch, Item, register_bucket_collation
-from kohya_bucket.datasets.items import Transform, build_item, check_transform
-from kohya_bucket.datasets.sources.columns import cell_pixels, cell_size, explained
+from kohya_bucket.datasets.items import Transform, build_item, check_settings
+from kohya_bucket.datasets.sources.columns import cell_picture, cell_size, explained
 from kohya_bucket.datasets.stream_buffer import StreamBuffer, StreamCounts
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.pixels.resize import choose_interpolation
 from kohya_bucket.images.unreadable import UnreadableImageError
 from kohya_bucket.texts import one_line
 
@@ -46,6 +45,7 @@ class StreamKeywords(TypedDict, total=False):
     rank: int
     transform: Transform | None
     interpolation: str
+    decode: str
     obey_exif: bool
 
 
@@ -71,7 +71,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         remainder: "keep", "pad" or "drop", see `StreamBuffer`.
         seed: of the shuffle, together with the epoch given to `set_epoch`.
         num_replicas, rank: how many processes train, and which one this is.
-        transform, interpolation, obey_exif: as for `BucketedDataset.from_hf`.
+        transform, interpolation, decode, obey_exif: as for `BucketedDataset.from_hf`.
 
     Raises:
         KohyaBucketError: settings that cannot work; in a pass: a sample that is no mapping or lacks a column, a
@@ -96,11 +96,10 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         rank: int = 0,
         transform: Transform | None = None,
         interpolation: str = "auto",
+        decode: str = "exact",
         obey_exif: bool = True,
     ) -> None:
-        choose_interpolation((1, 1), (1, 1), interpolation)
-        check_rule(strategy)
-        check_transform(transform)
+        check_settings(strategy, transform, interpolation, decode)
         batch_size, buffer_size = integer("batch_size", batch_size), integer("buffer_size", buffer_size)
         num_replicas, rank = integer("num_replicas", num_replicas), integer("rank", rank)
         if not 0 <= rank < num_replicas:
@@ -117,6 +116,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         self._batching = batch_size, num_replicas, buffer_size, remainder
         self._shuffle, self._seed, self._rank = as_flag("shuffle", shuffle), integer("seed", seed) & _SEED_BITS, rank
         self._transform, self._interpolation = transform, interpolation
+        self._fast = decode == "fast"
         self._obey_exif = as_flag("obey_exif", obey_exif)
         # In shared memory, so that persistent workers see a new epoch, too.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -218,11 +218,15 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
 
     def _item(self, bucket: Bucket, sample: _Sample) -> Item:
         cell, resized, name, caption = sample
+
+        def fit(_: tuple[int, int]) -> tuple[int, int]:
+            return resized
+
         try:
-            pixels = cell_pixels(cell, self._obey_exif)
+            picture = cell_picture(cell, self._obey_exif, fit if self._fast else None)
         except UnreadableImageError as error:
             raise explained(name, error) from error
         return build_item(
-            pixels, bucket, resized, path=name, caption=caption, interpolation=self._interpolation,
+            picture, bucket, fit, path=name, caption=caption, interpolation=self._interpolation,
             transform=self._transform,
         )  # fmt: skip

@@ -6,10 +6,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kohya_bucket.images.pixels.floats import to_floats
+
 __all__ = ["to_unit_tensor"]
 
 
 def to_unit_tensor(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """[H, W, 3] uint8 -> [3, H, W] float32 in [-1, 1], by the operations that sd-scripts uses, in their order."""
-    tensor = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).to(torch.float32)
-    return tensor.div_(255).sub_(0.5).div_(0.5)
+    """[H, W, 3] uint8 -> [3, H, W] float32 in [-1, 1], as sd-scripts computes it."""
+    tensor = torch.empty((3, *pixels.shape[:2]), dtype=torch.float32)
+    to_floats(pixels, tensor.numpy())
+    return tensor

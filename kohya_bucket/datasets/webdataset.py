@@ -51,6 +51,7 @@ def dataset_from_shards(
     obey_exif: bool = False,
     transform: Transform | None = None,
     interpolation: str = "auto",
+    decode: str = "exact",
 ) -> BucketedDataset:
     """A `BucketedDataset` over shards on this machine: exact plans, random access, nothing unpacked.
 
@@ -62,7 +63,7 @@ def dataset_from_shards(
         caption: ending of the member with the caption, such as "txt", or "json" for a text under the key "caption";
             None for no captions.
         obey_exif: turn images upright as their EXIF asks.
-        transform, interpolation: as for `BucketedDataset`.
+        transform, interpolation, decode: as for `BucketedDataset`.
 
     Raises:
         KohyaBucketError: a shard is missing, no tar, compressed, changed while it is used, or behind a URL.
@@ -76,7 +77,9 @@ def dataset_from_shards(
     if index is not None and (before is None or _identity(before) != _identity(built)):
         built.save(index)
     source = TarSource(built, obey_exif=obey_exif)
-    return BucketedDataset.from_source(source, strategy, transform=transform, interpolation=interpolation)
+    return BucketedDataset.from_source(
+        source, strategy, transform=transform, interpolation=interpolation, decode=decode
+    )
 
 
 def stream_from_shards(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -82,25 +84,48 @@ def test_area_of_large_images_is_opencvs_too(size, to):
     assert np.array_equal(shrink_by_area(source, to), cv2.resize(source, to, interpolation=cv2.INTER_AREA))
 
 
-@given(sides, sides, sides, sides)
-@example(300, 2000, 120, 700)
+@given(st.integers(3, 16), st.integers(3, 16), st.sampled_from([(3, 2), (5, 4), (4, 3), (7, 4)]), st.integers(0, 9))
+@settings(max_examples=100, deadline=None)
+def test_sums_near_a_half_are_opencvs_too(width, height, factor, seed):
+    """Neighbouring values and simple shares: there a sum in another order rounds to the other side."""
+    cv2 = pytest.importorskip("cv2", reason="OpenCV is not installed")
+    before, after = factor
+    values = np.random.default_rng(seed).integers(0, 2, (height * before, width * before, 3), dtype=np.uint8)
+    to = (width * after, height * after)
+    for source in (values, values + np.uint8(127), values * np.uint8(255)):
+        assert np.array_equal(shrink_by_area(source, to), cv2.resize(source, to, interpolation=cv2.INTER_AREA))
+
+
+def test_where_each_sum_is_a_half_memory_stays_small():
+    source = np.indices((300, 1000)).sum(axis=0) % 2
+    source = np.repeat(source[..., None], 3, axis=2).astype(np.uint8)
+    tracemalloc.start()
+    try:
+        shrink_by_area(source, (400, 30))
+        assert tracemalloc.get_traced_memory()[1] < 40e6
+    finally:
+        tracemalloc.stop()
+
+
+@given(sides, sides, sides, sides, st.floats(0.01, 1), st.floats(0.01, 1))
+@example(300, 2000, 120, 700, 1.0, 0.5)
 @settings(max_examples=60, deadline=None)
-def test_area_is_the_mean_over_what_each_pixel_covers(width, height, to_width, to_height):
-    """Against a plain computation in float64 that knows nothing of OpenCV."""
-    to_width, to_height = min(width, to_width), min(height, to_height)
+def test_area_is_the_mean_over_what_each_pixel_covers(width, height, to_width, to_height, of_column, of_row):
+    """Against a plain computation in float64 that knows nothing of OpenCV; the image ends within the last pixels."""
+    extent = (width - 1 + of_column, height - 1 + of_row)
+    to_width, to_height = min(int(extent[0]), to_width), min(int(extent[1]), to_height)
     source = image(width, height)
 
-    def shares(before, after):
+    def shares(lines, before, after):
         edges = np.arange(after + 1) * (before / after)
-        low, high = np.arange(before), np.arange(before) + 1
+        low, high = np.arange(lines), np.minimum(np.arange(lines) + 1, before)
         covered = np.minimum(high, edges[1:, None]) - np.maximum(low, edges[:-1, None])
         return np.maximum(covered, 0) * (after / before)
 
-    want = np.einsum(
-        "yh,xw,hwc->yxc", shares(height, to_height), shares(width, to_width), source.astype(float), optimize=True
-    )
+    rows, columns = shares(height, extent[1], to_height), shares(width, extent[0], to_width)
+    want = np.einsum("yh,xw,hwc->yxc", rows, columns, source.astype(float), optimize=True)
     # slivers below a thousandth of a pixel are left out, on both axes
-    assert np.abs(shrink_by_area(source, (to_width, to_height)) - want).max() <= 0.5 + 255 * 4e-3
+    assert np.abs(shrink_by_area(source, (to_width, to_height), extent) - want).max() <= 0.5 + 255 * 4e-3
 
 
 def test_nearest_is_opencvs_exact_nearest_where_opencv_is():

@@ -27,7 +27,7 @@ from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, datas
 def expected(dataset, i, encoder):
     resized, bucket = (tuple(map(int, a[i])) for a in (dataset.placement.resized_sizes, dataset.placement.bucket_sizes))
     pixels = resize_and_crop(load_pixels(dataset.paths[i]), resized, bucket)
-    return normalize(torch.from_numpy(pixels)[None])
+    return normalize(torch.from_numpy(pixels.copy())[None])
 
 
 def test_every_image_is_encoded_as_it_is_placed(tmp_path, images):

@@ -34,6 +34,7 @@ ALLOWED = {
     ("sdscripts/caching/text_npz.py", "np.savez(file, *args, **arrays)"): "into what sd-scripts has opened",
     ("latents/store/entries.py", "pq.write_table(table.replace_schema_metadata({FORMAT: text}), out, "
      "compression='zstd', store_schema=True)"): "into memory",
+    ("images/pixels/jpeg.py", "smooth.save(file, 'JPEG', quality=85, subsampling=subsampling)"): "into memory",
     ("images/cache/parquet_file.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
     ("datasets/tar_index_file.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
     ("latents/maintenance/rewrite.py", "os.replace(source, store.layout.quarantine / name)"): "moves a whole file",

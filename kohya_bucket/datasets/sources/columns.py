@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.headers.by_pillow import load_plugin_for
 from kohya_bucket.images.headers.header import header_of, read_header
-from kohya_bucket.images.pixels.load import to_pixels
+from kohya_bucket.images.pixels.jpeg import Fit
+from kohya_bucket.images.pixels.load import NO_IMAGE, Picture, load_picture, to_pixels
 from kohya_bucket.images.unreadable import UnreadableImageError
 
-__all__ = ["cell_pixels", "cell_size", "explained"]
+__all__ = ["cell_picture", "cell_pixels", "cell_size", "explained"]
 
 _CHANNELS = (1, 3, 4)
 
@@ -38,22 +37,23 @@ def cell_size(cell: Any, obey_exif: bool) -> tuple[int, int]:
 
 
 def cell_pixels(cell: Any, obey_exif: bool) -> npt.NDArray[np.uint8]:
-    """The cell as [H, W, 3] uint8; encoded images are turned upright if `obey_exif`.
+    """The cell as [H, W, 3] uint8, see `cell_picture`."""
+    return cell_picture(cell, obey_exif).pixels
+
+
+def cell_picture(cell: Any, obey_exif: bool, fit: Fit | None = None) -> Picture:
+    """The cell; encoded images are turned upright if `obey_exif`, and JPEG decoded at a fraction as `fit` allows.
 
     Raises:
         UnreadableImageError: empty, broken, of a shape that is no image, or floats outside [0, 1].
     """
-    if isinstance(cell, Image.Image):
-        return to_pixels(cell)
-    encoded = _encoded(cell)
+    encoded = None if isinstance(cell, Image.Image) else _encoded(cell)
     if encoded is None:
-        return _as_rgb(_as_height_width(_array(cell)))
+        image = isinstance(cell, Image.Image)
+        return Picture.whole(to_pixels(cell) if image else _as_rgb(_as_height_width(_array(cell))))
     try:
-        if isinstance(encoded, bytes):
-            load_plugin_for(encoded[:32])
-        with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
-            return to_pixels(ImageOps.exif_transpose(image) if obey_exif else image)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        return load_picture(encoded, obey_exif=obey_exif, fit=fit)
+    except NO_IMAGE as error:
         raise UnreadableImageError(str(error)) from error
 
 

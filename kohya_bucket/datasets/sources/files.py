@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
 
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_file
-from kohya_bucket.datasets.sources.columns import cell_pixels, explained
+from kohya_bucket.datasets.sources.columns import cell_picture, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import ImageFormat, MetadataCache, TextColumn, read_sizes
 from kohya_bucket.images.files.paths import refuse_one_path
 from kohya_bucket.images.files.remote import is_url, read_remote
 from kohya_bucket.images.headers.by_pillow import load_plugin
-from kohya_bucket.images.pixels.load import load_pixels, to_pixels
+from kohya_bucket.images.pixels.jpeg import Fit
+from kohya_bucket.images.pixels.load import Picture
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.images.unreadable import UnreadableImageError
 
@@ -82,21 +82,16 @@ class FileSource:
         return self._sizes
 
     def pixels(self, index: int) -> npt.NDArray[np.uint8]:
+        return self.picture(index).pixels
+
+    def picture(self, index: int, fit: Fit | None = None) -> Picture:
         for kind in self._plugins:
             load_plugin(kind)
         path = self.paths[index]
-        if is_url(path):
-            try:
-                return cell_pixels(read_remote(path), self._obey_exif)
-            except (OSError, UnreadableImageError) as error:
-                raise explained(path, error) from error
-        if not self._obey_exif:
-            return load_pixels(path)
         try:
-            with Image.open(path) as image:
-                return to_pixels(ImageOps.exif_transpose(image))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise KohyaBucketError(f"{path}: cannot be read as an image ({error}); repair or remove it") from error
+            return cell_picture(read_remote(path) if is_url(path) else path, self._obey_exif, fit)
+        except (OSError, UnreadableImageError) as error:
+            raise explained(path, error) from error
 
     def caption(self, index: int) -> str:
         if self._captions is not None:

@@ -10,9 +10,11 @@ import numpy.typing as npt
 
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_cell
-from kohya_bucket.datasets.sources.columns import cell_pixels, cell_size, explained
+from kohya_bucket.datasets.sources.columns import cell_picture, cell_size, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.pixels.jpeg import Fit
+from kohya_bucket.images.pixels.load import Picture
 from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["HuggingFaceSource", "refuse_splits", "undecoded"]
@@ -74,9 +76,12 @@ class HuggingFaceSource:
         return SourceSizes(sizes, failures)
 
     def pixels(self, index: int) -> npt.NDArray[np.uint8]:
+        return self.picture(index).pixels
+
+    def picture(self, index: int, fit: Fit | None = None) -> Picture:
         try:
             cell = self._cell(self._dataset[index], self._image, self.name(index))
-            return cell_pixels(cell, self._obey_exif)
+            return cell_picture(cell, self._obey_exif, fit)
         except UnreadableImageError as error:
             raise explained(self.name(index), error) from error
 

@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_file
-from kohya_bucket.datasets.sources.columns import cell_pixels, explained
+from kohya_bucket.datasets.sources.columns import cell_picture, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.datasets.tar_index import TarIndex
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.pixels.jpeg import Fit
+from kohya_bucket.images.pixels.load import Picture
 from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["TarSource"]
@@ -44,9 +46,12 @@ class TarSource:
         return SourceSizes(sizes, failures)
 
     def pixels(self, index: int) -> npt.NDArray[np.uint8]:
+        return self.picture(index).pixels
+
+    def picture(self, index: int, fit: Fit | None = None) -> Picture:
         row = self.index.rows[index]
         try:
-            return cell_pixels(self._bytes(row, row["offset"], row["length"]), self._obey_exif)
+            return cell_picture(self._bytes(row, row["offset"], row["length"]), self._obey_exif, fit)
         except UnreadableImageError as error:
             raise explained(self.name(index), error) from error
 

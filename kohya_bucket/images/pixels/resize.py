@@ -53,6 +53,8 @@ def resize_and_crop(
     bucket_size: tuple[int, int],
     interpolation: str | None = None,
     crop: tuple[int, int] | None = None,
+    *,
+    extent: tuple[float, float] | None = None,
 ) -> Pixels:
     """Scale `pixels` [H, W, C] to `resized_size`, then cut `bucket_size` out; all sizes are (width, height).
 
@@ -60,6 +62,8 @@ def resize_and_crop(
         interpolation: one of `INTERPOLATIONS`; None is "auto".
         crop: left and top of the cut in the resized image; None takes the centre, an odd excess losing its
             extra pixel on the right or at the bottom.
+        extent: (width, height) in these pixels of the image, which ends within the last of them, where it was decoded
+            at a fraction of its size; it is then shrunk by area. None: all of them.
 
     Returns:
         [bucket height, bucket width, C] uint8, contiguous.
@@ -74,7 +78,9 @@ def resize_and_crop(
             "the placement and the image do not belong together"
         )
     size = (int(pixels.shape[1]), int(pixels.shape[0]))
-    if size != (resized_width, resized_height):
+    if extent is not None:
+        pixels = shrink_by_area(pixels, (resized_width, resized_height), extent)
+    elif size != (resized_width, resized_height):
         name = choose_interpolation(size, resized_size, interpolation)
         pixels = _resize(pixels, (int(resized_width), int(resized_height)), name)
     left, top = crop or ((resized_width - width) // 2, (resized_height - height) // 2)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-from PIL import Image
-
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.files.remote import is_url, read_remote
-from kohya_bucket.images.pixels.load import load_pixels, to_pixels
+from kohya_bucket.images.pixels.load import NO_IMAGE, load_picture
 from kohya_bucket.images.progress import Progress
 
 __all__ = ["undecodable"]
@@ -44,13 +41,9 @@ def undecodable(paths: Sequence[str], progress: Progress | None = None) -> list[
 
 def _why_not(path: str) -> str:
     try:
-        if is_url(path):
-            with Image.open(io.BytesIO(read_remote(path))) as image:
-                to_pixels(image, writable=False)
-        else:
-            load_pixels(path, writable=False)
+        load_picture(read_remote(path) if is_url(path) else path)
     except KohyaBucketError as error:
-        return str(error).removeprefix(f"{path}: ").removesuffix("; repair or remove the file")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        return str(error)
+    except NO_IMAGE as error:
         return f"cannot be read as an image ({error})"
     return ""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.pixels.floats import to_floats
 from kohya_bucket.images.pixels.load import load_pixels
 from kohya_bucket.images.pixels.resize import resize_and_crop
 from kohya_bucket.latents.items import LatentItems
@@ -108,7 +109,7 @@ def give_way() -> None:
 def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None:
     """Put the pixels of item `i` into `out` [H, W, 3] uint8 or [3, H, W] float32; returns its mask."""
     alpha = wanted.encoding.mask
-    pixels = load_pixels(wanted.paths[i], alpha=alpha, writable=False)
+    pixels = load_pixels(wanted.paths[i], alpha=alpha)
     size = (pixels.shape[1], pixels.shape[0])
     if size != tuple(wanted.original_sizes[i]):
         width, height = wanted.original_sizes[i]
@@ -129,13 +130,5 @@ def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None
     if out.dtype == np.uint8:
         out[...] = pixels[:, :, :3]
     else:
-        _to_floats(pixels, out)
+        to_floats(pixels, out)
     return mask
-
-
-def _to_floats(pixels: Pixels, out: npt.NDArray[np.float32]) -> None:
-    """[H, W, 3 or more] uint8 to [3, H, W] float32 in -1..1, by the operations of `batch_encoder.normalize`."""
-    for channel in range(3):
-        np.divide(pixels[:, :, channel], np.float32(255), out=out[channel])
-    out -= np.float32(0.5)
-    out *= np.float32(2)  # to divide by a half is the same, and slower

@@ -19,6 +19,7 @@ _ALWAYS = ("numpy", "pillow")
 _EXTRAS = {
     "torch": ("datasets and samplers for a loop of your own", ("torch",)),
     "train": ("encoding latents", ("accelerate", "diffusers", "safetensors")),
+    "pixels": ("JPEG decoded in half the time", ("simplejpeg",)),
     "parquet": ("keeping image sizes between runs, and latents in shards", ("pyarrow",)),
     "hf": ("Hugging Face datasets", ("datasets",)),
     "xformers": ("xformers' attention in the VAE", ("xformers",)),
