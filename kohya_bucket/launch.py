@@ -1,7 +1,8 @@
-"""Run one of sd-scripts' trainers with the adapter: `accelerate launch -m kohya_bucket.launch train_network.py …`.
+"""Run a trainer with the adapter: `accelerate launch -m kohya_bucket.launch train_network.py …`.
 
 Also `python -m kohya_bucket.launch …` and `torchrun -m kohya_bucket.launch …`, from a checkout or with the
-trainer's path. All arguments after the trainer's name are the trainer's own.
+trainer's path, or `-m` and a module's name. All arguments after it are the trainer's own. Trainers are those of
+sd-scripts and musubi-tuner; which one it is, shows when it is imported.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kohya_bucket import musubi, sdscripts
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.sdscripts import install, is_active
 from kohya_bucket.texts import one_line
 
 __all__ = ["main", "run_trainer"]
 
-_USAGE = "usage: accelerate launch -m kohya_bucket.launch TRAINER.py [the trainer's arguments]"
+_USAGE = "usage: accelerate launch -m kohya_bucket.launch TRAINER.py | -m MODULE [the trainer's arguments]"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -28,7 +29,10 @@ def main(argv: list[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_USAGE, file=sys.stderr)
         raise SystemExit(2 if not arguments else 0)
-    run_trainer(arguments[0], arguments[1:], _USAGE)
+    if arguments[0] == "-m" and len(arguments) > 1:
+        _run(lambda: runpy.run_module(arguments[1], run_name="__main__", alter_sys=True), arguments[1:])
+    else:
+        run_trainer(arguments[0], arguments[1:], _USAGE)
 
 
 def run_trainer(script: str, arguments: Sequence[str], usage: str) -> None:
@@ -36,23 +40,29 @@ def run_trainer(script: str, arguments: Sequence[str], usage: str) -> None:
     if not os.path.isfile(script):  # noqa: PTH113
         print(
             f"kohya_bucket: there is no trainer {script!r} in {os.getcwd()}: "  # noqa: PTH109
-            f"start from the sd-scripts checkout, or give the trainer's path\n{usage}",
+            f"start from the trainer's checkout, or give the trainer's path\n{usage}",
             file=sys.stderr,
         )
         raise SystemExit(2)
     folder = os.path.dirname(os.path.abspath(script))  # noqa: PTH100, PTH120
-    sys.argv = [script, *arguments]
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    _run(lambda: runpy.run_path(script, run_name="__main__"), [script, *arguments])
+
+
+def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
+    sys.argv = list(arguments)
     try:
-        install(at_once=True)
-        runpy.run_path(script, run_name="__main__")
+        for door in (sdscripts, musubi):
+            door.install(at_once=True)
+        trainer()
     except KohyaBucketError as error:
         print(f"kohya_bucket: {one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from error
-    if not is_active() and is_first_process():
+    if not any(door.is_active() for door in (sdscripts, musubi)) and is_first_process():
         print(
-            f"kohya_bucket: {Path(script).name} uses none of sd-scripts' data sets, so there was nothing to do",
+            f"kohya_bucket: {Path(arguments[0]).name} uses no data sets of sd-scripts or musubi-tuner, so there was "
+            "nothing to do",
             file=sys.stderr,
         )
 

@@ -6,17 +6,43 @@ import hashlib
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placed import PlacedDataset
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.planning import EpochPlan, EpochPlanner
 from kohya_bucket.planning.remainders import policies_of
 from kohya_bucket.planning.resume import TrainedPart
 
-__all__ = ["GroupPlanner"]
+__all__ = ["GroupPlanner", "ImagesInBuckets"]
+
+
+class ImagesInBuckets(Protocol):
+    """N images of one dataset, each in its bucket; `PlacedDataset` says what is meant by the names."""
+
+    @property
+    def keys(self) -> Sequence[str]: ...
+
+    @property
+    def repeats(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def bucket_ids(self) -> IntArray: ...
+
+    @property
+    def buckets(self) -> Sequence[tuple[int, int]]: ...
+
+    @property
+    def resolution_of_bucket(self) -> npt.NDArray[np.intp]: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def no_upscale(self) -> bool: ...
 
 
 class GroupPlanner:
@@ -27,7 +53,7 @@ class GroupPlanner:
         options: the `[kohya_bucket]` table.
     """
 
-    def __init__(self, images: Sequence[PlacedDataset], options: AdapterOptions) -> None:
+    def __init__(self, images: Sequence[ImagesInBuckets], options: AdapterOptions) -> None:
         buckets_of = [len(i.buckets) for i in images]
         self.options = options
         self._keys = [i.keys for i in images]

@@ -1,0 +1,119 @@
+"""Run by `test_musubi_epochs.py`: the real data sets, collator, loader and accelerate of musubi-tuner, without a model.
+
+`musubi_script.py SPEC.json`: trains nothing for some epochs, and writes what each process is given, step by step. With
+`train` in it, the real `zimage_train_network.py` with a tiny random model in place of that.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import random
+import sys
+from multiprocessing import Value
+from pathlib import Path
+
+
+def collator(epoch, group):
+    home = "training.accelerator_setup" if importlib.util.find_spec("musubi_tuner.training") else "hv_train_network"
+    return importlib.import_module(f"musubi_tuner.{home}").collator_class(epoch, group)
+
+
+def batches(spec):
+    import torch
+    from accelerate import Accelerator
+    from accelerate.utils import set_seed
+    from musubi_tuner.dataset import config_utils
+
+    set_seed(random.randint(0, 2**32) if spec["seed"] is None else spec["seed"])  # as the trainers do it
+    epoch = Value("i", 0)
+    space = argparse.Namespace(dataset_config=spec["config"], debug_dataset=False)
+    generator = config_utils.BlueprintGenerator(config_utils.ConfigSanitizer())
+    blueprint = generator.generate(config_utils.load_user_config(spec["config"]), space, architecture="zi")
+    make = config_utils.generate_dataset_group_by_blueprint
+    known = inspect.signature(make).parameters
+    more = {"num_timestep_buckets": spec["timestep_buckets"], "shared_epoch": epoch}
+    more = {name: value for name, value in more.items() if name in known}
+    group = make(blueprint.dataset_group, training=True, **more)
+    accelerator = Accelerator(cpu=True)
+    workers = spec["workers"]
+    loader = torch.utils.data.DataLoader(
+        group, batch_size=1, shuffle=True, collate_fn=collator(epoch, None if workers else group), num_workers=workers,
+        persistent_workers=workers > 0,
+    )  # fmt: skip
+    promised = len(loader)
+    model = torch.nn.Linear(1, 1)
+    _, _, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0), loader)
+    for number in range(1, spec["epochs"] + 1):
+        epoch.value = number
+        for batch in loader:
+            latents = batch["latents"]
+            yield {
+                "epoch": number,
+                "promised": promised,
+                "items": [int(value) for value in latents.flatten(1)[:, 0].tolist()],
+                "captions": [int(embed[0, 0]) for embed in batch["llm_embed"]],
+                "size": list(latents.shape[-2:]),
+                "timesteps": batch["timesteps"],
+            }
+
+
+def train(arguments):
+    import accelerate
+    from musubi_tuner.zimage import zimage_config
+
+    tiny = {"DIM": 64, "N_LAYERS": 2, "N_REFINER_LAYERS": 1, "N_HEADS": 2, "N_KV_HEADS": 2, "CAP_FEAT_DIM": 32}
+    for name, value in tiny.items():  # read when the model is made
+        setattr(zimage_config, f"DEFAULT_TRANSFORMER_{name}", value)
+    zimage_config.ROPE_AXES_DIMS = [8, 12, 12]
+    import torch
+    from musubi_tuner.zimage import zimage_model
+    from safetensors.torch import save_file
+
+    dit = Path(arguments[arguments.index("--dit") + 1])
+    if not dit.exists():
+        torch.manual_seed(0)
+        shapes = zimage_model.create_model("torch", False, torch.float32).state_dict()
+        save_file({name: torch.randn(value.shape) * 0.05 for name, value in shapes.items()}, dit)
+    from recording import leave_frozen_models_unwrapped
+
+    leave_frozen_models_unwrapped(sys.modules[accelerate.Accelerator.__module__])
+    _write_down_what_is_trained(accelerate)
+    sys.argv = ["zimage_train_network.py", *arguments]
+    from musubi_tuner import zimage_train_network
+
+    zimage_train_network.main()
+
+
+def _write_down_what_is_trained(accelerate):
+    """A batch is written when its step begins: what is fetched ahead is not."""
+    from accelerate.data_loader import DataLoaderShard
+
+    iterate, accumulate, last = DataLoaderShard.__iter__, accelerate.Accelerator.accumulate, {}
+    file = Path(os.environ["RECORD_DIR"]) / f"rank{os.environ.get('RANK', '0')}.jsonl"
+
+    def remember(self):
+        for batch in iterate(self):
+            last["batch"] = batch
+            yield batch
+
+    def step(self, *models):
+        latents = last["batch"]["latents"]
+        row = {"items": [int(value) for value in latents.flatten(1)[:, 0].tolist()], "size": list(latents.shape[-2:])}
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row) + "\n")
+        return accumulate(self, *models)
+
+    DataLoaderShard.__iter__, accelerate.Accelerator.accumulate = remember, step
+
+
+if __name__ == "__main__":
+    told = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    if "train" in told:
+        train(told["train"])
+    else:
+        rows = list(batches(told))
+        out = Path(told["out"]) / f"{os.environ.get('RANK', '0')}.json"
+        out.write_text(json.dumps(rows), encoding="utf-8")

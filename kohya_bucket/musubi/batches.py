@@ -1,0 +1,70 @@
+"""The batch at a place of the plan, made by musubi-tuner's own batch manager."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+from kohya_bucket.adapter.batches import PlannedBatch
+from kohya_bucket.musubi.items import CachedItems
+from kohya_bucket.musubi.objects import BatchManager, Group
+
+__all__ = ["HELD", "TimestepPool", "first_example", "planned_item"]
+
+HELD = "_kohya_bucket"
+"""Attribute of a group: what its workers need, besides the group itself."""
+
+
+def planned_item(group: Group, index: PlannedBatch) -> Any:
+    """The batch that `index` describes, whatever epoch the data set believes it is in."""
+    items, pool = getattr(group, HELD)
+    mine: CachedItems = items[index.dataset]
+    manager: BatchManager = group.datasets[index.dataset].batch_manager
+    chosen = [mine.items[i] for i in index.images.tolist()]
+    bucket = mine.bucket_keys[index.bucket]
+    timesteps = pool.of(manager.num_timestep_buckets, index)
+    one_batch = SimpleNamespace(
+        batch_size=len(chosen),
+        buckets={bucket: chosen},
+        bucket_batch_indices=[(bucket, 0)],
+        num_timestep_buckets=manager.num_timestep_buckets,
+        timestep_pool=None if timesteps is None else [timesteps],
+    )
+    return type(manager).__getitem__(one_batch, 0)  # type: ignore[index]
+
+
+def first_example(examples: list[Any]) -> Any:
+    """In place of the trainer's collator, which insists on an epoch that its data sets count themselves."""
+    return examples[0]
+
+
+class TimestepPool:
+    """Timesteps of an epoch, drawn evenly from each of so many parts of [0, 1), as musubi-tuner draws them.
+
+    Args:
+        seed: of the run.
+        samples: trainings of the largest epoch, all processes together, a full batch counted for each.
+        batch_size: the largest.
+    """
+
+    def __init__(self, seed: int, samples: int, batch_size: int) -> None:
+        self._seed, self._samples, self._batch_size = seed, samples, batch_size
+        self._made: tuple[tuple[int, int], list[float]] | None = None
+
+    def of(self, parts: int | None, index: PlannedBatch) -> list[float] | None:
+        """The timesteps of a batch: by its position in the epoch, so that no two processes share theirs."""
+        if parts is None or parts < 2:
+            return None
+        if self._made is None or self._made[0] != (index.epoch, parts):
+            self._made = (index.epoch, parts), self._draw(index.epoch, parts)
+        pool = self._made[1]
+        first = int(index) * self._batch_size
+        return [pool[(first + i) % len(pool)] for i in range(len(index.images))]
+
+    def _draw(self, epoch: int, parts: int) -> list[float]:
+        draws = random.Random(f"{self._seed} {epoch}")
+        each = -(-self._samples // parts)
+        pool = [draws.uniform(part / parts, (part + 1) / parts) for part in range(parts) for _ in range(each)]
+        draws.shuffle(pool)
+        return pool

@@ -1,0 +1,141 @@
+"""`install()` and `uninstall()`: the door of kohya-ss/musubi-tuner. Calling `install()` again changes nothing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from types import ModuleType
+from typing import Any
+
+from kohya_bucket.adapter.door import TrainerDoor
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.seams import Subject
+from kohya_bucket.errors import ConfigError
+
+__all__ = ["install", "is_active", "uninstall", "why_inactive"]
+
+_PACKAGE = "musubi_tuner"
+_HOME = f"{_PACKAGE}.dataset.image_video_dataset"
+_CLASSES = {"BaseDataset", "DatasetGroup"}
+_MEANT_HERE = {"remainder", "small_buckets", "order", "run_length", "max_pixels", "same_shape"}
+
+logger = logging.getLogger("kohya_bucket")
+
+
+class MusubiDoor(TrainerDoor):
+    """What is musubi-tuner's own about its door."""
+
+    trainer, package = "musubi-tuner", _PACKAGE
+    advice = "Update kohya-bucket, or train without it: leave out `-m kohya_bucket.launch`"
+
+    def home(self) -> ModuleType | None:
+        module = sys.modules.get(_HOME)
+        return module if hasattr(module, "DatasetGroup") else None
+
+    def complete(self) -> dict[str, Any]:
+        for name in ("dataset.config_utils", "training.accelerator_setup", "hv_train_network"):
+            if importlib.util.find_spec(f"{_PACKAGE}.{name.partition('.')[0]}") and _exists(f"{_PACKAGE}.{name}"):
+                importlib.import_module(f"{_PACKAGE}.{name}")
+                if "prepare_accelerator" in vars(sys.modules[f"{_PACKAGE}.{name}"]):
+                    break
+        return {}
+
+    def subjects(self) -> Sequence[Subject]:
+        from kohya_bucket.adapter.resume import ResumeHooks
+        from kohya_bucket.musubi.seams import SUBJECTS
+
+        self.resume = ResumeHooks()
+        return SUBJECTS
+
+    def check_options(self, options: AdapterOptions) -> None:
+        usual = AdapterOptions()
+        for field in fields(options):
+            if field.name not in _MEANT_HERE and getattr(options, field.name) != getattr(usual, field.name):
+                raise ConfigError(
+                    f"[kohya_bucket] {field.name} is set, but musubi-tuner trains from caches that were made without "
+                    f"it: leave it out; {', '.join(sorted(_MEANT_HERE))} can be set"
+                )
+        if options.moves_images:
+            raise ConfigError(
+                f"[kohya_bucket] remainder is {options.remainder!r}, which trains images at other sizes, but caches "
+                "have one size each: use 'keep', 'pad' or 'drop'"
+            )
+
+    def is_group(self, dataset: Any) -> bool:
+        return any(base.__name__ in _CLASSES and base.__module__ == _HOME for base in type(dataset).__mro__)
+
+    def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
+        from kohya_bucket.adapter.group import GroupPlanner
+        from kohya_bucket.adapter.loader import call_arguments, draws_by_itself, with_plan
+        from kohya_bucket.adapter.sampler import PlanSampler
+        from kohya_bucket.musubi.batches import HELD, TimestepPool, first_example
+        from kohya_bucket.musubi.items import CachedItems
+
+        arguments = call_arguments(signature, args, kwargs)
+        group, collator = arguments.get("dataset"), arguments.get("collate_fn")
+        if not isinstance(group, self.owners.named("DatasetGroup")) or not draws_by_itself(arguments):
+            return None
+        counter = getattr(collator, "current_epoch", None)
+        managers: list[Any] = [getattr(dataset, "batch_manager", None) for dataset in group.datasets]
+        if counter is None or None in managers or not managers:
+            return None
+        items = [CachedItems.of(manager) for manager in managers]
+        if not any(len(one.items) for one in items):
+            raise SystemExit("kohya_bucket: not one cached item is there to train: run cache_latents.py and "
+                             "cache_text_encoder_outputs.py first")  # fmt: skip
+        sampler = PlanSampler(GroupPlanner(items, self.options()), int(group.datasets[0].seed), counter)
+        batch_size = max(one.batch_size for one in items)
+        setattr(group, HELD, (items, TimestepPool(sampler.seed, len(sampler) * batch_size, batch_size)))
+        self.resume.attach(sampler)
+        if is_first_process():
+            logger.info(
+                "%d items in %d buckets, %d trainings an epoch",
+                sum(len(one.items) for one in items),
+                sum(len(one.bucket_keys) for one in items),
+                sum(int(one.repeats.sum()) for one in items),
+            )
+        return {**with_plan(arguments, sampler, self.in_worker), "collate_fn": first_example}
+
+    @property
+    def in_worker(self) -> Callable[[], None]:
+        return install_in_worker
+
+
+def _exists(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def install(*, quiet: bool = False, at_once: bool = False) -> None:
+    """Put this package's plans behind musubi-tuner's data set classes; see `kohya_bucket.sdscripts.install`."""
+    _door.open(quiet=quiet, at_once=at_once)
+
+
+def install_in_worker() -> None:
+    """Put the adapter into a loader's worker process: a spawned one has imported musubi-tuner afresh."""
+    install(quiet=True)
+
+
+_door = MusubiDoor()
+
+
+def uninstall() -> None:
+    """Restore everything that `install` replaced."""
+    _door.close()
+
+
+def is_active() -> bool:
+    """Whether musubi-tuner's code is replaced in this process at the moment."""
+    return bool(_door.patches)
+
+
+def why_inactive() -> str:
+    """Why a training that began now would not have the adapter; an empty text while it is in place."""
+    return _door.why_inactive()

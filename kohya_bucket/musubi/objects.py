@@ -1,0 +1,39 @@
+"""musubi-tuner's objects, as far as the adapter uses them; the seams check that they are like this."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["BatchManager", "Bucket", "Dataset", "Group", "Item"]
+
+Bucket = tuple[Any, ...]
+"""Width, height, then what else must be equal in a batch: frames, sizes of control images."""
+
+
+class Item(Protocol):
+    """One cached item; `ItemInfo` there."""
+
+    latent_cache_path: str
+
+
+class BatchManager(Protocol):
+    """Buckets with their items, each as often as it is repeated, and the places that batches begin at."""
+
+    batch_size: int
+    buckets: dict[Bucket, list[Item]]
+    bucket_batch_indices: list[tuple[Bucket, int]]
+    num_timestep_buckets: int | None
+    timestep_pool: list[list[float]] | None
+
+
+class Dataset(Protocol):
+    """One data set of the config."""
+
+    batch_manager: BatchManager
+    seed: int
+
+
+class Group(Protocol):
+    """All data sets of the config."""
+
+    datasets: list[Dataset]
