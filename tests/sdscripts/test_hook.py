@@ -132,7 +132,8 @@ def test_the_launcher_runs_a_script_as_main(tmp_path):
     done = launch(elsewhere, str(tmp_path / "trainer.py"))
     assert done.returncode == 0
     assert (
-        done.stderr.strip() == "kohya_bucket: trainer.py uses no data sets of sd-scripts or musubi-tuner, so there was nothing to do"
+        done.stderr.strip()
+        == "kohya_bucket: trainer.py uses no data sets of sd-scripts or musubi-tuner, so there was nothing to do"
     )
 
 
