@@ -131,10 +131,8 @@ def test_the_launcher_runs_a_script_as_main(tmp_path):
     elsewhere.mkdir()
     done = launch(elsewhere, str(tmp_path / "trainer.py"))
     assert done.returncode == 0
-    assert (
-        done.stderr.strip()
-        == "kohya_bucket: trainer.py uses no data sets of sd-scripts or musubi-tuner, so there was nothing to do"
-    )
+    told = "kohya_bucket: trainer.py uses no data sets of sd-scripts or musubi-tuner, so there was nothing to do"
+    assert done.stderr.strip() == told
 
 
 @pytest.mark.parametrize(
