@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kohya_bucket.extras import pip_install
+
 __all__ = ["importer"]
 
 _EXTRA_OF = {"kohya_bucket.datasets": "torch", "kohya_bucket.latents": "train"}
@@ -14,7 +16,7 @@ _EXTRA_OF = {"kohya_bucket.datasets": "torch", "kohya_bucket.latents": "train"}
 def importer(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """A `__getattr__` for the module `package`, from the names that each module is the home of.
 
-    What it returns raises an ImportError that names the extra to install where a package of an extra is missing.
+    What it returns raises an ImportError that says what to install where a package of an extra is missing.
     """
     home_of = {name: module for module, names in homes.items() for name in names}
 
@@ -29,8 +31,6 @@ def importer(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str]
             if extra is None or (missing.name or "").startswith("kohya_bucket"):
                 raise
             absent = (missing.name or "").split(".")[0]
-            raise ImportError(
-                f"{name} needs {absent}, which is not installed: pip install 'kohya-bucket[{extra}]'"
-            ) from missing
+            raise ImportError(f"{name} needs {absent}, which is not installed: {pip_install(extra)}") from missing
 
     return get

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES
 
 __all__ = ["VaeOptions", "load_vae"]
@@ -52,5 +53,5 @@ def load_vae(vae: str, **options: Any) -> Any:
         return load_encoder(vae, **options)
     except ModuleNotFoundError as missing:
         raise KohyaBucketError(
-            f"a VAE needs {missing.name}, which is not installed: pip install 'kohya-bucket[train]'"
+            f"a VAE needs {missing.name}, which is not installed: {pip_install('train')}"
         ) from missing

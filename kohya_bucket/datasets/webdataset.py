@@ -21,6 +21,7 @@ from kohya_bucket.datasets.streaming import StreamingBuckets, StreamKeywords
 from kohya_bucket.datasets.tar_index import TarIndex
 from kohya_bucket.datasets.tar_members import Oddities, plain_ending
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.extras import pip_install
 from kohya_bucket.images.unreadable import UnreadableImageError
 
 if TYPE_CHECKING:
@@ -160,5 +161,5 @@ def _webdataset() -> Any:
         import webdataset
         import webdataset.shardlists
     except ImportError:
-        raise KohyaBucketError("tar shards need webdataset: pip install 'kohya-bucket[webdataset]'") from None
+        raise KohyaBucketError(f"tar shards need webdataset: {pip_install('webdataset')}") from None
     return webdataset

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.seams import Owners
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.extras import pip_install
 from kohya_bucket.sdscripts.resuming.initial_step import OPTIONS
 from kohya_bucket.texts import parse_toml, read_text
 
@@ -69,8 +70,7 @@ def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions, owner
             )
         if importlib.util.find_spec("pyarrow") is None:
             raise ConfigError(
-                f"{kind.text} needs pyarrow, which is not installed here: pip install 'kohya-bucket[parquet]', or "
-                "leave it out"
+                f"{kind.text} needs pyarrow, which is not installed here: {pip_install('parquet')}, or leave it out"
             )
 
 

@@ -130,7 +130,7 @@ def sizes_of(urls: list[str]) -> list[list[int]]:
 
 @pytest.mark.slow
 def test_ray_gives_the_rows_of_the_local_pool(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray Data is not installed: pip install 'kohya-bucket[ray]'")
+    pytest.importorskip("ray", reason="Ray Data is not installed: pip install 'ray[data]'")
     pytest.importorskip("pyarrow")
     from kohya_bucket import cli
 
@@ -149,7 +149,7 @@ def test_ray_gives_the_rows_of_the_local_pool(folder: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_analyze_on_ray_says_what_it_says_locally(folder: Path) -> None:
-    pytest.importorskip("ray", reason="Ray Data is not installed: pip install 'kohya-bucket[ray]'")
+    pytest.importorskip("ray", reason="Ray Data is not installed: pip install 'ray[data]'")
     from kohya_bucket import cli
 
     said = []

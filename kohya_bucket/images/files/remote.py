@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.extras import pip_install
 
 __all__ = ["RemoteFile", "is_url", "list_remote", "read_remote", "stat_remote"]
 
@@ -86,7 +87,7 @@ def _system(protocol: str, _process: int) -> Any:
         import fsspec
     except ImportError:
         raise KohyaBucketError(
-            f"{protocol}:// needs fsspec: pip install 'kohya-bucket[remote]' and what your storage needs, such as s3fs"
+            f"{protocol}:// needs fsspec: {pip_install('remote')} and what your storage needs, such as s3fs"
         ) from None
     try:
         return fsspec.filesystem(protocol)

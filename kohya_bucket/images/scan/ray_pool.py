@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.extras import pip_install
 from kohya_bucket.images.scan.work import WORK, Failures
 
 __all__ = ["run_on_ray"]
@@ -45,7 +46,7 @@ def _ray_data() -> Any:
         import ray
         import ray.data
     except ImportError:
-        raise KohyaBucketError("--engine ray needs Ray Data: pip install 'kohya-bucket[ray]'") from None
+        raise KohyaBucketError(f"--engine ray needs Ray Data: {pip_install('ray')}") from None
     if not ray.is_initialized():
         ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False, logging_level="WARNING")
     ray.data.DataContext.get_current().enable_progress_bars = False

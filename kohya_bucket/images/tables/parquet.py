@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.extras import pip_install
 
 __all__ = ["bounded_table", "pyarrow_modules", "read_table"]
 
@@ -53,6 +54,6 @@ def pyarrow_modules() -> tuple[Any, Any]:
         import pyarrow.parquet
     except ImportError:
         raise KohyaBucketError(
-            "a metadata cache is a Parquet file and needs pyarrow: pip install 'kohya-bucket[parquet]'"
+            f"a metadata cache is a Parquet file and needs pyarrow: {pip_install('parquet')}"
         ) from None
     return pyarrow, pyarrow.parquet

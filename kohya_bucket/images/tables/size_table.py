@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.extras import pip_install
 from kohya_bucket.images.tables.parquet import read_table
 from kohya_bucket.images.tables.size_pickle import load_size_pickle
 from kohya_bucket.texts import parse_json, read_regular, read_text
@@ -109,7 +110,7 @@ def _parquet_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise KohyaBucketError(f"{path}: reading Parquet needs pyarrow: pip install 'kohya-bucket[parquet]'") from None
+        raise KohyaBucketError(f"{path}: reading Parquet needs pyarrow: {pip_install('parquet')}") from None
     file = io.BytesIO(read_regular(path))
     try:
         names = pyarrow.parquet.read_schema(file).names

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kohya_bucket.errors import LatentStoreError, as_damage
+from kohya_bucket.extras import pip_install
 from kohya_bucket.images.tables.parquet import bounded_table
 from kohya_bucket.latents.fingerprint import Fingerprint
 
@@ -51,7 +52,7 @@ def arrow() -> tuple[Any, Any, Any]:
         pa, pc, pq = (importlib.import_module(name) for name in names)
     except ImportError as error:
         raise LatentStoreError(
-            f"a latent store needs pyarrow, which is not installed ({error}): pip install 'kohya-bucket[parquet]'"
+            f"a latent store needs pyarrow, which is not installed ({error}): {pip_install('parquet')}"
         ) from error
     return pa, pc, pq
 

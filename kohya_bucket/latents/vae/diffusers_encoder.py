@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.fingerprint import module_hash
@@ -108,5 +109,5 @@ def _use_xformers(vae: Any) -> None:
     try:
         importlib.import_module("xformers")
     except ImportError as error:
-        raise KohyaBucketError(f"xformers is not installed ({error}): pip install 'kohya-bucket[xformers]'") from error
+        raise KohyaBucketError(f"xformers is not installed ({error}): {pip_install('xformers')}") from error
     vae.enable_xformers_memory_efficient_attention()

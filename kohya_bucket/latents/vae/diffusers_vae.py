@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.vae.diffusers_encoder import DiffusersEncoder
 from kohya_bucket.latents.vae.other_encoders import QwenImageEncoder, TinyEncoder
@@ -51,7 +52,7 @@ def load_encoder(
     try:
         diffusers = importlib.import_module("diffusers")
     except ImportError as error:
-        raise KohyaBucketError(f"encoding needs diffusers ({error}): pip install 'kohya-bucket[train]'") from error
+        raise KohyaBucketError(f"encoding needs diffusers ({error}): {pip_install('train')}") from error
     if Path(name).suffix.lower() in (".safetensors", ".sft"):
         vae, architecture = vae_from_single_file(diffusers, Path(name), architecture)
     else:

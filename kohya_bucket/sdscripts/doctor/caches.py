@@ -12,6 +12,7 @@ import numpy as np
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.encode.comparison import Comparison, bits_of, compare
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
@@ -44,7 +45,7 @@ def cache_section(read: Config, options: AdapterOptions) -> Section:
     if in_shards and not version_of("pyarrow"):
         section.findings.error(
             "no-pyarrow", "", f"{' and '.join(in_shards)} needs pyarrow, which is not installed here",
-            "pip install 'kohya-bucket[parquet]'",
+            pip_install("parquet"),
         )  # fmt: skip
     elif not parts:
         section.facts.append(("images", "none whose latents can be cached"))

@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+from kohya_bucket.extras import where_this_came_from
 from kohya_bucket.sdscripts.checkout import CheckoutError, describe_folder, find_checkout
 from kohya_bucket.sdscripts.doctor.packages import version_of
 from kohya_bucket.sdscripts.doctor.section import Section
@@ -98,8 +99,8 @@ def _remedy(root: Path) -> str:
         for python in (root / name / "bin" / "python", root / name / "Scripts" / "python.exe"):
             if python.is_file() and Path(sys.prefix).resolve() != (root / name).resolve():
                 return (
-                    f"ask the environment that trains: {python} -m pip install kohya-bucket, then {python} -m "
-                    "kohya_bucket doctor"
+                    f"ask the environment that trains: {python} -m pip install {where_this_came_from()}, then "
+                    f"{python} -m kohya_bucket doctor"
                 )
     return (
         f"run doctor in the environment that trains, or install here what it needs (pip install -r requirements.txt "

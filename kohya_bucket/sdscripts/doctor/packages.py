@@ -10,23 +10,12 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from kohya_bucket.extras import EXTRAS, PURPOSES, pip_install
 from kohya_bucket.sdscripts.doctor.section import Section
 
 __all__ = ["cuda_of_torch", "packages_section", "version_of"]
 
 _ALWAYS = ("numpy", "pillow")
-# extra: what it is for, and its distributions
-_EXTRAS = {
-    "torch": ("datasets and samplers for a loop of your own", ("torch",)),
-    "train": ("encoding latents", ("accelerate", "diffusers", "safetensors")),
-    "pixels": ("JPEG decoded in half the time", ("simplejpeg",)),
-    "parquet": ("keeping image sizes between runs, and latents in shards", ("pyarrow",)),
-    "hf": ("Hugging Face datasets", ("datasets",)),
-    "xformers": ("xformers' attention in the VAE", ("xformers",)),
-    "webdataset": ("tar shards", ("webdataset",)),
-    "ray": ("scans on Ray", ("ray",)),
-    "remote": ("images in object storage", ("fsspec",)),
-}
 
 
 def packages_section() -> Section:
@@ -38,11 +27,11 @@ def packages_section() -> Section:
         ("system", platform.platform()),
     ]
     section.facts += [(name, version_of(name) or "not installed") for name in _ALWAYS]
-    for extra, (purpose, names) in _EXTRAS.items():
-        found = {name: version_of(name) for name in names}
+    for extra, names in EXTRAS.items():
+        found = {name: version_of(name) for name in (name.partition("[")[0] for name in names)}
         here = ", ".join(f"{name} {version}" for name, version in found.items() if version)
         missing = ", ".join(name for name, version in found.items() if not version)
-        lack = f"no {missing} (for {purpose}: pip install 'kohya-bucket[{extra}]')" if missing else ""
+        lack = f"no {missing} (for {PURPOSES[extra]}: {pip_install(extra)})" if missing else ""
         section.facts.append((extra, "; ".join(filter(None, [here, lack]))))
     if version_of("torch"):
         _check_cuda(section)

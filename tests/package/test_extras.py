@@ -1,0 +1,73 @@
+"""What error messages tell people to install exists, and is what the extras bring."""
+
+import json
+import re
+from pathlib import Path
+
+import toml
+
+from kohya_bucket import extras
+
+ROOT = Path(__file__).parents[2]
+_REGISTRY = re.compile(r"""pip install (?:-U |--upgrade )?["']?kohya[-_]bucket""")
+
+
+def test_the_packages_are_those_of_the_extras() -> None:
+    declared = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for extra, names in extras.EXTRAS.items():
+        own = [re.split(r"[><=]", line)[0] for line in declared[extra] if not line.startswith("kohya-bucket")]
+        assert own == list(names)
+    assert set(extras.PURPOSES) == set(extras.EXTRAS)
+    assert set(declared) - set(extras.EXTRAS) == {"test", "dev", "docs", "all", "cache", "vae", "analyze"}
+
+
+def test_no_message_and_no_page_asks_a_registry_for_the_package() -> None:
+    """It is on none. The last section of the release steps is about the time when it is."""
+    files = [*(ROOT / "kohya_bucket").rglob("*.py"), *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    asked = [
+        f"{file.relative_to(ROOT).as_posix()}: {line}"
+        for file in files
+        if file.name != "releasing.md"
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if _REGISTRY.search(line)
+    ]
+    assert asked == []
+
+
+def test_one_place_words_it() -> None:
+    others = {"by_pillow.py", "folders.py", "single_file.py", "checkout.py", "extras.py"}  # plugins, other programs
+    asking = {f.name for f in (ROOT / "kohya_bucket").rglob("*.py") if "pip install " in f.read_text(encoding="utf-8")}
+    assert asking == others
+
+
+def test_the_package_names_no_address_of_its_own() -> None:
+    assert "urls" not in toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_commands() -> None:
+    assert extras.pip_install("parquet") == "pip install pyarrow"
+    assert extras.pip_install("ray") == 'pip install "ray[data]"'
+
+
+def test_a_checkout_is_named_by_its_folder() -> None:
+    assert extras.where_this_came_from().strip('"') == str(ROOT)
+
+
+def _installed(monkeypatch, tmp_path, origin: object) -> str:
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"
+            return origin if origin is None else json.dumps(origin)
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: Installed())
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "site-packages" / "kohya_bucket" / "extras.py"))
+    return extras.where_this_came_from()
+
+
+def test_where_an_installed_package_came_from(monkeypatch, tmp_path) -> None:
+    wheel = tmp_path / "my wheels" / "kohya_bucket.whl"
+    assert _installed(monkeypatch, tmp_path, {"url": wheel.as_uri(), "archive_info": {}}) == f'"{wheel}"'
+    git = {"url": "https://example.org/k.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+    assert _installed(monkeypatch, tmp_path, git) == "git+https://example.org/k.git@abc"
+    assert _installed(monkeypatch, tmp_path, None) == "kohya-bucket"  # from an index, which says no address
+    assert _installed(monkeypatch, tmp_path, []) == "kohya-bucket"
