@@ -246,7 +246,7 @@ def test_examples(name: str, tmp_path: Path) -> None:
 def test_the_extras_of_the_page() -> None:
     project = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    asked = re.findall(r'^pip install "?kohya-bucket(?:\[(\w+)\])?"?', BLOCKS["commands", "install"], re.MULTILINE)
+    asked = re.findall(r'^pip install "?\.(?:\[(\w+)\])?"?', BLOCKS["commands", "install"], re.MULTILINE)
     assert asked == ["", "torch", "hf", "cache", "vae", "analyze"]
     brings = {extra: " ".join(extras[extra]) for extra in asked if extra}
     assert not any("torch" in line for line in project["dependencies"])

@@ -210,8 +210,9 @@ def test_pages_list_what_is_registered(page, start, named, registry) -> None:
     assert re.findall(named, section, re.MULTILINE) == list(registry)
 
 
-def test_the_readme_names_what_is_offered() -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").split("```toml\n[kohya_bucket]", 1)[1].split("```", 1)[0]
+def test_the_table_of_options_names_what_is_offered() -> None:
+    page = (ROOT / "docs/sd-scripts.md").read_text(encoding="utf-8")
+    table = page.split("```toml\n[kohya_bucket]", 1)[1].split("```", 1)[0]
     offered = [*REMAINDERS, *RESOLUTION_MODES, *(name for name, order in ORDERS.items() if order.shuffles)]
     assert [name for name in offered if f'"{name}"' not in table] == []
 

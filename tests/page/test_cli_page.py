@@ -1,0 +1,45 @@
+"""docs/cli.md is what the help texts say, and mkdocs.yml lists every page."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from kohya_bucket.cli.commands import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+_LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)(?:#([^)]+))?\)")
+
+
+def _made() -> str:
+    spec = importlib.util.spec_from_file_location("make_cli", DOCS / "make_cli.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.page()
+
+
+def test_the_page_is_made_from_the_help_texts() -> None:
+    made = _made()
+    assert (DOCS / "cli.md").read_text(encoding="utf-8") == made, "run: python docs/make_cli.py"
+    assert all(f"\n## kohya-bucket {name}\n" in made for name in COMMANDS)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(p.name for p in DOCS.glob("*.md") if p.name != "releasing.md")
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+def test_links_lead_somewhere(page) -> None:
+    for target, anchor in _LINK.findall(page.read_text(encoding="utf-8")):
+        file = (page.parent / target).resolve()
+        assert file.exists(), target
+        if anchor and file.suffix == ".md":
+            assert anchor in _anchors(file), f"{target}#{anchor}"

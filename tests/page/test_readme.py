@@ -1,0 +1,56 @@
+"""What the README and the tutorials show on a terminal is what the commands print."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_CONFIG = """
+[[datasets]]
+resolution = 512
+batch_size = 4
+enable_bucket = true
+
+  [[datasets.subsets]]
+  image_dir = "configs/demo_images"
+  num_repeats = 5
+  caption_extension = ".txt"
+"""
+
+
+def shown(page: str) -> list[tuple[list[str], list[str]]]:
+    """(arguments, lines) of each `$ kohya-bucket …` on a page, and of each command whose output is the next block."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    together = re.findall(r"^```\n(\$ .+?)^```", text, re.MULTILINE | re.DOTALL)
+    parts = [part.split("\n", 1) for block in together for part in block.split("$ kohya-bucket ")[1:]]
+    parts += re.findall(
+        r"^```bash\nkohya-bucket ((?:plan|simulate) [^\n]+)\n```\n\n```\n(.+?)^```", text, re.MULTILINE | re.DOTALL
+    )
+    return [(shlex.split(command), [" ".join(line.split()) for line in lines.splitlines()]) for command, lines in parts]
+
+
+@pytest.mark.parametrize(
+    ("page", "examples"),
+    [
+        ("README.md", 2), ("docs/faq.md", 4), ("docs/how-to.md", 1), ("docs/tutorial-lora.md", 2),
+        ("docs/tutorial-gpus.md", 1),
+    ],
+)  # fmt: skip
+def test_what_commands_print(page, examples, command_line, tmp_path, monkeypatch) -> None:
+    names = {"my.toml": tmp_path / "my.toml", "out.png": tmp_path / "out.png"}
+    names["my.toml"].write_text(_CONFIG, encoding="utf-8")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "120")
+    found = shown(page)
+    assert len(found) == examples
+    for arguments, lines in found:
+        _, out, _ = command_line(*(names.get(word, word) for word in arguments))
+        printed = [" ".join(line.split()) for line in out.splitlines()]
+        assert [line for line in lines if line not in (*printed, "…")] == []
+
+
+def test_the_tutorials_use_this_config() -> None:
+    page = (ROOT / "docs/tutorial-lora.md").read_text(encoding="utf-8")
+    assert f"```toml{_CONFIG}```" in page
