@@ -42,12 +42,12 @@ class MetadataRows:
         changes: what `build` or `refresh` did; None for a cache that was loaded.
     """
 
-    paths: TextColumn
-    sizes: npt.NDArray[np.int32]
-    mtime_ns: npt.NDArray[np.int64]
-    bytes: npt.NDArray[np.int64]
-    formats: npt.NDArray[np.uint8]
-    orientation: npt.NDArray[np.uint8]
+    paths: TextColumn = field(default_factory=lambda: TextColumn.of([]))
+    sizes: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    mtime_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    formats: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    orientation: npt.NDArray[np.uint8] = field(default_factory=lambda: np.ones(0, np.uint8))
     hashes: npt.NDArray[np.bytes_] | None = None
     reasons: dict[int, str] = field(default_factory=dict)
     changes: Changes | None = None
@@ -77,7 +77,10 @@ class MetadataRows:
 
     def where(self: _Rows, keep: npt.NDArray[np.bool_]) -> _Rows:
         """The rows of a [N] bool mask."""
-        rows = np.flatnonzero(keep)
+        return self.take(np.flatnonzero(keep))
+
+    def take(self: _Rows, rows: npt.NDArray[np.intp]) -> _Rows:
+        """The rows at [M] positions, each at most once."""
         moved = {int(old): new for new, old in enumerate(rows)}
         return replace(
             self, paths=self.paths.take(rows), sizes=self.sizes[rows], mtime_ns=self.mtime_ns[rows],
