@@ -41,7 +41,7 @@ class MetadataRow(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class MetadataCache(MetadataRows):
-    """What headers say, one row per file, kept between runs; `MetadataCache()` has none. Columns as in `MetadataRows`."""
+    """What headers say, one row per file, kept between runs; `MetadataCache()` has none. Columns: `MetadataRows`."""
 
     @classmethod
     def build(
