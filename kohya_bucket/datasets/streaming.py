@@ -149,6 +149,12 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             caption_column=caption_column, name_column=name_column, **options,
         )  # fmt: skip
 
+    def __repr__(self) -> str:
+        batch_size, num_replicas, buffer_size, remainder = self._batching
+        ranks = f" num_replicas={num_replicas} rank={self._rank}" if num_replicas > 1 else ""
+        how = f"batch_size={batch_size} buffer_size={buffer_size} remainder={remainder!r}{ranks}"
+        return f"<{type(self).__name__} {how} strategy={self.strategy!r}>"
+
     def set_epoch(self, epoch: int) -> None:
         """Another order for each epoch; handed on to the stream if it has such a method."""
         self._epoch.fill_(epoch)

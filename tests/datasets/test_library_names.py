@@ -102,6 +102,13 @@ def test_the_sampler_says_what_it_is() -> None:
     )
 
 
+def test_a_stream_says_what_it_is() -> None:
+    stream = StreamingBuckets([], RULE, 4, buffer_size=20, num_replicas=2, rank=1)
+    assert repr(stream) == (
+        f"<StreamingBuckets batch_size=4 buffer_size=20 remainder='keep' num_replicas=2 rank=1 strategy={RULE!r}>"
+    )
+
+
 def open_files() -> int:
     folder = next((f for f in (Path("/proc/self/fd"), Path("/dev/fd")) if f.is_dir()), None)
     if folder is None:

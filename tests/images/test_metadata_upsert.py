@@ -74,6 +74,8 @@ def test_rows_that_cannot_be_are_refused_and_change_nothing(folder) -> None:
         with pytest.raises(KohyaBucketError, match=why):
             cache.upsert(bad)
     assert len(cache) == 1
+    with pytest.raises(KohyaBucketError, match=r"paths is a list, but .*cache.upsert\(\*rows\)"):
+        MetadataCache([MetadataRow("a.png", 1, 2, 0, 0)])
 
 
 def test_many_rows_at_once_are_what_single_ones_are() -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.scan.size_scan import SizeScan
 from kohya_bucket.images.tables.text_column import TextColumn
 
@@ -51,6 +52,13 @@ class MetadataRows:
     hashes: npt.NDArray[np.bytes_] | None = None
     reasons: dict[int, str] = field(default_factory=dict)
     changes: Changes | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.paths, TextColumn):
+            raise KohyaBucketError(
+                f"paths is a {type(self.paths).__name__}, but a cache is made of columns; of rows it is made by "
+                "cache = MetadataCache() and cache.upsert(*rows)"
+            )
 
     def scan(self) -> SizeScan:
         """The same rows as `read_sizes` gives them."""
