@@ -171,7 +171,11 @@ class BucketSet:
             (name, f"{aspect:.3f}", f"{area:.3f}")
             for name, aspect, area in zip(names, self.aspects.tolist(), areas, strict=True)
         ]
-        chart = dots(names, np.log(self.aspects).tolist(), areas, "portrait left, landscape right; larger above")
+        logs, what = np.log(self.aspects).tolist(), "portrait left, landscape right; larger above"
         title = f"{self.name or 'bucket set'}: {len(self)} buckets, multiples of {self.vae_factor}"
         notes = [self.description] if self.description else []
-        return view(title, notes, ("bucket", "aspect", "megapixels"), rows, chart)
+        notes.append(
+            f"from left to right: aspect {self.aspects.min():.3f} to {self.aspects.max():.3f}, by logarithm; upwards: "
+            f"{min(areas):.3f} to {max(areas):.3f} megapixels"
+        )
+        return view(title, notes, ("bucket", "aspect", "megapixels"), rows, dots(names, logs, areas, what))
