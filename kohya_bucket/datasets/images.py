@@ -27,7 +27,7 @@ from kohya_bucket.datasets.planned_index import bucket_of, item_number
 from kohya_bucket.datasets.sources import ImageSource
 from kohya_bucket.datasets.sources.files import FileSource
 from kohya_bucket.datasets.sources.protocol import FastSource, checked_sizes
-from kohya_bucket.datasets.tensors import PixelRange, check_pixel_range
+from kohya_bucket.datasets.tensors import PixelRange
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.pixels.load import Picture
@@ -97,8 +97,8 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         num_workers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        check_settings(strategy, transform, interpolation, decode)  # before the headers of a million files are read
-        check_pixel_range(pixel_range)
+        # before the headers of a million files are read
+        check_settings(strategy, transform, pixel_range, interpolation, decode)
         source = FileSource(
             paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif,
             workers=num_workers if num_workers != 0 else 1, progress=progress,
@@ -149,15 +149,9 @@ class BucketedDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def from_hf(
-        cls,
-        hf_dataset: Any,
-        strategy: BucketRule,
-        *,
-        image_column: str = "image",
-        caption_column: str | None = None,
-        obey_exif: bool = True,
-        **settings: Unpack[ItemKeywords],
-    ) -> BucketedDataset:
+        cls, hf_dataset: Any, strategy: BucketRule, *, image_column: str = "image",
+        caption_column: str | None = None, obey_exif: bool = True, **settings: Unpack[ItemKeywords],
+    ) -> BucketedDataset:  # fmt: skip
         """A Hugging Face `datasets.Dataset` with a column of images.
 
         The column may hold encoded images (`datasets.Image()`, decoded or not; only headers are read here),
@@ -183,12 +177,11 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         self, source: ImageSource, strategy: BucketRule, transform: Transform | None = None,
         pixel_range: PixelRange = (-1, 1), interpolation: str = "auto", decode: str = "exact",
     ) -> None:  # fmt: skip
-        check_settings(strategy, transform, interpolation, decode)
+        check_settings(strategy, transform, pixel_range, interpolation, decode)
         self.source = source
         self.strategy = strategy
         self.transform = transform
-        self.interpolation, self.decode = interpolation, decode
-        self.pixel_range = check_pixel_range(pixel_range)
+        self.pixel_range, self.interpolation, self.decode = pixel_range, interpolation, decode
         self.sizes, unreadable = checked_sizes(source, decode)
         self._unreadable = {i: reason for i, _, reason in unreadable}
         placement = strategy.place(self.sizes)

@@ -12,7 +12,7 @@ from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.datasets.collate import Item
-from kohya_bucket.datasets.tensors import PixelRange, to_unit_tensor
+from kohya_bucket.datasets.tensors import PixelRange, check_pixel_range, to_unit_tensor
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.pixels.jpeg import Fit
@@ -91,16 +91,19 @@ def build_item(
     )
 
 
-def check_settings(strategy: BucketRule, transform: object, interpolation: str, decode: str) -> None:
+def check_settings(
+    strategy: BucketRule, transform: object, pixel_range: object, interpolation: str, decode: str
+) -> None:
     """Refuse what cannot work, before the sizes of a million images are read.
 
     Raises:
-        KohyaBucketError: no rule; a transform that is neither None nor a function; a name of a filter or of a decoding
-            that does not exist, or two that do not go together.
+        KohyaBucketError: no rule; a transform that is neither None nor a function; a range of pixels, a filter or a
+            decoding that does not exist, or two that do not go together.
     """
     check_rule(strategy)
     if transform is not None and not callable(transform):
         raise KohyaBucketError(f"transform is {transform!r}, but must be a function of a [3, H, W] tensor")
+    check_pixel_range(pixel_range)
     choose_interpolation((1, 1), (1, 1), interpolation)
     if decode not in DECODING:
         raise KohyaBucketError(f"decode is {decode!r}, but must be one of {', '.join(DECODING)}")

@@ -19,7 +19,7 @@ from kohya_bucket.datasets.items import Transform, build_item, check_settings
 from kohya_bucket.datasets.sources.at_rest import at_rest
 from kohya_bucket.datasets.sources.columns import cell_picture, cell_size, explained
 from kohya_bucket.datasets.stream_buffer import StreamBuffer, StreamCounts
-from kohya_bucket.datasets.tensors import PixelRange, check_pixel_range
+from kohya_bucket.datasets.tensors import PixelRange
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.unreadable import UnreadableImageError
 from kohya_bucket.texts import one_line
@@ -104,7 +104,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         decode: str = "exact",
         obey_exif: bool = True,
     ) -> None:
-        check_settings(strategy, transform, interpolation, decode)
+        check_settings(strategy, transform, pixel_range, interpolation, decode)
         batch_size, buffer_size = integer("batch_size", batch_size), integer("buffer_size", buffer_size)
         num_replicas, rank = integer("num_replicas", num_replicas), integer("rank", rank)
         if not 0 <= rank < num_replicas:
@@ -121,7 +121,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         self._batching = batch_size, num_replicas, buffer_size, remainder
         self._shuffle, self._seed, self._rank = as_flag("shuffle", shuffle), integer("seed", seed) & _SEED_BITS, rank
         self._transform, self._interpolation = transform, interpolation
-        self._pixel_range, self._fast = check_pixel_range(pixel_range), decode == "fast"
+        self._pixel_range, self._fast = pixel_range, decode == "fast"
         self._obey_exif = as_flag("obey_exif", obey_exif)
         # In shared memory, so that persistent workers see a new epoch, too.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()

@@ -218,7 +218,8 @@ class EpochPlan:
         notes = [ledger.text]
         if (hidden := int(np.count_nonzero(samples)) - len(shown)) > 0:
             notes.append(f"{hidden:,} smaller buckets are not shown")
-        title = f"epoch {self.epoch}, seed {self.seed}: {self.steps:,} steps on {self.world_size} rank{'s' * (self.world_size > 1)}"
+        ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
+        title = f"epoch {self.epoch}, seed {self.seed}: {self.steps:,} steps on {ranks}"
         header = ("bucket", "steps", "images", "short batches")
         return view(title, notes, header, rows, bars(names, samples[shown].tolist(), "images"))
 
