@@ -31,7 +31,9 @@ def batches(spec):
     epoch = Value("i", 0)
     space = argparse.Namespace(dataset_config=spec["config"], debug_dataset=False)
     generator = config_utils.BlueprintGenerator(config_utils.ConfigSanitizer())
-    blueprint = generator.generate(config_utils.load_user_config(spec["config"]), space, architecture="zi")
+    blueprint = generator.generate(
+        config_utils.load_user_config(spec["config"]), space, architecture=spec["architecture"]
+    )
     make = config_utils.generate_dataset_group_by_blueprint
     known = inspect.signature(make).parameters
     more = {"num_timestep_buckets": spec["timestep_buckets"], "shared_epoch": epoch}

@@ -2,24 +2,27 @@
 
 import os
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+import kohya_bucket
 from kohya_bucket import AutoBuckets, BucketSet, FixedBuckets, load_preset
 from kohya_bucket.buckets import bucket_set_to_toml, generate_buckets
 
 
 @pytest.fixture(scope="module")
 def peer():
+    """bucketsampler: of the checkout or unpacked sdist at BUCKETSAMPLER_DIR, or as it is installed."""
     folder = os.environ.get("BUCKETSAMPLER_DIR")
-    if not folder:
-        pytest.skip("BUCKETSAMPLER_DIR is not set: no bucketsampler checkout to compare with")
-    if not (Path(folder) / "bucketsampler" / "__init__.py").is_file():
+    if folder and not (Path(folder) / "bucketsampler" / "__init__.py").is_file():
         pytest.fail(f"BUCKETSAMPLER_DIR={folder} is no bucketsampler checkout")
-    sys.path.insert(0, folder)
-    return pytest.importorskip("bucketsampler", reason="bucketsampler's own dependencies are not installed here")
+    if folder:
+        sys.path.insert(0, folder)
+    return pytest.importorskip("bucketsampler", reason="no bucketsampler: install it, or set BUCKETSAMPLER_DIR")
 
 
 SIZES = np.random.default_rng(3).integers(64, 5000, (20_000, 2))
@@ -65,3 +68,101 @@ def test_files_are_read_by_either(peer, tmp_path) -> None:
     theirs = peer.load_from_toml(path)
     assert [b.as_tuple() for b in theirs] == [b.as_tuple() for b in load_preset("flux")]
     assert theirs.vae_factor == 16
+
+
+# One aspect occurs twice.
+ODD = [(512, 512), (768, 512), (512, 768), (1024, 1024), (640, 384), (384, 640)]
+
+
+def dims_for(seed: int, bucket_set: BucketSet) -> np.ndarray:
+    """Random sizes without those that a logarithm's rounding decides: see the test above."""
+    rng = np.random.default_rng(seed)
+    sizes = np.concatenate([rng.integers(1, 9000, (3000, 2)), rng.lognormal(6.5, 0.6, (3000, 2)).astype(int) + 1])
+    aspects = np.unique(bucket_set.aspects)
+    distances = np.sort(np.abs(np.log(sizes[:, 0] / sizes[:, 1])[:, None] - np.log(aspects)), axis=1)
+    exact = (sizes[:, None] == bucket_set.sizes).all(axis=2).any(axis=1)
+    kept = sizes[(distances[:, 1] - distances[:, 0] > 1e-12) & ~exact]
+    assert len(kept) > 5900
+    return kept
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["sdxl", "sd15", "novelai", ""])
+def test_functions_of_one_name_give_one_value(peer, name, seed) -> None:
+    theirs = peer.load_preset(name) if name else peer.BucketSet.from_dims(ODD)
+    ours = BucketSet.from_dims([b.as_tuple() for b in theirs])
+    dims = dims_for(seed, ours)
+    pairs = [tuple(row) for row in dims.tolist()]
+    np.testing.assert_array_equal(kohya_bucket.assign_many_indices(dims, ours), peer.assign_many_indices(dims, theirs))
+    assert list(map(str, kohya_bucket.assign_many(pairs, ours))) == list(map(str, peer.assign_many(pairs, theirs)))
+    for width, height in pairs[:300]:
+        assert str(kohya_bucket.best_bucket(width, height, ours)) == str(peer.best_bucket(width, height, theirs))
+    for bucket, other in zip(ours, theirs, strict=True):
+        values = kohya_bucket.crop_loss(dims[:200, 0], dims[:200, 1], bucket).tolist()
+        assert values == [peer.crop_loss(width, height, other) for width, height in pairs[:200]]
+    assert ours.pixel_budget() == theirs.pixel_budget()
+    for factor in (8, 48, 64, 128):
+        assert ours.all_multiples_of(factor) == theirs.all_multiples_of(factor)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["sdxl", "sd15", "novelai", ""])
+def test_summaries_are_equal_to_the_last_bit(peer, name, seed) -> None:
+    theirs = peer.load_preset(name) if name else peer.BucketSet.from_dims(ODD)
+    ours = BucketSet.from_dims([b.as_tuple() for b in theirs])
+    for dims in (dims_for(seed, ours), dims_for(seed, ours)[:7], np.array([[640, 360]])):
+        assert astuple(kohya_bucket.aspect_ratio_summary(dims)) == astuple(peer.aspect_ratio_summary(dims))
+        assert astuple(kohya_bucket.crop_loss_summary(dims, ours)) == astuple(peer.crop_loss_summary(dims, theirs))
+        counts, other = kohya_bucket.bucket_distribution(dims, ours), peer.bucket_distribution(dims, theirs)
+        assert [(str(b), n) for b, n in counts.items()] == [(str(b), n) for b, n in other.items()]
+        for least in (0, 1, 100):
+            rare = kohya_bucket.underutilized_buckets(dims, ours, min_count=least)
+            assert list(map(str, rare)) == list(map(str, peer.underutilized_buckets(dims, theirs, min_count=least)))
+
+
+def test_one_image_is_cut_to_the_same_shape(peer) -> None:
+    pytest.importorskip("torch")
+    rng = np.random.default_rng(5)
+    for width, height, bucket_width, bucket_height in rng.integers(20, 200, (40, 4)).tolist():
+        image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        ours = kohya_bucket.BucketResize(kohya_bucket.Bucket(bucket_width, bucket_height), pixel_range=(0, 1))(image)
+        theirs = peer.BucketResize(peer.Bucket(bucket_width, bucket_height))(image)
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+    # Where nothing is resized no filter decides, and pixels are equal.
+    image = Image.fromarray(rng.integers(0, 256, (64, 97, 3), dtype=np.uint8))
+    ours = kohya_bucket.BucketResize(kohya_bucket.Bucket(64, 64), pixel_range=(0, 1))(image)
+    assert (ours == peer.BucketResize(peer.Bucket(64, 64))(image)).all()
+
+
+def test_sizes_before_the_crop_differ_by_a_pixel_at_most(peer) -> None:
+    for width, height, *bucket in np.random.default_rng(6).integers(20, 4000, (500, 4)).tolist():
+        one = FixedBuckets(BucketSet.from_dims([bucket])).place([(width, height)])
+        (resized, _), ours = peer.resize_to_bucket_dims(width, height, peer.Bucket(*bucket)), one.resized_sizes[0]
+        assert np.abs(ours - resized).max() <= 1
+
+
+def test_on_several_ranks_ours_leaves_nothing_out(peer) -> None:
+    def shapes(package, drop_last: bool) -> tuple[list[list[int]], int]:
+        ranks = [
+            list(package.BucketBatchSampler([0] * 11, 2, drop_last=drop_last, num_replicas=3, rank=r)) for r in range(3)
+        ]
+        return [[len(b) for b in batches] for batches in ranks], len({i for bs in ranks for b in bs for i in b})
+
+    pytest.importorskip("torch")
+    assert shapes(kohya_bucket, False) == ([[2, 2], [2, 2], [2, 1]], 11)
+    assert shapes(peer, False) == ([[2, 1], [2, 1], [2, 1]], 9)
+    assert shapes(kohya_bucket, True) == shapes(peer, True) == ([[2], [2], [2]], 6)
+
+
+def test_batches_hold_what_theirs_hold(peer) -> None:
+    """The same images, each as often; which of them share a batch is drawn by other generators."""
+    pytest.importorskip("torch")
+    ids = np.random.default_rng(2).choice(6, 500, p=[0.4, 0.3, 0.15, 0.1, 0.04, 0.01])
+    ours = kohya_bucket.BucketBatchSampler(ids, 4, drop_last=False, seed=1)
+    theirs = peer.BucketBatchSampler(ids, 4, drop_last=False, seed=1)
+    assert len(ours) == len(theirs)
+    for batches in (list(ours), list(theirs)):
+        assert sorted(i for batch in batches for i in batch) == list(range(500))
+        assert all(len(set(ids[batch])) == 1 for batch in batches)
+    np.testing.assert_array_equal(ours.bucket_indices, theirs.bucket_indices)

@@ -46,16 +46,25 @@ def config(checkout, tmp_path):
         Image.new("RGB", (8, 8)).save(tmp_path / "images" / f"im{i:03d}.png")
         (tmp_path / "images" / f"im{i:03d}.txt").write_text(f"caption {i}", encoding="utf-8")
         latents = {f"latents_1x{h}x{w}_float32": torch.full((16, h, w), float(i))}
-        save_file(latents, tmp_path / "cache" / f"im{i:03d}_{width:04d}x{height:04d}_zi.safetensors")
+        save_file(latents, tmp_path / "cache" / f"im{i:03d}_{width:04d}x{height:04d}_{family(checkout)}.safetensors")
         embed = {"varlen_llm_embed_float32": torch.full((3 + i % 5, 32), float(i))}
-        save_file(embed, tmp_path / "cache" / f"im{i:03d}_zi_te.safetensors")
+        save_file(embed, tmp_path / "cache" / f"im{i:03d}_{family(checkout)}_te.safetensors")
     return write_config(tmp_path)
+
+
+def trains_z_image(source):
+    return (source / "musubi_tuner" / "zimage_train_network.py").is_file()
+
+
+def family(source):
+    """Z-Image, or Qwen-Image where a version does not have it."""
+    return "zi" if trains_z_image(source) else "qi"
 
 
 def bucket_selector(source):
     program = (
         "import json, sys; from musubi_tuner.dataset.image_video_dataset import BucketSelector; "
-        "place = BucketSelector((128, 128), True, False, 'zi').get_bucket_resolution; "
+        f"place = BucketSelector((128, 128), True, False, '{family(source)}').get_bucket_resolution; "
         f"print(json.dumps([place(size) for size in {SIZES}]))"
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment(source), capture_output=True, text=True)
@@ -108,7 +117,8 @@ def epochs(source, folder, config, ranks=1, workers=0, seed=None, count=2, times
     for file in out.iterdir():
         file.unlink()
     spec = {"config": str(config), "seed": seed, "workers": workers, "epochs": count, "out": str(out)}
-    run(source, folder, {**spec, "timestep_buckets": timestep_buckets}, ranks, **more)
+    spec |= {"timestep_buckets": timestep_buckets, "architecture": family(source)}
+    run(source, folder, spec, ranks, **more)
     rows = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(out.glob("*.json"))]
     steps = list(zip(*rows, strict=True))
     return [[step for step in steps if step[0]["epoch"] == epoch] for epoch in range(1, count + 1)]
@@ -175,6 +185,7 @@ def test_options_of_the_config(checkout, config, tmp_path, table):
 def test_options_that_caches_cannot_have(checkout, config, tmp_path, table, words):
     write_config(tmp_path, f"[kohya_bucket]\n{table}")
     spec = {"config": str(config), "seed": 1, "workers": 0, "epochs": 1, "out": str(tmp_path), "timestep_buckets": None}
+    spec["architecture"] = family(checkout)
     said = run(checkout, tmp_path, spec, code=1)
     assert words in said
     assert "Traceback" not in said
@@ -208,7 +219,7 @@ def train(source, folder, config, name, *options, ranks=1):
 
 @pytest.mark.slow
 def test_a_training_that_is_stopped_and_resumed(checkout, config, tmp_path):
-    if not (checkout / "musubi_tuner" / "zimage_train_network.py").is_file():
+    if not trains_z_image(checkout):
         pytest.skip("this version does not train Z-Image")
     whole, _, log = train(
         checkout, tmp_path, config, "whole", "--max_train_epochs", 2, "--save_state", "--save_every_n_steps", 5

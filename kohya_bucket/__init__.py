@@ -26,7 +26,11 @@ if TYPE_CHECKING:
         Placement,
         Reason,
         SwitchingPoint,
+        assign_many,
+        assign_many_indices,
+        best_bucket,
         bucket_set_to_toml,
+        crop_loss,
         generate_buckets,
         list_presets,
         load_from_json,
@@ -37,11 +41,20 @@ if TYPE_CHECKING:
     )
     from kohya_bucket.datasets.images import BucketedDataset
     from kohya_bucket.datasets.latents import BucketedLatentDataset
+    from kohya_bucket.datasets.resize import BucketResize
     from kohya_bucket.datasets.sampler import BucketBatchSampler
+    from kohya_bucket.datasets.streaming import StreamingBuckets
+    from kohya_bucket.datasets.webdataset import dataset_from_shards, stream_from_shards
     from kohya_bucket.errors import BucketSettingsError, ConfigError, InvalidBucketError, KohyaBucketError
-    from kohya_bucket.images import MetadataCache, read_sizes
+    from kohya_bucket.images import MetadataCache, MetadataRow, read_sizes
     from kohya_bucket.latents import VAEEncoder, precompute_latents
     from kohya_bucket.planning import EpochPlan, plan_epoch
+    from kohya_bucket.reports.set_summary import (
+        aspect_ratio_summary,
+        bucket_distribution,
+        crop_loss_summary,
+        underutilized_buckets,
+    )
 else:
     __getattr__ = importer(
         __name__,
@@ -58,7 +71,11 @@ else:
                 "Placement",
                 "Reason",
                 "SwitchingPoint",
+                "assign_many",
+                "assign_many_indices",
+                "best_bucket",
                 "bucket_set_to_toml",
+                "crop_loss",
                 "generate_buckets",
                 "list_presets",
                 "load_from_json",
@@ -69,11 +86,20 @@ else:
             ],
             "kohya_bucket.datasets.images": ["BucketedDataset"],
             "kohya_bucket.datasets.latents": ["BucketedLatentDataset"],
+            "kohya_bucket.datasets.resize": ["BucketResize"],
             "kohya_bucket.datasets.sampler": ["BucketBatchSampler"],
+            "kohya_bucket.datasets.streaming": ["StreamingBuckets"],
+            "kohya_bucket.datasets.webdataset": ["dataset_from_shards", "stream_from_shards"],
             "kohya_bucket.errors": ["BucketSettingsError", "ConfigError", "InvalidBucketError", "KohyaBucketError"],
-            "kohya_bucket.images": ["MetadataCache", "read_sizes"],
+            "kohya_bucket.images": ["MetadataCache", "MetadataRow", "read_sizes"],
             "kohya_bucket.latents": ["VAEEncoder", "precompute_latents"],
             "kohya_bucket.planning": ["EpochPlan", "plan_epoch"],
+            "kohya_bucket.reports.set_summary": [
+                "aspect_ratio_summary",
+                "bucket_distribution",
+                "crop_loss_summary",
+                "underutilized_buckets",
+            ],
         },
     )
 
@@ -81,6 +107,7 @@ __all__ = [
     "AutoBuckets",
     "Bucket",
     "BucketBatchSampler",
+    "BucketResize",
     "BucketRule",
     "BucketSet",
     "BucketSettingsError",
@@ -94,13 +121,23 @@ __all__ = [
     "KohyaBucketError",
     "KohyaBuckets",
     "MetadataCache",
+    "MetadataRow",
     "NovelAIBuckets",
     "Placement",
     "Reason",
+    "StreamingBuckets",
     "SwitchingPoint",
     "VAEEncoder",
     "__version__",
+    "aspect_ratio_summary",
+    "assign_many",
+    "assign_many_indices",
+    "best_bucket",
+    "bucket_distribution",
     "bucket_set_to_toml",
+    "crop_loss",
+    "crop_loss_summary",
+    "dataset_from_shards",
     "generate_buckets",
     "list_presets",
     "load_from_json",
@@ -110,7 +147,9 @@ __all__ = [
     "precompute_latents",
     "read_sizes",
     "rule_from_name",
+    "stream_from_shards",
     "switching_points",
+    "underutilized_buckets",
 ]
 
 

@@ -12,6 +12,7 @@ from kohya_bucket.lazy import importer
 if TYPE_CHECKING:
     from kohya_bucket.buckets.auto_sets.generate import generate_buckets
     from kohya_bucket.buckets.bucket import Bucket, BucketSet
+    from kohya_bucket.buckets.nearest_bucket import assign_many, assign_many_indices, best_bucket, crop_loss
     from kohya_bucket.buckets.placement import Placement, Reason
     from kohya_bucket.buckets.presets import list_presets, load_preset
     from kohya_bucket.buckets.rule import BucketRule
@@ -29,6 +30,7 @@ else:
         {
             "kohya_bucket.buckets.auto_sets.generate": ["generate_buckets"],
             "kohya_bucket.buckets.bucket": ["Bucket", "BucketSet"],
+            "kohya_bucket.buckets.nearest_bucket": ["assign_many", "assign_many_indices", "best_bucket", "crop_loss"],
             "kohya_bucket.buckets.placement": ["Placement", "Reason"],
             "kohya_bucket.buckets.presets": ["list_presets", "load_preset"],
             "kohya_bucket.buckets.rule": ["BucketRule"],
@@ -55,7 +57,11 @@ __all__ = [
     "Placement",
     "Reason",
     "SwitchingPoint",
+    "assign_many",
+    "assign_many_indices",
+    "best_bucket",
     "bucket_set_to_toml",
+    "crop_loss",
     "generate_buckets",
     "list_presets",
     "load_from_json",

@@ -9,7 +9,9 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import BucketSettingsError, KohyaBucketError
 
-__all__ = ["FloatArray", "IntArray", "as_pair", "as_resolution", "as_sizes", "as_whole", "check_steps"]
+__all__ = [
+    "FloatArray", "IntArray", "as_pair", "as_resolution", "as_sizes", "as_whole", "check_steps", "readable_sizes",
+]  # fmt: skip
 
 IntArray = npt.NDArray[np.int32]
 
@@ -86,3 +88,20 @@ def as_sizes(sizes: Any) -> IntArray:
     if array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min:
         raise KohyaBucketError("sizes must fit into 32 bits: a side is longer than 2147483647 pixels")
     return array.astype(np.int32)
+
+
+def readable_sizes(dims: Any) -> IntArray:
+    """`as_sizes` of images that could all be read: no side is below 1.
+
+    Raises:
+        KohyaBucketError: as `as_sizes`.
+        BucketSettingsError: an image without a size.
+    """
+    sizes = as_sizes(dims)
+    if sizes.min(initial=1) < 1:
+        bad = sizes[sizes.min(axis=1) < 1][0]
+        raise BucketSettingsError(
+            f"dims holds an image of {bad[0]}x{bad[1]}: leave out what could not be read, e.g. by "
+            "dims[dims.min(axis=1) > 0]"
+        )
+    return sizes

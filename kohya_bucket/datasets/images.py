@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -16,11 +15,19 @@ from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.datasets.collate import register_bucket_collation
-from kohya_bucket.datasets.items import DatasetKeywords, Transform, build_item, check_settings, cover_size
-from kohya_bucket.datasets.planned_index import bucket_of
+from kohya_bucket.datasets.items import (
+    DatasetKeywords,
+    ItemKeywords,
+    Transform,
+    build_item,
+    check_settings,
+    cover_size,
+)  # fmt: skip
+from kohya_bucket.datasets.planned_index import bucket_of, item_number
 from kohya_bucket.datasets.sources import ImageSource
 from kohya_bucket.datasets.sources.files import FileSource
 from kohya_bucket.datasets.sources.protocol import FastSource, checked_sizes
+from kohya_bucket.datasets.tensors import PixelRange
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.pixels.load import Picture
@@ -41,10 +48,10 @@ register_bucket_collation()
 class BucketedDataset(Dataset[dict[str, Any]]):
     """Images, each with the bucket that a rule gives it. Use with `BucketBatchSampler` and a plain `DataLoader`.
 
-    Item i is a dict: `image` [3, H, W] float32 in [-1, 1] of its bucket's size; `bucket` (`Bucket`); `path`;
-    `caption` ("" where there is none); `original_size` [2] int64 (width, height); `crop_ltrb` [4] float32, the
-    crop conditioning as sd-scripts computes it for SDXL. Batched by torch's `default_collate`, images,
-    original sizes and crops are stacked, and the rest are lists with one entry per sample.
+    Item i is a dict: `image` [3, H, W] float32 of its bucket's size; `bucket` (`Bucket`); `bucket_idx`, its position
+    in `bucket_set`; `path`; `caption` ("" where there is none); `original_size` [2] int64 (width, height); `crop_ltrb`
+    [4] float32, the crop conditioning as sd-scripts computes it for SDXL. Batched by torch's `default_collate`, images,
+    numbers, original sizes and crops are stacked, and the rest are lists with one entry per sample.
 
     Images without a bucket (unreadable, or turned away by the rule) keep their number, have -1 in
     `bucket_indices`, and are never drawn by the sampler; a warning counts them and `failures` names them.
@@ -55,12 +62,13 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         captions: N texts; or a file name ending such as ".txt" for captions in files beside the images.
         transform: called on the finished [3, H, W] tensor; must keep its shape equal within a bucket.
         metadata_cache: sizes of files that have not changed are taken from it instead of their headers.
+        pixel_range: what `image` lies in: (-1, 1), or (0, 1).
         interpolation: "auto" as sd-scripts (area down, Lanczos up) or one of
             `kohya_bucket.images.pixels.resize.INTERPOLATIONS`.
         decode: "exact", or "fast": JPEG are decoded at a half, a quarter or an eighth where that is still not below
             the resized size. Sizes, buckets and crops stay; pixels differ a little, see docs/datasets.md.
         obey_exif: turn images upright as their EXIF asks; sd-scripts does not, so this is off.
-        num_workers: at most this many threads or processes to read headers with; None: as measured.
+        num_workers: at most this many threads or processes to read headers with; 0: none; None: as measured.
         progress: called as `progress(done, total)` while headers are read.
 
     Attributes:
@@ -82,37 +90,33 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         captions: Sequence[str] | str | None = None,
         transform: Transform | None = None,
         metadata_cache: MetadataCache | None = None,
+        pixel_range: PixelRange = (-1, 1),
         interpolation: str = "auto",
         decode: str = "exact",
         obey_exif: bool = False,
         num_workers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        check_settings(strategy, transform, interpolation, decode)  # before the headers of a million files are read
+        # before the headers of a million files are read
+        check_settings(strategy, transform, pixel_range, interpolation, decode)
         source = FileSource(
-            paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif, workers=num_workers,
-            progress=progress,
+            paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif,
+            workers=num_workers if num_workers != 0 else 1, progress=progress,
         )  # fmt: skip
-        self._place(source, strategy, transform, interpolation, decode)
+        self._place(source, strategy, transform, pixel_range, interpolation, decode)
 
     @classmethod
     def from_source(
-        cls,
-        source: ImageSource,
-        strategy: BucketRule,
-        *,
-        transform: Transform | None = None,
-        interpolation: str = "auto",
-        decode: str = "exact",
+        cls, source: ImageSource, strategy: BucketRule, **settings: Unpack[ItemKeywords]
     ) -> BucketedDataset:
-        """A dataset over anything that has the five methods of `ImageSource`.
+        """A dataset over anything that has the five methods of `ImageSource`. Settings are as for the class.
 
         Raises:
             KohyaBucketError: `source` lacks one of them, or has another number of sizes than images; or it cannot
                 decode at a fraction and is asked to.
         """
         dataset = cls.__new__(cls)
-        dataset._place(source, strategy, transform, interpolation, decode)
+        dataset._place(source, strategy, **settings)
         return dataset
 
     @classmethod
@@ -145,17 +149,9 @@ class BucketedDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def from_hf(
-        cls,
-        hf_dataset: Any,
-        strategy: BucketRule,
-        *,
-        image_column: str = "image",
-        caption_column: str | None = None,
-        transform: Transform | None = None,
-        interpolation: str = "auto",
-        decode: str = "exact",
-        obey_exif: bool = True,
-    ) -> BucketedDataset:
+        cls, hf_dataset: Any, strategy: BucketRule, *, image_column: str = "image",
+        caption_column: str | None = None, obey_exif: bool = True, **settings: Unpack[ItemKeywords],
+    ) -> BucketedDataset:  # fmt: skip
         """A Hugging Face `datasets.Dataset` with a column of images.
 
         The column may hold encoded images (`datasets.Image()`, decoded or not; only headers are read here),
@@ -165,6 +161,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
             hf_dataset: a map-style dataset; streams are for `StreamingBuckets`.
             image_column, caption_column: names of columns.
             obey_exif: turn encoded images upright, as `datasets` itself does.
+            settings: transform, pixel_range, interpolation and decode, as for the class.
 
         Raises:
             KohyaBucketError: a column is missing, or the dataset is a stream.
@@ -174,16 +171,17 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         source = HuggingFaceSource(
             hf_dataset, image_column=image_column, caption_column=caption_column, obey_exif=obey_exif
         )
-        return cls.from_source(source, strategy, transform=transform, interpolation=interpolation, decode=decode)
+        return cls.from_source(source, strategy, **settings)
 
     def _place(
-        self, source: ImageSource, strategy: BucketRule, transform: Transform | None, interpolation: str, decode: str
-    ) -> None:
-        check_settings(strategy, transform, interpolation, decode)
+        self, source: ImageSource, strategy: BucketRule, transform: Transform | None = None,
+        pixel_range: PixelRange = (-1, 1), interpolation: str = "auto", decode: str = "exact",
+    ) -> None:  # fmt: skip
+        check_settings(strategy, transform, pixel_range, interpolation, decode)
         self.source = source
         self.strategy = strategy
         self.transform = transform
-        self.interpolation, self.decode = interpolation, decode
+        self.pixel_range, self.interpolation, self.decode = pixel_range, interpolation, decode
         self.sizes, unreadable = checked_sizes(source, decode)
         self._unreadable = {i: reason for i, _, reason in unreadable}
         placement = strategy.place(self.sizes)
@@ -222,10 +220,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         Raises:
             KohyaBucketError: an image without a bucket, or one that is broken.
         """
-        number = operator.index(index)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"image {number} of {len(self)}")
-        number %= len(self)
+        number = item_number(index, len(self))
         own = int(self.bucket_indices[number])
         at = bucket_of(index, own)
         if own < 0:
@@ -241,10 +236,12 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         fast = cast("FastSource", self.source) if self.decode == "fast" else None
         picture = fast.picture(number, fit) if fast else Picture.whole(self.source.pixels(number))
         name, caption = self.source.name(number), self.source.caption(number)
-        return build_item(
+        item = build_item(
             picture, self.bucket_set[at], fit, path=name, caption=caption, interpolation=self.interpolation,
-            transform=self.transform,
+            transform=self.transform, pixel_range=self.pixel_range,
         )  # fmt: skip
+        item["bucket_idx"] = at
+        return item
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} n={len(self)} n_buckets={len(self.bucket_set)} strategy={self.strategy!r}>"

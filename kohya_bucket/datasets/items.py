@@ -12,7 +12,7 @@ from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.datasets.collate import Item
-from kohya_bucket.datasets.tensors import to_unit_tensor
+from kohya_bucket.datasets.tensors import PixelRange, check_pixel_range, to_unit_tensor
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.pixels.jpeg import Fit
@@ -20,20 +20,28 @@ from kohya_bucket.images.pixels.load import Picture
 from kohya_bucket.images.pixels.resize import choose_interpolation, resize_and_crop
 from kohya_bucket.images.progress import Progress
 
-__all__ = ["DECODING", "DatasetKeywords", "Transform", "build_item", "check_settings", "cover_size"]
+__all__ = [
+    "DECODING", "DatasetKeywords", "ItemKeywords", "Transform", "build_item", "check_settings", "cover_size",
+]  # fmt: skip
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
 DECODING = ("exact", "fast")
 _BY_AREA = ("auto", "auto-0.9", "area")
 
 
-class DatasetKeywords(TypedDict, total=False):
-    """Keyword arguments of `BucketedDataset`, but for the captions."""
+class ItemKeywords(TypedDict, total=False):
+    """Keyword arguments of data sets from any source: what an item is made by."""
 
     transform: Transform | None
-    metadata_cache: MetadataCache | None
+    pixel_range: PixelRange
     interpolation: str
     decode: str
+
+
+class DatasetKeywords(ItemKeywords, total=False):
+    """Keyword arguments of `BucketedDataset`, but for the captions."""
+
+    metadata_cache: MetadataCache | None
     obey_exif: bool
     num_workers: int | None
     progress: Progress | None
@@ -48,6 +56,7 @@ def build_item(
     caption: str,
     interpolation: str = "auto",
     transform: Transform | None = None,
+    pixel_range: PixelRange = (-1, 1),
 ) -> Item:
     """The dict that `BucketedDataset` describes.
 
@@ -66,7 +75,7 @@ def build_item(
     size, scale = picture.size, picture.scale
     extent = None if scale == 1 else (size[0] / scale, size[1] / scale)
     fitted = resize_and_crop(pixels, fit(size), bucket.as_tuple(), interpolation, extent=extent)
-    tensor = to_unit_tensor(fitted)
+    tensor = to_unit_tensor(fitted, pixel_range)
     sides = np.array([bucket.width]), np.array([bucket.height])
     crop = geometry.crop_ltrb(*sides, np.array([bucket.aspect_ratio]), np.array([size[0] / size[1]]))
     image = tensor if transform is None else transform(tensor)
@@ -82,16 +91,19 @@ def build_item(
     )
 
 
-def check_settings(strategy: BucketRule, transform: object, interpolation: str, decode: str) -> None:
+def check_settings(
+    strategy: BucketRule, transform: object, pixel_range: object, interpolation: str, decode: str
+) -> None:
     """Refuse what cannot work, before the sizes of a million images are read.
 
     Raises:
-        KohyaBucketError: no rule; a transform that is neither None nor a function; a name of a filter or of a decoding
-            that does not exist, or two that do not go together.
+        KohyaBucketError: no rule; a transform that is neither None nor a function; a range of pixels, a filter or a
+            decoding that does not exist, or two that do not go together.
     """
     check_rule(strategy)
     if transform is not None and not callable(transform):
         raise KohyaBucketError(f"transform is {transform!r}, but must be a function of a [3, H, W] tensor")
+    check_pixel_range(pixel_range)
     choose_interpolation((1, 1), (1, 1), interpolation)
     if decode not in DECODING:
         raise KohyaBucketError(f"decode is {decode!r}, but must be one of {', '.join(DECODING)}")

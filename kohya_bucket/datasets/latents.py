@@ -15,7 +15,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
 from kohya_bucket.checks import as_flag
-from kohya_bucket.datasets.planned_index import bucket_of
+from kohya_bucket.datasets.planned_index import bucket_of, item_number
 from kohya_bucket.datasets.scaling import is_as_wanted, scale
 from kohya_bucket.datasets.text_outputs import CaptionOutputs
 from kohya_bucket.errors import LatentStoreError
@@ -149,16 +149,17 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def __repr__(self) -> str:
+        where = str(self.store.layout.root)
+        return f"<{type(self).__name__} {where!r} n={len(self)} n_buckets={len(self.bucket_set)}>"
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Items of one bucket, as a `DataLoader` asks for them: their latents are slices of one tensor."""
-        n = len(self)
         for index in indices:
-            if not -n <= index < n:
-                raise IndexError(f"item {index} of {n}")
-            at = int(self.bucket_indices[index])
+            at = int(self.bucket_indices[item_number(index, len(self))])
             if bucket_of(index, at) != at:
                 raise LatentStoreError(
                     f"item {int(index)} is to be trained in bucket {self.bucket_set[bucket_of(index, at)]}, but was "

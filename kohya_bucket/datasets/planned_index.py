@@ -1,10 +1,15 @@
-"""An image number that says in which bucket the image is to be trained."""
+"""Numbers of items as loaders ask for them: plain, or with the bucket that an image is to be trained in."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["PlannedIndex", "bucket_of"]
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.planning import EpochPlan
+
+__all__ = ["PlannedIndex", "bucket_of", "item_number", "rank_indices"]
 
 
 class PlannedIndex(int):
@@ -29,3 +34,30 @@ class PlannedIndex(int):
 def bucket_of(index: int, default: int) -> int:
     """The bucket that an index asks for, or `default` for a plain int."""
     return index.bucket if isinstance(index, PlannedIndex) else default
+
+
+def item_number(index: Any, n: int) -> int:
+    """The number of an item, 0 to `n` - 1, from an index that may count from the end.
+
+    Raises:
+        KohyaBucketError: a whole batch of indices.
+        IndexError: there is no such item.
+    """
+    if isinstance(index, (list, tuple)):
+        raise KohyaBucketError(
+            "an item is asked for by a list of numbers, which is a whole batch: write DataLoader(dataset, "
+            "batch_sampler=sampler) in place of sampler=sampler"
+        )
+    number = operator.index(index)
+    if not -n <= number < n:
+        raise IndexError(f"item {number} of {n}")
+    return number % n
+
+
+def rank_indices(plan: EpochPlan, rank: int) -> Iterator[list[int]]:
+    """A rank's batches; where the plan moves images, of indices that say in which bucket they are trained."""
+    batches = plan.rank_batches(rank)
+    if not plan.moves:
+        return batches
+    buckets = plan.bucket_of_step.tolist()
+    return ([PlannedIndex(i, k) for i in batch] for k, batch in zip(buckets, batches, strict=True))

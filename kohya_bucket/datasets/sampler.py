@@ -14,7 +14,7 @@ from kohya_bucket.checks import as_flag, integer, one_of, whole
 from kohya_bucket.datasets.accelerate_view import called_by_accelerate_loop, reading_shard
 from kohya_bucket.datasets.agreement import agree_on
 from kohya_bucket.datasets.never_trained import warn_of_never_trained
-from kohya_bucket.datasets.planned_index import PlannedIndex
+from kohya_bucket.datasets.planned_index import rank_indices
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlan, EpochPlanner, EpochPosition, Ledger
 from kohya_bucket.planning.keywords import PlanKeywords, known_options
@@ -45,6 +45,9 @@ class BucketBatchSampler(Sampler[list[int]]):
         seed: of all epochs, the same on all ranks.
         options: remainder, order, repeats, max_pixels, ...; see `PlanOptions`.
 
+    Attributes:
+        bucket_indices: the bucket numbers, as given.
+
     Raises:
         PlanError: arguments that no epoch can be planned with.
         TypeError: an option that does not exist, with the nearest one.
@@ -64,7 +67,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         **options: Unpack[PlanKeywords],
     ) -> None:
         options = known_options(BucketBatchSampler, options)
-        ids = getattr(bucket_indices, "bucket_indices", bucket_indices)
+        self.bucket_indices = np.asarray(getattr(bucket_indices, "bucket_indices", bucket_indices))
         bucket_set = getattr(bucket_indices, "bucket_set", None)
         if bucket_set is not None:
             options.setdefault("bucket_sizes", bucket_set.sizes)
@@ -81,7 +84,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         if not shuffle and ORDERS[order := one_of("order", options.setdefault("order", "file"), ORDERS)].shuffles:
             raise PlanError(f"shuffle=False and order={order!r} contradict: leave one of them out")
         self._replicas = _replicas(num_replicas, rank)
-        self._arguments = (np.asarray(ids), batch_size, options)
+        self._arguments = (batch_size, options)
         self._planners: dict[int, EpochPlanner] = {}
         self._planned: tuple[tuple[int, EpochPosition], EpochPlan] | None = None
         self._start = EpochPosition(integer("seed", seed), 0)
@@ -94,6 +97,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         self.shuffle = planner.options.arrangement.shuffles
         # accelerate looks for `set_epoch` on the sampler of a batch sampler only.
         self.sampler = self
+
+    def __repr__(self) -> str:
+        asked = f"n={len(self.bucket_indices)} batch_size={self.batch_size} shuffle={self.shuffle}"
+        ranks = "" if self._replicas is None else f" num_replicas={self._replicas[0]} rank={self._replicas[1]}"
+        return f"<{type(self).__name__} {asked} drop_last={self.drop_last}{ranks} seed={self.seed} epoch={self.epoch}>"
 
     @property
     def epoch(self) -> int:
@@ -149,7 +157,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         planner = self._planner(replicas)
         size = planner.fingerprint["global_batch"]
         self._live_steps = plan.first_step + plan.steps
-        for step, batches in enumerate(zip(*(_read(plan, r) for r in ranks), strict=True)):
+        for step, batches in enumerate(zip(*(rank_indices(plan, r) for r in ranks), strict=True)):
             for number, batch in enumerate(batches):
                 if number == len(batches) - 1:
                     self._live = start.at_step(plan.first_step + step + 1, size)
@@ -217,8 +225,8 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def _planner(self, replicas: int) -> EpochPlanner:
         if replicas not in self._planners:
-            ids, batch_size, options = self._arguments
-            self._planners[replicas] = EpochPlanner(ids, batch_size, world_size=replicas, **options)
+            batch_size, options = self._arguments
+            self._planners[replicas] = EpochPlanner(self.bucket_indices, batch_size, world_size=replicas, **options)
         return self._planners[replicas]
 
     def _plan_for(self, replicas: int) -> EpochPlan:
@@ -237,11 +245,3 @@ def _replicas(num_replicas: int | None, rank: int | None) -> tuple[int, int] | N
     if not 0 <= number < replicas:
         raise PlanError(f"rank is {rank}, but with num_replicas={num_replicas} must be 0 to {replicas - 1}")
     return replicas, number
-
-
-def _read(plan: EpochPlan, rank: int) -> Iterator[list[int]]:
-    batches = plan.rank_batches(rank)
-    if not plan.moves:
-        return batches
-    buckets = plan.bucket_of_step.tolist()
-    return ([PlannedIndex(i, k) for i in batch] for k, batch in zip(buckets, batches, strict=True))

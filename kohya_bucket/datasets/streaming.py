@@ -16,8 +16,10 @@ from kohya_bucket.checks import as_flag, integer
 from kohya_bucket.datasets.captions import caption_of_cell
 from kohya_bucket.datasets.collate import Batch, Item, register_bucket_collation
 from kohya_bucket.datasets.items import Transform, build_item, check_settings
+from kohya_bucket.datasets.sources.at_rest import at_rest
 from kohya_bucket.datasets.sources.columns import cell_picture, cell_size, explained
 from kohya_bucket.datasets.stream_buffer import StreamBuffer, StreamCounts
+from kohya_bucket.datasets.tensors import PixelRange
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.unreadable import UnreadableImageError
 from kohya_bucket.texts import one_line
@@ -44,6 +46,7 @@ class StreamKeywords(TypedDict, total=False):
     num_replicas: int
     rank: int
     transform: Transform | None
+    pixel_range: PixelRange
     interpolation: str
     decode: str
     obey_exif: bool
@@ -52,8 +55,9 @@ class StreamKeywords(TypedDict, total=False):
 class StreamingBuckets(IterableDataset[dict[str, Any]]):
     """Whole batches from a stream of samples; use as `DataLoader(stream, batch_size=None)`.
 
-    A batch is the dict that a `BucketedDataset` gives through a `DataLoader`, all images of one bucket. Images
-    wait undecoded, `buffer_size` of them at most. Memory is bounded by it, whatever the stream's length.
+    A batch is the dict that a `BucketedDataset` gives through a `DataLoader`, but for `bucket_idx`; all images are of
+    one bucket. Images wait undecoded and without their files, `buffer_size` of them at most. Memory is bounded by it,
+    whatever the stream's length.
 
     With several ranks every rank reads the whole stream, sorts it alike, and decodes its own slice of each
     batch: in each step all ranks train the same bucket, and all take the same number of steps. Use the same
@@ -71,7 +75,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         remainder: "keep", "pad" or "drop", see `StreamBuffer`.
         seed: of the shuffle, together with the epoch given to `set_epoch`.
         num_replicas, rank: how many processes train, and which one this is.
-        transform, interpolation, decode, obey_exif: as for `BucketedDataset.from_hf`.
+        transform, pixel_range, interpolation, decode, obey_exif: as for `BucketedDataset.from_hf`.
 
     Raises:
         KohyaBucketError: settings that cannot work; in a pass: a sample that is no mapping or lacks a column, a
@@ -95,11 +99,12 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         num_replicas: int = 1,
         rank: int = 0,
         transform: Transform | None = None,
+        pixel_range: PixelRange = (-1, 1),
         interpolation: str = "auto",
         decode: str = "exact",
         obey_exif: bool = True,
     ) -> None:
-        check_settings(strategy, transform, interpolation, decode)
+        check_settings(strategy, transform, pixel_range, interpolation, decode)
         batch_size, buffer_size = integer("batch_size", batch_size), integer("buffer_size", buffer_size)
         num_replicas, rank = integer("num_replicas", num_replicas), integer("rank", rank)
         if not 0 <= rank < num_replicas:
@@ -116,7 +121,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         self._batching = batch_size, num_replicas, buffer_size, remainder
         self._shuffle, self._seed, self._rank = as_flag("shuffle", shuffle), integer("seed", seed) & _SEED_BITS, rank
         self._transform, self._interpolation = transform, interpolation
-        self._fast = decode == "fast"
+        self._pixel_range, self._fast = pixel_range, decode == "fast"
         self._obey_exif = as_flag("obey_exif", obey_exif)
         # In shared memory, so that persistent workers see a new epoch, too.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -143,6 +148,12 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             undecoded(stream, image_column), strategy, batch_size, image_column=image_column,
             caption_column=caption_column, name_column=name_column, **options,
         )  # fmt: skip
+
+    def __repr__(self) -> str:
+        batch_size, num_replicas, buffer_size, remainder = self._batching
+        ranks = f" num_replicas={num_replicas} rank={self._rank}" if num_replicas > 1 else ""
+        how = f"batch_size={batch_size} buffer_size={buffer_size} remainder={remainder!r}{ranks}"
+        return f"<{type(self).__name__} {how} strategy={self.strategy!r}>"
 
     def set_epoch(self, epoch: int) -> None:
         """Another order for each epoch; handed on to the stream if it has such a method."""
@@ -196,7 +207,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
                 continue
             width, height = placement.resized_sizes[0].tolist()
             caption = "" if caption_column is None else caption_of_cell(sample[caption_column], name)
-            yield bucket, (cell, (width, height), name, caption)
+            yield bucket, (at_rest(cell), (width, height), name, caption)
         if counts.unplaced > 3:
             _log.warning("stream: %d images had no bucket and were not trained", counts.unplaced)
 
@@ -228,5 +239,5 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             raise explained(name, error) from error
         return build_item(
             picture, bucket, fit, path=name, caption=caption, interpolation=self._interpolation,
-            transform=self._transform,
+            transform=self._transform, pixel_range=self._pixel_range,
         )  # fmt: skip

@@ -1,18 +1,40 @@
-"""From pixels (width first in sizes, [H, W, C] in memory) to what models read: [3, H, W] float in [-1, 1]."""
+"""From pixels (width first in sizes, [H, W, C] in memory) to what models read: [3, H, W] float in [-1, 1] or [0, 1]."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.pixels.floats import to_floats
 
-__all__ = ["to_unit_tensor"]
+__all__ = ["PixelRange", "check_pixel_range", "to_unit_tensor"]
+
+PixelRange = tuple[float, float]
 
 
-def to_unit_tensor(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """[H, W, 3] uint8 -> [3, H, W] float32 in [-1, 1], as sd-scripts computes it."""
+def check_pixel_range(pixel_range: Any) -> PixelRange:
+    """(-1, 1), which VAEs of diffusion models take, or (0, 1), which torchvision's transforms start from.
+
+    Raises:
+        KohyaBucketError: any other.
+    """
+    try:
+        low, high = pixel_range
+        if (low, high) in ((-1, 1), (0, 1)):
+            return int(low), int(high)
+    except (TypeError, ValueError):
+        pass
+    raise KohyaBucketError(f"pixel_range is {pixel_range!r}, but must be (-1, 1) or (0, 1); transform= makes any other")
+
+
+def to_unit_tensor(pixels: npt.NDArray[np.uint8], pixel_range: PixelRange = (-1, 1)) -> torch.Tensor:
+    """[H, W, 3] uint8 -> [3, H, W] float32; in [-1, 1] as sd-scripts computes it."""
+    if pixel_range[0] == 0:
+        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).to(torch.float32).div_(255)
     tensor = torch.empty((3, *pixels.shape[:2]), dtype=torch.float32)
     to_floats(pixels, tensor.numpy())
     return tensor

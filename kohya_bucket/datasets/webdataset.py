@@ -20,6 +20,7 @@ from kohya_bucket.datasets.sources.tars import TarSource
 from kohya_bucket.datasets.streaming import StreamingBuckets, StreamKeywords
 from kohya_bucket.datasets.tar_index import TarIndex
 from kohya_bucket.datasets.tar_members import Oddities, plain_ending
+from kohya_bucket.datasets.tensors import PixelRange
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images.unreadable import UnreadableImageError
@@ -51,6 +52,7 @@ def dataset_from_shards(
     caption: str | None = "txt",
     obey_exif: bool = False,
     transform: Transform | None = None,
+    pixel_range: PixelRange = (-1, 1),
     interpolation: str = "auto",
     decode: str = "exact",
 ) -> BucketedDataset:
@@ -64,7 +66,7 @@ def dataset_from_shards(
         caption: ending of the member with the caption, such as "txt", or "json" for a text under the key "caption";
             None for no captions.
         obey_exif: turn images upright as their EXIF asks.
-        transform, interpolation, decode: as for `BucketedDataset`.
+        transform, pixel_range, interpolation, decode: as for `BucketedDataset`.
 
     Raises:
         KohyaBucketError: a shard is missing, no tar, compressed, changed while it is used, or behind a URL.
@@ -79,7 +81,7 @@ def dataset_from_shards(
         built.save(index)
     source = TarSource(built, obey_exif=obey_exif)
     return BucketedDataset.from_source(
-        source, strategy, transform=transform, interpolation=interpolation, decode=decode
+        source, strategy, transform=transform, pixel_range=pixel_range, interpolation=interpolation, decode=decode
     )
 
 

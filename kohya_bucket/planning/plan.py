@@ -204,6 +204,25 @@ class EpochPlan:
             digest.update(np.ascontiguousarray(array, dtype=kind).data)
         return digest.hexdigest()
 
+    def _repr_html_(self) -> str:
+        """For notebooks: steps and images of each bucket, and the ledger in one line."""
+        from kohya_bucket.html_view import bars, fullest, view
+
+        k, trained = len(self.global_batch), np.maximum(self.length, self.world_size)
+        steps = np.bincount(self.bucket_of_step, minlength=k)
+        samples = np.bincount(self.bucket_of_step, weights=trained, minlength=k).astype(np.int64)
+        short = np.bincount(self.bucket_of_step[self.length < self.global_batch[self.bucket_of_step]], minlength=k)
+        ledger, shown = self.ledger(), fullest(samples.tolist())
+        names = [ledger.bucket_name(i) for i in shown]
+        rows = [(name, *(f"{n[i]:,}" for n in (steps, samples, short))) for name, i in zip(names, shown, strict=True)]
+        notes = [ledger.text]
+        if (hidden := int(np.count_nonzero(samples)) - len(shown)) > 0:
+            notes.append(f"{hidden:,} smaller buckets are not shown")
+        ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
+        title = f"epoch {self.epoch}, seed {self.seed}: {self.steps:,} steps on {ranks}"
+        header = ("bucket", "steps", "images", "short batches")
+        return view(title, notes, header, rows, bars(names, samples[shown].tolist(), "images"))
+
     def _slice(self, step: int) -> tuple[int, int]:
         if not 0 <= step < self.steps:
             raise PlanError(f"step {step} does not exist: the epoch has steps 0 to {self.steps - 1}")

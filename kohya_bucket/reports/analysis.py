@@ -14,7 +14,8 @@ from kohya_bucket.buckets.misfits import BARELY, FAR, aspect_distance, enlargeme
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.reports.images import ImageTable, Subject
-from kohya_bucket.reports.summary import Summary, images_per_bucket, samples_per_bucket, summarize
+from kohya_bucket.reports.set_summary import AspectRatioSummary, aspect_ratio_summary
+from kohya_bucket.reports.summary import Summary, samples_per_bucket, summarize
 
 __all__ = ["Analysis", "BucketUse", "analyze"]
 
@@ -75,12 +76,17 @@ class Analysis:
         return np.asarray(sizes[:, 0] / sizes[:, 1])
 
     @cached_property
+    def aspect_summary(self) -> AspectRatioSummary:
+        """Of the readable images."""
+        return aspect_ratio_summary(self.images.sizes[self.images.readable])
+
+    @cached_property
     def buckets(self) -> list[BucketUse]:
         """One entry per bucket of the set, in its order; unused ones too, where the rule has a whole set."""
         placement, batch = self.placement, self.subject.batch_size
         if placement.bucket_set is None:
             return []
-        images = images_per_bucket(placement)
+        images = placement.images_per_bucket
         samples = samples_per_bucket(placement, self.images.repeats)
         index = placement.bucket_index[placement.placed]
         loss, scale = placement.crop_loss[placement.placed], self.scale[placement.placed]
@@ -118,6 +124,11 @@ class Analysis:
     def rarely_used(self) -> list[BucketUse]:
         """Used buckets with fewer than `min_count` images."""
         return [b for b in self.used_buckets if b.images < self.min_count]
+
+    @property
+    def empty(self) -> list[BucketUse]:
+        """Buckets of the rule's set that hold no image."""
+        return [b for b in self.buckets if not b.images]
 
     @cached_property
     def unplaced(self) -> Indices:

@@ -23,7 +23,8 @@ class Summary:
         buckets: buckets in use.
         samples: images times repeats, of the placed.
         batches, short_batches: of one epoch on one process; a bucket's last batch is short if it is not full.
-        mean_crop, p95_crop, worst_crop: share of an image's area that is cropped off; 0 where nothing is placed.
+        mean_crop, median_crop, p95_crop, worst_crop: share of an image's area that is cropped off; 0 where nothing is
+            placed.
         enlarged: share of the placed images that are scaled up by more than rounding (0.1% of a side).
         mean_pixels: mean area of the buckets over the placed images.
     """
@@ -35,6 +36,7 @@ class Summary:
     batches: int
     short_batches: int
     mean_crop: float
+    median_crop: float
     p95_crop: float
     worst_crop: float
     enlarged: float
@@ -50,22 +52,17 @@ def summarize(sizes: IntArray, placement: Placement, repeats: npt.NDArray[np.int
     return Summary(
         placed=int(placed.sum()),
         unplaced=int((readable & ~placed).sum()),
-        buckets=int(np.count_nonzero(images_per_bucket(placement))),
+        buckets=int(np.count_nonzero(placement.images_per_bucket)),
         samples=int(samples.sum()),
         batches=int(np.sum(-(-samples // batch_size))),
         short_batches=int(np.count_nonzero(samples % batch_size)),
         mean_crop=float(loss.mean()) if len(loss) else 0.0,
+        median_crop=float(np.median(loss)) if len(loss) else 0.0,
         p95_crop=float(np.quantile(loss, 0.95)) if len(loss) else 0.0,
         worst_crop=float(loss.max()) if len(loss) else 0.0,
         enlarged=float(np.mean(enlargement(sizes, placement)[placed] > BARELY)) if len(loss) else 0.0,
         mean_pixels=float(placement.bucket_sizes[placed].astype(np.float64).prod(axis=1).mean()) if len(loss) else 0.0,
     )
-
-
-def images_per_bucket(placement: Placement) -> npt.NDArray[np.int64]:
-    """[K] images in each bucket of the placement's set."""
-    k = 0 if placement.bucket_set is None else len(placement.bucket_set)
-    return np.bincount(placement.bucket_index[placement.placed], minlength=k).astype(np.int64)
 
 
 def samples_per_bucket(placement: Placement, repeats: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -13,11 +13,12 @@ from rich.text import Text
 from kohya_bucket.latents.trainers import NAME_THE_MODEL
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.recommend import Recommendation, recommend
-from kohya_bucket.texts import one_line
+from kohya_bucket.texts import one_line, some
 
 __all__ = ["print_analysis", "render_analysis"]
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
+_MOST_NAMED = 12
 
 
 def print_analysis(analysis: Analysis, console: Console, limit: int = 5) -> None:
@@ -53,8 +54,8 @@ def _head(analysis: Analysis) -> RenderableType:
             f"{s.short_batches:,} of them not full ({len(analysis.underfilled)} buckets never fill one)\n"
         )
         text.append(
-            f"Cropped off: mean {s.mean_crop:.2%}, 95th percentile {s.p95_crop:.1%}, worst {s.worst_crop:.1%}. "
-            f"Enlarged: {s.enlarged:.1%} of the images\n"
+            f"Cropped off: mean {s.mean_crop:.2%}, median {s.median_crop:.2%}, 95th percentile {s.p95_crop:.1%}, worst "
+            f"{s.worst_crop:.1%}. Enlarged: {s.enlarged:.1%} of the images\n"
         )
     return text
 
@@ -68,7 +69,12 @@ def _aspects(analysis: Analysis, width: int = 64) -> RenderableType:
     bars = "".join(_BLOCKS[-(-int(c) * 8 // top)] for c in counts)
     ends = f"1:{2**reach:.3g}", f"{2**reach:.3g}:1"
     axis = ends[0] + "1:1".center(width - len(ends[0]) - len(ends[1])) + ends[1]
-    return Text(f"Aspects, by logarithm\n  {bars}\n  {axis}\n")
+    a = analysis.aspect_summary
+    numbers = (
+        f"{a.min_ar:.3f} to {a.max_ar:.3f}; natural logarithm: mean {a.mean_log_ar:.4f}, median {a.median_log_ar:.4f}, "
+        f"standard deviation {a.std_log_ar:.4f}"
+    )
+    return Text(f"Aspects, by logarithm\n  {bars}\n  {axis}\n  {numbers}\n")
 
 
 def _buckets(analysis: Analysis, most: int = 60) -> RenderableType:
@@ -98,9 +104,13 @@ def _buckets(analysis: Analysis, most: int = 60) -> RenderableType:
     notes = []
     if len(used) > most:
         notes.append(f"{len(used) - most} smaller buckets are not shown; --html and --json hold all.")
-    idle = len(analysis.buckets) - len(used)
-    if idle:
-        notes.append(f"{idle} buckets of the set hold no image.")
+    for what, some_of in (
+        (f"fewer than {analysis.min_count} images", analysis.rarely_used),
+        ("no image", analysis.empty),
+    ):
+        if some_of:
+            many = f"{len(some_of)} bucket{' holds' if len(some_of) == 1 else 's hold'} {what}"
+            notes.append(f"{many}: {some([str(b.bucket) for b in some_of], _MOST_NAMED)}")
     return Group(table, *(Text(n, style="dim") for n in notes))
 
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from kohya_bucket import KohyaBuckets, load_preset
+from kohya_bucket import BucketSet, KohyaBuckets, bucket_set_to_toml, load_preset
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
 
@@ -119,7 +119,26 @@ def test_a_dataset_config_brings_images_repeats_and_rules(folder, tmp_path) -> N
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "sets, dataset 1" in page
     assert "sets, dataset 2" in page
-    assert result.stdout == ""
+    assert "buckets in use" in result.stdout
+
+
+def test_the_text_names_empty_and_rare_buckets_and_comes_with_the_page(tmp_path) -> None:
+    for i, size in enumerate([(64, 64), (64, 64), (64, 64), (96, 64)]):
+        Image.new("RGB", size).save(tmp_path / f"{i}.png")
+    (tmp_path / "set.toml").write_text(
+        bucket_set_to_toml(BucketSet.from_dims([(64, 64), (96, 64), (64, 96)])), encoding="utf-8"
+    )
+    result = run(tmp_path, "-c", tmp_path / "set.toml", "--min-count", 2, "--html", tmp_path / "r.html")
+    text = result.stdout
+    assert (tmp_path / "r.html").stat().st_size > 10_000
+    assert "1 bucket holds fewer than 2 images: 96x64" in text
+    assert "1 bucket holds no image: 64x96" in text
+    assert "mean 0.00%, median 0.00%" in text
+    # ln(1.5) / 4 and its deviation
+    assert "1.000 to 1.500; natural logarithm: mean 0.1014, median 0.0000, standard deviation 0.1756" in text
+    data = read(tmp_path, "-c", tmp_path / "set.toml")
+    assert data["aspects"]["mean_log"] == pytest.approx(np.log(1.5) / 4)
+    assert data["summary"]["median_crop"] == 0
 
 
 def test_a_cache_is_made_and_used(folder, tmp_path) -> None:

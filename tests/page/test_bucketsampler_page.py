@@ -175,6 +175,14 @@ def test_analyze(place: Path) -> None:
     assert Path("report.html").read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
 
 
+def test_notebook(place: Path) -> None:
+    names = run_snippet("notebook", image_paths=sorted(Path("data").glob("*.jpg")))
+    assert len(names["dims"]) == COUNT
+    assert names["plan"].samples == COUNT
+    for shown in ("buckets", "placement", "plan"):
+        assert "<svg" in names[shown]._repr_html_()
+
+
 def test_buckets_from_dataset(place: Path) -> None:
     (output,) = run_commands("buckets-from-dataset")
     assert "sdxl" in output

@@ -14,12 +14,12 @@ from kohya_bucket.buckets.auto_sets.methods import AutoSet, SetRequest, Sides
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.choices import AUTO_METHODS
 from kohya_bucket.buckets.geometry import aspect_loss
-from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_resolution, as_sizes
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_resolution, readable_sizes
 from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["AutoBucketResult", "generate_buckets", "mean_crop_loss"]
+__all__ = ["AutoBucketResult", "generate_buckets"]
 
 _MOST_BUCKETS = 65_536
 
@@ -80,7 +80,9 @@ def generate_buckets(
     Raises:
         BucketSettingsError: no images, an unreadable one, or values from which no bucket follows.
     """
-    sizes = _readable(dims)
+    sizes = readable_sizes(dims)
+    if not len(sizes):
+        raise BucketSettingsError("dims holds no image: a bucket set cannot be made from nothing")
     size = as_resolution("target", target)
     for key, value in (("num_buckets", num_buckets), ("target", min(size)), ("vae_factor", vae_factor)):
         if value < 1:
@@ -98,22 +100,6 @@ def generate_buckets(
     counts = found.counts or tuple(np.bincount(index, minlength=len(bucket_set)).tolist())
     mean = float(loss.mean())
     return AutoBucketResult(bucket_set, found.log_aspects, counts, found.iterations, mean, num_buckets, method)
-
-
-def _readable(dims: npt.ArrayLike) -> IntArray:
-    sizes = as_sizes(dims)
-    if not len(sizes):
-        raise BucketSettingsError("dims holds no image: a bucket set cannot be made from nothing")
-    if sizes.min() < 1:
-        bad = sizes[sizes.min(axis=1) < 1][0]
-        raise BucketSettingsError(f"dims holds an image of {bad[0]}x{bad[1]}: leave out what could not be read")
-    return sizes
-
-
-def mean_crop_loss(dims: npt.ArrayLike, bucket_set: BucketSet) -> float:
-    """Mean share that the images of [N, 2] sizes lose in their least cropping bucket of a set."""
-    sizes = as_sizes(dims)
-    return float(_least_loss(sizes[:, 0] / sizes[:, 1], bucket_set)[0].mean())
 
 
 def _least_loss(aspects: FloatArray, bucket_set: BucketSet) -> tuple[FloatArray, IntArray]:

@@ -15,7 +15,7 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["FixedBuckets", "file_rule", "preset_rule"]
+__all__ = ["FixedBuckets", "check_bucket_set", "file_rule", "preset_rule"]
 
 
 class FixedBuckets(SetRule):
@@ -43,12 +43,7 @@ class FixedBuckets(SetRule):
         no_upscale: bool = False,
         max_crop: float | None = None,
     ) -> None:
-        if not isinstance(bucket_set, BucketSet):
-            raise BucketSettingsError(
-                f"bucket_set is {bucket_set!r}, but must be a BucketSet: load_preset('sdxl'), load_from_toml(path), or "
-                "BucketSet.from_dims([(width, height), ...])"
-            )
-        super().__init__(bucket_set)
+        super().__init__(check_bucket_set(bucket_set))
         self.switching = switching
         self._switch = aspect_switch(bucket_set, switching)
         self._limits = Limits(bucket_set, max_crop=max_crop, no_upscale=no_upscale)
@@ -67,6 +62,20 @@ class FixedBuckets(SetRule):
     def __repr__(self) -> str:
         name = f" {self.bucket_set.name!r}" if self.bucket_set.name else ""
         return f"<{type(self).__name__}{name} n_buckets={len(self.bucket_set)} switching={self.switching!r}>"
+
+
+def check_bucket_set(bucket_set: BucketSet) -> BucketSet:
+    """The set itself.
+
+    Raises:
+        BucketSettingsError: it is a list, a name, or anything else that is none.
+    """
+    if isinstance(bucket_set, BucketSet):
+        return bucket_set
+    raise BucketSettingsError(
+        f"bucket_set is {bucket_set!r}, but must be a BucketSet: load_preset('sdxl'), load_from_toml(path), or "
+        "BucketSet.from_dims([(width, height), ...])"
+    )
 
 
 def preset_rule(request: RuleRequest) -> FixedBuckets:

@@ -55,12 +55,12 @@ def analyze(
     ] = None,
     workers: Workers = None,
     engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "local",
-    min_count: Annotated[int, typer.Option(help="Buckets with fewer images are counted as rare.")] = 10,
+    min_count: Annotated[int, typer.Option(help="Buckets with fewer images are named as rarely used.")] = 10,
     outlier_threshold: Annotated[
         float, typer.Option(help="Images further than this in log aspect from their bucket are outliers.")
     ] = 0.25,
     as_json: AsJson = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Write the report to this file.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the report to this file, too.")] = None,
     list_bad: Annotated[
         Path | None, typer.Option(help="Write the paths of images to repair, split or leave out to this file.")
     ] = None,
@@ -91,7 +91,7 @@ def analyze(
     if as_json:
         _print_json(analyses, findings, limit or 100)
     else:
-        _print(analyses, findings, None if html is not None else limit or 5)
+        _print(analyses, findings, limit or 5)
 
 
 def _subjects(
@@ -146,14 +146,14 @@ def _print_json(analyses: Sequence[Analysis], findings: Sequence[Finding], limit
     sys.stdout.write(json.dumps(report, indent=1, allow_nan=False) + "\n")
 
 
-def _print(analyses: Sequence[Analysis], findings: Sequence[Finding], limit: int | None) -> None:
-    """The findings; with a limit also the report, with at most so many images in each list."""
+def _print(analyses: Sequence[Analysis], findings: Sequence[Finding], limit: int) -> None:
+    """The findings and the report, with at most so many images in each list."""
     from rich.markup import escape
 
     from kohya_bucket.reports.terminal import print_analysis
 
-    console = plain_console(stderr=limit is None)
+    console = plain_console()
     for finding in findings:
         console.print(f"[yellow]{finding.severity.value}[/yellow]: {escape(finding.text)}", soft_wrap=True)
-    for analysis in analyses if limit is not None else ():
-        print_analysis(analysis, console, limit or 0)
+    for analysis in analyses:
+        print_analysis(analysis, console, limit)

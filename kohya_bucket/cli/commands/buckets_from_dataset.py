@@ -104,9 +104,9 @@ class _Compared:
     """Another set of buckets, and the mean crop loss of the images in it."""
 
     def __init__(self, name: str, bucket_set: BucketSet, sizes: IntArray) -> None:
-        from kohya_bucket.buckets.auto_sets.generate import mean_crop_loss
+        from kohya_bucket.reports.set_summary import crop_loss_summary
 
-        self.name, self.buckets, self.loss = name, len(bucket_set), mean_crop_loss(sizes, bucket_set)
+        self.name, self.buckets, self.loss = name, len(bucket_set), crop_loss_summary(sizes, bucket_set).mean
 
 
 def _set_named(compare_to: str) -> BucketSet:

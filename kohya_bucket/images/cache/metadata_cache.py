@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from kohya_bucket.buckets.sizes import as_sizes
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.cache import parquet_file as parquet
 from kohya_bucket.images.cache.metadata_rows import Changes, MetadataRows
 from kohya_bucket.images.cache.refresh import refreshed
@@ -30,15 +33,15 @@ class MetadataRow(NamedTuple):
     height: int
     mtime_ns: int
     bytes: int
-    format: ImageFormat
-    orientation: int
-    hash: str | None
-    reason: str | None
+    format: ImageFormat = ImageFormat.UNKNOWN
+    orientation: int = 1
+    hash: str | None = None
+    reason: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MetadataCache(MetadataRows):
-    """What headers say, one row per file, kept between runs; the columns are those of `MetadataRows`."""
+    """What headers say, one row per file, kept between runs; `MetadataCache()` has none. Columns: `MetadataRows`."""
 
     @classmethod
     def build(
@@ -55,7 +58,7 @@ class MetadataCache(MetadataRows):
         Raises:
             ScanInterrupted: Ctrl-C; its `cache` holds the rows that were finished.
         """
-        return _EMPTY.refresh(paths, hash=hash, workers=workers, engine=engine, progress=progress)
+        return cls().refresh(paths, hash=hash, workers=workers, engine=engine, progress=progress)
 
     def refresh(
         self,
@@ -109,8 +112,33 @@ class MetadataCache(MetadataRows):
     def get(self, path: str | os.PathLike[str]) -> MetadataRow | None:
         """Row of one file, or None if it is not in the cache."""
         i = self._row(path)
-        if i < 0:
-            return None
+        return None if i < 0 else self._row_at(i)
+
+    def __iter__(self) -> Iterator[MetadataRow]:
+        """All rows in their order, as a table such as pandas' takes them."""
+        return (self._row_at(i) for i in range(len(self)))
+
+    def upsert(self, *rows: MetadataRow) -> None:
+        """Add rows to this cache, or replace those of the same path: sizes that are known without opening the files.
+
+        Every call takes as long as the cache is large, so give many rows at once. A row counts while the file has its
+        `mtime_ns` and `bytes`. Hashes are kept where this cache has any.
+
+        Raises:
+            KohyaBucketError: what is given is no `MetadataRow`, or one with a size that no image has.
+        """
+        added = _columns(rows, self)
+        at, new = self.paths.find(added.paths), len(self)
+        order = np.arange(len(self))
+        order[at[at >= 0]] = new + np.flatnonzero(at >= 0)
+        joined = self.joined(added).take(np.concatenate([order, new + np.flatnonzero(at < 0)]))
+        for column in fields(self):
+            object.__setattr__(self, column.name, getattr(joined, column.name))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} n={len(self)} unreadable={len(self.reasons)} hashed={self.hashes is not None}>"
+
+    def _row_at(self, i: int) -> MetadataRow:
         width, height = self.sizes[i].tolist()
         return MetadataRow(
             self.paths[i], width, height, int(self.mtime_ns[i]), int(self.bytes[i]), ImageFormat(int(self.formats[i])),
@@ -138,15 +166,36 @@ class MetadataCache(MetadataRows):
         return int(self.paths.find(absolute_paths([path]))[0])
 
 
+def _columns(rows: Iterable[MetadataRow], like: MetadataCache) -> MetadataCache:
+    """Rows as the columns of a cache like `like`; of several with one path the last."""
+    given = list(rows)
+    for row in given:
+        if not isinstance(row, MetadataRow):
+            raise KohyaBucketError(
+                f"a row is {row!r}, but must be a MetadataRow: MetadataRow(path, width, height, mtime_ns, bytes)"
+            )
+    last = dict(zip(absolute_paths([row.path for row in given]), given, strict=True))
+    sizes = as_sizes([(row.width, row.height) for row in last.values()])
+    if sizes.min(initial=0) < 0:
+        bad = list(last)[int(sizes.min(axis=1).argmin())]
+        raise KohyaBucketError(f"the row of {bad} has a side below 0: 0 by 0 stands for unreadable")
+
+    def column(name: str, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.array([getattr(row, name) for row in last.values()], dtype=kind)
+
+    hashes = [(row.hash or "").encode("ascii", "replace") for row in last.values()]
+    return replace(
+        like, paths=TextColumn.of(list(last)), sizes=sizes, mtime_ns=column("mtime_ns", np.int64),
+        bytes=column("bytes", np.int64), formats=column("format", np.uint8),
+        orientation=column("orientation", np.uint8),
+        hashes=None if like.hashes is None else np.array(hashes, dtype=like.hashes.dtype),
+        reasons={i: row.reason for i, row in enumerate(last.values()) if row.reason is not None},
+    )  # fmt: skip
+
+
 def _is_unicode(text: builtins.bytes) -> bool:
     try:
         text.decode("utf-8")
     except UnicodeDecodeError:
         return False
     return True
-
-
-_EMPTY = MetadataCache(
-    TextColumn.of([]), np.zeros((0, 2), np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8),
-    np.ones(0, np.uint8),
-)  # fmt: skip

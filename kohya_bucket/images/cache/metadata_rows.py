@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.scan.size_scan import SizeScan
 from kohya_bucket.images.tables.text_column import TextColumn
 
@@ -42,15 +43,22 @@ class MetadataRows:
         changes: what `build` or `refresh` did; None for a cache that was loaded.
     """
 
-    paths: TextColumn
-    sizes: npt.NDArray[np.int32]
-    mtime_ns: npt.NDArray[np.int64]
-    bytes: npt.NDArray[np.int64]
-    formats: npt.NDArray[np.uint8]
-    orientation: npt.NDArray[np.uint8]
+    paths: TextColumn = field(default_factory=lambda: TextColumn.of([]))
+    sizes: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    mtime_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    formats: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    orientation: npt.NDArray[np.uint8] = field(default_factory=lambda: np.ones(0, np.uint8))
     hashes: npt.NDArray[np.bytes_] | None = None
     reasons: dict[int, str] = field(default_factory=dict)
     changes: Changes | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.paths, TextColumn):
+            raise KohyaBucketError(
+                f"paths is a {type(self.paths).__name__}, but a cache is made of columns; of rows it is made by "
+                "cache = MetadataCache() and cache.upsert(*rows)"
+            )
 
     def scan(self) -> SizeScan:
         """The same rows as `read_sizes` gives them."""
@@ -77,7 +85,10 @@ class MetadataRows:
 
     def where(self: _Rows, keep: npt.NDArray[np.bool_]) -> _Rows:
         """The rows of a [N] bool mask."""
-        rows = np.flatnonzero(keep)
+        return self.take(np.flatnonzero(keep))
+
+    def take(self: _Rows, rows: npt.NDArray[np.intp]) -> _Rows:
+        """The rows at [M] positions, each at most once."""
         moved = {int(old): new for new, old in enumerate(rows)}
         return replace(
             self, paths=self.paths.take(rows), sizes=self.sizes[rows], mtime_ns=self.mtime_ns[rows],
