@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kohya_bucket.texts import one_line
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["plain_console", "print_table", "say", "say_plainly", "wide_console"]
+__all__ = ["plain_console", "print_fitting", "print_table", "say", "say_plainly", "wide_console"]
 
 _ENCODING_ERRORS = "kohya_bucket.plain"
 _PLAIN = {"→": "->", "…": "...", "█": "#", **dict(zip("▁▂▃▄▅▆▇", "..::++#", strict=True))}
@@ -57,6 +58,20 @@ def print_table(console: Console, table: Table) -> None:
     needed = console.measure(table, options=console.options.update(max_width=_ANY_WIDTH)).maximum
     wide = console if needed <= console.width else plain_console(stderr=console.stderr, width=needed)
     wide.print(table)
+
+
+def print_fitting(console: Console, table: Callable[[Collection[str]], Table], spare: Sequence[str]) -> None:
+    """Print a table without as many of its spare columns as do not fit, the first of them going first.
+
+    Args:
+        table: makes it without the named columns.
+        spare: names of columns that a reader can do without.
+    """
+    for count in range(len(spare) + 1):
+        made = table(spare[:count])
+        if console.measure(made, options=console.options.update(max_width=_ANY_WIDTH)).maximum <= console.width:
+            break
+    print_table(console, made)
 
 
 def _in_other_words(error: UnicodeError) -> tuple[str, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
+from functools import partial
 
 import numpy as np
 import typer
@@ -11,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.cli.console import print_table, wide_console
+from kohya_bucket.cli.console import print_fitting, print_table, wide_console
 from kohya_bucket.cli.plan_json import not_trained, plan_as_dict
 from kohya_bucket.images.headers.exif import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
@@ -108,30 +110,38 @@ def _subset_lines(console: Console, dataset: DatasetOverview) -> None:
 
 
 def _bucket_table(console: Console, dataset: DatasetOverview) -> None:
-    placed = dataset.images
-    loss = placed.crop_losses()
-    if not len(loss):
+    if not len(dataset.images.crop_losses()):
         console.print("no image is trained")
         return
+    print_fitting(console, partial(_table_of_buckets, dataset), ("aspect", "short", "samples", "batches"))
+
+
+def _table_of_buckets(dataset: DatasetOverview, without: Collection[str]) -> Table:
+    placed = dataset.images
+    loss = placed.crop_losses()
+    names = ("bucket", "aspect", "images", "samples", "batches", "short", "cut off", "worst", "enlarged")
+    kept = [k for k, name in enumerate(names) if name not in without]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("bucket", "aspect", "images", "samples", "batches", "short", "cut off", "worst", "enlarged"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for k in kept:
+        table.add_column(names[k], justify="right", no_wrap=True)
     rows = placed.rows()
     enlarged = dataset.enlarged_per_bucket()
     for row, up in zip(rows, enlarged, strict=True):
-        table.add_row(
+        cells = (
             str(row.bucket), f"{row.bucket.aspect_ratio:.3f}", f"{row.images:,}", f"{row.samples:,}",
             f"{row.batches:,}", str(row.short_batches or ""), f"{row.mean_crop_loss:.1%}", f"{row.worst_crop_loss:.1%}",
             _enlarged(up.images, up.most),
         )  # fmt: skip
+        table.add_row(*(cells[k] for k in kept))
     table.add_section()
     short = sum(row.short_batches for row in rows)
-    table.add_row(
+    cells = (
         f"{len(placed.buckets)} buckets", "", f"{len(placed.keys):,}", f"{int(placed.samples_per_bucket.sum()):,}",
         f"{placed.batches:,}", str(short or ""), f"{loss.mean():.1%}", f"{loss.max():.1%}",
         _enlarged(sum(up.images for up in enlarged), max(up.most for up in enlarged)),
     )  # fmt: skip
-    print_table(console, table)
+    table.add_row(*(cells[k] for k in kept))
+    return table
 
 
 def _enlarged(images: int, most: float) -> str:

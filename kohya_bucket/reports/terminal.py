@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from kohya_bucket.images.files.paths import from_here
 from kohya_bucket.latents.trainers import NAME_THE_MODEL
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.recommend import Recommendation, recommend
@@ -19,18 +20,20 @@ __all__ = ["print_analysis", "render_analysis"]
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MOST_NAMED = 12
+_NARROW = 76  # columns that all of a bucket's numbers take
 
 
 def print_analysis(analysis: Analysis, console: Console, limit: int = 5) -> None:
     """Print one data set; lists of images show the first `limit`."""
     # in a file no path is broken over two lines, and no line is filled up or cut
-    console.print(render_analysis(analysis, limit, wrap=console.is_terminal), soft_wrap=not console.is_terminal)
+    shown = render_analysis(analysis, limit, wrap=console.is_terminal, narrow=console.width < _NARROW)
+    console.print(shown, soft_wrap=not console.is_terminal)
 
 
-def render_analysis(analysis: Analysis, limit: int = 5, *, wrap: bool = True) -> RenderableType:
+def render_analysis(analysis: Analysis, limit: int = 5, *, wrap: bool = True, narrow: bool = False) -> RenderableType:
     parts: list[RenderableType] = [_head(analysis)]
     if len(analysis.aspects):
-        parts += [_aspects(analysis), _buckets(analysis)]
+        parts += [_aspects(analysis, 40 if narrow else 64), _buckets(analysis, narrow)]
     parts += _lists(analysis, limit)
     recommendations = recommend(analysis)
     if recommendations:
@@ -77,30 +80,31 @@ def _aspects(analysis: Analysis, width: int = 64) -> RenderableType:
     return Text(f"Aspects, by logarithm\n  {bars}\n  {axis}\n  {numbers}\n")
 
 
-def _buckets(analysis: Analysis, most: int = 60) -> RenderableType:
-    # Narrow enough for a terminal of 80 columns.
+def _buckets(analysis: Analysis, narrow: bool, most: int = 60) -> RenderableType:
+    # All of them fit into 80 columns, and without the bar and the last batch into 60.
+    names = ("bucket", "aspect", "images", "", "samples", "batches", "last", "cut", "worst", "enl.")
+    kept = [k for k, name in enumerate(names) if not narrow or name not in ("", "last")]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for name in ("bucket", "aspect", "images", "", "samples", "batches", "last", "cut", "worst", "enl."):
-        table.add_column(name, justify="left" if name in ("bucket", "") else "right", no_wrap=True)
+    for k in kept:
+        table.add_column(names[k], justify="left" if names[k] in ("bucket", "") else "right", no_wrap=True)
     used = analysis.used_buckets
     # Where there are more than fit, the fullest are shown, in the set's order.
     shown = sorted(sorted(used, key=lambda b: -b.images)[:most], key=lambda b: (b.bucket.aspect_ratio, b.bucket))
     top = max((b.images for b in used), default=1)
     for use in shown:
-        last = f"{use.last_batch}/{analysis.subject.batch_size}" if use.last_batch else "full"
-        table.add_row(
+        row = (
             str(use.bucket),
             f"{use.bucket.aspect_ratio:.3f}",
             f"{use.images:,}",
             "█" * max(1, round(8 * use.images / top)),
             f"{use.samples:,}",
             f"{use.batches:,}",
-            last,
+            f"{use.last_batch}/{analysis.subject.batch_size}" if use.last_batch else "full",
             f"{use.mean_crop:.1%}",
             f"{use.worst_crop:.1%}",
             f"{use.enlarged:.0%}",
-            style="yellow" if use.underfilled else "",
         )
+        table.add_row(*(row[k] for k in kept), style="yellow" if use.underfilled else "")
     notes = []
     if len(used) > most:
         notes.append(f"{len(used) - most} smaller buckets are not shown; --html and --json hold all.")
@@ -127,20 +131,26 @@ def _lists(analysis: Analysis, limit: int) -> list[RenderableType]:
                 "reason": analysis.reason(i),
                 "orientation": f"EXIF orientation {images.orientation[i]}",
             }[what]
-            out.append(f"{images.paths[i]} ({size}): {value}")
+            out.append(f"{from_here(images.paths[i])} ({size}): {value}")
         return out
 
-    broken = [f"{images.paths[i]}: {why}" for i, why in sorted(images.failures.items())]
+    broken = [f"{from_here(images.paths[i])}: {why}" for i, why in sorted(images.failures.items())]
     sections = [
         ("Broken", broken, len(broken)),
         ("Without a bucket", described(analysis.unplaced[:limit].tolist(), "reason"), len(analysis.unplaced)),
         ("Far from every bucket", described(analysis.outliers[:limit].tolist(), "crop"), len(analysis.outliers)),
         ("Most enlarged", described(analysis.most_enlarged[:limit].tolist(), "scale"), len(analysis.most_enlarged)),
         ("Asking for a rotation", described(analysis.rotated[:limit].tolist(), "orientation"), len(analysis.rotated)),
-        ("Named wrongly", [f"{images.paths[i]}: {w}" for i, w in images.mislabelled.items()], len(images.mislabelled)),
+        (
+            "Named wrongly",
+            [f"{from_here(images.paths[i])}: {w}" for i, w in images.mislabelled.items()],
+            len(images.mislabelled),
+        ),
     ]
     duplicates = analysis.duplicates or []
-    sections.append(("Equal files", [", ".join(images.paths[i] for i in g) for g in duplicates], len(duplicates)))
+    sections.append(
+        ("Equal files", [", ".join(from_here(images.paths[i]) for i in g) for g in duplicates], len(duplicates))
+    )
     out: list[RenderableType] = []
     for title, lines, count in sections:
         if count:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,24 @@ def test_no_number_is_lost_on_a_narrow_terminal(folder: Path) -> None:
     assert "…" not in table
     assert "kohya-no-upscale" in table
     assert "832x256" in run("chart", env=NARROW)
+
+
+def test_sixty_columns_hold_every_table(folder: Path) -> None:
+    sixty = {**NARROW, "COLUMNS": "60"}
+    for command in (("plan", config_of(folder, str(folder))), ("analyze", str(folder), "--quiet")):
+        said = re.sub(r"\x1b\[[0-9;]*m", "", run(*command, env=sixty)).splitlines()
+        table = [line for line in said if re.match(r" *(bucket|\d+x\d+) ", line)]
+        assert len(table) == 4
+        assert max(map(len, table)) <= 60
+        assert all("worst" in line or "%" in line for line in table)
+
+
+def test_paths_are_relative_where_they_were_given_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "cut.png").write_bytes((folder / "0.png").read_bytes()[:10])
+    monkeypatch.chdir(folder.parent)
+    said = run("analyze", folder.name, "--quiet")
+    assert f"{os.path.join(folder.name, 'cut.png')}: " in said
+    assert str(folder) not in said
 
 
 def test_a_name_with_colons_is_no_picture(folder: Path) -> None:

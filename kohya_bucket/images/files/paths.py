@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.files.remote import is_url
 
-__all__ = ["absolute_paths", "file_key", "refuse_one_path"]
+__all__ = ["absolute_paths", "file_key", "from_here", "refuse_one_path"]
 
 
 def absolute_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -33,6 +33,12 @@ def absolute_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 def file_key(path: str | os.PathLike[str]) -> str:
     """The same for every spelling of a file's path, relative or not, and in any case where case does not count."""
     return os.path.normcase(os.path.abspath(path))
+
+
+def from_here(path: str) -> str:
+    """A path for a reader: relative where it lies in the current folder."""
+    here = os.path.join(os.getcwd(), "")
+    return path[len(here) :] if path.startswith(here) else path
 
 
 def refuse_one_path(paths: object) -> None:
