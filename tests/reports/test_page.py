@@ -165,7 +165,7 @@ def test_no_name_or_caption_becomes_markup(browser, tmp_path) -> None:
     for button in browser.find_elements("css selector", "section .tabs button"):
         button.click()
     browser.find_elements("css selector", "section .tabs button")[0].click()
-    shown = read("[...document.querySelectorAll('td.name')].map((n) => n.textContent)")
+    shown = read("[...document.querySelectorAll('tbody .name')].map((n) => n.textContent)")
     assert set(HOSTILE) <= set(shown)
     titles = read("[...document.querySelectorAll('figure')].map((n) => n.title)")
     assert any("onerror=window.pwned=8" in t for t in titles)
@@ -222,7 +222,7 @@ def test_lists_sort_and_filter(browser, tmp_path) -> None:
     names = [f"/set/{word}{i}.png" for i, word in enumerate(["cat", "dog"] * 10)]
     _, uri = page_of({"set": RULES["512"]}, [(600 + 37 * i, 400) for i in range(20)], tmp_path, names, thumbnails=0)
     browser.get(uri)
-    column = "return [...document.querySelectorAll('section.panel:last-of-type td.name')].map((n) => n.textContent)"
+    column = "return [...document.querySelectorAll('section.panel:last-of-type tbody .name')].map((n) => n.textContent)"
     head = "section.panel:last-of-type th:first-child button"
     browser.execute_script(f"document.querySelector('{head}').click()")
     ascending = browser.execute_script(column)

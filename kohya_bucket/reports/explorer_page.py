@@ -1,0 +1,123 @@
+"""The explorer: a page on which images are dropped, with or without those that are in it from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from kohya_bucket._version import __version__
+from kohya_bucket.buckets import Reason, list_presets, load_preset
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import IMAGE_EXTENSIONS
+from kohya_bucket.reports.images import ImageTable, Subject
+from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
+
+__all__ = ["MOST_IMAGES", "GivenConfig", "render_explorer"]
+
+MOST_IMAGES = 200_000
+"""More would make a page that no browser opens in reasonable time."""
+
+_OWN = (
+    "turns", "headers", "formats", "avif", "rules", "collection", "placing", "toml", "config", "thumbs", "gallery",
+    "settings", "panels", "explorer",
+)  # fmt: skip
+_SCRIPTS = (*SHARED_SCRIPTS, *(f"explorer/{name}.js" for name in _OWN))
+_FALLBACK = (
+    '<div class="plain"><h1>Bucket explorer</h1><p>This page places images in your browser, by the script inside it: it '
+    "needs JavaScript, but no network. Without JavaScript, <code>kohya-bucket analyze FOLDER</code> prints the same "
+    "numbers, and <code>--html</code> writes them as a page that can be read without it.</p></div>"
+)
+
+
+@dataclass(frozen=True)
+class GivenConfig:
+    """A dataset config that the page begins with: its name and its text, which is saved with what is changed."""
+
+    name: str
+    text: str
+
+
+def render_explorer(name: str = "", subjects: Sequence[Subject] = (), config: GivenConfig | None = None) -> str:
+    """The explorer as the text of an HTML file.
+
+    Args:
+        name: what the images are called.
+        subjects: the images that are in the page from the start; with a config those of its data sets, in its order.
+            Their rules are not used: the page makes its own of its settings.
+        config: a dataset config to begin with.
+
+    Raises:
+        KohyaBucketError: more than `MOST_IMAGES` images.
+    """
+    count = sum(len(subject.images) for subject in subjects)
+    if count > MOST_IMAGES:
+        raise KohyaBucketError(
+            f"{name} has {count:,} images, but the explorer shows {MOST_IMAGES:,} at most: name a folder in it, or see "
+            "kohya-bucket analyze --html, whose page does not grow"
+        )
+    start: dict[str, Any] | None = None
+    if subjects:
+        start = {"name": name, "images": _columns(subjects, config is not None), "config": None}
+        if config is not None:
+            start["config"] = {"name": config.name, "text": config.text}
+    data = {
+        "version": __version__,
+        "endings": sorted(IMAGE_EXTENSIONS),
+        "reasons": {int(r): r.text for r in Reason},
+        "sets": {preset: _bundled(preset) for preset in list_presets()},
+        "start": start,
+    }
+    title = f"{name}: {count:,} images - bucket explorer" if subjects else "Bucket explorer - kohya-bucket"
+    return one_file(
+        data,
+        _SCRIPTS,
+        ("shared/page.css", "explorer/explorer.css"),
+        title=title,
+        about="Drop a folder of images: see every image in its bucket, what is cut off and what is enlarged. Offline.",
+        fallback=_FALLBACK,
+        # Pictures of images that are in the page from the start are read where they lie.
+        pictures="data: blob: file:" if subjects else "data: blob:",
+    )
+
+
+def _bundled(name: str) -> dict[str, Any]:
+    bucket_set = load_preset(name)
+    return {"sizes": [list(bucket) for bucket in bucket_set], "about": bucket_set.description}
+
+
+def _columns(subjects: Sequence[Subject], of_datasets: bool) -> dict[str, Any]:
+    """All images as columns: short, and quick to read for a browser."""
+    everything = ImageTable.of([p for s in subjects for p in s.images.paths], np.zeros((0, 2), dtype=np.int32))
+    groups: dict[tuple[str, int, int], int] = {}
+    out: dict[str, Any] = {"group": [], "names": [], "sizes": [], "turned": {}, "failures": {}}
+    row = 0
+    for number, subject in enumerate(subjects):
+        images = subject.images
+        for i in range(len(images)):
+            folder, _, name = everything.short_name(row).replace("\\", "/").rpartition("/")
+            key = folder, int(images.repeats[i]), number
+            out["group"].append(groups.setdefault(key, len(groups)))
+            out["names"].append(name)
+            out["sizes"] += images.sizes[i].tolist()
+            if images.orientation[i] > 1:
+                out["turned"][row] = int(images.orientation[i])
+            if i in images.failures:
+                out["failures"][row] = images.failures[i]
+            row += 1
+    out["groups"] = [[folder, repeats, [number] if of_datasets else None] for folder, repeats, number in groups]
+    out["base"] = _base(everything)
+    return out
+
+
+def _base(images: ImageTable) -> str:
+    """Address of the folder that all paths share, with a slash at its end."""
+    if not len(images):
+        return ""
+    length = len(images.paths[0]) - len(images.short_name(0))
+    folder = Path(images.paths[0][:length] or ".").absolute()
+    return quote(folder.as_posix(), safe="/:").join(("file://" + "/" * (not folder.as_posix().startswith("/")), "/"))
