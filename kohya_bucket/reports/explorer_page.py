@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from kohya_bucket._version import __version__
 from kohya_bucket.buckets import Reason, list_presets, load_preset
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS
-from kohya_bucket.reports.images import ImageTable, Subject
+from kohya_bucket.reports.images import ImageTable
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
 
 __all__ = ["MOST_IMAGES", "GivenConfig", "render_explorer"]
@@ -36,35 +36,42 @@ _FALLBACK = (
 
 @dataclass(frozen=True)
 class GivenConfig:
-    """A dataset config that the page begins with: its name and its text, which is saved with what is changed."""
+    """A dataset config that the page begins with.
+
+    Attributes:
+        name: of its file.
+        text: which is saved with what is changed.
+        datasets: for each table of images the place of its data set in the config, from 0.
+    """
 
     name: str
     text: str
+    datasets: Sequence[int]
 
 
-def render_explorer(name: str = "", subjects: Sequence[Subject] = (), config: GivenConfig | None = None) -> str:
+def render_explorer(name: str = "", images: Sequence[ImageTable] = (), config: GivenConfig | None = None) -> str:
     """The explorer as the text of an HTML file.
 
     Args:
         name: what the images are called.
-        subjects: the images that are in the page from the start; with a config those of its data sets, in its order.
-            Their rules are not used: the page makes its own of its settings.
+        images: those that are in the page from the start, one table; with a config one for each of its data sets.
         config: a dataset config to begin with.
 
     Raises:
         KohyaBucketError: more than `MOST_IMAGES` images.
     """
-    count = sum(len(subject.images) for subject in subjects)
+    count = sum(map(len, images))
     if count > MOST_IMAGES:
         raise KohyaBucketError(
             f"{name} has {count:,} images, but the explorer shows {MOST_IMAGES:,} at most: name a folder in it, or see "
             "kohya-bucket analyze --html, whose page does not grow"
         )
     start: dict[str, Any] | None = None
-    if subjects:
-        start = {"name": name, "images": _columns(subjects, config is not None), "config": None}
+    if images:
+        numbers = None if config is None else config.datasets
+        start = {"name": name, "images": _columns(images, numbers), "config": None, "dataset": 0}
         if config is not None:
-            start["config"] = {"name": config.name, "text": config.text}
+            start.update(config={"name": config.name, "text": config.text}, dataset=config.datasets[0])
     data = {
         "version": __version__,
         "endings": sorted(IMAGE_EXTENSIONS),
@@ -72,7 +79,7 @@ def render_explorer(name: str = "", subjects: Sequence[Subject] = (), config: Gi
         "sets": {preset: _bundled(preset) for preset in list_presets()},
         "start": start,
     }
-    title = f"{name}: {count:,} images - bucket explorer" if subjects else "Bucket explorer - kohya-bucket"
+    title = f"{name}: {count:,} images - bucket explorer" if images else "Bucket explorer - kohya-bucket"
     return one_file(
         data,
         _SCRIPTS,
@@ -81,7 +88,7 @@ def render_explorer(name: str = "", subjects: Sequence[Subject] = (), config: Gi
         about="Drop a folder of images: see every image in its bucket, what is cut off and what is enlarged. Offline.",
         fallback=_FALLBACK,
         # Pictures of images that are in the page from the start are read where they lie.
-        pictures="data: blob: file:" if subjects else "data: blob:",
+        pictures="data: blob: file:" if images else "data: blob:",
     )
 
 
@@ -90,34 +97,31 @@ def _bundled(name: str) -> dict[str, Any]:
     return {"sizes": [list(bucket) for bucket in bucket_set], "about": bucket_set.description}
 
 
-def _columns(subjects: Sequence[Subject], of_datasets: bool) -> dict[str, Any]:
+def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> dict[str, Any]:
     """All images as columns: short, and quick to read for a browser."""
-    everything = ImageTable.of([p for s in subjects for p in s.images.paths], np.zeros((0, 2), dtype=np.int32))
+    everything = ImageTable.of([p for images in tables for p in images.paths], np.zeros((0, 2), dtype=np.int32))
     groups: dict[tuple[str, int, int], int] = {}
     out: dict[str, Any] = {"group": [], "names": [], "sizes": [], "turned": {}, "failures": {}}
     row = 0
-    for number, subject in enumerate(subjects):
-        images = subject.images
+    for number, images in zip(datasets or [0], tables, strict=True):
         for i in range(len(images)):
-            folder, _, name = everything.short_name(row).replace("\\", "/").rpartition("/")
+            folder, _, name = everything.short_name(row).replace("\\" if os.name == "nt" else "/", "/").rpartition("/")
             key = folder, int(images.repeats[i]), number
             out["group"].append(groups.setdefault(key, len(groups)))
             out["names"].append(name)
-            out["sizes"] += images.sizes[i].tolist()
             if images.orientation[i] > 1:
                 out["turned"][row] = int(images.orientation[i])
             if i in images.failures:
                 out["failures"][row] = images.failures[i]
             row += 1
-    out["groups"] = [[folder, repeats, [number] if of_datasets else None] for folder, repeats, number in groups]
-    out["base"] = _base(everything)
+        out["sizes"] += images.sizes.reshape(-1).tolist()
+    out["groups"] = [[folder, repeats, None if datasets is None else [number]] for folder, repeats, number in groups]
+    folder = _shared_folder(everything)
+    out["root"] = folder.as_posix()
+    out["base"] = f"{folder.as_uri().rstrip('/')}/"
     return out
 
 
-def _base(images: ImageTable) -> str:
-    """Address of the folder that all paths share, with a slash at its end."""
-    if not len(images):
-        return ""
-    length = len(images.paths[0]) - len(images.short_name(0))
-    folder = Path(images.paths[0][:length] or ".").absolute()
-    return quote(folder.as_posix(), safe="/:").join(("file://" + "/" * (not folder.as_posix().startswith("/")), "/"))
+def _shared_folder(images: ImageTable) -> Path:
+    length = len(images.paths[0]) - len(images.short_name(0)) if len(images) else 0
+    return Path(images.paths[0][:length] if length else ".").absolute()

@@ -1,6 +1,6 @@
 /* The images at hand: where they come from, and what their headers say. */
 
-const LANES = 24; // files that are opened at a time
+const LANES = 4, TOGETHER = 32; // this many at a time read the heads of so many files
 const folderOf = (path) => path.slice(0, Math.max(0, path.lastIndexOf("/")));
 
 class Collection {
@@ -22,7 +22,7 @@ class Collection {
   /* The folder of an image, with what an epoch repeats it, and the data sets that it belongs to (null: all). */
   group(folder, repeats = 1, datasets = null) {
     const key = `${folder}\n${datasets ? datasets.join() : ""}`;
-    if (!this.groups.has(key)) this.groups.set(key, { folder, repeats, datasets, own: repeats, images: 0 });
+    if (!this.groups.has(key)) this.groups.set(key, { folder, full: folder, repeats, datasets, own: repeats, images: 0 });
     return this.groups.get(key);
   }
 
@@ -34,8 +34,8 @@ class Collection {
   }
 
   /* What Python put into the page: columns of images, their folders, and where they lie. */
-  take({ base, groups, group, names, sizes, turned, failures }) {
-    const mine = groups.map(([folder, repeats, datasets]) => this.group(folder, repeats, datasets));
+  take({ root, base, groups, group, names, sizes, turned, failures }) {
+    const mine = groups.map(([folder, repeats, datasets]) => Object.assign(this.group(folder, repeats, datasets), { full: folder ? `${root}/${folder}` : root }));
     const address = base && ((path) => { try { return base + path.split("/").map(encodeURIComponent).join("/"); } catch { return null; } });
     names.forEach((name, i) => {
       const to = mine[group[i]], path = to.folder ? `${to.folder}/${name}` : name;
@@ -58,16 +58,20 @@ class Collection {
     let next = 0;
     const lane = async () => {
       while (next < queue.length && !stopped()) {
-        const { path, file: open } = queue[next++], item = { path, width: 0, height: 0, orientation: 1, reason: null };
-        try {
-          item.file = await open();
-          Object.assign(item, await readHeader(item.file));
-        } catch (error) { item.reason = `it cannot be opened: ${error.message || error.name}`; }
-        if (stopped()) return;
-        this.add(item, this.group(folderOf(path), repeatsOf(folderOf(path))));
-        this.reading.done++;
-        tick();
-        await breathe();
+        const some = queue.slice(next, next += TOGETHER).map((one) => ({ ...one, item: { path: one.path, width: 0, height: 0, orientation: 1, reason: null } }));
+        await Promise.all(some.map(async ({ item, file: open }) => {
+          try { item.file = await open(); } catch (error) { item.reason = `it cannot be opened: ${error.message || error.name}`; }
+        }));
+        const opened = some.map(({ item }) => item).filter((item) => item.file);
+        const heads = await Pieces.ofMany(opened.map((item) => item.file)).catch(() => []);
+        await Promise.all(opened.map(async (item, i) => Object.assign(item, await readHeader(item.file, heads[i]))));
+        for (const { path, item } of some) {
+          if (stopped()) return;
+          this.add(item, this.group(folderOf(path), repeatsOf(folderOf(path))));
+          this.reading.done++;
+          tick();
+          await breathe();
+        }
       }
     };
     await Promise.all(Array.from({ length: LANES }, lane));
@@ -87,7 +91,17 @@ function* chosenFiles(list) {
   for (const file of list) yield { path: file.webkitRelativePath || file.name, file: async () => file };
 }
 
-/* Files below dropped entries. Folders give their contents in portions. */
+/* Files below handles of files and folders, of which none is opened before its turn. */
+async function* handledFiles(handles) {
+  const pending = handles.map((handle) => [handle, handle.name]);
+  while (pending.length) {
+    const [handle, path] = pending.shift();
+    if (handle.kind === "file") yield { path, file: () => handle.getFile() };
+    else for await (const inner of handle.values()) pending.push([inner, `${path}/${inner.name}`]);
+  }
+}
+
+/* The same of dropped entries, for browsers without handles. Chromium refuses these to a page that is a file itself. */
 async function* droppedFiles(entries) {
   const pending = [...entries];
   while (pending.length) {

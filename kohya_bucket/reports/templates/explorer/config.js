@@ -106,7 +106,7 @@ function newConfig(settings, groups) {
   const pair = settings.resolution, lines = ["[general]", `enable_bucket = ${settings.buckets !== "none"}`, "", "[[datasets]]"];
   lines.push(`resolution = ${asToml(pair[0] === pair[1] ? pair[0] : pair)}`, `batch_size = ${settings.batch}`);
   lines.push(`min_bucket_reso = ${settings.min}`, `max_bucket_reso = ${settings.max}`, `bucket_reso_steps = ${settings.steps}`, `bucket_no_upscale = ${settings.noUpscale}`);
-  for (const group of groups) lines.push("", "  [[datasets.subsets]]", `  image_dir = ${asToml(group.folder || ".")}`, `  num_repeats = ${group.repeats}`);
+  for (const group of groups) lines.push("", "  [[datasets.subsets]]", `  image_dir = ${asToml(group.full || ".")}`, `  num_repeats = ${group.repeats}`);
   if (!["kohya", "none"].includes(settings.buckets)) lines.push("", "[kohya_bucket]", `rule = ${asToml(`preset:${settings.buckets}`)}`);
   return `${lines.join("\n")}\n`;
 }

@@ -1,7 +1,7 @@
 /* The page: what is dropped on it, placed by the form's settings. */
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const REFRESH = 700; // milliseconds between two pictures of a folder that is still being read
+const GROWN = 1.8; // a folder that is being read is shown again when so many times as many images are there
 
 class Explorer {
   constructor() {
@@ -36,7 +36,7 @@ class Explorer {
     this.drop = h("section", { class: "drop-zone", id: "drop", "aria-label": "Images" },
       h("p", { class: "drop-title" }, "Drop a folder of images here"),
       h("p", { class: "soft" }, "Thousands of files are fine. Nothing leaves this computer: only headers are read, and a picture when it comes into sight."),
-      h("div", { class: "buttons" }, hidden("folder", "Choose a folder", { webkitdirectory: true }, add), hidden("files", "Choose files", { accept: "image/*" }, add),
+      h("div", { class: "buttons" }, h("button", { type: "button", class: "main", onclick: () => this.pick() }, "Choose a folder"), h("input", { type: "file", id: "folder", hidden: true, webkitdirectory: true, onchange: (event) => { add(event.target.files); event.target.value = ""; } }), hidden("files", "Choose files", { accept: "image/*" }, add),
         hidden("toml", "Load a dataset TOML", { accept: ".toml", multiple: false }, (files) => files[0] && this.loadConfig(files[0])),
         h("button", { type: "button", id: "save", onclick: () => this.saveConfig() }, "Save the TOML"),
         h("button", { type: "button", id: "example", onclick: () => this.example() }, "See an example"),
@@ -64,29 +64,51 @@ class Explorer {
       over(false);
       const { items, files } = event.dataTransfer;
       if (files.length === 1 && /\.toml$/i.test(files[0].name)) { this.loadConfig(files[0]); return; }
-      const entries = [...items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
-      this.read(entries.length ? droppedFiles(entries) : chosenFiles([...files]));
+      this.read(this.dropped([...items].filter((item) => item.kind === "file"), [...files]));
     });
     window.addEventListener("resize", atFrame(() => this.images.items.length && this.chart.draw()));
+  }
+
+  /* Asks for a folder. A list of thousands of files, as the older way brings, is a freeze in itself. */
+  async pick() {
+    if (!window.showDirectoryPicker) { document.getElementById("folder").click(); return; }
+    const handle = await window.showDirectoryPicker().catch(() => null);
+    if (handle) this.read(handledFiles([handle]));
+  }
+
+  /* What lies in dropped files and folders. All is asked for at once: after that the browser forgets what was dropped. */
+  async* dropped(items, files) {
+    const entries = items.map((item) => item.webkitGetAsEntry?.()).filter(Boolean), asked = items.map((item) => item.getAsFileSystemHandle?.());
+    const handles = await Promise.all(asked).catch(() => []);
+    if (handles.length && handles.every(Boolean)) yield* handledFiles(handles);
+    else yield* entries.length ? droppedFiles(entries) : chosenFiles(files);
   }
 
   begin({ images, config, dataset }) {
     if (config) this.takeConfig(config.text, config.name);
     this.images.take(images);
+    this.match();
     if (dataset) this.choose(dataset);
     this.status.textContent = `${plural(this.images.items.length)} from ${DATA.start.name}.`;
   }
 
   async read(found) {
     const began = performance.now(), { reading } = this.images;
-    let drawn = began;
+    let next = 200;
     const show = atFrame(() => { this.progress.max = reading.all; this.progress.value = reading.done; });
     this.progress.hidden = false;
     this.status.textContent = "Reading headers…";
-    await this.images.read(found, () => {
+    const tick = () => {
       show();
-      if (performance.now() - drawn > REFRESH) { drawn = Infinity; this.update().then(() => { drawn = performance.now(); }); }
-    });
+      if (this.images.items.length > next) { next = this.images.items.length * GROWN; this.update(); }
+    };
+    try {
+      await this.images.read(found, tick);
+    } catch (error) {
+      this.progress.hidden = true;
+      this.status.textContent = `This folder cannot be read (${error.message || error.name}): use "Choose a folder".`;
+      return;
+    }
     if (this.images.reading !== reading) return;
     this.match();
     await this.update();
@@ -158,19 +180,18 @@ class Explorer {
     if (!this.config) return;
     const clean = (path) => path.replace(/\\/g, "/").replace(/\/+$/, ""), groups = [...this.images.groups.values()];
     for (const group of groups) {
-      if (DATA.start && group.datasets) continue; // Python knew
       let best = 0;
       group.found = [];
       for (const [d, { subsets }] of this.config.datasets.entries()) {
-        for (const s of subsets.keys()) {
-          const dir = clean(this.config.imageDir(d, s) || ""), mine = clean(group.folder);
+        for (const s of group.datasets && !group.datasets.includes(d) ? [] : subsets.keys()) {
+          const dir = clean(this.config.imageDir(d, s) || ""), mine = clean(group.full);
           const length = dir && mine && (dir === mine || dir.endsWith(`/${mine}`) || mine.endsWith(`/${dir}`)) ? Math.min(dir.length, mine.length) : 0;
           if (length && length >= best) { if (length > best) group.found = []; best = length; group.found.push([d, s]); }
         }
       }
     }
-    const left = groups.filter((group) => group.found && !group.found.length), some = groups.some((group) => group.found?.length);
-    for (const group of groups) if (group.found) group.only = some ? group.found : null;
+    const left = groups.filter((group) => !group.found.length && !group.datasets), some = groups.some((group) => group.found.length);
+    for (const group of groups) group.only = some ? group.found : null;
     if (left.length && some) this.unmatched.push(`In no data set of it, and not shown: ${left.slice(0, 3).map((group) => group.folder || "files without a folder").join(", ")}${left.length > 3 ? ` and ${left.length - 3} more folders` : ""}.`);
     else if (left.length) this.unmatched.push("None of the folders here is an image_dir of it: all images are shown.");
     this.drawConfig();
@@ -185,13 +206,15 @@ class Explorer {
     const groups = [...this.images.groups.values()];
     if (!this.config) {
       save("dataset.toml", newConfig(this.settings.values, groups.filter((group) => group.images)));
-      this.configNotes.replaceChildren(h("p", {}, "A browser does not tell where a folder lies: complete the paths of image_dir in dataset.toml."));
+      this.configNotes.replaceChildren(...(DATA.start ? [] : [h("p", {}, "A browser does not tell where a folder lies: complete the paths of image_dir in dataset.toml.")]));
       return;
     }
     this.settings.into(this.config, this.dataset);
     for (const group of groups) for (const [d, s] of group.found || []) if (group.repeats !== group.own) this.config.setRepeats(d, s, group.repeats);
+    const lost = groups.filter((group) => group.repeats !== group.own && !(group.found || []).length);
     save(this.config.name, this.config.text);
     this.drawConfig();
+    if (lost.length) this.configNotes.append(h("p", { class: "bad" }, `Not saved: the repeats of ${lost.map((group) => group.folder).join(", ")}, which no image_dir names.`));
   }
 
   histogram() {

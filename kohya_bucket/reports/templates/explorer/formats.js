@@ -12,7 +12,7 @@ async function readJpeg(pieces) {
     const marker = piece[1], length = big(piece, 2, 2);
     if (length < 2) damaged("JPEG");
     if (skipped(marker)) {
-      if (marker === 0xe1 && ascii(piece, 4, 6) === "Exif\0\0") orientation = orientationOf(await pieces.at(at + 10, Math.max(length - 8, 0)));
+      if (marker === 0xe1 && ascii(piece, 4, 6) === "Exif\0\0") orientation = await orientationAt(pieces, at + 10, Math.max(length - 8, 0));
     } else if (FRAMES.has(marker)) {
       if (found) damaged("JPEG");
       if (piece[4] !== 8 || ![1, 3, 4].includes(piece[9])) elsewhere("a JPEG of an unusual kind");
@@ -49,7 +49,7 @@ async function readPng(pieces) {
     if (chunk.length < 8) damaged("PNG");
     const length = big(chunk, 0, 4), name = ascii(chunk, 4, 4);
     if (name === "IDAT") return { width: big(head, 16, 4), height: big(head, 20, 4), orientation };
-    if (name === "eXIf") orientation = orientationOf(await pieces.at(at + 8, Math.min(length, MOST_EXIF)));
+    if (name === "eXIf") orientation = await orientationAt(pieces, at + 8, Math.min(length, MOST_EXIF));
     at += 12 + length;
   }
   return damaged("PNG");
@@ -87,6 +87,9 @@ async function webpOrientation(pieces) {
   return 1;
 }
 
+/* Pillow, which judges these, refuses more. */
+const bounded = (found) => (found.width * found.height > 178_956_970 ? refuse("more than 178,956,970 pixels, which Pillow refuses") : found);
+
 /* GIF: its screen, which a first frame that sticks out of it enlarges. */
 async function readGif(pieces) {
   const { head } = pieces;
@@ -97,7 +100,8 @@ async function readGif(pieces) {
     if (piece[0] === 0x2c && piece.length === 10) {
       width = Math.max(width, small(piece, 1, 2) + small(piece, 5, 2));
       height = Math.max(height, small(piece, 3, 2) + small(piece, 7, 2));
-      return { width, height, orientation: 1 };
+      const pixels = at + 10 + (piece[9] & 0x80 ? 3 << ((piece[9] & 7) + 1) : 0);
+      return pixels < pieces.length ? bounded({ width, height, orientation: 1 }) : damaged("GIF");
     }
     if (piece[0] !== 0x21 || piece.length < 4 || (piece[1] === 0xf9 && piece[2] < 4)) damaged("GIF");
     for (at += 2; ; n++) {
@@ -122,5 +126,5 @@ async function readBmp({ head, length }) {
   const masks = [54, 58, 62].map((at) => small(head, at, 4)).join();
   const usual = packing === 0 ? [1, 4, 8, 16, 24, 32].includes(depth) : packing === 3 && depth === 32 && masks === "16711680,65280,255" && kind === 40;
   if (!usual || colours > 256 || (depth <= 8 && length < 14 + kind + 4 * (colours || 1 << depth))) unusual();
-  return { width: small(head, 18, 4), height: head[25] === 0xff ? 2 ** 32 - height : height, orientation: 1 };
+  return bounded({ width: small(head, 18, 4), height: head[25] === 0xff ? 2 ** 32 - height : height, orientation: 1 });
 }

@@ -65,9 +65,11 @@ class Gallery {
   render() {
     const above = -this.root.getBoundingClientRect().top, first = this.rowAt(above - BEYOND), last = this.rowAt(above + innerHeight + BEYOND);
     const held = document.activeElement;
-    for (const [row, node] of this.nodes) if ((row < first || row > last) && !node.contains(held)) this.drop(row);
-    for (let row = first; row <= Math.min(last, this.rows.length - 1); row++) {
-      if (this.nodes.has(row)) continue;
+    for (const [row, node] of this.nodes) if ((row < first || row > last) && row !== this.at.row && !node.contains(held)) this.drop(row);
+    // The row to which the tab key leads is there, however far away.
+    const wanted = [this.at.row, ...Array.from({ length: Math.max(0, last - first + 1) }, (_, i) => first + i)];
+    for (const row of wanted) {
+      if (this.nodes.has(row) || !this.rows[row]) continue;
       const node = this.rows[row].items ? this.cells(row) : this.head(row);
       this.nodes.set(row, node);
       // In the order of the rows, which is that of reading.

@@ -1,6 +1,6 @@
 /* The stored size of an image from its header, read by File.slice; what cannot be told has a reason and no size. */
 
-const HEAD = 4096, MOST_EXIF = 65536;
+const HEAD = 16384, MOST_EXIF = 65536;
 class Unreadable extends Error {}
 const refuse = (why) => { throw new Unreadable(why); };
 const damaged = (kind) => refuse(`its ${kind} header is damaged or cut off`);
@@ -8,13 +8,27 @@ const elsewhere = (what) => refuse(`${what}: not read in the browser; kohya-buck
 
 /* A file with its first bytes; `at` gives any others, fewer at the end. */
 class Pieces {
-  constructor(file, head) { this.file = file; this.head = head; this.length = file.size; }
+  constructor(file, head) { this.file = file; this.head = head; this.length = file.size; this.last = { start: 0, bytes: head }; }
 
   static async of(file) { return new Pieces(file, new Uint8Array(await file.slice(0, HEAD).arrayBuffer())); }
 
+  /* Of many files at once: a browser's message costs as much as 100 kB. One that cannot be read spoils it for all. */
+  static async ofMany(files) {
+    const bytes = new Uint8Array(await new Blob(files.map((file) => file.slice(0, HEAD))).arrayBuffer());
+    let at = 0;
+    const out = files.map((file) => new Pieces(file, bytes.subarray(at, at += Math.min(file.size, HEAD))));
+    if (at !== bytes.length) refuse("a file has changed meanwhile");
+    return out;
+  }
+
   async at(offset, length) {
     if (offset + length <= this.head.length) return this.head.subarray(offset, offset + length);
-    return new Uint8Array(await this.file.slice(offset, offset + length).arrayBuffer());
+    const { start, bytes } = this.last;
+    if (offset >= start && offset + length <= start + bytes.length) return bytes.subarray(offset - start, offset - start + length);
+    // Each reading costs far more than its bytes: some of what follows comes along.
+    const more = new Uint8Array(await this.file.slice(offset, offset + Math.max(length, HEAD)).arrayBuffer());
+    this.last = { start: offset, bytes: more };
+    return more.subarray(0, length);
   }
 }
 
@@ -41,6 +55,13 @@ function orientationOf(tiff) {
   return 1;
 }
 
+/* The same of a block in a file, of which the first entries are enough as a rule. */
+async function orientationAt(pieces, offset, length) {
+  const part = await pieces.at(offset, Math.min(length, 512)), get = ascii(part, 0, 2) === "II" ? small : big, first = get(part, 4, 4);
+  const enough = first + 2 <= part.length && first + 2 + 12 * get(part, first, 2) <= part.length;
+  return orientationOf(enough || part.length === length ? part : await pieces.at(offset, length));
+}
+
 /* Which reader takes a file with these first bytes. */
 function readerOf(head) {
   const begins = (text, at = 0) => ascii(head, at, text.length) === text;
@@ -58,11 +79,11 @@ function readerOf(head) {
   return () => refuse("not an image that is known here");
 }
 
-/* {width, height, orientation} as stored, or {reason}. */
-async function readHeader(file) {
+/* {width, height, orientation} as stored, or {reason}. `begun`: pieces of the file, where its head was read already. */
+async function readHeader(file, begun = null) {
   try {
     if (!file.size) refuse("an empty file (0 bytes)");
-    const pieces = await Pieces.of(file), found = await readerOf(pieces.head)(pieces);
+    const pieces = begun || await Pieces.of(file), found = await readerOf(pieces.head)(pieces);
     if (!(found.width > 0 && found.height > 0)) refuse(`its header says ${size([found.width, found.height])}`);
     return found.width > MOST || found.height > MOST ? refuse("its header says more pixels than any image has") : found;
   } catch (error) {

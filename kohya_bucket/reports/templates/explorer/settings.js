@@ -3,7 +3,8 @@
 const MODELS = [
   ["SDXL, Illustrious, Pony", 1024, 2048], ["SD 1.5", 512, 1024], ["SD 2.1 at 768", 768, 1536], ["SD 3.5", 1024, 2048], ["FLUX.1", 1024, 2048],
 ].map(([name, side, max]) => ({ name, resolution: [side, side], min: 256, max, steps: 64 }));
-const START = { ...MODELS[0], name: undefined, batch: 1, noUpscale: false, buckets: "kohya", switching: null, fit: "kohya", maxCrop: null };
+const { name: _, ...FIRST } = MODELS[0];
+const START = { ...FIRST, batch: 1, noUpscale: false, buckets: "kohya", switching: null, fit: "kohya", maxCrop: null };
 const gcd = (a, b) => (b ? gcd(b, a % b) : a);
 
 class Settings {

@@ -5,19 +5,19 @@ const TURN_BACK = { 2: "scaleX(-1)", 3: "rotate(180deg)", 4: "scaleY(-1)", 5: "m
 
 /* A picture of `item` in a box of this size. Its file is opened now, and let go when `release` is called. */
 function storedPicture(item, width, height) {
-  const lying = item.orientation >= 5, img = h("img", { alt: "", decoding: "async", draggable: "false" });
-  img.style.width = `${lying ? height : width}px`;
-  img.style.height = `${lying ? width : height}px`;
-  if (lying) {
-    img.style.left = `${(width - height) / 2}px`;
-    img.style.top = `${(height - width) / 2}px`;
-  }
-  if (item.orientation > 1) img.style.transform = TURN_BACK[item.orientation];
+  const img = h("img", { alt: "", decoding: "async", draggable: "false" }), node = h("span", { class: "stored" }, img);
+  const lay = (turned) => {
+    const lying = turned && item.orientation >= 5, style = { width: lying ? height : width, height: lying ? width : height, left: lying ? (width - height) / 2 : 0, top: lying ? (height - width) / 2 : 0 };
+    for (const [name, pixels] of Object.entries(style)) img.style[name] = `${pixels}px`;
+    img.style.transform = turned ? TURN_BACK[item.orientation] || "" : "";
+  };
+  // Chromium turns JPEG and PNG, and not WebP; where the sides differ, the picture itself tells.
+  lay(item.orientation > 1 && !/\.webp$/i.test(item.path));
+  img.addEventListener("load", () => { if (item.orientation >= 5 && item.width !== item.height) lay((img.naturalWidth > img.naturalHeight) !== (item.width > item.height)); });
   const address = item.file ? URL.createObjectURL(item.file) : item.url;
-  const node = h("span", { class: "stored" }, img);
   img.addEventListener("error", () => { node.classList.add("missing"); node.textContent = item.file ? "no preview" : "not found"; });
   if (address) img.src = address; else img.dispatchEvent(new Event("error"));
-  return { node, release: () => { if (item.file) URL.revokeObjectURL(address); img.removeAttribute("src"); } };
+  return { node, img, release: () => { if (item.file) URL.revokeObjectURL(address); img.removeAttribute("src"); } };
 }
 
 /* Fills boxes with pictures while they are in sight or near it, so many at a time. */
@@ -53,7 +53,7 @@ class Thumbs {
       if (this.busy >= this.most) return;
       this.wanted.delete(box);
       this.busy++;
-      const { node, release } = storedPicture(item, width, height), img = node.firstChild;
+      const { node, img, release } = storedPicture(item, width, height);
       this.shown.set(box, release);
       const ready = () => { this.busy--; this.next(); };
       if (!img.src) ready();
