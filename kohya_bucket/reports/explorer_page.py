@@ -28,8 +28,8 @@ _OWN = (
 )  # fmt: skip
 _SCRIPTS = (*SHARED_SCRIPTS, *(f"explorer/{name}.js" for name in _OWN))
 _FALLBACK = (
-    '<div class="plain"><h1>Bucket explorer</h1><p>This page places images in your browser, by the script inside it: it '
-    "needs JavaScript, but no network. Without JavaScript, <code>kohya-bucket analyze FOLDER</code> prints the same "
+    '<div class="plain"><h1>Bucket explorer</h1><p>This page places images by the script inside it: it needs '
+    "JavaScript, but no network. Without JavaScript, <code>kohya-bucket analyze FOLDER</code> prints the same "
     "numbers, and <code>--html</code> writes them as a page that can be read without it.</p></div>"
 )
 

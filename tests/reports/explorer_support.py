@@ -47,7 +47,10 @@ def change(browser: Any, **values: Any) -> None:
 
 def asked(browser: Any, script: str, *arguments: Any) -> Any:
     """What an asynchronous function's body returns."""
-    body = f"const done = arguments[arguments.length - 1]; (async (...args) => {{ {script} }})(...arguments).then((x) => done(JSON.stringify(x)), (e) => done(JSON.stringify({{failed: String(e)}})))"
+    body = (
+        f"const done = arguments[arguments.length - 1], run = async (...args) => {{ {script} }};"
+        "run(...arguments).then((x) => done(JSON.stringify(x)), (e) => done(JSON.stringify({failed: String(e)})))"
+    )
     found = json.loads(browser.execute_async_script(body, *arguments))
     assert not (isinstance(found, dict) and "failed" in found), found
     return found
@@ -55,7 +58,7 @@ def asked(browser: Any, script: str, *arguments: Any) -> Any:
 
 @cache
 def axe_source() -> str:
-    """axe-core's script: of the file that AXE_CORE names, or from npm into the user's cache. Skips where there is neither."""
+    """axe-core's script: the file that AXE_CORE names, or from npm into the user's cache. Skips where there is none."""
     given = os.environ.get("AXE_CORE")
     if given:
         return Path(given).read_text(encoding="utf-8")
@@ -81,5 +84,5 @@ def accessibility_faults(browser: Any) -> Sequence[Any]:
     return asked(
         browser,
         "const found = await axe.run(document, {resultTypes: ['violations']});"
-        "return found.violations.map((v) => [v.id, v.nodes.slice(0, 3).map((n) => n.html.slice(0, 160) + n.failureSummary)])",
+        "return found.violations.map((v) => [v.id, v.nodes.slice(0, 3).map((n) => n.html + n.failureSummary)])",
     )

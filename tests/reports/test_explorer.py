@@ -16,10 +16,10 @@ from selenium.webdriver.common.keys import Keys
 from typer.testing import CliRunner
 
 from kohya_bucket import KohyaBuckets, cli
-from kohya_bucket.reports.explorer_page import render_explorer
-from kohya_bucket.reports.page import render_page
 from kohya_bucket.reports.analysis import analyze
+from kohya_bucket.reports.explorer_page import render_explorer
 from kohya_bucket.reports.images import ImageTable, Subject
+from kohya_bucket.reports.page import render_page
 
 pytestmark = pytest.mark.slow
 SIZES = [(640, 480), (480, 640), (512, 512), (900, 300), (64, 64), (1200, 800)]
@@ -94,7 +94,9 @@ def test_a_folder_in_its_buckets(browser, images, tmp_path) -> None:
             change(browser, **settings)
         report = analyze(Subject("set", ImageTable.of(["x"] * 30, _array()), rule, 1)).summary
         found = json.loads(browser.execute_script(
-            "const r = explorer.result; return JSON.stringify([r.buckets.length, r.mean, r.p95, r.worst, r.enlarged / r.placed, r.unplaced.length])"
+            "const r = explorer.result;"
+            "const parts = [r.buckets.length, r.mean, r.p95, r.worst, r.enlarged / r.placed, r.unplaced.length];"
+            "return JSON.stringify(parts)"
         ))  # fmt: skip
         wanted = [
             report.buckets,
@@ -121,11 +123,10 @@ def test_a_dropped_folder_is_read_too(browser, images, tmp_path) -> None:
     for kind in ("dragEnter", "dragOver", "drop"):
         data = {"items": [], "files": [str(images)], "dragOperationsMask": 1}
         browser.execute_cdp_cmd("Input.dispatchDragEvent", {"type": kind, "x": 300, "y": 180, "data": data})
-    until(browser, "return +document.documentElement.dataset.read === 32")
-    assert (
-        asked(browser, "return explorer.images.items.map((i) => i.path).filter((p) => p.startsWith('set/a/')).length")
-        == 17
-    )
+    until(browser, "return document.documentElement.dataset.read")
+    found = set(asked(browser, "return explorer.images.items.map((i) => i.path)"))
+    # Chromium keeps names with < or > from pages, without a word; docs/report.md says so.
+    assert found == {f"set/{p.parent.name}/{p.name}" for p in images.glob("*/*") if "<" not in p.name}
 
 
 def test_bad_files_as_a_list(browser, images, tmp_path) -> None:
@@ -156,7 +157,7 @@ def test_a_config_is_shown_changed_and_saved_with_all_that_was_in_it(browser, im
     browser.find_element("id", "toml").send_keys(str(tmp_path / "set.toml"))
     until(browser, "return document.querySelector('.notes p')")
     notes = browser.find_element("css selector", ".notes").text
-    assert "shuffle_caption" in notes and "caption_prefix" in notes and "kohya_bucket.run_length" in notes
+    assert all(key in notes for key in ("shuffle_caption", "caption_prefix", "kohya_bucket.run_length"))
     until(browser, "return explorer.settled && explorer.settled.batches")
     repeats = "return [...document.querySelectorAll('#folders input')].map((e) => +e.value)"
     assert browser.execute_script(repeats) == [3, 1]
@@ -176,7 +177,7 @@ def test_a_config_is_shown_changed_and_saved_with_all_that_was_in_it(browser, im
     wanted["datasets"][0]["subsets"][1]["num_repeats"] = 7
     del wanted["kohya_bucket"]["max_crop"]
     assert toml.loads(text) == wanted
-    assert "# kept: a comment" in text and "# and one behind a value" in text
+    assert all(comment in text for comment in ("# kept: a comment", "# and one behind a value"))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,8 @@ def test_the_keyboard_reaches_every_image(browser, images, tmp_path) -> None:
 def test_thousands_of_images_have_few_nodes(browser, tmp_path) -> None:
     open_explorer(browser, tmp_path)
     browser.execute_script(
-        "const g = explorer.images.group('many'); for (let i = 0; i < 20000; i++) explorer.images.add({path: `many/${i}.png`,"
+        "const g = explorer.images.group('many');"
+        "for (let i = 0; i < 20000; i++) explorer.images.add({path: `many/${i}.png`,"
         "width: 300 + i % 900, height: 300 + (i * 7) % 800, orientation: 1, reason: null}, g); explorer.update()"
     )
     until(browser, "return (document.documentElement.dataset.placed || '').startsWith('20000')")

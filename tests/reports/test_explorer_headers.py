@@ -46,7 +46,8 @@ def of_python(data: bytes):
 def of_browser(browser, files: list[bytes]):
     return asked(
         browser,
-        "return Promise.all(args[0].map(async (text) => readHeader(new File([Uint8Array.from(atob(text), (c) => c.charCodeAt(0))], 'x'))))",
+        "const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));"
+        "return Promise.all(args[0].map(async (text) => readHeader(new File([bytes(text)], 'x'))))",
         [base64.b64encode(data).decode("ascii") for data in files],
     )
 
@@ -140,7 +141,8 @@ def test_pictures_are_shown_as_they_are_stored(browser, tmp_path, ending) -> Non
             "const file = new File([Uint8Array.from(atob(args[0]), (c) => c.charCodeAt(0))], 'x');"
             "const { node } = storedPicture({ file, path: `x${args[1]}`, ...await readHeader(file) }, 160, 120);"
             "document.getElementById('probe')?.remove();"
-            "const box = h('div', {id: 'probe'}, node); box.style.cssText = 'position:fixed;left:0;top:0;width:160px;height:120px;z-index:9';"
+            "const box = h('div', {id: 'probe'}, node);"
+            "box.style.cssText = 'position:fixed;left:0;top:0;width:160px;height:120px;z-index:9';"
             "document.body.append(box); await node.firstChild.decode(); return true",
             base64.b64encode(out.getvalue()).decode("ascii"),
             ending,

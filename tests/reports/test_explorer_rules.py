@@ -87,7 +87,8 @@ def test_rules_are_those_of_python(browser, switching) -> None:
         assert found == {"rule": browser_rule(rule)}
     for name in list_presets():
         found = rule_in_browser(
-            browser, resolution=(1024, 1024), min=256, max=2048, steps=8, buckets=name, switching=switching, noUpscale=True
+            browser, resolution=(1024, 1024), min=256, max=2048, steps=8, buckets=name, switching=switching,
+            noUpscale=True,
         )  # fmt: skip
         assert found == {"rule": browser_rule(FixedBuckets(load_preset(name), switching=switching, no_upscale=True))}
 

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def explore(
     source: Annotated[
-        str | None, typer.Argument(metavar="[FOLDER|CONFIG]", help="A folder of images, or an sd-scripts dataset config.")
+        str | None, typer.Argument(metavar="[FOLDER|CONFIG]", help="A folder of images, or a dataset config.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the page to this file; else to a temporary one.")] = None,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
@@ -59,7 +59,8 @@ def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool)
     if path.suffix.lower() == ".json" and path.is_file():
         raise ConfigError(f"{source}: the explorer takes configs in TOML; kohya-bucket analyze --config takes this one")
     if path.suffix.lower() != ".toml" or not path.is_file():
-        return render_explorer(path.name or path.resolve().name, [reading.table(images_in([source], recursive=recursive))])
+        images = reading.table(images_in([source], recursive=recursive))
+        return render_explorer(path.name or path.resolve().name, [images])
     _, read, findings = images_of_config(path, reading)
     for finding in findings:
         say(f"{finding.severity.value}: {finding.text}", err=True)
