@@ -158,8 +158,8 @@ def main() -> None:
         "# The explorer",
         "",
         f"{args.files:,} files in ten folders, on a page from a file. A folder that is chosen comes as one list, "
-        "and the browser itself makes that list in one task before the page hears of it; of one that is dropped the page "
-        "asks for one file after the other.",
+        "and the browser itself makes that list in one task before the page hears of it; of one that is dropped the "
+        "page asks for one file after the other.",
         "",
         f"| {' | '.join(columns)} |",
         f"| --- {'| ---: ' * (len(columns) - 1)}|",

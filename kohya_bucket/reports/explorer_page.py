@@ -24,7 +24,7 @@ MOST_IMAGES = 200_000
 
 _OWN = (
     "turns", "headers", "formats", "avif", "rules", "collection", "placing", "toml", "config", "thumbs", "gallery",
-    "settings", "panels", "explorer",
+    "settings", "panels", "with_config", "explorer",
 )  # fmt: skip
 _SCRIPTS = (*SHARED_SCRIPTS, *(f"explorer/{name}.js" for name in _OWN))
 _FALLBACK = (
@@ -116,9 +116,9 @@ def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> di
             row += 1
         out["sizes"] += images.sizes.reshape(-1).tolist()
     out["groups"] = [[folder, repeats, None if datasets is None else [number]] for folder, repeats, number in groups]
-    folder = _shared_folder(everything)
-    out["root"] = folder.as_posix()
-    out["base"] = f"{folder.as_uri().rstrip('/')}/"
+    shared = _shared_folder(everything)
+    out["root"] = shared.as_posix()
+    out["base"] = f"{shared.as_uri().rstrip('/')}/"
     return out
 
 
