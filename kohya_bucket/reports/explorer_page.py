@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,13 +49,19 @@ class GivenConfig:
     datasets: Sequence[int]
 
 
-def render_explorer(name: str = "", images: Sequence[ImageTable] = (), config: GivenConfig | None = None) -> str:
+def render_explorer(
+    name: str = "",
+    images: Sequence[ImageTable] = (),
+    config: GivenConfig | None = None,
+    trained: Collection[str] | None = None,
+) -> str:
     """The explorer as the text of an HTML file.
 
     Args:
         name: what the images are called.
         images: those that are in the page from the start, one table; with a config one for each of its data sets.
         config: a dataset config to begin with.
+        trained: endings of files that the trainer reads; others that are dropped are named. None for all images.
 
     Raises:
         KohyaBucketError: more than `MOST_IMAGES` images.
@@ -75,6 +81,7 @@ def render_explorer(name: str = "", images: Sequence[ImageTable] = (), config: G
     data = {
         "version": __version__,
         "endings": sorted(IMAGE_EXTENSIONS),
+        "trained": None if trained is None else sorted(trained),
         "reasons": {int(r): r.text for r in Reason},
         "sets": {preset: _bundled(preset) for preset in list_presets()},
         "start": start,

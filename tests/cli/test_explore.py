@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlparse
 from urllib.request import url2pathname
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from kohya_bucket.cli import app
@@ -40,14 +41,16 @@ def test_without_a_source_an_empty_page_is_opened(opened) -> None:
 def test_the_images_of_a_folder_are_in_the_page(opened, tmp_path) -> None:
     make_pictures(tmp_path / "d #ä" / "a b", [(40, 30), (30, 40)])
     (tmp_path / "d #ä" / "broken.png").write_bytes(b"no image")
+    Image.new("L", (20, 10)).save(tmp_path / "d #ä" / "moving.gif")
     result = run(tmp_path / "d #ä", "--out", tmp_path / "page.html")
     assert "opens in any browser" in result.output
     assert opened == [tmp_path / "page.html"]
     images = start_of(tmp_path / "page.html")["images"]
-    assert images["names"] == ["0.png", "1.png", "broken.png"]
-    assert images["sizes"] == [40, 30, 30, 40, 0, 0]
+    assert images["names"] == ["0.png", "1.png", "broken.png", "moving.gif"]
+    assert images["sizes"] == [40, 30, 30, 40, 0, 0, 0, 0]
     assert images["groups"] == [["a b", 1, None], ["", 1, None]]
     assert "not an image" in images["failures"]["2"]
+    assert images["failures"]["3"].startswith("sd-scripts reads no .gif")
     assert Path(url2pathname(urlparse(images["base"]).path)) == tmp_path / "d #ä"
     assert unquote(images["base"]).endswith("/d #ä/")
     assert images["root"] == (tmp_path / "d #ä").as_posix()

@@ -245,6 +245,13 @@ def test_thousands_of_images_have_few_nodes(browser, tmp_path) -> None:
     assert browser.execute_script(cells) < 200
 
 
+def test_what_the_trainer_does_not_read_is_named(browser, images, tmp_path) -> None:
+    open_explorer(browser, tmp_path, render_explorer(trained=[".jpg"]))
+    give(browser, images, 32)
+    reasons = asked(browser, "return explorer.images.items.filter((i) => i.path.endsWith('.png')).map((i) => i.reason)")
+    assert set(reasons) == {"sd-scripts reads no .png: convert it to PNG, JPEG or WebP"}
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("what", ["explorer", "report"])
 def test_axe_finds_nothing_and_nothing_sticks_out(browser, images, tmp_path, theme, what) -> None:

@@ -48,10 +48,12 @@ def explore(
 
 def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool) -> str:
     from kohya_bucket.reports.explorer_page import GivenConfig, render_explorer
+    from kohya_bucket.sdscripts.config.folders import supported_extensions
 
+    trained = supported_extensions()
     if source is None:
-        return render_explorer()
-    from kohya_bucket.cli.sizes import images_in
+        return render_explorer(trained=trained)
+    from kohya_bucket.cli.sizes import images_in, not_read
     from kohya_bucket.cli.subjects import Reading, images_of_config
     from kohya_bucket.texts import read_text
 
@@ -60,9 +62,11 @@ def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool)
         raise ConfigError(f"{source}: the explorer takes configs in TOML; kohya-bucket analyze --config takes this one")
     if path.suffix.lower() != ".toml" or not path.is_file():
         images = reading.table(images_in([source], recursive=recursive))
-        return render_explorer(path.name or path.resolve().name, [images])
+        images = images.without(not_read(images.paths))
+        return render_explorer(path.name or path.resolve().name, [images], trained=trained)
     _, read, findings = images_of_config(path, reading)
     for finding in findings:
         say(f"{finding.severity.value}: {finding.text}", err=True)
     numbers = [dataset.config.number - 1 for dataset, _ in read]
-    return render_explorer(path.name, [images for _, images in read], GivenConfig(path.name, read_text(path), numbers))
+    config = GivenConfig(path.name, read_text(path), numbers)
+    return render_explorer(path.name, [images for _, images in read], config, trained)

@@ -4,9 +4,10 @@ const LANES = 4, TOGETHER = 32; // this many at a time read the heads of so many
 const folderOf = (path) => path.slice(0, Math.max(0, path.lastIndexOf("/")));
 
 class Collection {
-  /* `endings`: of images, in lower case with the dot. */
-  constructor(endings) {
+  /* `endings`: of images, in lower case with the dot; `trained`: those that the trainer reads, null for all. */
+  constructor(endings, trained) {
     this.endings = new Set(endings);
+    this.trained = trained && new Set(trained);
     this.clear();
   }
 
@@ -67,6 +68,8 @@ class Collection {
         await Promise.all(opened.map(async (item, i) => Object.assign(item, await readHeader(item.file, heads[i]))));
         for (const { path, item } of some) {
           if (stopped()) return;
+          const ending = path.slice(path.lastIndexOf("."));
+          if (this.trained && !this.trained.has(ending)) item.reason = `sd-scripts reads no ${ending}: convert it to PNG, JPEG or WebP`;
           this.add(item, this.group(folderOf(path), repeatsOf(folderOf(path))));
           this.reading.done++;
           tick();

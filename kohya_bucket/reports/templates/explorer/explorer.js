@@ -6,7 +6,7 @@ const GROWN = 1.8; // a folder that is being read is shown again when so many ti
 class Explorer extends WithConfig {
   constructor() {
     super();
-    this.images = new Collection(DATA.endings);
+    this.images = new Collection(DATA.endings, DATA.trained);
     this.settings = new Settings(DATA.sets, () => this.update(true));
     this.gallery = new Gallery((item) => this.closer.show(item), (item) => place(this.rule, item.width, item.height));
     this.closer = new Closer(this.gallery, (item) => this.about(item));
