@@ -50,7 +50,7 @@ def draw_into(target: Path, file: Path | None, found: Sequence[Explanation], ori
     replace_file(target, buffer.getvalue())
     asked = ORIENTATIONS.get(orientation)
     unturned = f", as stored, without what EXIF asks for ({asked})" if asked else ""
-    say(f"preview of {placed[0].bucket} in {target}{unturned}", err=True)
+    say(f"preview of {placed[0].bucket}, {placed[0].crop_loss:.1%} cut off, in {target}{unturned}", err=True)
 
 
 def _grid(size: tuple[int, int]) -> Image:

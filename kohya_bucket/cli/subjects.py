@@ -19,9 +19,9 @@ from kohya_bucket.images.pixels.undecodable import undecodable
 from kohya_bucket.images.scan.pool import Engine
 from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer
 from kohya_bucket.reports.images import ImageTable, Subject
-from kohya_bucket.sdscripts.config import NEWEST, Finding, ReadDataset, Release, Severity, read_config
+from kohya_bucket.sdscripts.config import NEWEST, Config, Finding, ReadDataset, Release, Severity, read_config
 
-__all__ = ["Reading", "from_config", "from_folders"]
+__all__ = ["Reading", "from_config", "from_folders", "images_of_config"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,23 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
     Raises:
         ConfigError: the config cannot be read, or none of its data sets has an image.
     """
+    config, read, findings = images_of_config(path, reading)
+    adapter = adapter_options(config)
+    subjects = []
+    for dataset, images in read:
+        name = f"{path.stem}, dataset {dataset.config.number}" if len(read) > 1 else path.stem
+        for keys in at_resolutions(dataset.config.dataset_keys, adapter):
+            at = f"{name}, {keys.resolution[0]}x{keys.resolution[1]}" if adapter.resolutions else name
+            rule = rule_for(keys, adapter, images.sizes)
+            batch = batch_size or dataset.config.batch_size
+            subjects.append(Subject(at, images, rule, batch, str(path), config.trainer))
+    return subjects, findings
+
+
+def images_of_config(
+    path: Path, reading: Reading
+) -> tuple[Config, list[tuple[ReadDataset, ImageTable]], list[Finding]]:
+    """A config, its data sets that can be trained with their images, and what is wrong. Raises as `from_config`."""
     config = read_config(path, release=reading.release, trainer=reading.trainer)
     usable = [d for d in config.datasets if len(d.images) and d.config.resolution is not None]
     findings = [f for f in config.findings if f.severity is not Severity.NOTE]
@@ -86,18 +103,11 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
     everything = reading.table(paths)
     broken = reading.undecodable(everything)
     row_of = {name: i for i, name in enumerate(paths)}
-    adapter = adapter_options(config)
-    subjects = []
+    read = []
     for dataset in usable:
         rows = np.array([row_of[name] for name in dataset.images.paths], dtype=np.intp)
-        name = f"{path.stem}, dataset {dataset.config.number}" if len(usable) > 1 else path.stem
-        images = _with_config(everything.take(rows), dataset).without(broken)
-        for keys in at_resolutions(dataset.config.dataset_keys, adapter):
-            at = f"{name}, {keys.resolution[0]}x{keys.resolution[1]}" if adapter.resolutions else name
-            rule = rule_for(keys, adapter, images.sizes)
-            batch = batch_size or dataset.config.batch_size
-            subjects.append(Subject(at, images, rule, batch, str(path), config.trainer))
-    return subjects, findings
+        read.append((dataset, _with_config(everything.take(rows), dataset).without(broken)))
+    return config, read, findings
 
 
 def _with_config(images: ImageTable, dataset: ReadDataset) -> ImageTable:

@@ -1,16 +1,10 @@
-"""The HTML report: one file, no request to anywhere, nothing in it that a file name could turn into markup."""
+"""The HTML report: what its script shows, and the file that holds both."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from kohya_bucket._version import __version__
@@ -18,13 +12,17 @@ from kohya_bucket.buckets import Reason
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.browser_rule import browser_rule, describe_rule
 from kohya_bucket.reports.charts import aspect_histogram, size_scatter
+from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
 from kohya_bucket.reports.page_lists import image_lists, image_row
+from kohya_bucket.reports.page_without_script import in_one_line, plain_report
 from kohya_bucket.reports.recommend import recommend
 from kohya_bucket.reports.thumbnails import caption_beside, choose_examples, make_thumbnails
 
 __all__ = ["render_page"]
 
 Progress = Callable[[int, int], None]
+
+_SCRIPTS = [*SHARED_SCRIPTS, "report/size_chart.js", "report/panels.js", "report/report.js"]
 
 
 def render_page(
@@ -57,50 +55,15 @@ def render_page(
             {**_dataset(a, limit), "sheets": _sheets(a, e, pictures)} for a, e in zip(analyses, examples, strict=True)
         ],
     }
-    return _fill(title, data)
-
-
-def _fill(title: str, data: dict[str, Any]) -> str:
-    script = _template("placement.js") + _template("stored.js") + _template("report.js")
-    style = _template("report.css")
-    policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    about = in_one_line(analyses)
+    return one_file(
+        data,
+        _SCRIPTS,
+        ["shared/page.css"],
+        title=f"{title}: {about} - kohya-bucket",
+        about=f"kohya-bucket on {title}: {about}.",
+        fallback=plain_report(analyses),
     )
-    parts = {
-        "POLICY": policy,
-        "STYLE": style,
-        "SCRIPT": script,
-        "DATA": _script_safe(data),
-        "TITLE": _markup_safe(title),
-    }
-    out = []
-    # Cut first, then fill: what is filled in is never searched for marks.
-    for i, piece in enumerate(_template("report.html").split("@@")):
-        out.append(parts[piece] if i % 2 else piece)
-    return "".join(out)
-
-
-@cache
-def _template(name: str) -> str:
-    # The policy names the hash of what the browser parses, in which every line end is a line feed.
-    text = (resources.files("kohya_bucket.reports") / "templates" / name).read_text(encoding="utf-8")
-    return text.replace("\r\n", "\n")
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
-
-
-def _script_safe(data: Any) -> str:
-    """JSON in which no character can end the script element: all of <, >, & and everything beyond ASCII escaped."""
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _markup_safe(text: str) -> str:
-    # File names may hold bytes that are no text; a file in UTF-8 cannot.
-    return html.escape(text.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:

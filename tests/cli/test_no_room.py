@@ -19,6 +19,7 @@ from tests.full_disk import NoRoom
 COMMANDS = [
     ("analyze", "{data}", "--quiet", "--html", "{out}/report.html"),
     ("analyze", "{data}", "--quiet", "--cache", "{out}/sizes.parquet"),
+    ("explore", "{data}", "--quiet", "--no-open", "--out", "{out}/explorer.html"),
     ("build-cache", "{data}", "--quiet", "--output", "{out}/sizes.parquet"),
     ("buckets-from-dataset", "{data}", "--num", "2", "--output", "{out}/set.toml"),
     ("chart", "--preset", "sdxl", "--output", "{out}/chart.svg"),

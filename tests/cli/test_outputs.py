@@ -63,6 +63,15 @@ def test_a_preview_of_which_less_than_a_pixel_is_kept(folder: Path) -> None:
         assert image.size == (1024, 1)
 
 
+def test_a_preview_says_its_bucket_and_what_is_cut_off(folder: Path) -> None:
+    preview = folder.parent / "preview.png"
+    result = CliRunner().invoke(app, ["simulate", "1920x1080", "--preview", str(preview)])
+    assert "preview of 640x384, 6.3% cut off, in" in result.output
+    with Image.open(preview) as image:
+        ground = [image.getpixel((x, image.height - 3)) for x in range(2, 60)]
+    assert set(ground) == {(0x16, 0x18, 0x1A)}
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_standard_output_on_a_full_disk() -> None:
     with open("/dev/full", "w") as full:

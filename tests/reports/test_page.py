@@ -165,7 +165,7 @@ def test_no_name_or_caption_becomes_markup(browser, tmp_path) -> None:
     for button in browser.find_elements("css selector", "section .tabs button"):
         button.click()
     browser.find_elements("css selector", "section .tabs button")[0].click()
-    shown = read("[...document.querySelectorAll('td.name')].map((n) => n.textContent)")
+    shown = read("[...document.querySelectorAll('tbody .name')].map((n) => n.textContent)")
     assert set(HOSTILE) <= set(shown)
     titles = read("[...document.querySelectorAll('figure')].map((n) => n.title)")
     assert any("onerror=window.pwned=8" in t for t in titles)
@@ -218,11 +218,52 @@ def test_a_chosen_image_counts_as_it_is_stored(browser, tmp_path, ending) -> Non
     assert browser.execute_script("return document.querySelectorAll('.frame canvas').length") == 1
 
 
+def test_without_javascript_the_numbers_are_there(tmp_path) -> None:
+    table = ImageTable.of([f"/set/{i}.png" for i in range(9)], np.array([(900, 300)] * 8 + [(0, 0)], dtype=np.int32))
+    table = ImageTable(table.paths, table.sizes, table.repeats, table.orientation, failures={8: "cut off"})
+    page, _ = page_of_table(table, tmp_path)
+    plain = re.search(r"<noscript>(.*)</noscript>", page, re.DOTALL).group(1)
+    bucket = RULES["512"].place([(900, 300)]).bucket(0)
+    assert f'<th scope="row">{bucket}</th><td>8</td>' in plain
+    assert '<th scope="row">8.png</th><td>cut off</td>' in plain
+    assert re.search(r"<title>(.*)</title>", page).group(1).startswith("set: 9 images in 1 buckets, ")
+
+
+def page_of_table(table, tmp_path):
+    page = render_page([analyze(Subject("set", table, RULES["512"], 4))], thumbnails=8)
+    path = tmp_path / "report.html"
+    path.write_text(page, encoding="utf-8", newline="\n")
+    return page, path.as_uri()
+
+
+def test_sections_rows_and_pictures_for_the_keyboard_and_for_readers(browser, tmp_path) -> None:
+    Image.new("RGB", (900, 300)).save(tmp_path / "wide.png")
+    table = ImageTable.of([str(tmp_path / "wide.png")] * 3, np.array([(900, 300)] * 3, dtype=np.int32))
+    _, uri = page_of_table(table, tmp_path)
+    browser.get("about:blank")
+    browser.get(f"{uri}#sheets")
+    links = browser.find_elements("css selector", "nav.links a")
+    assert [a.text for a in links][-3:] == ["Buckets", "Contact sheets", "Images that stand out"]
+    for link in links:
+        name = link.get_attribute("href").partition("#")[2]
+        assert browser.find_element("id", name).find_element("tag name", "h2").text.startswith(link.text)
+    placed = RULES["512"].place([(900, 300)])
+    loss = f"{100 * placed.crop_loss[0]:.1f}%" if placed.crop_loss[0] < 0.1 else f"{100 * placed.crop_loss[0]:.0f}%"
+    shown = str(placed.bucket(0)).replace("x", "×")
+    alt = browser.find_element("css selector", "figure img").get_attribute("alt")
+    assert alt == f"wide.png: 900×300 to {shown}, {loss} cut off"
+    field = browser.find_element("id", "size")
+    for button in ("figure button", "#images tbody button"):
+        browser.execute_script("arguments[0].value = ''", field)
+        browser.find_element("css selector", button).send_keys("\ue007")
+        assert field.get_attribute("value") == "900×300"
+
+
 def test_lists_sort_and_filter(browser, tmp_path) -> None:
     names = [f"/set/{word}{i}.png" for i, word in enumerate(["cat", "dog"] * 10)]
     _, uri = page_of({"set": RULES["512"]}, [(600 + 37 * i, 400) for i in range(20)], tmp_path, names, thumbnails=0)
     browser.get(uri)
-    column = "return [...document.querySelectorAll('section.panel:last-of-type td.name')].map((n) => n.textContent)"
+    column = "return [...document.querySelectorAll('section.panel:last-of-type tbody .name')].map((n) => n.textContent)"
     head = "section.panel:last-of-type th:first-child button"
     browser.execute_script(f"document.querySelector('{head}').click()")
     ascending = browser.execute_script(column)

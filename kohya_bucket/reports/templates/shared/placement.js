@@ -1,7 +1,8 @@
 "use strict";
 /* Where an image lands: the same operations on the same doubles, in the same order, as kohya_bucket.buckets. */
 
-const PLACED = 0, TOO_SMALL = 2, ASPECT_ERROR = 3, CROP_LIMIT = 4, NO_SMALLER_BUCKET = 7;
+const PLACED = 0, TOO_SMALL = 2, ASPECT_ERROR = 3, CROP_LIMIT = 4, NO_SMALLER_BUCKET = 7, TOO_LONG = 9;
+const MOST = 2 ** 31 - 1;
 
 const roundHalfUp = (x) => Math.floor(x + 0.5);
 
@@ -19,6 +20,12 @@ function coverResize(width, height, bucket) {
   const wider = width / height > bucket[0] / bucket[1];
   const scale = (wider ? bucket[1] : bucket[0]) / (wider ? height : width);
   return [roundHalfUp(width * scale), roundHalfUp(height * scale)];
+}
+
+/* Scaled to cover its bucket, the image has a side beyond 32 bits. */
+function tooLong(width, height, bucket) {
+  const scale = Math.max(bucket[0] / width, bucket[1] / height);
+  return Math.max(width * scale, height * scale) + 1 > MOST;
 }
 
 const cropLoss = (bucket, resized) => 1.0 - (bucket[0] * bucket[1]) / (resized[0] * resized[1]);
@@ -75,6 +82,7 @@ function placeIntoSet(rule, width, height) {
     }
   }
   const bucket = rule.sizes[index];
+  if (tooLong(width, height, bucket)) return nowhere(TOO_LONG);
   return { ...outcome(width, height, bucket, coverResize(width, height, bucket)), index };
 }
 

@@ -1,0 +1,134 @@
+"""The explorer: a page on which images are dropped, with or without those that are in it from the start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kohya_bucket._version import __version__
+from kohya_bucket.buckets import Reason, list_presets, load_preset
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import IMAGE_EXTENSIONS
+from kohya_bucket.reports.images import ImageTable
+from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
+
+__all__ = ["MOST_IMAGES", "GivenConfig", "render_explorer"]
+
+MOST_IMAGES = 200_000
+"""More would make a page that no browser opens in reasonable time."""
+
+_OWN = (
+    "turns", "headers", "formats", "avif", "rules", "collection", "placing", "toml", "config", "thumbs", "gallery",
+    "settings", "panels", "with_config", "explorer",
+)  # fmt: skip
+_SCRIPTS = (*SHARED_SCRIPTS, *(f"explorer/{name}.js" for name in _OWN))
+_FALLBACK = (
+    '<div class="plain"><h1>Bucket explorer</h1><p>This page places images by the script inside it: it needs '
+    "JavaScript, but no network. Without JavaScript, <code>kohya-bucket analyze FOLDER</code> prints the same "
+    "numbers, and <code>--html</code> writes them as a page that can be read without it.</p></div>"
+)
+
+
+@dataclass(frozen=True)
+class GivenConfig:
+    """A dataset config that the page begins with.
+
+    Attributes:
+        name: of its file.
+        text: which is saved with what is changed.
+        datasets: for each table of images the place of its data set in the config, from 0.
+    """
+
+    name: str
+    text: str
+    datasets: Sequence[int]
+
+
+def render_explorer(
+    name: str = "",
+    images: Sequence[ImageTable] = (),
+    config: GivenConfig | None = None,
+    trained: Collection[str] | None = None,
+) -> str:
+    """The explorer as the text of an HTML file.
+
+    Args:
+        name: what the images are called.
+        images: those that are in the page from the start, one table; with a config one for each of its data sets.
+        config: a dataset config to begin with.
+        trained: endings of files that the trainer reads; others that are dropped are named. None for all images.
+
+    Raises:
+        KohyaBucketError: more than `MOST_IMAGES` images.
+    """
+    count = sum(map(len, images))
+    if count > MOST_IMAGES:
+        raise KohyaBucketError(
+            f"{name} has {count:,} images, but the explorer shows {MOST_IMAGES:,} at most: name a folder in it, or see "
+            "kohya-bucket analyze --html, whose page does not grow"
+        )
+    start: dict[str, Any] | None = None
+    if images:
+        numbers = None if config is None else config.datasets
+        start = {"name": name, "images": _columns(images, numbers), "config": None, "dataset": 0}
+        if config is not None:
+            start.update(config={"name": config.name, "text": config.text}, dataset=config.datasets[0])
+    data = {
+        "version": __version__,
+        "endings": sorted(IMAGE_EXTENSIONS),
+        "trained": None if trained is None else sorted(trained),
+        "reasons": {int(r): r.text for r in Reason},
+        "sets": {preset: _bundled(preset) for preset in list_presets()},
+        "start": start,
+    }
+    title = f"{name}: {count:,} images - bucket explorer" if images else "Bucket explorer - kohya-bucket"
+    return one_file(
+        data,
+        _SCRIPTS,
+        ("shared/page.css", "explorer/explorer.css"),
+        title=title,
+        about="Drop a folder of images: see every image in its bucket, what is cut off and what is enlarged. Offline.",
+        fallback=_FALLBACK,
+        # Pictures of images that are in the page from the start are read where they lie.
+        pictures="data: blob: file:" if images else "data: blob:",
+    )
+
+
+def _bundled(name: str) -> dict[str, Any]:
+    bucket_set = load_preset(name)
+    return {"sizes": [list(bucket) for bucket in bucket_set], "about": bucket_set.description}
+
+
+def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> dict[str, Any]:
+    """All images as columns: short, and quick to read for a browser."""
+    everything = ImageTable.of([p for images in tables for p in images.paths], np.zeros((0, 2), dtype=np.int32))
+    groups: dict[tuple[str, int, int], int] = {}
+    out: dict[str, Any] = {"group": [], "names": [], "sizes": [], "turned": {}, "failures": {}}
+    row = 0
+    for number, images in zip(datasets or [0], tables, strict=True):
+        for i in range(len(images)):
+            folder, _, name = everything.short_name(row).replace("\\" if os.name == "nt" else "/", "/").rpartition("/")
+            key = folder, int(images.repeats[i]), number
+            out["group"].append(groups.setdefault(key, len(groups)))
+            out["names"].append(name)
+            if images.orientation[i] > 1:
+                out["turned"][row] = int(images.orientation[i])
+            if i in images.failures:
+                out["failures"][row] = images.failures[i]
+            row += 1
+        out["sizes"] += images.sizes.reshape(-1).tolist()
+    out["groups"] = [[folder, repeats, None if datasets is None else [number]] for folder, repeats, number in groups]
+    shared = _shared_folder(everything)
+    out["root"] = shared.as_posix()
+    out["base"] = f"{shared.as_uri().rstrip('/')}/"
+    return out
+
+
+def _shared_folder(images: ImageTable) -> Path:
+    length = len(images.paths[0]) - len(images.short_name(0)) if len(images) else 0
+    return Path(images.paths[0][:length] if length else ".").absolute()

@@ -1,0 +1,97 @@
+"""A page as one file: no request to anywhere, nothing in it that a file name could turn into markup."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from kohya_bucket.texts import one_line
+
+__all__ = ["SHARED_SCRIPTS", "markup_safe", "one_file", "table_markup"]
+
+SHARED_SCRIPTS = tuple(
+    f"shared/{name}.js" for name in ("placement", "stored", "dom", "table", "aspect_chart", "answer")
+)
+"""What all pages have: one placement, and the same words and pictures for it."""
+
+
+def one_file(
+    data: Any,
+    scripts: Iterable[str],
+    styles: Iterable[str],
+    *,
+    title: str,
+    about: str,
+    fallback: str,
+    pictures: str = "data: blob:",
+) -> str:
+    """The text of an HTML file.
+
+    Args:
+        data: what the scripts find as JSON in the element `data`.
+        scripts, styles: files in `templates/`, joined in this order.
+        title: for the tab and for lists of links.
+        about: one line for who comes by such a link.
+        fallback: markup for browsers without JavaScript; names in it went through `markup_safe`.
+        pictures: where the content security policy lets pictures come from.
+    """
+    script, style = ("".join(map(_template, names)) for names in (scripts, styles))
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        f"img-src {pictures}; base-uri 'none'; form-action 'none'"
+    )
+    parts = {
+        "POLICY": policy,
+        "STYLE": style,
+        "SCRIPT": script,
+        "DATA": _script_safe(data),
+        "TITLE": markup_safe(title),
+        "ABOUT": markup_safe(about),
+        "FALLBACK": fallback,
+    }
+    out = []
+    # Cut first, then fill: what is filled in is never searched for marks.
+    for i, piece in enumerate(_template("shared/page.html").split("@@")):
+        out.append(parts[piece] if i % 2 else piece)
+    return "".join(out)
+
+
+def markup_safe(text: str) -> str:
+    """A text of anybody's making as markup that shows it."""
+    # File names may hold bytes that are no text; a file in UTF-8 cannot.
+    return html.escape(one_line(text))
+
+
+def table_markup(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table as markup; the first cell of a row is its header."""
+    top = "".join(f'<th scope="col">{markup_safe(name)}</th>' for name in head)
+    body = "".join(
+        f'<tr><th scope="row">{markup_safe(str(first))}</th>'
+        + "".join(f"<td>{markup_safe(str(cell))}</td>" for cell in cells)
+        + "</tr>"
+        for first, *cells in rows
+    )
+    return f"<table><caption>{markup_safe(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+@cache
+def _template(name: str) -> str:
+    # The policy names the hash of what the browser parses, in which every line end is a line feed.
+    text = resources.files("kohya_bucket.reports").joinpath("templates", *name.split("/")).read_text(encoding="utf-8")
+    return text.replace("\r\n", "\n")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def _script_safe(data: Any) -> str:
+    """JSON in which no character can end the script element: all of <, >, & and everything beyond ASCII escaped."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

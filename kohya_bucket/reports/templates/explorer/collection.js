@@ -1,0 +1,123 @@
+/* The images at hand: where they come from, and what their headers say. */
+
+const LANES = 4, TOGETHER = 32; // this many at a time read the heads of so many files
+const folderOf = (path) => path.slice(0, Math.max(0, path.lastIndexOf("/")));
+
+class Collection {
+  /* `endings`: of images, in lower case with the dot; `trained`: those that the trainer reads, null for all. */
+  constructor(endings, trained) {
+    this.endings = new Set(endings);
+    this.trained = trained && new Set(trained);
+    this.clear();
+  }
+
+  clear() {
+    this.items = [];
+    this.known = new Set();
+    this.groups = new Map();
+    this.passedOver = new Map();
+    this.reading = { done: 0, all: 0 };
+    this.version = (this.version || 0) + 1;
+  }
+
+  /* The folder of an image, with what an epoch repeats it, and the data sets that it belongs to (null: all). */
+  group(folder, repeats = 1, datasets = null) {
+    const key = `${folder}\n${datasets ? datasets.join() : ""}`;
+    if (!this.groups.has(key)) this.groups.set(key, { folder, full: folder, repeats, datasets, own: repeats, images: 0 });
+    return this.groups.get(key);
+  }
+
+  add(item, group) {
+    item.group = group;
+    group.images++;
+    this.items.push(item);
+    this.version++;
+  }
+
+  /* What Python put into the page: columns of images, their folders, and where they lie. */
+  take({ root, base, groups, group, names, sizes, turned, failures }) {
+    const mine = groups.map(([folder, repeats, datasets]) => Object.assign(this.group(folder, repeats, datasets), { full: folder ? `${root}/${folder}` : root }));
+    const address = base && ((path) => { try { return base + path.split("/").map(encodeURIComponent).join("/"); } catch { return null; } });
+    names.forEach((name, i) => {
+      const to = mine[group[i]], path = to.folder ? `${to.folder}/${name}` : name;
+      this.known.add(path);
+      this.add({ path, width: sizes[2 * i], height: sizes[2 * i + 1], orientation: turned[i] || 1, reason: failures[i] || null, url: address && address(path) }, to);
+    });
+  }
+
+  /* Reads the headers of `found`, an iterable of {path, file()}; calls `tick` now and then. Resolves when all are read. */
+  async read(found, tick) {
+    const mine = this.version, queue = [];
+    const stopped = () => this.stopped > mine;
+    for await (const one of found) {
+      const dot = one.path.lastIndexOf("."), ending = dot > one.path.lastIndexOf("/") + 1 ? one.path.slice(dot).toLowerCase() : "";
+      if (!this.endings.has(ending)) this.passedOver.set(ending, (this.passedOver.get(ending) || 0) + 1);
+      else if (!this.known.has(one.path)) { this.known.add(one.path); queue.push(one); this.reading.all++; }
+      await breathe();
+      if (stopped()) return;
+    }
+    let next = 0;
+    const lane = async () => {
+      while (next < queue.length && !stopped()) {
+        const some = queue.slice(next, next += TOGETHER).map((one) => ({ ...one, item: { path: one.path, width: 0, height: 0, orientation: 1, reason: null } }));
+        await Promise.all(some.map(async ({ item, file: open }) => {
+          try { item.file = await open(); } catch (error) { item.reason = `it cannot be opened: ${error.message || error.name}`; }
+        }));
+        const opened = some.map(({ item }) => item).filter((item) => item.file);
+        const heads = await Pieces.ofMany(opened.map((item) => item.file)).catch(() => []);
+        await Promise.all(opened.map(async (item, i) => Object.assign(item, await readHeader(item.file, heads[i]))));
+        for (const { path, item } of some) {
+          if (stopped()) return;
+          const ending = path.slice(path.lastIndexOf("."));
+          if (this.trained && !this.trained.has(ending)) item.reason = `sd-scripts reads no ${ending}: convert it to PNG, JPEG or WebP`;
+          this.add(item, this.group(folderOf(path), repeatsOf(folderOf(path))));
+          this.reading.done++;
+          tick();
+          await breathe();
+        }
+      }
+    };
+    await Promise.all(Array.from({ length: LANES }, lane));
+  }
+
+  stop() { this.stopped = ++this.version; this.clear(); }
+}
+
+/* `10_name` means ten repeats, as with sd-scripts' --train_data_dir. */
+function repeatsOf(folder) {
+  const count = /(?:^|\/)(\d{1,6})(?:_[^/]*)?$/.exec(folder);
+  return count && +count[1] >= 1 && /_/.test(folder.slice(folder.lastIndexOf("/") + 1)) ? +count[1] : 1;
+}
+
+/* Files of an `<input>`, folders included. */
+function* chosenFiles(list) {
+  for (const file of list) yield { path: file.webkitRelativePath || file.name, file: async () => file };
+}
+
+/* Files below handles of files and folders, of which none is opened before its turn. */
+async function* handledFiles(handles) {
+  const pending = handles.map((handle) => [handle, handle.name]);
+  while (pending.length) {
+    const [handle, path] = pending.shift();
+    if (handle.kind === "file") yield { path, file: () => handle.getFile() };
+    else for await (const inner of handle.values()) pending.push([inner, `${path}/${inner.name}`]);
+  }
+}
+
+/* The same of dropped entries, for browsers without handles. Chromium refuses these to a page that is a file itself. */
+async function* droppedFiles(entries) {
+  const pending = [...entries];
+  while (pending.length) {
+    const entry = pending.shift();
+    if (entry.isFile) {
+      yield { path: entry.fullPath.replace(/^\//, ""), file: () => new Promise((go, fail) => entry.file(go, fail)) };
+      continue;
+    }
+    const reader = entry.createReader();
+    for (;;) {
+      const some = await new Promise((go, fail) => reader.readEntries(go, fail));
+      if (!some.length) break;
+      pending.push(...some);
+    }
+  }
+}

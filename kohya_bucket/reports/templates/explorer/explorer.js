@@ -1,0 +1,208 @@
+/* The page: what is dropped on it, placed by the form's settings. */
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const GROWN = 1.8; // a folder that is being read is shown again when so many times as many images are there
+
+class Explorer extends WithConfig {
+  constructor() {
+    super();
+    this.images = new Collection(DATA.endings, DATA.trained);
+    this.settings = new Settings(DATA.sets, () => this.update(true));
+    this.gallery = new Gallery((item) => this.closer.show(item), (item) => place(this.rule, item.width, item.height));
+    this.closer = new Closer(this.gallery, (item) => this.about(item));
+    this.config = null;
+    this.dataset = 0;
+    this.view = 0;
+    this.turn = 0;
+    this.result = null;
+    this.build();
+    if (DATA.start) this.begin(DATA.start);
+    this.update();
+  }
+
+  build() {
+    const hidden = (id, label, attributes, take) => [h("input", { type: "file", id, class: "unseen", multiple: true, ...attributes, onchange: (event) => { take(event.target.files); event.target.value = ""; } }), h("label", { class: "button", for: id }, label)];
+    this.status = h("p", { class: "soft status", role: "status" });
+    this.progress = h("progress", { "aria-label": "Headers read", hidden: true });
+    this.configNotes = h("div", { class: "soft notes" });
+    this.datasets = h("div", { class: "tabs", role: "group", "aria-label": "Data sets" });
+    this.key = h("section", { class: "key num", id: "numbers", "aria-label": "Key numbers" });
+    this.tabs = h("div", { class: "tabs", role: "group", "aria-label": "Which images" });
+    this.about_ = h("p", { class: "soft" });
+    this.bucketBody = h("div");
+    this.lostBody = h("div");
+    this.folderBody = h("div");
+    this.chart = aspectChart(() => ({ rule: this.rule, histogram: this.histogram(), buckets: this.chartBuckets(), asked: null }));
+    const add = (files) => this.read(chosenFiles([...files]));
+    this.drop = h("section", { class: "drop-zone", id: "drop", "aria-label": "Images" },
+      h("p", { class: "drop-title" }, "Drop a folder of images here"),
+      h("p", { class: "soft" }, "Thousands of files are fine. Nothing leaves this computer: only headers are read, and a picture when it comes into sight."),
+      h("div", { class: "buttons" }, h("button", { type: "button", class: "main", onclick: () => this.pick() }, "Choose a folder"), h("input", { type: "file", id: "folder", hidden: true, webkitdirectory: true, onchange: (event) => { add(event.target.files); event.target.value = ""; } }), hidden("files", "Choose files", { accept: "image/*" }, add),
+        hidden("toml", "Load a dataset TOML", { accept: ".toml", multiple: false }, (files) => files[0] && this.loadConfig(files[0])),
+        h("button", { type: "button", id: "save", onclick: () => this.saveConfig() }, "Save the TOML"),
+        h("button", { type: "button", id: "example", onclick: () => this.example() }, "See an example"),
+        h("button", { type: "button", id: "clear", onclick: () => this.clear() }, "Start again")),
+      this.progress, this.status, this.configNotes);
+    this.results = h("div", { id: "results" }, this.key, section("aspects", "Aspects", this.chart.parts), section("buckets", "Buckets", this.bucketBody),
+      section("lost", "Not trained", this.lostBody), section("folders", "Folders", h("p", { class: "soft" }, "How often an epoch repeats the images of each; it is saved with the TOML."), this.folderBody),
+      section("images", "Images", this.tabs, this.about_, this.gallery.root));
+    const page = document.getElementById("page");
+    page.classList.add("explorer");
+    this.page = page;
+    page.append(h("header", { class: "top" }, h("div", {}, h("h1", {}, "Bucket explorer"), h("p", { class: "soft" }, "Which bucket every image goes to, what is cut off, what is enlarged, what stands out.")), themeButton()),
+      h("nav", { class: "links", "aria-label": "On this page" }, ["aspects", "buckets", "lost", "folders", "images"].map((id) => h("a", { href: `#${id}`, id: `to-${id}` }, this.results.querySelector(`#${id}-title`).firstChild.data))),
+      h("main", {}, this.drop, section("settings", "Settings", this.datasets, this.settings.root), this.results), this.closer.root,
+      h("footer", {}, `kohya-bucket ${DATA.version}. This file is complete in itself and asks nothing from the network. `, DATA.start && DATA.start.images ? "Pictures are shown as long as the images lie where they lay. " : ""));
+    this.listen();
+  }
+
+  listen() {
+    const over = (on) => this.drop.classList.toggle("over", on);
+    window.addEventListener("dragover", (event) => { event.preventDefault(); over(true); });
+    window.addEventListener("dragleave", (event) => { if (!event.relatedTarget) over(false); });
+    window.addEventListener("drop", (event) => {
+      event.preventDefault();
+      over(false);
+      const { items, files } = event.dataTransfer;
+      if (files.length === 1 && /\.toml$/i.test(files[0].name)) { this.loadConfig(files[0]); return; }
+      this.read(this.dropped([...items].filter((item) => item.kind === "file"), [...files]));
+    });
+    window.addEventListener("resize", atFrame(() => this.images.items.length && this.chart.draw()));
+  }
+
+  /* Asks for a folder. A list of thousands of files, as the older way brings, is a freeze in itself. */
+  async pick() {
+    if (!window.showDirectoryPicker) { document.getElementById("folder").click(); return; }
+    const handle = await window.showDirectoryPicker().catch(() => null);
+    if (handle) this.read(handledFiles([handle]));
+  }
+
+  /* What lies in dropped files and folders. All is asked for at once: after that the browser forgets what was dropped. */
+  async* dropped(items, files) {
+    const entries = items.map((item) => item.webkitGetAsEntry?.()).filter(Boolean), asked = items.map((item) => item.getAsFileSystemHandle?.());
+    const handles = await Promise.all(asked).catch(() => []);
+    if (handles.length && handles.every(Boolean)) yield* handledFiles(handles);
+    else yield* entries.length ? droppedFiles(entries) : chosenFiles(files);
+  }
+
+  begin({ images, config, dataset }) {
+    if (config) this.takeConfig(config.text, config.name);
+    this.images.take(images);
+    this.match();
+    if (dataset) this.choose(dataset);
+    this.status.textContent = `${plural(this.images.items.length)} from ${DATA.start.name}.`;
+  }
+
+  async read(found) {
+    const began = performance.now(), { reading } = this.images;
+    let next = 200;
+    const show = atFrame(() => { this.progress.max = reading.all; this.progress.value = reading.done; });
+    this.progress.hidden = false;
+    this.status.textContent = "Reading headers…";
+    const tick = () => {
+      show();
+      if (this.images.items.length > next) { next = this.images.items.length * GROWN; this.update(); }
+    };
+    try {
+      await this.images.read(found, tick);
+    } catch (error) {
+      this.progress.hidden = true;
+      this.status.textContent = `This folder cannot be read (${error.message || error.name}): use "Choose a folder".`;
+      return;
+    }
+    if (this.images.reading !== reading) return;
+    this.match();
+    await this.update();
+    if (reading.done < reading.all) return;
+    this.progress.hidden = true;
+    const passed = [...this.images.passedOver].sort((a, b) => b[1] - a[1]), others = passed.reduce((sum, one) => sum + one[1], 0);
+    const bad = this.images.items.filter((item) => item.reason).length;
+    this.status.textContent = [`${plural(reading.done)} read in ${((performance.now() - began) / 1000).toFixed(1)} s`, bad ? `${int(bad)} of them not readable` : "",
+      others ? `${int(others)} other ${others === 1 ? "file" : "files"} passed over (${passed.slice(0, 4).map(([ending]) => ending || "no ending").join(", ")})` : ""].filter(Boolean).join(", ") + ".";
+    document.documentElement.dataset.read = reading.done;
+  }
+
+  clear() {
+    this.images.stop();
+    this.progress.hidden = true;
+    this.status.textContent = "";
+    this.result = null;
+    this.update();
+  }
+
+  /* Sizes as a folder of photographs and drawings has them, without pictures. */
+  example() {
+    let seed = 7;
+    const random = () => (seed = (seed * 16807) % 2147483647) / 2147483647, group = this.images.group("example");
+    for (let i = 0; i < 240; i++) {
+      const aspect = [2 / 3, 3 / 4, 1, 4 / 3, 1.5, 16 / 9, 9 / 16][Math.floor(random() * 7)] * (random() < 0.4 ? Math.exp((random() - 0.5) * 0.5) : 1);
+      const side = 300 + 2600 * random() ** 2;
+      this.images.add({ path: `example/${String(i).padStart(3, "0")}.jpg`, width: Math.round(side * Math.sqrt(aspect)), height: Math.round(side / Math.sqrt(aspect)), orientation: 1, reason: null }, group);
+    }
+    this.status.textContent = "240 made-up sizes, without pictures.";
+    this.update();
+  }
+
+  histogram() {
+    const key = `${this.images.version} ${this.dataset} ${this.config ? 1 : 0}`;
+    if (this.histogramOf !== key) { this.histogramOf = key; this.histogramMade = aspectHistogram(this.mine()); }
+    return this.histogramMade;
+  }
+
+  /* For the chart: buckets with images, and of a set those without. */
+  chartBuckets() {
+    const used = (this.result ? this.result.buckets : []).map((b) => [...b.bucket, b.items.length]), taken = new Set(used.map((b) => size(b)));
+    return [...used, ...(this.rule.kind === "set" ? this.rule.sizes.filter((b) => !taken.has(size(b))).map((b) => [...b, 0]) : [])];
+  }
+
+  about(item) {
+    const bucket = item.bucket && this.result.buckets.find((one) => String(one.bucket) === String(item.bucket));
+    const more = [["stored as", size([item.width, item.height])], ...(item.orientation > 1 ? [["EXIF", `asks for orientation ${item.orientation}; trained as stored`]] : [])];
+    return { rule: this.rule, result: place(this.rule, item.width, item.height), about: { reasons: DATA.reasons, sharing: bucket && bucket.items.length, more } };
+  }
+
+  /* Places all images again and draws what came of it; `compare` keeps the numbers of before beside them. */
+  async update(compare = false) {
+    const { rule, error } = this.settings.rule(), turn = ++this.turn, current = () => turn === this.turn, v = this.settings.values;
+    this.results.classList.toggle("stale", Boolean(error));
+    if (error) return;
+    this.rule = rule;
+    this.takeRepeats();
+    const items = this.mine(), before = compare ? this.settled || this.result : null;
+    this.page.classList.toggle("empty", !this.images.items.length);
+    if (!await placeAll(items, rule, current)) return;
+    const result = await gather(items, v.batch, current);
+    if (!result || !current()) return;
+    this.result = result;
+    if (!compare || before === null) this.settled = null;
+    for (const draw of [() => this.key.replaceChildren(...numbers(result, before, items, v.batch)), () => this.chart.draw(),
+      () => this.bucketBody.replaceChildren(...bucketTable(result.buckets, v.batch, (b) => { this.view = 0; this.drawImages(); this.gallery.goTo(`bucket-${size(b.bucket)}`); })),
+      () => this.drawLost([...result.bad, ...result.unplaced]), () => this.folderBody.replaceChildren(folderTable([...this.images.groups.values()].filter((group) => group.images), () => this.update(true))), () => this.drawImages()]) {
+      draw();
+      await breathe();
+      if (!current()) return;
+    }
+    this.settled = result;
+    document.documentElement.dataset.placed = `${items.length} ${turn}`;
+  }
+
+  drawLost(lost) {
+    for (const id of ["lost", "to-lost"]) document.getElementById(id).hidden = !lost.length;
+    this.lostBody.replaceChildren(...(lost.length ? lostTable(lost, DATA.reasons) : []));
+  }
+
+  drawImages() {
+    const items = this.mine(), { buckets, unplaced } = this.result, view = VIEWS[this.view];
+    this.tabs.replaceChildren(...VIEWS.map((one, i) => [one, i, items.filter(one.has).length]).filter(([, i, n]) => n || !i).map(([one, i, n]) =>
+      h("button", { type: "button", "aria-pressed": String(i === this.view), onclick: () => { this.view = i; this.drawImages(); } }, one.name, h("span", { class: "num" }, int(n)))));
+    this.about_.textContent = view.about;
+    const sections = buckets.map((b) => ({ id: `bucket-${size(b.bucket)}`, title: size(b.bucket), items: b.items.filter(view.has), bucket: b })).filter((one) => one.items.length)
+      .map((one) => ({ ...one, about: `${plural(one.items.length)}, ${percent(one.bucket.mean)} cut off on average, ${percent(one.bucket.worst)} at worst` }));
+    const none = unplaced.filter(view.has);
+    if (none.length) sections.push({ id: "bucket-none", title: "No bucket", items: none, about: `${plural(none.length)}, not trained` });
+    this.gallery.show(sections);
+  }
+}
+
+const plural = images;
+const explorer = new Explorer();

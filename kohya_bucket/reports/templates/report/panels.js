@@ -1,0 +1,125 @@
+/* The parts of the report, each a function of the view that it is for. */
+
+function keyNumbers(view) {
+  const d = view.data, t = d.summary, cells = [];
+  const cell = (value, label, cls) => cells.push(h("div", {}, h("b", { class: cls || null }, value), h("span", {}, label)));
+  cell(int(d.found), d.broken ? `images, ${int(d.broken)} broken` : "images");
+  const lost = d.broken + t.unplaced;
+  cell(int(lost), "not trained", lost ? "bad" : "");
+  cell(int(t.buckets), d.underfilled ? `buckets used, ${int(d.underfilled)} never fill a batch` : "buckets used");
+  cell(percent(t.mean_crop), "cut off, mean", lossClass(t.mean_crop * 2));
+  cell(percent(t.p95_crop), "cut off, 95th percentile", lossClass(t.p95_crop));
+  cell(percent(t.worst_crop), "cut off, worst", lossClass(t.worst_crop));
+  cell(percent(t.enlarged), "enlarged", t.enlarged > 0.3 ? "warn" : "");
+  cell(int(t.batches), d.batch_size > 1 ? `batches of ${d.batch_size} an epoch, ${int(t.short_batches)} not full` : "steps an epoch at batch size 1");
+  return h("section", { class: "key num", id: "numbers", "aria-label": "Key numbers" }, cells);
+}
+
+function advice(view) {
+  return section("advice", "What to change",
+    h("p", { class: "soft" }, "Each line was measured by placing these images again with that one setting changed."),
+    h("ul", { class: "advice" }, view.data.advice.map((a) => h("li", {},
+      h("div", { class: "change" }, h("code", {}, a.setting), h("div", {}, `${a.current} → `, h("b", {}, a.proposed))),
+      h("div", {}, h("div", {}, `${a.why}.`),
+        a.gain ? h("div", { class: "effect good" }, `Gain: ${a.gain}`) : null,
+        a.cost ? h("div", { class: "effect warn" }, `Cost: ${a.cost}`) : null)))));
+}
+
+function buckets(view) {
+  const d = view.data, used = d.buckets.filter((b) => b[2]), idle = d.buckets.length - used.length;
+  const most = used.reduce((m, b) => Math.max(m, b[2]), 1);
+  const underfilled = (b) => b[4] === 1 && b[5] > 0;
+  const rows = d.buckets.map((b, k) => [b, k]).filter(([b]) => b[2]);
+  const meter = (b) => { const bar = h("i", { class: "meter" }); bar.style.width = `${Math.max(1, (100 * b[2]) / most)}%`; return h("span", { class: "meterbox" }, bar); };
+  const columns = [
+    { name: "Bucket", left: true, value: ([b]) => b[0] * 1e6 + b[1], cell: ([b, k]) => [shapeOf(b), d.sheets.some((sheet) => sheet.bucket === k) ? h("a", { href: `#sheet-${k}`, "aria-label": `${size(b)}: to its contact sheet` }, size(b)) : size(b), underfilled(b) ? h("span", { class: "tag" }, "never full") : null] },
+    { name: "Aspect", value: ([b]) => b[0] / b[1], cell: ([b]) => (b[0] / b[1]).toFixed(3) },
+    { name: "Images", value: ([b]) => b[2], cell: ([b]) => int(b[2]) },
+    { name: "", label: "Share of images", left: true, value: ([b]) => b[2], cell: ([b]) => meter(b) },
+    { name: "Samples", value: ([b]) => b[3], cell: ([b]) => int(b[3]) },
+    { name: "Batches", value: ([b]) => b[4], cell: ([b]) => int(b[4]) },
+    { name: "Last batch", value: ([b]) => b[5] || d.batch_size, cell: ([b]) => (b[5] ? `${b[5]} of ${d.batch_size}` : "full") },
+    { name: "Cut off, mean", value: ([b]) => b[6], cell: ([b]) => h("span", { class: lossClass(b[6]) }, percent(b[6])) },
+    { name: "Worst", value: ([b]) => b[7], cell: ([b]) => h("span", { class: lossClass(b[7]) }, percent(b[7])) },
+    { name: "Enlarged", value: ([b]) => b[8], cell: ([b]) => percent(b[8]) },
+  ];
+  let wanted = null;
+  const isAsked = (b) => wanted !== null && b[0] === wanted[0] && b[1] === wanted[1];
+  const { table } = sortable(columns, rows, {
+    by: 1, down: false, label: "Buckets", text: ([b]) => size(b),
+    row: ([b, k]) => ({ class: isAsked(b) ? "link here" : "link", "data-bucket": k, onclick: () => { const to = document.getElementById(`sheet-${k}`); if (to) bringIntoView(to, "start"); } }),
+  });
+  view.listeners.push((asked) => {
+    wanted = asked && d.rule ? place(d.rule, asked.width, asked.height).bucket : null;
+    for (const row of table.querySelectorAll("tr.link")) row.classList.toggle("here", isAsked(d.buckets[+row.dataset.bucket]));
+  });
+  const notes = [];
+  if (idle) notes.push(`${int(idle)} more ${idle === 1 ? "bucket" : "buckets"} of the set ${idle === 1 ? "holds" : "hold"} no image.`);
+  if (rows.length > MOST_ROWS) notes.push(`The first ${int(MOST_ROWS)} of ${int(rows.length)} buckets in the order chosen are shown; kohya-bucket analyze --json lists all.`);
+  if (d.rare.count) notes.push(`${int(d.rare.count)} hold fewer than ${d.rare.below} images.`);
+  return section("buckets", "Buckets", notes.length ? h("p", { class: "soft" }, notes.join(" ")) : null, scrolling("Buckets", table));
+}
+
+function sheets(view) {
+  const d = view.data, used = d.buckets.filter((b) => b[2]).length;
+  const sheets = d.sheets.map((sheet) => {
+    const b = d.buckets[sheet.bucket];
+    return h("section", { class: "sheet", id: `sheet-${sheet.bucket}`, tabindex: "-1", "aria-label": `Bucket ${size(b)}` },
+      h("header", {}, h("h3", {}, size(b)), h("span", { class: "soft num" }, `${images(b[2])}, ${percent(b[6])} cut off on average, ${percent(b[7])} at worst`)),
+      h("div", { class: "shots" }, sheet.shots.map((one) => shot(view, b, one))));
+  });
+  const left = used - sheets.length;
+  return section("sheets", "Contact sheets",
+    h("p", { class: "soft" }, `What is cut off is tinted. The fullest bucket first; in each, the image that loses most comes first, the others are spread down to the one that loses least.${left ? ` The ${int(left)} smallest buckets are left out to keep this file small.` : ""}`),
+    h("div", { class: d.sheets.every((sheet) => sheet.shots.length <= 4) ? "sheets tight" : "sheets" }, sheets));
+}
+
+/* One small picture of a sheet: a button that asks about its size. */
+function shot(view, bucket, { row, picture, kept: share, caption: beside }) {
+  const [name, width, height, , loss, scale] = row, box = h("span", { class: "thumb" });
+  const short = inShort(bucket, loss, scale);
+  if (picture) {
+    const [uri, w, t] = picture, kept = h("span", { class: "kept" });
+    box.style.width = `${w}px`;
+    box.style.height = `${t}px`;
+    ["left", "top", "width", "height"].forEach((side, i) => { kept.style[side] = `${100 * share[i]}%`; });
+    box.append(h("img", { src: uri, alt: `${name}: ${size([width, height])} to ${short}`, decoding: "async" }), kept);
+  } else box.append(h("span", { class: "missing" }, `${name}: its pixels do not decode`));
+  const caption = h("figcaption", {}, h("span", {}, name.split("/").pop()), h("span", {}, `${size([width, height])} → ${size(bucket)}`),
+    h("span", {}, [loss ? `−${percent(loss)}` : "uncut", scale > 1.001 ? `×${scale.toFixed(2)}` : null].filter(Boolean).join(", ")));
+  caption.style.maxWidth = `${picture ? Math.max(picture[1], 124) : 124}px`;
+  return h("figure", { title: beside ? `${name}\n${beside}` : name },
+    h("button", { type: "button", class: "bare", onclick: () => view.showSize(width, height) }, box), caption);
+}
+
+function lists(view) {
+  const d = view.data, lists = d.lists.filter((list) => list.count);
+  if (!lists.length) return null;
+  const body = h("div"), buttons = lists.map((list) => h("button", { type: "button", onclick: () => show(list) }, list.title, h("span", { class: "num" }, int(list.count))));
+  const show = (list) => {
+    buttons.forEach((button, i) => button.setAttribute("aria-pressed", lists[i] === list));
+    const bucketText = (k) => (k < 0 ? "none" : size(d.buckets[k]));
+    const columns = list.kind === "notes"
+      ? [{ name: "Image", left: true, value: (r) => r[0], cell: (r) => r[0], cls: "wrap" }, { name: "What", left: true, value: (r) => r[1], cell: (r) => r[1], cls: "wrap" }]
+      : [
+        { name: "Image", left: true, cls: "name", value: (r) => r[0], cell: (r) => h("button", { type: "button", class: "bare" }, r[0]), title: (r) => r[0] },
+        { name: "Size", value: (r) => r[1] * r[2], cell: (r) => size([r[1], r[2]]) },
+        { name: "Aspect", value: (r) => r[1] / r[2], cell: (r) => (r[1] / r[2]).toFixed(3) },
+        { name: "Bucket", value: (r) => r[3], cell: (r) => bucketText(r[3]) },
+        { name: "Cut off", value: (r) => r[4], cell: (r) => (r[4] < 0 ? "" : h("span", { class: lossClass(r[4]) }, percent(r[4]))) },
+        { name: "Scaled", value: (r) => r[5], cell: (r) => (r[5] < 0 ? "" : `×${r[5].toFixed(2)}`) },
+        ...(list.rows.some((r) => r[6]) ? [{ name: "Note", left: true, cls: "wrap", value: (r) => r[6], cell: (r) => r[6] }] : []),
+      ];
+    const { table, filter } = sortable(columns, list.rows, {
+        label: list.title,
+      text: (r) => r.join(" "),
+      row: (r) => (list.kind === "images" ? { class: "link", onclick: () => view.showSize(r[1], r[2]) } : {}),
+    });
+    const more = list.count > list.rows.length ? ` The first ${int(list.rows.length)} of ${int(list.count)}; kohya-bucket analyze --json --limit lists more.` : "";
+    body.replaceChildren(
+      h("div", { class: "tools" }, h("span", { class: "soft" }, list.about + more), list.rows.length > 8 ? h("input", { type: "search", placeholder: "filter by name", "aria-label": "Filter", oninput: (event) => filter(event.target.value) }) : null),
+      scrolling(list.title, table));
+  };
+  show(lists[0]);
+  return section("images", "Images that stand out", h("div", { class: "tabs" }, buttons), body);
+}

@@ -1,0 +1,126 @@
+const DATA = JSON.parse(document.getElementById("data").textContent);
+
+/* One data set on the page, with the size that is being asked about. */
+class View {
+  constructor(data) {
+    this.data = data;
+    this.asked = null;
+    this.listeners = [];
+    this.root = h("div");
+    this.draws = [];
+    const panels = [keyNumbers(this)];
+    if (data.advice.length) panels.push(advice(this));
+    if (data.histogram) panels.push(this.aspects());
+    panels.push(h("div", { class: "pair" }, data.scatter.length ? sizeChart(this) : null, this.ask()));
+    if (data.buckets.length) panels.push(buckets(this));
+    if (data.sheets.length) panels.push(sheets(this));
+    panels.push(lists(this));
+    this.root.append(...panels.filter(Boolean));
+  }
+
+  redraw() { for (const draw of this.draws) draw(); }
+
+  setAsked(asked) {
+    this.asked = asked;
+    cancelAnimationFrame(this.pending);
+    this.pending = requestAnimationFrame(() => { for (const listen of this.listeners) listen(asked); });
+  }
+
+  showSize(width, height) {
+    this.field.value = `${width}×${height}`;
+    this.typed();
+    bringIntoView(this.askPanel, "nearest");
+  }
+
+  aspects() {
+    const { parts, draw } = aspectChart(() => ({ rule: this.data.rule, histogram: this.data.histogram, buckets: this.data.buckets, asked: this.asked }));
+    this.draws.push(draw);
+    this.listeners.push(draw);
+    return section("aspects", "Aspects", parts);
+  }
+
+  ask() {
+    const answer = h("div", { id: "answer", "aria-live": "polite" });
+    this.field = h("input", { type: "text", id: "size", placeholder: "1920×1080", autocomplete: "off", spellcheck: "false", "aria-label": "Image size, width × height", oninput: () => this.typed() });
+    const chooser = h("input", { type: "file", id: "file", class: "unseen", accept: "image/*", onchange: (event) => this.dropped(event.target.files[0]) });
+    this.answerBox = answer;
+    this.askPanel = section("try", "Try a size",
+      h("p", { class: "soft" }, "Type a size, or drop an image anywhere on this page: it stays on this computer. Sizes are taken as stored, as in training; EXIF rotation is ignored."),
+      h("div", { class: "ask" }, this.field, h("label", {}, chooser, "choose an image")), answer);
+    return this.askPanel;
+  }
+
+  typed() {
+    const match = /^\s*(\d{1,7})\s*(?:[x×*,;:/ ]|by)\s*(\d{1,7})\s*$/i.exec(this.field.value);
+    if (!this.field.value.trim()) { this.answerBox.replaceChildren(); this.setAsked(null); return; }
+    if (!match || +match[1] < 1 || +match[2] < 1) {
+      this.answerBox.replaceChildren(h("p", { class: "soft" }, "Width × height in pixels, for example 1920×1080."));
+      this.setAsked(null);
+      return;
+    }
+    this.answer(+match[1], +match[2], null);
+  }
+
+  async dropped(file) {
+    if (!file) return;
+    try {
+      const bitmap = await asStored(file);
+      this.field.value = `${bitmap.width}×${bitmap.height}`;
+      this.answer(bitmap.width, bitmap.height, bitmap, file.name);
+    } catch {
+      this.field.value = "";
+      this.answerBox.replaceChildren(h("p", { class: "bad" }, `This browser cannot read ${file.name} as an image.`));
+      this.setAsked(null);
+    }
+    this.askPanel.scrollIntoView({ block: "nearest" });
+  }
+
+  answer(width, height, picture, name) {
+    const d = this.data, rule = d.rule;
+    if (!rule) {
+      this.answerBox.replaceChildren(h("p", { class: "soft" }, "This rule cannot be repeated in the browser; kohya-bucket simulate answers for it."));
+      return;
+    }
+    const result = place(rule, width, height);
+    this.answerBox.dataset.result = JSON.stringify(result);
+    const row = result.bucket && d.buckets.find((b) => b[0] === result.bucket[0] && b[1] === result.bucket[1]);
+    this.answerBox.replaceChildren(...answerParts(rule, width, height, result, { name, picture, sharing: row && row[2], reasons: DATA.reasons }));
+    this.setAsked({ width, height });
+  }
+}
+
+let shown = null;
+function start() {
+  const page = document.getElementById("page"), place = h("main");
+  const heading = h("h1"), about = h("p", { class: "soft" }), links = h("nav", { class: "links", "aria-label": "On this page" });
+  const views = new Map();
+  const tabs = DATA.datasets.map((d) => h("button", { type: "button", onclick: () => show(d) }, d.name, h("span", { class: "num" }, int(d.found))));
+  function show(d) {
+    if (!views.has(d)) views.set(d, new View(d));
+    shown = views.get(d);
+    heading.textContent = DATA.datasets.length > 1 ? DATA.title : d.name;
+    about.textContent = [d.rule_text, d.batch_size > 1 ? `batch size ${d.batch_size}` : "", d.source].filter(Boolean).join(" · ");
+    tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", DATA.datasets[i] === d));
+    place.replaceChildren(shown.root);
+    links.replaceChildren(...[...shown.root.querySelectorAll("section.panel[id]")].map((part) => h("a", { href: `#${part.id}` }, part.querySelector("h2").firstChild.data)));
+    shown.redraw();
+  }
+  page.append(h("header", { class: "top" }, h("div", {}, heading, about), themeButton()),
+    tabs.length > 1 ? h("div", { class: "tabs", role: "group", "aria-label": "Data sets" }, tabs) : "", links, place,
+    h("footer", {}, `kohya-bucket ${DATA.version}, ${DATA.made}. This file is complete in itself and asks nothing from the network.`));
+  if (DATA.datasets.length) show(DATA.datasets[0]);
+  // What a link into the page names is drawn only now.
+  const wanted = location.hash && document.getElementById(location.hash.slice(1));
+  if (wanted) wanted.scrollIntoView();
+  let pending = 0;
+  window.addEventListener("resize", () => { cancelAnimationFrame(pending); pending = requestAnimationFrame(() => shown && shown.redraw()); });
+  window.addEventListener("dragover", (event) => { event.preventDefault(); if (shown) shown.askPanel.classList.add("drop"); });
+  window.addEventListener("dragleave", () => shown && shown.askPanel.classList.remove("drop"));
+  window.addEventListener("drop", (event) => {
+    event.preventDefault();
+    if (!shown) return;
+    shown.askPanel.classList.remove("drop");
+    shown.dropped(event.dataTransfer.files[0]);
+  });
+}
+start();

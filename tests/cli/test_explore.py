@@ -1,0 +1,99 @@
+"""`kohya-bucket explore` without a browser: what it writes, what it opens, what it refuses."""
+
+import json
+import re
+import webbrowser
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+from urllib.request import url2pathname
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from kohya_bucket.cli import app
+from kohya_bucket.reports import explorer_page
+from tests.pictures import make_pictures
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, ["explore", *map(str, arguments), "--quiet"])
+
+
+def start_of(page: Path):
+    text = page.read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL).group(1))["start"]
+
+
+@pytest.fixture
+def opened(monkeypatch) -> list[Path]:
+    pages: list[Path] = []
+    to_path = lambda address: Path(url2pathname(urlparse(address).path))  # noqa: E731
+    monkeypatch.setattr(webbrowser, "open", lambda address: pages.append(to_path(address)) or True)
+    return pages
+
+
+def test_without_a_source_an_empty_page_is_opened(opened) -> None:
+    assert run().exit_code == 0
+    assert start_of(opened[0]) is None
+
+
+def test_the_images_of_a_folder_are_in_the_page(opened, tmp_path) -> None:
+    make_pictures(tmp_path / "d #ä" / "a b", [(40, 30), (30, 40)])
+    (tmp_path / "d #ä" / "broken.png").write_bytes(b"no image")
+    Image.new("L", (20, 10)).save(tmp_path / "d #ä" / "moving.gif")
+    result = run(tmp_path / "d #ä", "--out", tmp_path / "page.html")
+    assert "opens in any browser" in result.output
+    assert opened == [tmp_path / "page.html"]
+    images = start_of(tmp_path / "page.html")["images"]
+    assert images["names"] == ["0.png", "1.png", "broken.png", "moving.gif"]
+    assert images["sizes"] == [40, 30, 30, 40, 0, 0, 0, 0]
+    assert images["groups"] == [["a b", 1, None], ["", 1, None]]
+    assert "not an image" in images["failures"]["2"]
+    assert images["failures"]["3"].startswith("sd-scripts reads no .gif")
+    assert Path(url2pathname(urlparse(images["base"]).path)) == tmp_path / "d #ä"
+    assert unquote(images["base"]).endswith("/d #ä/")
+    assert images["root"] == (tmp_path / "d #ä").as_posix()
+
+
+def test_a_config_brings_its_text_and_its_data_sets(opened, tmp_path) -> None:
+    make_pictures(tmp_path / "set", [(400, 300)], caption="a cat")
+    config = tmp_path / "c.toml"
+    config.write_text(
+        f"# mine\n[[datasets]]\nenable_bucket = true\n[[datasets.subsets]]\nimage_dir = '{tmp_path / 'none'}'\n"
+        "[[datasets]]\nresolution = 512\nenable_bucket = true\nbatch_size = 2\n"
+        f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'set'}'\nnum_repeats = 3\n",
+        encoding="utf-8",
+    )
+    result = run(config, "--out", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
+    assert "error: " in result.output  # of the first data set, as analyze says it
+    start = start_of(tmp_path / "page.html")
+    assert start["config"] == {"name": "c.toml", "text": config.read_text(encoding="utf-8")}
+    assert start["dataset"] == 1
+    assert start["images"]["groups"] == [["", 3, [1]]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--no-open"], "--no-open without --out would show nothing"),
+        (["{}", "--out", "{}"], ", a folder: name a file in it"),
+        (["{}", "--out", "{}/x.png"], "named as an image, but a web page is written"),
+        (["{}/nothing"], "no such file or folder"),
+        (["{}/c.json"], "the explorer takes configs in TOML"),
+        (["{}/set"], "has 1 images, but the explorer shows 0 at most"),
+    ],
+)
+def test_what_cannot_be_is_refused(opened, tmp_path, monkeypatch, arguments, why) -> None:
+    make_pictures(tmp_path / "set", [(40, 30)])
+    (tmp_path / "c.json").write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(explorer_page, "MOST_IMAGES", 0)
+    result = run(*(a.format(tmp_path) for a in arguments))
+    assert why in str(result.exception)
+    assert opened == []
+
+
+def test_where_there_is_no_browser_the_file_is_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(webbrowser, "open", lambda _: False)
+    assert "open that file in one" in run("--out", tmp_path / "page.html").output

@@ -1,0 +1,317 @@
+"""The explorer in a real browser: folders, settings, configs, lists, keys, and who sees no screen."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import toml
+from browser import chromium
+from PIL import Image
+
+pytest.importorskip("selenium", reason="selenium is not installed: pip install selenium")
+from explorer_support import accessibility_faults, asked, change, give, open_explorer, until
+from selenium.webdriver.common.keys import Keys
+from typer.testing import CliRunner
+
+from kohya_bucket import KohyaBuckets, cli
+from kohya_bucket.reports.analysis import analyze
+from kohya_bucket.reports.explorer_page import render_explorer
+from kohya_bucket.reports.images import ImageTable, Subject
+from kohya_bucket.reports.page import render_page
+
+pytestmark = pytest.mark.slow
+SIZES = [(640, 480), (480, 640), (512, 512), (900, 300), (64, 64), (1200, 800)]
+CONFIG = """# kept: a comment
+[general]
+shuffle_caption = true   # and one behind a value
+batch_size = 2
+
+[[datasets]]
+resolution = [512, 512]
+enable_bucket = true
+
+  [[datasets.subsets]]
+  image_dir = '/elsewhere/set/a'
+  num_repeats = 3
+  caption_prefix = "a ] \\" # no comment"
+
+  [[datasets.subsets]]
+  image_dir = '/elsewhere/set/b'
+
+[kohya_bucket]
+max_crop = 0.2
+run_length = 8
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("profile")) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("images") / "set"
+    for i, size in enumerate(SIZES * 5):
+        to = folder / "ab"[i % 2]
+        to.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, (9 * i % 256, 90, 120)).save(to / f"{i:02d}.png")
+    (folder / "a" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
+    (folder / "a" / "<img src=x onerror=window.pwned=1>.png").write_bytes(b"nothing")
+    (folder / "notes.txt").write_text("no image", encoding="utf-8")
+    return folder
+
+
+def numbers(browser) -> list[str]:
+    return browser.execute_script("return [...document.querySelectorAll('#numbers b')].map((e) => e.textContent)")
+
+
+def downloaded(browser, button: str) -> tuple[str, str]:
+    """Name and text of what a button hands to the browser's downloads."""
+    browser.execute_script("window.kept = []; save = (name, text) => window.kept.push(name, text)")
+    browser.execute_script(f"document.getElementById('{button}').click()")
+    return tuple(browser.execute_script("return window.kept"))
+
+
+def test_a_folder_in_its_buckets(browser, images, tmp_path) -> None:
+    open_explorer(browser, tmp_path)
+    give(browser, images, 32)
+    assert "30" in numbers(browser)[0] or "32" in numbers(browser)[0]
+    assert (
+        "2 of them not readable, 1 other file passed over (.txt)"
+        in browser.find_element("css selector", ".status").text
+    )
+    for settings, rule in (
+        ({}, KohyaBuckets(1024, 256, 2048)),
+        ({"resolution": [512, 512], "max": 1024}, KohyaBuckets(512)),
+        ({"noUpscale": True}, KohyaBuckets(512, no_upscale=True)),
+        ({"steps": 32, "noUpscale": False}, KohyaBuckets(512, 256, 1024, 32)),
+    ):
+        if settings:
+            change(browser, **settings)
+        report = analyze(Subject("set", ImageTable.of(["x"] * 30, _array()), rule, 1)).summary
+        found = json.loads(browser.execute_script(
+            "const r = explorer.result;"
+            "const parts = [r.buckets.length, r.mean, r.p95, r.worst, r.enlarged / r.placed, r.unplaced.length];"
+            "return JSON.stringify(parts)"
+        ))  # fmt: skip
+        wanted = [
+            report.buckets,
+            report.mean_crop,
+            report.p95_crop,
+            report.worst_crop,
+            report.enlarged,
+            report.unplaced,
+        ]
+        assert found == pytest.approx(wanted, rel=1e-12)
+    assert browser.execute_script("return window.pwned === undefined")
+    assert "was" in browser.find_element("id", "numbers").text
+    assert browser.get_log("browser") == []
+
+
+def _array():
+    import numpy as np
+
+    return np.array(SIZES * 5, dtype=np.int32)
+
+
+def test_a_dropped_folder_is_read_too(browser, images, tmp_path) -> None:
+    open_explorer(browser, tmp_path)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        data = {"items": [], "files": [str(images)], "dragOperationsMask": 1}
+        browser.execute_cdp_cmd("Input.dispatchDragEvent", {"type": kind, "x": 300, "y": 180, "data": data})
+    until(browser, "return document.documentElement.dataset.read")
+    found = set(asked(browser, "return explorer.images.items.map((i) => i.path)"))
+    # Chromium keeps names with < or > from pages, without a word; docs/report.md says so.
+    assert found == {f"set/{p.parent.name}/{p.name}" for p in images.glob("*/*") if "<" not in p.name}
+
+
+def test_bad_files_as_a_list(browser, images, tmp_path) -> None:
+    open_explorer(browser, tmp_path)
+    give(browser, images, 32)
+    change(browser, noUpscale=True, steps=128)
+    name, text = downloaded(browser, "export")
+    rows = dict(line.split("\t") for line in text.splitlines())
+    assert name == "bad-files.txt"
+    assert rows["set/a/broken.jpg"] == "its JPEG header is damaged or cut off"
+    assert rows["set/a/<img src=x onerror=window.pwned=1>.png"] == "not an image that is known here"
+    assert sum("shorter than one bucket step" in why for why in rows.values()) == 5
+
+
+def test_settings_that_cannot_be_are_said_and_nothing_moves(browser, images, tmp_path) -> None:
+    open_explorer(browser, tmp_path)
+    give(browser, images, 32)
+    before = numbers(browser)
+    browser.execute_script("explorer.settings.put({max: 512})")
+    assert "max_bucket_reso 512 is below the longer side" in browser.find_element("css selector", "[role=alert]").text
+    assert numbers(browser) == before
+
+
+def test_a_config_is_shown_changed_and_saved_with_all_that_was_in_it(browser, images, tmp_path) -> None:
+    open_explorer(browser, tmp_path)
+    give(browser, images, 32)
+    (tmp_path / "set.toml").write_text(CONFIG, encoding="utf-8")
+    browser.find_element("id", "toml").send_keys(str(tmp_path / "set.toml"))
+    until(browser, "return document.querySelector('.notes p')")
+    notes = browser.find_element("css selector", ".notes").text
+    assert all(key in notes for key in ("shuffle_caption", "caption_prefix", "kohya_bucket.run_length"))
+    until(browser, "return explorer.settled && explorer.settled.batches")
+    repeats = "return [...document.querySelectorAll('#folders input')].map((e) => +e.value)"
+    assert browser.execute_script(repeats) == [3, 1]
+    assert browser.execute_script(
+        "const v = explorer.settings.values; return [v.resolution, v.batch, v.maxCrop, v.max]"
+    ) == [[512, 512], 2, 0.2, 1024]
+    assert downloaded(browser, "save") == ("set.toml", CONFIG)
+
+    change(browser, resolution=[768, 512], batch=4, max=1536, maxCrop=None, noUpscale=True)
+    browser.execute_script(
+        "const f = document.querySelectorAll('#folders input')[1]; f.value = 7; f.dispatchEvent(new Event('change'))"
+    )
+    _, text = downloaded(browser, "save")
+    wanted = toml.loads(CONFIG)
+    wanted["general"]["batch_size"] = 4
+    wanted["datasets"][0].update(resolution=[768, 512], max_bucket_reso=1536, bucket_no_upscale=True)
+    wanted["datasets"][0]["subsets"][1]["num_repeats"] = 7
+    del wanted["kohya_bucket"]["max_crop"]
+    assert toml.loads(text) == wanted
+    assert all(comment in text for comment in ("# kept: a comment", "# and one behind a value"))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a = ", "line 1: a value is missing"),
+        ("[[datasets]]\nresolution = 'wide'", "line 2: resolution is"),
+        ("[general]\nbatch_size = 1", "it has no [[datasets]]"),
+        ("datasets = [{resolution = 512}]", "it has no [[datasets]]"),
+        ("[[datasets]]\nresolution = 512 512", "line 2: something follows"),
+    ],
+)
+def test_configs_that_are_none_say_why(browser, tmp_path, text, why) -> None:
+    open_explorer(browser, tmp_path)
+    browser.execute_script("explorer.takeConfig(arguments[0], 'my.toml')", text)
+    said = browser.find_element("css selector", ".notes").text
+    assert said.startswith("my.toml is not read: ")
+    assert why in said
+
+
+def test_a_new_config_is_one_that_sd_scripts_takes(browser, images, tmp_path) -> None:
+    open_explorer(browser, tmp_path)
+    give(browser, images, 32)
+    change(browser, resolution=[832, 1216], max=2048, buckets="sdxl")
+    name, text = downloaded(browser, "save")
+    made = toml.loads(text)
+    assert name == "dataset.toml"
+    assert made["datasets"][0]["resolution"] == [832, 1216]
+    assert [s["image_dir"] for s in made["datasets"][0]["subsets"]] == ["set/a", "set/b"]
+    assert made["kohya_bucket"] == {"rule": "preset:sdxl"}
+    assert made["general"] == {"enable_bucket": True}
+
+
+def test_the_keyboard_reaches_every_image(browser, images, tmp_path) -> None:
+    open_explorer(browser, tmp_path)
+    give(browser, images, 32)
+    label = "return document.activeElement.title"
+    browser.execute_script("document.querySelector('[role=gridcell][tabindex=\"0\"]').focus()")
+    seen = [browser.execute_script(label)]
+    for _ in range(29):
+        browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+        seen.append(browser.execute_script(label))
+    assert len(set(seen)) == 30
+    browser.switch_to.active_element.send_keys(Keys.HOME)
+    assert browser.execute_script(label) == seen[0]
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert browser.execute_script("return document.querySelector('dialog').open")
+    browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert browser.execute_script(label) == seen[1]
+
+
+def test_thousands_of_images_have_few_nodes(browser, tmp_path) -> None:
+    open_explorer(browser, tmp_path)
+    browser.execute_script(
+        "const g = explorer.images.group('many');"
+        "for (let i = 0; i < 20000; i++) explorer.images.add({path: `many/${i}.png`,"
+        "width: 300 + i % 900, height: 300 + (i * 7) % 800, orientation: 1, reason: null}, g); explorer.update()"
+    )
+    until(browser, "return (document.documentElement.dataset.placed || '').startsWith('20000')")
+    cells = "return document.querySelectorAll('[role=gridcell]').length"
+    assert 0 <= browser.execute_script(cells) < 200
+    browser.execute_script("scrollTo(0, document.documentElement.scrollHeight / 2)")
+    until(browser, f"{cells} > 10")
+    assert browser.execute_script(cells) < 200
+
+
+def test_what_the_trainer_does_not_read_is_named(browser, images, tmp_path) -> None:
+    open_explorer(browser, tmp_path, render_explorer(trained=[".jpg"]))
+    give(browser, images, 32)
+    reasons = asked(browser, "return explorer.images.items.filter((i) => i.path.endsWith('.png')).map((i) => i.reason)")
+    assert set(reasons) == {"sd-scripts reads no .png: convert it to PNG, JPEG or WebP"}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("what", ["explorer", "report"])
+def test_axe_finds_nothing_and_nothing_sticks_out(browser, images, tmp_path, theme, what) -> None:
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    )
+    metrics = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    try:
+        if what == "report":
+            table = ImageTable.of([f"{images}/{'ab'[i % 2]}/{i:02d}.png" for i in range(30)], _array())
+            (tmp_path / "r.html").write_text(
+                render_page([analyze(Subject("set", table, KohyaBuckets(512), 4))]), encoding="utf-8"
+            )
+            browser.get((tmp_path / "r.html").as_uri())
+            browser.find_element("id", "size").send_keys("1920x1080")
+        else:
+            open_explorer(browser, tmp_path)
+            assert accessibility_faults(browser) == []
+            give(browser, images, 32)
+        assert accessibility_faults(browser) == []
+        if what == "explorer":
+            browser.execute_script("document.querySelector('[role=gridcell]').click()")
+            assert accessibility_faults(browser) == []
+            browser.execute_script("document.querySelector('dialog').close()")
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        assert browser.execute_script("return document.documentElement.scrollWidth - innerWidth") <= 0
+        assert accessibility_faults(browser) == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_the_command_puts_a_folder_or_a_config_into_the_page(browser, images, tmp_path) -> None:
+    (tmp_path / "set.toml").write_text(CONFIG.replace("/elsewhere/set", images.as_posix()), encoding="utf-8")
+    for source in (images, tmp_path / "set.toml"):
+        out = tmp_path / "page.html"
+        done = CliRunner().invoke(cli.app, ["explore", str(source), "--out", str(out), "--no-open", "--quiet"])
+        assert done.exit_code == 0, (done.output, done.exception)
+        browser.get_log("browser")
+        browser.get(out.as_uri())
+        until(browser, "return document.documentElement.dataset.placed")
+        assert browser.execute_script("return explorer.images.items.filter((i) => i.reason).length") == 2
+        assert browser.execute_script("return explorer.settings.values.resolution") == (
+            [1024, 1024] if source == images else [512, 512]
+        )
+        browser.execute_script("document.getElementById('images').scrollIntoView()")
+        until(browser, "return [...document.querySelectorAll('.stored img')].some((i) => i.naturalWidth)")
+        assert browser.get_log("browser") == []
+    browser.execute_script(
+        "const f = document.querySelectorAll('#folders input')[0]; f.value = 9; f.dispatchEvent(new Event('change'))"
+    )
+    assert toml.loads(downloaded(browser, "save")[1])["datasets"][0]["subsets"][0]["num_repeats"] == 9
+
+
+def test_it_asks_nothing_from_the_network(browser, tmp_path) -> None:
+    page = render_explorer()
+    assert set(re.findall(r"https?://[^\s\"'`]+", page)) == {"http://www.w3.org/2000/svg"}
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page).group(1)
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    open_explorer(browser, tmp_path, page)
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    shutil.rmtree(tmp_path)
