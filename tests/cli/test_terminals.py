@@ -55,7 +55,7 @@ def test_paths_are_relative_where_they_were_given_so(folder: Path, monkeypatch: 
     (folder / "cut.png").write_bytes((folder / "0.png").read_bytes()[:10])
     monkeypatch.chdir(folder.parent)
     said = run("analyze", folder.name, "--quiet")
-    assert f"{os.path.join(folder.name, 'cut.png')}: " in said
+    assert f"{Path(folder.name) / 'cut.png'}: " in said
     assert str(folder) not in said
 
 
