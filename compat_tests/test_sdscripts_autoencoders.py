@@ -7,6 +7,7 @@ what sd-scripts pins.
 from __future__ import annotations
 
 import importlib
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ import torch
 from sdscripts_support import random_sizes, write_images
 
 from kohya_bucket.buckets import KohyaBuckets
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.encode.batch_encoder import noise_seed
 from kohya_bucket.latents.fingerprint import module_hash
@@ -139,6 +141,13 @@ def test_the_hash_of_flux_weights_is_of_the_model_that_sdscripts_makes_of_them(u
     settings = flux.AutoEncoderParams(64, 3, 32, 3, [1, 1, 2, 2], 2, 16, 0.3611, 0.1159)
     theirs = flux.AutoEncoder(settings).eval()
     save_file(theirs.state_dict(), tmp_path / "ae.safetensors")
+    if (
+        "use_quant_conv"
+        not in inspect.signature(importlib.import_module("diffusers").AutoencoderKL.__init__).parameters
+    ):
+        with pytest.raises(KohyaBucketError, match="is too old for this VAE: pip install -U diffusers"):
+            load_encoder(tmp_path / "ae.safetensors", device="cpu", dtype="float32", architecture="flux")
+        return
     encoder = load_encoder(tmp_path / "ae.safetensors", device="cpu", dtype="float32", architecture="flux")
     assert encoder.fingerprint == module_hash(theirs) == module_hash(theirs.bfloat16())
     pixels = torch.rand((1, 3, 64, 64)) * 2 - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,19 @@ def vae_from_single_file(diffusers: Any, path: Path, architecture: str) -> tuple
         raise KohyaBucketError(f"{path} has {channels} latent channels, but {architecture} has {family.channels}")
     config = _config(weights, channels)
     config |= {"scaling_factor": family.scale_factor, "shift_factor": family.shift_factor or None}
+    _refuse_unknown(diffusers, config, path)
     if not any(name.startswith("encoder.down_blocks.") for name in weights):
         weights = _converter()({f"first_stage_model.{name}": tensor for name, tensor in weights.items()}, config)
     vae = diffusers.AutoencoderKL(**config)
     return _filled(vae, weights, path), architecture
+
+
+def _refuse_unknown(diffusers: Any, config: dict[str, Any], path: Path) -> None:
+    """A VAE without quantizing convolutions, such as FLUX's, is none that an old diffusers can make."""
+    without = config.get("use_quant_conv") is False
+    if without and "use_quant_conv" not in inspect.signature(diffusers.AutoencoderKL.__init__).parameters:
+        version = getattr(diffusers, "__version__", "installed here")
+        raise KohyaBucketError(f"{path}: diffusers {version} is too old for this VAE: pip install -U diffusers")
 
 
 def _converter() -> Any:
