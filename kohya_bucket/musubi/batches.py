@@ -42,28 +42,30 @@ def first_example(examples: list[Any]) -> Any:
 class TimestepPool:
     """Timesteps of an epoch, drawn evenly from each of so many parts of [0, 1), as musubi-tuner draws them.
 
+    They depend on the seed that the plan has, which is the earlier run's where a run is resumed.
+
     Args:
-        seed: of the run.
         samples: trainings of the largest epoch, all processes together, a full batch counted for each.
         batch_size: the largest.
     """
 
-    def __init__(self, seed: int, samples: int, batch_size: int) -> None:
-        self._seed, self._samples, self._batch_size = seed, samples, batch_size
+    def __init__(self, samples: int, batch_size: int) -> None:
+        self._samples, self._batch_size = samples, batch_size
         self._made: tuple[tuple[int, int], list[float]] | None = None
 
     def of(self, parts: int | None, index: PlannedBatch) -> list[float] | None:
         """The timesteps of a batch: by its position in the epoch, so that no two processes share theirs."""
         if parts is None or parts < 2:
             return None
-        if self._made is None or self._made[0] != (index.epoch, parts):
-            self._made = (index.epoch, parts), self._draw(index.epoch, parts)
+        seed = index.seed - int(index)  # one for all batches of an epoch
+        if self._made is None or self._made[0] != (seed, parts):
+            self._made = (seed, parts), self._draw(seed, parts)
         pool = self._made[1]
         first = int(index) * self._batch_size
         return [pool[(first + i) % len(pool)] for i in range(len(index.images))]
 
-    def _draw(self, epoch: int, parts: int) -> list[float]:
-        draws = random.Random(f"{self._seed} {epoch}")
+    def _draw(self, seed: int, parts: int) -> list[float]:
+        draws = random.Random(seed)
         each = -(-self._samples // parts)
         pool = [draws.uniform(part / parts, (part + 1) / parts) for part in range(parts) for _ in range(each)]
         draws.shuffle(pool)

@@ -90,7 +90,7 @@ class MusubiDoor(TrainerDoor):
                              "cache_text_encoder_outputs.py first")  # fmt: skip
         sampler = PlanSampler(GroupPlanner(items, self.options()), int(group.datasets[0].seed), counter)
         batch_size = max(one.batch_size for one in items)
-        setattr(group, HELD, (items, TimestepPool(sampler.seed, len(sampler) * batch_size, batch_size)))
+        setattr(group, HELD, (items, TimestepPool(len(sampler) * batch_size, batch_size)))
         self.resume.attach(sampler)
         if is_first_process():
             logger.info(
