@@ -71,7 +71,7 @@ def test_latents_are_cached_without_it_by_versions_without_strategies(patched, t
     for counts in trained_of(batches_of(patched, group, epochs=2, workers=2)):
         assert set(counts) == set(data[1:-1])
     again, _ = build_groups(patched, config_of(tmp_path, STOP))
-    with pytest.raises(SystemExit, match="image file is truncated: repair or remove it, or leave on_bad_image out"):
+    with pytest.raises(SystemExit, match=r"image file is truncated\): repair or remove it, or leave on_bad_image out"):
         again.cache_latents(MeanVAE(), 2, to_disk)
 
 

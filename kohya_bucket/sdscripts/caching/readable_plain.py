@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image
 
 from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.images.pixels.load import NO_IMAGE
 from kohya_bucket.sdscripts.caching.readable import tell
 
 __all__ = ["cache_the_readable_plainly"]
@@ -29,7 +30,7 @@ def cache_the_readable_plainly(dataset: Any, cache: Callable[[], None], options:
             try:
                 cache()
                 return
-            except Exception:
+            except NO_IMAGE:  # anything else, such as a GPU without memory, is no image's fault
                 left = {key: info for key, info in left.items() if getattr(info, "latents", None) is None}
                 found = _first_unreadable(left[key] for key in left if named[key] is None)
                 if found is None:
@@ -52,6 +53,6 @@ def _first_unreadable(infos: Iterable[Any]) -> tuple[Any, Exception] | None:
         try:
             with Image.open(info.absolute_path) as image:
                 image.load()
-        except (OSError, ValueError, SyntaxError) as error:
+        except NO_IMAGE as error:
             return info, error
     return None
