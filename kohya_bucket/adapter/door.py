@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from kohya_bucket.adapter.guard import end_run, guards
+from kohya_bucket.adapter.guard import end_run, watch, watch_no_longer
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table
 from kohya_bucket.adapter.patching import ImportWatch, Patches, StandIn
@@ -47,7 +47,7 @@ class TrainerDoor(ABC):
     resume: Any = None
 
     def __init__(self) -> None:
-        self.guards, self.patches = Patches(), Patches()
+        self.patches = Patches()
         self.watch = ImportWatch(self._is_of_interest, self.proceed)
         self.root = Path()
         self.refusal = ""
@@ -128,13 +128,13 @@ class TrainerDoor(ABC):
         """Everything as it was."""
         self.watch.stop()
         self.patches.take_back()
-        self.guards.take_back()
+        watch_no_longer(self)
         self.refusal, self.unknown, self._options = "", {}, AdapterOptions()
 
     def proceed(self) -> None:
         """Take the next step that what is imported allows."""
-        if not self.guards and hasattr(sys.modules.get(_LOADER), "DataLoader"):
-            self.guards.apply(guards(self), lambda _: False)
+        if hasattr(sys.modules.get(_LOADER), "DataLoader"):
+            watch(self)
         if not self.patches and not self.refusal:
             home = self.home()
             if home is not None:

@@ -12,10 +12,13 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
-from kohya_bucket.adapter.patching import StandIn
+from kohya_bucket.adapter.patching import Patches, StandIn
 from kohya_bucket.texts import one_line
 
-__all__ = ["Planned", "Watched", "end_run", "guards"]
+__all__ = ["Planned", "Watched", "end_run", "watch", "watch_no_longer"]
+
+_doors: list[Watched] = []
+_patches = Patches()
 
 
 class Planned:
@@ -46,8 +49,23 @@ class Watched(Protocol):
         ...
 
 
-def guards(door: Watched) -> list[StandIn]:
-    """What is put into torch's classes."""
+def watch(door: Watched) -> None:
+    """Stand in torch's classes for this door too; one stand-in is there for all, in whatever order they are closed."""
+    if door not in _doors:
+        _doors.append(door)
+    if not _patches:
+        _patches.apply(_stand_ins(), lambda _: False)
+
+
+def watch_no_longer(door: Watched) -> None:
+    """Torch's classes as they were, once no door is left."""
+    if door in _doors:
+        _doors.remove(door)
+    if not _doors:
+        _patches.take_back()
+
+
+def _stand_ins() -> list[StandIn]:
     from torch.utils.data.dataloader import DataLoader
     from torch.utils.data.dataset import ConcatDataset
 
@@ -57,7 +75,7 @@ def guards(door: Watched) -> list[StandIn]:
 
     @functools.wraps(make_loader)
     def init_loader(self: Any, *args: Any, **kwargs: Any) -> None:
-        if door.is_group(kwargs.get("dataset", args[0] if args else None)):
+        for door in _doors_of(kwargs.get("dataset", args[0] if args else None)):
             arguments = None if door.why_inactive() else door.planned(signature, args, kwargs)
             if arguments is not None:
                 make_loader(self, **arguments)
@@ -68,13 +86,18 @@ def guards(door: Watched) -> list[StandIn]:
 
     @functools.wraps(make_group)
     def init_group(self: Any, *args: Any, **kwargs: Any) -> None:
-        if door.is_group(self) and door.why_inactive():
-            door.end(door.why_inactive())
+        for door in _doors_of(self):
+            if door.why_inactive():
+                door.end(door.why_inactive())
         make_group(self, *args, **kwargs)
-        if door.is_group(self):
+        for door in _doors_of(self):
             door.look_at(self)
 
     return [StandIn(DataLoader, "__init__", init_loader), StandIn(ConcatDataset, "__init__", init_group)]
+
+
+def _doors_of(dataset: Any) -> list[Watched]:
+    return [door for door in _doors if door.is_group(dataset)]
 
 
 def end_run(line: str) -> NoReturn:

@@ -93,6 +93,11 @@ class MusubiDoor(TrainerDoor):
         setattr(group, HELD, (items, TimestepPool(len(sampler) * batch_size, batch_size)))
         self.resume.attach(sampler)
         if is_first_process():
+            if self.resume.accelerator is None and self.knows("resuming"):
+                logger.warning(
+                    "this trainer makes its accelerator by a function of its own: saved states do not say where the "
+                    "epoch stands, and a run that is resumed begins its epoch anew"
+                )
             logger.info(
                 "%d items in %d buckets, %d trainings an epoch",
                 sum(len(one.items) for one in items),

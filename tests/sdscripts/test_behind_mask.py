@@ -5,7 +5,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the models are torch's")
+pytest.importorskip("torch", reason="the models are torch's")
+
+import torch
 
 from kohya_bucket.sdscripts.caching import behind_mask
 
