@@ -69,17 +69,19 @@ def precompute(
     config, options, path = given_config(config, options, path or [])
     if not vae.arch:
         vae = replace(vae, arch=_ARCH_OF_PRESET.get(options.name, ""))
+    if config is not None:  # before a model is fetched and loaded
+        _check_config(context, config, path, options)
+    else:
+        _check_rule(context, options)
     encoder = vae.load()
     from kohya_bucket.cli.precompute_items import by_config, by_path
 
     recipe = stored.recipe(encoder, vae.dtype)
     if config is not None:
-        _check_config(context, config, path, options)
         todo = by_config(
             config, recipe, output, content_hash=hash, gpus=gpus, train_batch_size=train_batch_size, quiet=quiet
         )
     else:
-        _check_rule(context, options)
         todo = by_path(
             path, options, recipe, output, content_hash=hash, recursive=recursive, captions_file=captions_file,
             quiet=quiet,
