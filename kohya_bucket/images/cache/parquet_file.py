@@ -74,7 +74,7 @@ def load(path: str) -> tuple[dict[str, Any], TextColumn]:
         raise KohyaBucketError(f"{path}: no such metadata cache; make one with: kohya-bucket build-cache … --output")
     with as_damage(
         f"{path}: not a metadata cache, or damaged",
-        "name a file of build-cache, or build it again",
+        "name another, or build it again",
         error=KohyaBucketError,
     ):
         # Read whole and closed again: a mapped file could not be replaced on Windows.
