@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.cli.configs import adapter_options
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.gpus import gpu_counts
@@ -18,7 +19,7 @@ from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.sdscripts.config import Severity, read_config
 from kohya_bucket.sdscripts.plan.latents import wanted_by_config
-from kohya_bucket.texts import read_text
+from kohya_bucket.texts import read_text, some
 
 __all__ = ["Part", "by_config", "by_path", "captions_of"]
 
@@ -51,6 +52,25 @@ def by_path(
     reasons = {path: reason for _, path, reason in scan.failures}
     wanted.without_bucket = [(path, reasons.get(path, reason)) for path, reason in wanted.without_bucket]
     return [Part(wanted, root)]
+
+
+def store_of_config(config: Path) -> Path | None:
+    """Where training with this config looks for shards; None where it looks for npz.
+
+    Raises:
+        ConfigError: in several folders, one for each data set.
+    """
+    read = read_config(config, check_captions=False)
+    adapter = adapter_options(read)
+    if adapter.latent_cache != "shards":
+        return None
+    folders = sorted({store_folder(adapter, one.images.paths[0]) for one in read.datasets if len(one.images)})
+    if len(folders) > 1:
+        raise ConfigError(
+            f"{config}: latents of its data sets lie in {len(folders)} folders ({some(list(map(str, folders)))}): set "
+            "latent_cache_dir in [kohya_bucket], and give it as --output"
+        )
+    return folders[0] if folders else None
 
 
 def by_config(

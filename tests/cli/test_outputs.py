@@ -107,6 +107,23 @@ def test_build_cache_replaces_no_file_of_another_kind(folder: Path) -> None:
     assert "a file that no build-cache wrote" in str(CliRunner().invoke(app, build).exception)
 
 
+def test_a_bucket_set_replaces_bucket_sets_only(folder: Path) -> None:
+    config, own = folder / "my.toml", folder / "set.toml"
+    config.write_text("[[datasets]]\nresolution = 512\n", encoding="utf-8")
+    for _ in range(2):
+        assert CliRunner().invoke(app, ["buckets-from-dataset", str(folder), "--output", str(own)]).exit_code == 0
+    result = CliRunner().invoke(app, ["buckets-from-dataset", str(folder), "--output", str(config)])
+    assert "holds no bucket set, and would be lost: give another name" in str(result.exception)
+    assert config.read_text(encoding="utf-8").startswith("[[datasets]]")
+
+
+def test_precompute_judges_its_options_before_it_looks_for_a_vae(folder: Path) -> None:
+    config = folder / "my.toml"
+    config.write_text("[[datasets]]\nresolution = 512\n", encoding="utf-8")
+    arguments = ["precompute", str(folder), "--config", str(config), "--vae", str(folder / "none")]
+    assert "leave out" in str(CliRunner().invoke(app, arguments).exception)
+
+
 def test_compare_names_what_can_be_compared(folder: Path) -> None:
     result = CliRunner().invoke(app, ["compare", str(folder), "--rules", "kohya,onetrainr"])
     assert "rule is 'onetrainr', but must be one of kohya, kohya-no-upscale" in str(result.exception)

@@ -203,6 +203,11 @@ flip_aug = true
     assert store.entry(0).fingerprint.flip
     assert store.strings("caption") == ["a caption", *["x"] * 4]
     assert run("precompute", "x", "--config", config, "--vae", "mean", "-o", tmp_path / "out")[0] == 2
+    with config.open("a", encoding="utf-8") as file:
+        file.write('[kohya_bucket]\nlatent_cache = "shards"\n')
+    code, _, err = run("precompute", "--config", config, "--vae", "mean")
+    assert code == 0, err
+    assert len(LatentStore(tmp_path / "images" / "kohya_bucket_latents")) == 5  # where training looks
 
 
 def several_sizes(tmp_path, table):

@@ -19,7 +19,7 @@ from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import sizes_of
-from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.errors import BucketSettingsError, KohyaBucketError
 from kohya_bucket.files import replace_file
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def buckets_from_dataset(
     from kohya_bucket.buckets import bucket_set_to_toml, generate_buckets
 
     check_output("--output", output, "a bucket set", path)
+    if output is not None and output.is_file() and output.stat().st_size:
+        _refuse_other(output)
     if target is not None:
         beside = ("resolution", "min_bucket_reso", "max_bucket_reso")
         refuse_beside(context, f"--target {target} is an area for sides of any length", beside)
@@ -107,6 +109,19 @@ class _Compared:
         from kohya_bucket.reports.set_summary import crop_loss_summary
 
         self.name, self.buckets, self.loss = name, len(bucket_set), crop_loss_summary(sizes, bucket_set).mean
+
+
+def _refuse_other(output: Path) -> None:
+    """A file that is no bucket set, such as the dataset config beside it, is not written over."""
+    from kohya_bucket.buckets import load_from_toml
+
+    try:
+        load_from_toml(output)
+    except KohyaBucketError as error:
+        raise KohyaBucketError(
+            f"--output is {output}, a file that holds no bucket set, and would be lost: give another name, or "
+            "delete it first"
+        ) from error
 
 
 def _set_named(compare_to: str) -> BucketSet:

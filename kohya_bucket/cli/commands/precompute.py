@@ -37,7 +37,10 @@ def precompute(
     *,
     vae: VaeOptions,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder of the store; npz go beside the images without.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder of the store, else that of --config; npz go beside the images without."
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="An sd-scripts dataset config instead of PATH.")] = None,
     gpus: Annotated[
@@ -65,21 +68,26 @@ def precompute(
         return
     if options_of_texts := given(context, (name for name in vars(captions) if name != "text")):
         raise ConfigError(f"{' and '.join(options_of_texts)} are about captions: add --text, or leave them out")
+    from kohya_bucket.cli.precompute_items import by_config, by_path, store_of_config
+
     reader = stored.reader()
     config, options, path = given_config(config, options, path or [])
     if not vae.arch:
         vae = replace(vae, arch=_ARCH_OF_PRESET.get(options.name, ""))
+    if config is not None:  # before a model is fetched and loaded
+        _check_config(context, config, path, options)
+        if output is None and stored.format == "shards":
+            output = store_of_config(config)
+    else:
+        _check_rule(context, options)
     encoder = vae.load()
-    from kohya_bucket.cli.precompute_items import by_config, by_path
 
     recipe = stored.recipe(encoder, vae.dtype)
     if config is not None:
-        _check_config(context, config, path, options)
         todo = by_config(
             config, recipe, output, content_hash=hash, gpus=gpus, train_batch_size=train_batch_size, quiet=quiet
         )
     else:
-        _check_rule(context, options)
         todo = by_path(
             path, options, recipe, output, content_hash=hash, recursive=recursive, captions_file=captions_file,
             quiet=quiet,

@@ -72,7 +72,11 @@ def load(path: str) -> tuple[dict[str, Any], TextColumn]:
     pa, _ = pyarrow_modules()
     if not os.path.isfile(path):
         raise KohyaBucketError(f"{path}: no such metadata cache; make one with: kohya-bucket build-cache … --output")
-    with as_damage(f"{path}: not a metadata cache, or damaged", "delete it and build it again", error=KohyaBucketError):
+    with as_damage(
+        f"{path}: not a metadata cache, or damaged",
+        "name another, or build it again",
+        error=KohyaBucketError,
+    ):
         # Read whole and closed again: a mapped file could not be replaced on Windows.
         with open(path, "rb") as file:
             table = bounded_table(file.read(), _COLUMNS)

@@ -87,7 +87,7 @@ def _from_pretrained(diffusers: Any, name: str, subfolder: str | None) -> Any:
         except (OSError, ValueError) as error:
             problems.append(str(error).strip().splitlines()[0])
     raise KohyaBucketError(
-        f"no VAE at {name!r}: {'; '.join(dict.fromkeys(problems))}. "
+        f"no VAE at {name!r}: {'; '.join(dict.fromkeys(problems)).rstrip('.')}. "
         "Give a Hugging Face name, a folder with config.json, or a .safetensors file"
     )
 

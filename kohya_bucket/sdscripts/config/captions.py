@@ -79,7 +79,8 @@ def _report_missing(
         findings.note(
             "missing-captions",
             subset.place,
-            f"{len(missing)} of {total} images have no {extension!r} file; {instead} is trained ({some(missing)})",
+            f"{len(missing)} of {total} images have no {extension!r} file; trained in its place: {instead} "
+            f"({some(missing)})",
             names=missing,
         )
     elif subset.class_tokens is None and not subset.is_reg:

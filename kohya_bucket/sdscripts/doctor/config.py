@@ -159,7 +159,7 @@ def _decode(section: Section, read: Config, known: set[str], show: ShowProgress,
     section.facts.append(("decoded", f"{len(set(every)):,} images, {len(bad):,} of them cannot be"))
     if bad:
         names = [f"{path}: {reason}" for path, reason in bad]
-        message = f"{counted(len(bad), 'image')} whose header is whole and whose pixels are not ({some(names, 1)}); "
+        message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}); "
         if stops:
             message += 'training stops at the first of them, as on_bad_image = "stop" asks'
             section.findings.error("undecodable", "", message, "repair or remove", names)
