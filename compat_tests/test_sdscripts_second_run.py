@@ -1,5 +1,6 @@
 """A run that finds latents on disk, and what became of the images and files since."""
 
+import inspect
 import json
 
 import numpy as np
@@ -57,10 +58,16 @@ def test_fine_tuning_metadata(patched, strategies, tmp_path, table, with_sizes):
     np.testing.assert_allclose(latents_of(patched, group)[paths[2].name][0], 9 / 127.5 - 1, atol=1e-5)
 
 
+def needs_metadata_without_images(sd):
+    if "no image / " in inspect.getsource(sd.train_util.FineTuningDataset.__init__):
+        pytest.skip("this version itself refuses metadata whose images are gone")
+
+
 @pytest.mark.parametrize("with_sizes", [True, False])
 def test_images_that_are_gone_train_from_their_caches(patched, strategies, tmp_path, table, with_sizes):  # noqa: F811
     if table["latent_cache"] == "shards" and not with_sizes:
         pytest.skip("nothing says how large the images are")
+    needs_metadata_without_images(patched)
     paths = write_images(tmp_path / "a", random_sizes(COUNT, 1, 100, 300))
     subset = metadata_subset(tmp_path, paths, with_sizes)
     _, group = cache(patched, strategies, subset, table)
@@ -76,6 +83,7 @@ def test_images_that_are_gone_train_from_their_caches(patched, strategies, tmp_p
 
 
 def test_caches_of_sd_scripts_whose_images_are_gone(unpatched, request, strategies, tmp_path):  # noqa: F811
+    needs_metadata_without_images(unpatched)
     paths = write_images(tmp_path / "a", random_sizes(COUNT, 1, 100, 300))
     subset = metadata_subset(tmp_path, paths, True)
     cache(unpatched, strategies, subset)
