@@ -17,7 +17,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import read_sizes
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.store.layout import Layout, common_root
-from kohya_bucket.sdscripts.config import Severity, read_config
+from kohya_bucket.sdscripts.config import Config, Severity, read_config
 from kohya_bucket.sdscripts.plan.latents import wanted_by_config
 from kohya_bucket.texts import read_text, some
 
@@ -54,40 +54,47 @@ def by_path(
     return [Part(wanted, root)]
 
 
-def store_of_config(config: Path) -> Path | None:
+def usable_config(config: Path, train_batch_size: int | None) -> Config:
+    """A config of which everything can be cached.
+
+    Raises:
+        ConfigError: it has a mistake at which sd-scripts stops.
+    """
+    read = read_config(config, {} if train_batch_size is None else {"train_batch_size": train_batch_size})
+    errors = read.findings.of(Severity.ERROR)
+    if errors:
+        raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {config}` lists everything")
+    return read
+
+
+def store_of_config(read: Config) -> Path | None:
     """Where training with this config looks for shards; None where it looks for npz.
 
     Raises:
         ConfigError: in several folders, one for each data set.
     """
-    read = read_config(config, check_captions=False)
     adapter = adapter_options(read)
     if adapter.latent_cache != "shards":
         return None
     folders = sorted({store_folder(adapter, one.images.paths[0]) for one in read.datasets if len(one.images)})
     if len(folders) > 1:
         raise ConfigError(
-            f"{config}: latents of its data sets lie in {len(folders)} folders ({some(list(map(str, folders)))}): set "
+            f"latents of the config's data sets lie in {len(folders)} folders ({some(list(map(str, folders)))}): set "
             "latent_cache_dir in [kohya_bucket], and give it as --output"
         )
     return folders[0] if folders else None
 
 
 def by_config(
-    config: Path,
+    read: Config,
     encoding: EncodeOptions,
     output: Path | None,
     *,
     content_hash: bool,
     gpus: str,
-    train_batch_size: int | None,
     quiet: bool,
 ) -> list[Part]:
     """All that sd-scripts would cache for a dataset config, one part for each kind of caching."""
-    read = read_config(config, {} if train_batch_size is None else {"train_batch_size": train_batch_size})
-    errors = read.findings.of(Severity.ERROR)
-    if errors:
-        raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {config}` lists everything")
     adapter = adapter_options(read)
     # Every process must come to the same list, whatever devices it sees.
     counts = gpu_counts(gpus or os.environ.get("WORLD_SIZE", "1"))

@@ -68,25 +68,25 @@ def precompute(
         return
     if options_of_texts := given(context, (name for name in vars(captions) if name != "text")):
         raise ConfigError(f"{' and '.join(options_of_texts)} are about captions: add --text, or leave them out")
-    from kohya_bucket.cli.precompute_items import by_config, by_path, store_of_config
+    from kohya_bucket.cli.precompute_items import by_config, by_path, store_of_config, usable_config
 
     reader = stored.reader()
     config, options, path = given_config(config, options, path or [])
     if not vae.arch:
         vae = replace(vae, arch=_ARCH_OF_PRESET.get(options.name, ""))
+    read = None
     if config is not None:  # before a model is fetched and loaded
         _check_config(context, config, path, options)
+        read = usable_config(config, train_batch_size)
         if output is None and stored.format == "shards":
-            output = store_of_config(config)
+            output = store_of_config(read)
     else:
         _check_rule(context, options)
     encoder = vae.load()
 
     recipe = stored.recipe(encoder, vae.dtype)
-    if config is not None:
-        todo = by_config(
-            config, recipe, output, content_hash=hash, gpus=gpus, train_batch_size=train_batch_size, quiet=quiet
-        )
+    if read is not None:
+        todo = by_config(read, recipe, output, content_hash=hash, gpus=gpus, quiet=quiet)
     else:
         todo = by_path(
             path, options, recipe, output, content_hash=hash, recursive=recursive, captions_file=captions_file,
