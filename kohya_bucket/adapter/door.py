@@ -107,8 +107,8 @@ class TrainerDoor(ABC):
         """A data set group was made, with the adapter in place."""
 
     def why_inactive(self) -> str:
-        """What is wrong, for a run that is about to train; an empty text while the adapter is in place."""
-        if self.patches:
+        """Why a training that began now would not have the adapter; an empty text while it is in place."""
+        if self.is_active():
             return ""
         return self.refusal or f"{self.trainer} is not where a version that this adapter knows has it"
 
@@ -124,8 +124,12 @@ class TrainerDoor(ABC):
         self.watch.start()
         self.proceed()
 
+    def is_active(self) -> bool:
+        """Whether the trainer's code is replaced in this process at the moment."""
+        return bool(self.patches)
+
     def close(self) -> None:
-        """Everything as it was."""
+        """Restore everything that was replaced. Data sets made in between keep what they were given."""
         self.watch.stop()
         self.patches.take_back()
         watch_no_longer(self)

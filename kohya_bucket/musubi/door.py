@@ -39,7 +39,7 @@ class MusubiDoor(TrainerDoor):
 
     def complete(self) -> dict[str, Any]:
         for name in ("dataset.config_utils", "training.accelerator_setup", "hv_train_network"):
-            if importlib.util.find_spec(f"{_PACKAGE}.{name.partition('.')[0]}") and _exists(f"{_PACKAGE}.{name}"):
+            if _exists(f"{_PACKAGE}.{name}"):
                 importlib.import_module(f"{_PACKAGE}.{name}")
                 if "prepare_accelerator" in vars(sys.modules[f"{_PACKAGE}.{name}"]):
                     break
@@ -130,17 +130,4 @@ def install_in_worker() -> None:
 
 _door = MusubiDoor()
 
-
-def uninstall() -> None:
-    """Restore everything that `install` replaced."""
-    _door.close()
-
-
-def is_active() -> bool:
-    """Whether musubi-tuner's code is replaced in this process at the moment."""
-    return bool(_door.patches)
-
-
-def why_inactive() -> str:
-    """Why a training that began now would not have the adapter; an empty text while it is in place."""
-    return _door.why_inactive()
+uninstall, is_active, why_inactive = _door.close, _door.is_active, _door.why_inactive

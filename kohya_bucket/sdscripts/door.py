@@ -119,20 +119,7 @@ def install_in_worker() -> None:
 
 _door = SdScriptsDoor()
 
-
-def uninstall() -> None:
-    """Restore everything that `install` replaced. Datasets made in between keep what they were given."""
-    _door.close()
-
-
-def is_active() -> bool:
-    """Whether sd-scripts' code is replaced in this process at the moment."""
-    return bool(_door.patches)
-
-
-def why_inactive() -> str:
-    """Why a training that began now would not have the adapter; an empty text while it is in place."""
-    return _door.why_inactive()
+uninstall, is_active, why_inactive = _door.close, _door.is_active, _door.why_inactive
 
 
 def left_alone() -> dict[str, str]:
