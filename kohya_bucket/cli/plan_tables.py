@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import numpy as np
@@ -109,38 +109,43 @@ def _subset_lines(console: Console, dataset: DatasetOverview) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
 
+_COLUMNS = ("bucket", "aspect", "images", "samples", "batches", "short", "cut off", "worst", "enlarged")
+
+
 def _bucket_table(console: Console, dataset: DatasetOverview) -> None:
-    if not len(dataset.images.crop_losses()):
-        console.print("no image is trained")
-        return
-    print_fitting(console, partial(_table_of_buckets, dataset), ("aspect", "short", "samples", "batches"))
-
-
-def _table_of_buckets(dataset: DatasetOverview, without: Collection[str]) -> Table:
     placed = dataset.images
     loss = placed.crop_losses()
-    names = ("bucket", "aspect", "images", "samples", "batches", "short", "cut off", "worst", "enlarged")
-    kept = [k for k, name in enumerate(names) if name not in without]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for k in kept:
-        table.add_column(names[k], justify="right", no_wrap=True)
+    if not len(loss):
+        console.print("no image is trained")
+        return
     rows = placed.rows()
     enlarged = dataset.enlarged_per_bucket()
-    for row, up in zip(rows, enlarged, strict=True):
-        cells = (
+    cells = [
+        (
             str(row.bucket), f"{row.bucket.aspect_ratio:.3f}", f"{row.images:,}", f"{row.samples:,}",
             f"{row.batches:,}", str(row.short_batches or ""), f"{row.mean_crop_loss:.1%}", f"{row.worst_crop_loss:.1%}",
             _enlarged(up.images, up.most),
-        )  # fmt: skip
-        table.add_row(*(cells[k] for k in kept))
-    table.add_section()
+        )
+        for row, up in zip(rows, enlarged, strict=True)
+    ]  # fmt: skip
     short = sum(row.short_batches for row in rows)
-    cells = (
+    total = (
         f"{len(placed.buckets)} buckets", "", f"{len(placed.keys):,}", f"{int(placed.samples_per_bucket.sum()):,}",
         f"{placed.batches:,}", str(short or ""), f"{loss.mean():.1%}", f"{loss.max():.1%}",
         _enlarged(sum(up.images for up in enlarged), max(up.most for up in enlarged)),
     )  # fmt: skip
-    table.add_row(*(cells[k] for k in kept))
+    print_fitting(console, partial(_table, cells, total), ("aspect", "short", "samples", "batches"))
+
+
+def _table(rows: Sequence[Sequence[str]], total: Sequence[str], without: Collection[str]) -> Table:
+    kept = [k for k, name in enumerate(_COLUMNS) if name not in without]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for k in kept:
+        table.add_column(_COLUMNS[k], justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[k] for k in kept))
+    table.add_section()
+    table.add_row(*(total[k] for k in kept))
     return table
 
 

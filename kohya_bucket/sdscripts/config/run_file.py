@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.sdscripts.config.arguments import DEFAULTS, config_name
 from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.source import Source
@@ -27,7 +28,6 @@ _FAMILY_OF_BOX = {
     "sdxl": "sdxl", "sdxl_checkbox": "sdxl", "flux1_checkbox": "flux", "sd3_checkbox": "sd3",
     "lumina_checkbox": "lumina", "hunyuan_image_checkbox": "hunyuan_image", "anima_checkbox": "anima",
 }  # fmt: skip
-_MODULES = ("flux", "sd3", "lumina", "hunyuan_image", "anima")  # networks.lora_NAME
 _FINE_TUNING = {"dataset_repeats", "create_buckets", "use_latent_files"}  # the GUI's fine-tuning has no other kind
 
 
@@ -107,7 +107,7 @@ def _family(settings: Mapping[str, Any]) -> str:
         if settings.get(box) is True:
             return family
     module = str(settings.get("network_module", "")).rpartition(".")[2]
-    return next((name for name in _MODULES if module == f"lora_{name}"), "")
+    return next((name for name in ARCHITECTURES if module == f"lora_{name}"), "")
 
 
 def _value(source: Source, name: str, value: Any, preset: bool) -> Any:
