@@ -270,27 +270,13 @@ def pipeline_idle(root: Path, n: int) -> list[tuple[str, str]]:
     processors cannot decode 160 images a second, the encoder must wait for a share of the time, whatever is done.
     """
     from concurrent.futures import ThreadPoolExecutor
-    from dataclasses import dataclass
 
     from PIL import Image
+    from pixel_encoding import Data, Stub
 
     from kohya_bucket.buckets import KohyaBuckets
     from kohya_bucket.images.pixels.resize import resize_and_crop
     from kohya_bucket.latents import precompute_latents
-
-    class Stub:
-        downsample_factor, latent_channels, scale_factor, fingerprint = 8, 4, 1.0, "stub"
-        device = torch.device("meta")  # like a GPU's: bytes go in, and nothing is computed on the processor
-
-        def encode(self, pixels):
-            time.sleep(0.05)
-            return torch.zeros((len(pixels), 4, pixels.shape[2] // 8, pixels.shape[3] // 8))
-
-    @dataclass
-    class Data:
-        paths: list
-        sizes: np.ndarray
-        placement: object
 
     out = []
     needed, workers = 8 / 0.05, os.cpu_count() or 1

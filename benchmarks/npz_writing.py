@@ -9,7 +9,6 @@ import argparse
 import os
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from origin import commit
 
 from kohya_bucket.files import GroupedSync
 from kohya_bucket.latents.architectures import ARCHITECTURES
@@ -81,9 +81,8 @@ def main() -> None:
         lines.append(
             f"| {name} | {statistics.median(found):,.0f} ({min(found):,.0f} to {max(found):,.0f}) | {ratio:.2f} |"
         )
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
     lines += ["", f"{options.files} SDXL latents of 1024x1024 with flips; {options.rounds} rounds; "
-              f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}; commit {commit.strip()}."]  # fmt: skip
+              f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}; commit {commit()}."]  # fmt: skip
     text = "\n".join(lines) + "\n"
     print(text)
     output = Path(__file__).parent / "results" / "npz_writing.md"

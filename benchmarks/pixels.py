@@ -16,7 +16,6 @@ import io
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from origin import commit
 from PIL import Image, ImageDraw, features
 from pixel_decoders import decoders
 from pixel_encoding import encoding
@@ -234,11 +234,6 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     options.output.write_text(f"# Pixels of an item (`benchmarks/pixels.py`)\n\n{text}", encoding="utf-8")
-
-
-def commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

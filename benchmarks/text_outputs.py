@@ -16,12 +16,12 @@ import argparse
 import os
 import random
 import statistics
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from origin import commit
 
 from kohya_bucket.latents.text.caption import Caption, Encoding
 from kohya_bucket.latents.text.exact_arrays import pack
@@ -122,11 +122,6 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     options.output.write_text(f"# Text-encoder outputs (`benchmarks/text_outputs.py`)\n\n{text}", encoding="utf-8")
-
-
-def commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":
