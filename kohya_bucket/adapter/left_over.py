@@ -8,7 +8,7 @@ import numpy as np
 
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.planning.never_trained import never_full, never_trained
-from kohya_bucket.texts import some
+from kohya_bucket.texts import counted, some
 
 __all__ = ["LeftOver", "left_over"]
 
@@ -51,7 +51,7 @@ def left_over(group: GroupPlanner, world_size: int) -> LeftOver:
     held = int(np.count_nonzero(images if images.ndim == 1 else images.any(axis=1)))
     return LeftOver(
         (),
-        f"{held:,} image{'s' * (held != 1)} in buckets that fill no batch of {world_size} process"
+        f"{counted(held, 'image')} in buckets that fill no batch of {world_size} process"
         f"{'es' * (world_size > 1)} ({where}), which remainder = '{remainder}' would never train: "
         f"small_buckets = '{policy.name}' {policy.text}",
     )

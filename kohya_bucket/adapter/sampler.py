@@ -22,7 +22,7 @@ from kohya_bucket.planning import EpochPlan, EpochPosition
 from kohya_bucket.planning.batch_sizes import one_or_all
 from kohya_bucket.planning.ranks_agree import agree
 from kohya_bucket.planning.resume import ResumePoint
-from kohya_bucket.texts import one_line
+from kohya_bucket.texts import counted, one_line
 
 __all__ = ["Counter", "PlanSampler"]
 
@@ -117,7 +117,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
     def summary(self, batches: int) -> str:
         """One line on what the present epoch trained, when each process has trained so many of its batches (0: all)."""
         plan, unreadable = self._current, self.bad_images.total - self._unreadable
-        bad = f", {unreadable:,} time{'s' * (unreadable != 1)} an unreadable one left out" if unreadable else ""
+        bad = f", {counted(unreadable, 'time')} an unreadable one left out" if unreadable else ""
         if batches:
             of = self._first(plan) + self._length(plan) // self.world_size
             return f"epoch {plan.epoch} ended after {batches:,} of {of:,} batches{bad}"

@@ -12,7 +12,7 @@ __all__ = ["check_output"]
 
 
 def check_output(option: str, output: Path | None, what: str, inputs: Iterable[str | Path | None]) -> None:
-    """Before anything is read: an output that would replace an image or one of the command's own inputs.
+    """Before anything is read: an output that is a folder, an image, or one of the inputs of the command.
 
     Args:
         option: as the command line names it.
@@ -21,10 +21,12 @@ def check_output(option: str, output: Path | None, what: str, inputs: Iterable[s
         inputs: files and folders that the command reads.
 
     Raises:
-        KohyaBucketError: `output` is one of them, or is named as an image and will hold none.
+        KohyaBucketError: `output` is one of them, is a folder, or is named as an image and will hold none.
     """
     if output is None:
         return
+    if output.is_dir():
+        raise KohyaBucketError(f"{option} is {output}, a folder: name a file in it")
     if output.suffix.lower() in IMAGE_EXTENSIONS and not what.endswith("picture"):
         raise KohyaBucketError(f"{option} is {output}, named as an image, but {what} is written: give another name")
     for given in inputs:

@@ -20,6 +20,7 @@ from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.config import Config, Findings
 from kohya_bucket.sdscripts.datasets.wording import rule_text
 from kohya_bucket.sdscripts.plan.overview import DatasetOverview, GpuRow, Overview
+from kohya_bucket.texts import counted
 
 __all__ = ["show_findings", "show_plan"]
 
@@ -105,7 +106,7 @@ def _subset_lines(console: Console, dataset: DatasetOverview) -> None:
         source = subset.image_dir if subset.metadata_file is None else subset.metadata_file
         regular = ", regularization" if subset.is_reg else ""
         count = int(np.count_nonzero(mine))
-        text = f"  {source}: {count:,} image{'s' * (count != 1)}{times}{regular}"
+        text = f"  {source}: {counted(count, 'image')}{times}{regular}"
         console.print(text, markup=False, soft_wrap=True)
 
 

@@ -13,6 +13,7 @@ from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.recommendation import Recommendation
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.reports.worth import differences
+from kohya_bucket.texts import counted
 
 __all__ = ["about_files", "bad_files", "misfits"]
 
@@ -117,8 +118,7 @@ def _samples(before: Summary, after: Summary) -> str:
 
 
 def _images(chosen: Mask) -> str:
-    count = int(chosen.sum())
-    return "1 image" if count == 1 else f"{count:,} images"
+    return counted(int(chosen.sum()), "image")
 
 
 def _span(values: npt.NDArray[np.float64], form: str) -> str:

@@ -48,6 +48,14 @@ def test_no_table_or_list_is_written_over(folder: Path) -> None:
         assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize("command", ["build-cache", "buckets-from-dataset"])
+def test_a_folder_is_no_file_to_write(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr("kohya_bucket.images.read_sizes", None)  # it is said before an image is read
+    result = CliRunner().invoke(app, [command, str(folder), "--output", str(folder)])
+    assert isinstance(result.exception, KohyaBucketError)
+    assert str(result.exception) == f"--output is {folder}, a folder: name a file in it"
+
+
 def test_json_stays_json_with_a_preview(folder: Path) -> None:
     preview = folder.parent / "preview.png"
     result = CliRunner().invoke(app, ["simulate", "576x768", "--json", "--preview", str(preview)])

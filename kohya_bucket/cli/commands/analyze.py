@@ -73,7 +73,7 @@ def analyze(
     config, options, path = given_config(config, options, path or [])
     check_output("--html", html, "a web page", [*path, config, options.bucket_config, cache])
     check_output("--cache", cache, "a Parquet file", [])
-    check_output("--list-bad", list_bad, "a list of paths", [*(path or []), config, options.bucket_config, cache])
+    check_output("--list-bad", list_bad, "a list of paths", [*path, config, options.bucket_config, cache])
     if html is not None:
         _make_room(html)
     from kohya_bucket.cli.subjects import Reading
@@ -110,9 +110,7 @@ def _subjects(
 
 
 def _make_room(html: Path) -> None:
-    """Before a million images are read: the report's folder, and nothing in the report's place."""
-    if html.is_dir():
-        raise KohyaBucketError(f"--html is {html}, a folder: name a file in it, e.g. {html / 'report.html'}")
+    """Before a million images are read: the report's folder."""
     try:
         html.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -34,8 +34,6 @@ def explore(
 ) -> None:
     """Without a source the page is empty: drop a folder on it. It can be kept, and sent to others."""
     check_output("--out", out, "a web page", [source])
-    if out is not None and out.is_dir():
-        raise KohyaBucketError(f"--out is {out}, a folder: name a file in it, e.g. {out / _NAME}")
     if out is None and not open_:
         raise KohyaBucketError("--no-open without --out would show nothing: name a file with --out")
     page = _page(source, recursive, workers, quiet)

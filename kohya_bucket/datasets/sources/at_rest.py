@@ -7,6 +7,8 @@ from typing import Any
 
 from PIL import Image, ImageFile
 
+from kohya_bucket.images.pixels.load import NO_IMAGE
+
 __all__ = ["at_rest"]
 
 
@@ -22,7 +24,7 @@ def at_rest(cell: Any) -> Any:
         return cell
     try:
         return _from_memory(cell, file) or cell.copy()
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):
+    except (*NO_IMAGE, EOFError):
         return cell
 
 
