@@ -85,9 +85,11 @@ def encode_captions(
         raise ConfigError(f"{what}: leave out {' '.join(path)}")
     refuse_beside(context, what, [name for name in context.params if name not in own])
     from kohya_bucket.cli.precompute_console import Shown
+    from kohya_bucket.latents.store.latent_store import LatentStore
     from kohya_bucket.latents.text.precompute_text import precompute_text
     from kohya_bucket.latents.text.transformers_encoder import load_text_encoder
 
+    LatentStore(output)  # no model is loaded for a store that is not there
     encoder = load_text_encoder(
         options.text_encoder, lengths=options.max_length or [], dtype=dtype, device=device, layer=options.layer,
         apply_mask=options.apply_mask,

@@ -21,7 +21,7 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
-    from kohya_bucket.cli.precompute_items import Part
+    from kohya_bucket.cli.precompute_items import Chosen, Part, Planned
     from kohya_bucket.latents.encode.report import PrecomputeReport
 
 _ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai": "sd"}
@@ -68,30 +68,28 @@ def precompute(
         return
     if options_of_texts := given(context, (name for name in vars(captions) if name != "text")):
         raise ConfigError(f"{' and '.join(options_of_texts)} are about captions: add --text, or leave them out")
-    from kohya_bucket.cli.precompute_items import by_config, by_path, store_of_config, usable_config
+    from kohya_bucket.cli.precompute_items import chosen, parts_of, planned, store_of
+    from kohya_bucket.latents.vae.encoder import encoder_hash
 
     reader = stored.reader()
     config, options, path = given_config(config, options, path or [])
     if not vae.arch:
         vae = replace(vae, arch=_ARCH_OF_PRESET.get(options.name, ""))
-    read = None
-    if config is not None:  # before a model is fetched and loaded
+    # All that is given is checked before a model is downloaded and loaded.
+    source: Chosen | Planned
+    vae.check()
+    if config is not None:
         _check_config(context, config, path, options)
-        read = usable_config(config, train_batch_size)
+        source = planned(config, train_batch_size, gpus)
         if output is None and stored.format == "shards":
-            output = store_of_config(read)
+            output = store_of(source)
     else:
         _check_rule(context, options)
+        source = chosen(path, options, recursive=recursive, captions_file=captions_file)
+    recipe = stored.recipe(vae.dtype, output)
     encoder = vae.load()
 
-    recipe = stored.recipe(encoder, vae.dtype)
-    if read is not None:
-        todo = by_config(read, recipe, output, content_hash=hash, gpus=gpus, quiet=quiet)
-    else:
-        todo = by_path(
-            path, options, recipe, output, content_hash=hash, recursive=recursive, captions_file=captions_file,
-            quiet=quiet,
-        )  # fmt: skip
+    todo = parts_of(source, replace(recipe, vae=encoder_hash(encoder)), output, content_hash=hash, quiet=quiet)
     failed = _encode(todo, encoder, output, quiet, batch_size=batch_size, format=stored.format, architecture=vae.arch,
                      workers=workers, sd_scripts=reader)  # fmt: skip
     if failed:
