@@ -20,7 +20,7 @@ from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.sdscripts.config import Config, Severity, read_config
 from kohya_bucket.sdscripts.plan.latents import wanted_by_config
-from kohya_bucket.texts import read_text, some
+from kohya_bucket.texts import counted, read_text, some
 
 if TYPE_CHECKING:
     from kohya_bucket.adapter.options import AdapterOptions
@@ -154,7 +154,10 @@ def captions_of(paths: list[str], file: Path | None) -> list[str | None]:
     if file is not None:
         lines: list[str | None] = [*_utf8(file).splitlines()]
         if len(lines) != len(paths):
-            raise ConfigError(f"{file} has {len(lines)} lines for {len(paths)} images: give one per image, in order")
+            raise ConfigError(
+                f"{file} has {counted(len(lines), 'line')} for {counted(len(paths), 'image')}: give one per "
+                "image, in order"
+            )
         return lines
     out: list[str | None] = []
     for path in paths:

@@ -19,6 +19,7 @@ from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.stored_latents import StoreOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.architectures import ARCHITECTURES
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.cli.precompute_items import Chosen, Part, Planned
@@ -46,7 +47,7 @@ def precompute(
     gpus: Annotated[
         str, typer.Option(help="With --config: numbers of GPUs that will train, e.g. 1,2; else those used here.")
     ] = "",
-    train_batch_size: Annotated[int | None, typer.Option(min=1, help="With --config, where it is silent.")] = None,
+    train_batch_size: Annotated[int | None, typer.Option(min=1, help="With --config, if it does not set one.")] = None,
     options: RuleOptions,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per run of the VAE.")] = 8,
     stored: StoreOptions,
@@ -93,7 +94,7 @@ def precompute(
     failed = _encode(todo, encoder, output, quiet, batch_size=batch_size, format=stored.format, architecture=vae.arch,
                      workers=workers, sd_scripts=reader)  # fmt: skip
     if failed:
-        raise KohyaBucketError(f"{failed} images could not be encoded, see above; the others are done")
+        raise KohyaBucketError(f"{counted(failed, 'image')} could not be encoded, see above; all others are done")
 
 
 def _check_config(context: typer.Context, config: Path, path: list[str], options: RuleOptions) -> None:

@@ -75,7 +75,7 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
     if match:
         width, height = int(match[1]), int(match[2])
         if min(width, height) < 1:
-            raise KohyaBucketError(f"{image} is no image size: both sides must be 1 or more")
+            raise KohyaBucketError(f"{image} is not an image size: both sides must be 1 or more")
         return None, (width, height), 1
     from kohya_bucket.images import read_sizes
 

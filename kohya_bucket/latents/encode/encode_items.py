@@ -24,7 +24,7 @@ from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, encod
 
 __all__ = ["check_family", "encode_items"]
 
-_NAMELESS = "its name is no UTF-8, which a store cannot hold: rename it, or use --format npz"
+_NAMELESS = "its name is not UTF-8, and a store cannot hold such names: rename it, or use --format npz"
 
 
 def encode_items(
@@ -111,7 +111,7 @@ def _check(
     if format == "npz":
         if architecture not in ARCHITECTURES:
             raise KohyaBucketError(
-                f"npz are named by model family, and {architecture or 'none'!r} is none: "
+                f"npz files are named by model family, and {architecture or 'none'!r} is not one: "
                 f"add --arch, one of {', '.join(ARCHITECTURES)}"
             )
         check_family(encoder, ARCHITECTURES[architecture])

@@ -113,7 +113,8 @@ def load_text_encoder(
         length = lengths[k] if k < len(lengths) else min(tokenizer.model_max_length, positions)
         if not 0 < length <= positions or (k >= len(lengths) and length >= _LONGEST):
             raise ConfigError(
-                f"--max-length of {name}: {'give one, its tokenizer says none' if length >= _LONGEST else length}, "
+                f"--max-length of {name}: "
+                f"{'give one, because its tokenizer has no limit' if length >= _LONGEST else length}, "
                 f"at most {positions}"
             )
         models.append(model.to(device, getattr(torch, dtype_name(dtype))).eval())

@@ -48,7 +48,7 @@ def load_encoder(
         KohyaBucketError: diffusers is missing, or the model cannot be found or loaded.
     """
     if architecture and architecture not in ARCHITECTURES:
-        raise KohyaBucketError(f"architecture {architecture!r} is none of {', '.join(ARCHITECTURES)}")
+        raise KohyaBucketError(f"architecture is {architecture!r}, but must be one of {', '.join(ARCHITECTURES)}")
     try:
         diffusers = importlib.import_module("diffusers")
     except ImportError as error:
