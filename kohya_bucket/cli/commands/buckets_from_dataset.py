@@ -114,7 +114,7 @@ class _Compared:
     """A rule with its own set, and what it crops of the images on average, as `analyze` has it."""
 
     def __init__(self, name: str, rule: BucketRule, sizes: IntArray) -> None:
-        self.name, self.buckets, self.loss = name, len(rule.bucket_set), _mean_loss(rule, sizes)
+        self.name, self.buckets, self.loss = name, len(rule.bucket_set or ()), _mean_loss(rule, sizes)
 
 
 def _refuse_other(output: Path) -> None:
