@@ -180,7 +180,11 @@ def _say_use(output: Path, steps: int) -> None:
 
 
 def _print(result: AutoBucketResult, loss: float, compared: Sequence[_Compared], area: int) -> None:
-    how = f"k-means converged in {result.iterations} iterations" if result.method == "kmeans" else "exact optimum"
+    how = (
+        (f"k-means converged in {counted(result.iterations, 'iteration')}")
+        if result.method == "kmeans"
+        else "exact optimum"
+    )
     say()
     say(f"Generated {counted(len(result.bucket_set), 'bucket')} (requested {result.requested_k}, {how}):")
     for bucket, centre, size in zip(result.bucket_set, result.cluster_centers, result.cluster_sizes, strict=True):

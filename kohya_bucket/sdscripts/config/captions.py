@@ -79,7 +79,7 @@ def _report_missing(
         findings.note(
             "missing-captions",
             subset.place,
-            f"{len(missing)} of {total} images have no {extension!r} file; trained in its place: {instead} "
+            f"{len(missing)} of {total} images have no {extension!r} file; trained instead: {instead} "
             f"({some(missing)})",
             names=missing,
         )

@@ -75,7 +75,9 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Traine
     refusing = trainer.refusing(steps)
     if refusing and not trainer.title:
         message = f"bucket_reso_steps is {steps}, which the trainers of these models refuse: {families_refusing(steps)}"
-        findings.note("bucket-steps", where, message, f"is yours among them? {NAME_THE_MODEL}")
+        findings.note(
+            "bucket-steps", where, message, f"if you train one of them, use a step that it accepts; {NAME_THE_MODEL}"
+        )
     elif refusing:
         accepted = -(-steps // trainer.step) * trainer.step
         message = f"bucket_reso_steps is {steps}, which is refused by "
