@@ -98,7 +98,7 @@ class MusubiDoor(TrainerDoor):
             if self.resume.accelerator is None and self.knows("resuming"):
                 logger.warning(
                     "this trainer makes its accelerator by a function of its own: saved states do not say where the "
-                    "epoch stands, and a run that is resumed starts its epoch again"
+                    "epoch stands, and a run that is resumed begins its epoch anew"
                 )
             logger.info(
                 "%d items in %d buckets, %d trainings an epoch",

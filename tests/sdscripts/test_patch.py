@@ -87,7 +87,7 @@ def test_the_gui_folder_is_understood(checkout, tmp_path_factory):
 
 
 def test_another_folder_is_refused(tmp_path):
-    with pytest.raises(CheckoutError, match="is no sd-scripts checkout"):
+    with pytest.raises(CheckoutError, match="is not an sd-scripts checkout"):
         patch_status(tmp_path)
 
 
@@ -144,4 +144,4 @@ def test_the_command_does_not_patch_what_the_adapter_does_not_know(checkout):
     assert init_of(checkout).read_bytes() == b""
     answer = CliRunner().invoke(app, ["patch", "status", str(checkout)]).output.replace("\n", "")
     assert "not installed" in answer
-    assert "no training would begin" in answer
+    assert "no training would start" in answer

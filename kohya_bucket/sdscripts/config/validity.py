@@ -74,7 +74,7 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Traine
         return
     refusing = trainer.refusing(steps)
     if refusing and not trainer.title:
-        message = f"bucket_reso_steps is {steps}, at which trainers of these models stop: {families_refusing(steps)}"
+        message = f"bucket_reso_steps is {steps}, which the trainers of these models refuse: {families_refusing(steps)}"
         findings.note("bucket-steps", where, message, f"is yours among them? {NAME_THE_MODEL}")
     elif refusing:
         accepted = -(-steps // trainer.step) * trainer.step
@@ -125,7 +125,7 @@ def check_split(dataset: DatasetConfig, training: ImageList, validation: ImageLi
     if both:
         are = "image is" if len(both) == 1 else "images are"
         message = f"{len(both)} {are} both trained and validated: sd-scripts rounds both parts up"
-        findings.note("split-overlap", dataset.place, message, "a slightly other validation_split avoids it", both)
+        findings.note("split-overlap", dataset.place, message, "a slightly different validation_split avoids it", both)
     if not len(validation):
         message = f"validation_split {dataset.validation_split:g} holds back no image of this dataset"
         findings.warning("empty-validation", dataset.place, message, "raise it")
@@ -158,7 +158,7 @@ def note_overruled(given: Mapping[str, Any], checked: CheckedConfig, findings: F
     for name, value in sorted(given.items()):
         holders = [table[name] for table in [checked.general, *datasets, *subsets] if name in table]
         if any(holder != value for holder in holders):
-            message = f"--{name} {_shown(value)} does not count where the config says {name} = {_shown(holders[0])}"
+            message = f"--{name} {_shown(value)} is ignored, because the config has {name} = {_shown(holders[0])}"
             findings.note("overruled", "", message, "the config wins over the command line, as in sd-scripts")
 
 

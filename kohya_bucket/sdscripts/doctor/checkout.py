@@ -76,7 +76,7 @@ def _patch(section: Section, root: Path) -> None:
 def _probe(section: Section, root: Path) -> None:
     trial = try_adapter(root)
     if trial.active:
-        section.facts.append(("adapter", "every place that it takes hold of looks as it should"))
+        section.facts.append(("adapter", "every part of sd-scripts that it replaces looks as expected"))
     elif trial.refused:
         section.findings.error("adapter-refuses", "", trial.refused)
     elif trial.missing:
@@ -99,11 +99,12 @@ def _remedy(root: Path) -> str:
         for python in (root / name / "bin" / "python", root / name / "Scripts" / "python.exe"):
             if python.is_file() and Path(sys.prefix).resolve() != (root / name).resolve():
                 return (
-                    f"ask the environment that trains: {python} -m pip install {where_this_came_from()}, then "
+                    f"check the environment that you train in: {python} -m pip install {where_this_came_from()}, then "
                     f"{python} -m kohya_bucket doctor"
                 )
     return (
-        f"run doctor in the environment that trains, or install here what it needs (pip install -r requirements.txt "
+        "run doctor in the environment that you train in, or install here what it needs (pip install -r "
+        "requirements.txt "
         f"in {root})"
     )
 
@@ -117,6 +118,6 @@ def _pins(section: Section, root: Path) -> None:
     if others:
         section.findings.note(
             "other-pins", "",
-            f"other versions than this sd-scripts pins are installed here: {some(others)}",
-            "nothing, if it trains", others,
+            f"packages are installed here in other versions than this sd-scripts pins: {some(others)}",
+            "nothing, if training works", others,
         )  # fmt: skip

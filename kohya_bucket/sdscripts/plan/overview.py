@@ -168,7 +168,7 @@ def overview(
             raise type(error)(f"{dataset.config.place}: {error}") from error
     groups = [d.images for d in placed if len(d.images.keys)]
     if not groups:
-        message = "not one image can be trained, each for its own reason"
+        message = "no image can be trained, each for its own reason"
         config.findings.error("no-images", "", message, "see what is listed as not trained")
     rows = [_gpu_row(groups, options, n, accumulate) for n in gpus] if groups else []
     return Overview(options, tuple(placed), tuple(rows))
