@@ -92,8 +92,9 @@ def _clips(
     scan = read_clips(paths, decode=how.decode, progress=how.progress)
     placed = clip_rule(keys, architecture).place(scan.sizes, scan.frames, keys.source_fps)
     left_out = _left_out(paths, placed.reasons, {i: why for i, _, why in scan.failures})
+    in_sections = architecture is not None and architecture.in_sections
     sections = np.ones(len(placed.spans), dtype=np.int64)
-    if architecture is not None and architecture.in_sections:
+    if architecture is not None and in_sections:
         latents = architecture.grid.latent_frames(placed.spans.length)
         sections = (latents - 1) // max(keys.fp_latent_window_size, 1)
         short = sorted({paths[i] for i in placed.spans.clip[sections < 1].tolist()})
@@ -104,14 +105,14 @@ def _clips(
             findings.error("short-sections", place, message, f"list target_frames of {need} or more", short)
     _tell(left_out, "clip", place, findings)
     of_item = np.repeat(np.arange(len(sections)), sections)
-    names = _item_names(paths, placed, sections)
+    names = _item_names(paths, placed, sections, in_sections)
     buckets = [tuple(bucket) for bucket in placed.buckets[placed.bucket_index[of_item]].tolist()]
     loss = placed.picture.crop_loss[placed.spans.clip[of_item]]
     items = PlannedItems.of(names, buckets, keys.num_repeats, max(keys.batch_size, 1), loss, of_clips=True)
     return PlacedData(keys, place, paths, items, placed.picture, placed, scan, left_out)
 
 
-def _item_names(paths: list[str], placed: ClipPlacement, sections: npt.NDArray[np.int64]) -> list[str]:
+def _item_names(paths: list[str], placed: ClipPlacement, sections: npt.NDArray[np.int64], numbered: bool) -> list[str]:
     """What the caches of the items are called, but for the size: first frame, frames, and the section if there are."""
     out = []
     spans = placed.spans
@@ -119,7 +120,7 @@ def _item_names(paths: list[str], placed: ClipPlacement, sections: npt.NDArray[n
         spans.clip.tolist(), spans.start.tolist(), spans.length.tolist(), sections.tolist(), strict=True
     ):
         name = f"{os.path.splitext(os.path.basename(paths[clip]))[0]}_{start:05d}-{length:03d}"
-        out += [name] if count == 1 else [f"{name}-{section:04d}" for section in range(count)]
+        out += [f"{name}-{section:04d}" for section in range(count)] if numbered else [name]
     return out
 
 
