@@ -41,6 +41,7 @@ class PlanKeywords(TypedDict, total=False):
     bucket_groups: npt.ArrayLike | None
     no_upscale: npt.ArrayLike
     equal_epochs: bool
+    same_shape: bool | str
 
 
 _NAMES = tuple(field.name for field in fields(PlanOptions))

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.checks import as_flag, integer, one_of, whole
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning.batch_sizes import Budget
-from kohya_bucket.planning.costs import as_token_cost, as_tokens, cost_of, positive
+from kohya_bucket.planning.budgets import Budget, budgets_of
+from kohya_bucket.planning.costs import cost_of, pixels_of
+from kohya_bucket.planning.option_values import COST, as_same_shape, as_share, as_token_cost, as_tokens, positive
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.orders.order import Order
 from kohya_bucket.planning.policy import RemainderContext, RemainderPolicy
@@ -56,6 +57,9 @@ class PlanOptions:
             [K] by its own bucket; pixels lost by scaling down then count towards `max_crop` too.
         equal_epochs: every epoch has as many steps as the longest. With "rotate" and "weighted", epochs have the same
             number of images, but their buckets leave other remainders; shorter epochs split batches in two.
+        same_shape: True: all ranks train one bucket in a step. "cost": where a bucket has too few batches for all
+            ranks, batches of nearly equal cost meet in a step: of `bucket_tokens` by `token_cost`, else of the pixels
+            of `bucket_sizes`. A remainder is then what does not fill a batch of one rank.
 
     Raises:
         PlanError: a value outside of its range, or an option without what it needs.
@@ -82,6 +86,7 @@ class PlanOptions:
     bucket_groups: npt.ArrayLike | None = None
     no_upscale: npt.ArrayLike = False
     equal_epochs: bool = False
+    same_shape: bool | str = True
 
     def __post_init__(self) -> None:
         uses, pixels, tokens = self.regularization_uses, self.max_pixels, self.max_tokens
@@ -97,10 +102,11 @@ class PlanOptions:
             "max_cost": None if self.max_cost is None else positive("max_cost", self.max_cost),
             "bucket_tokens": None if self.bucket_tokens is None else as_tokens(self.bucket_tokens),
             "token_cost": as_token_cost(self.token_cost),
-            "max_crop": _share("max_crop", self.max_crop),
+            "max_crop": as_share("max_crop", self.max_crop),
             "base_bucket": None if self.base_bucket is None else integer("base_bucket", self.base_bucket),
             "regularization_uses": None if uses is None else whole("regularization_uses", uses, 0),
             "equal_epochs": as_flag("equal_epochs", self.equal_epochs, PlanError),
+            "same_shape": as_same_shape(self.same_shape),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -113,6 +119,8 @@ class PlanOptions:
             raise PlanError(
                 f"resolution_weights is set, but resolutions is {self.resolutions!r}: weights belong to 'weighted'"
             )
+        if self.by_cost and self.item_costs is None:
+            raise PlanError("same_shape is 'cost' without bucket_tokens or bucket_sizes: the cost depends on them")
         if self.regularization is None and uses is not None:
             raise PlanError("regularization_uses is set without regularization: say which images they are")
 
@@ -147,6 +155,11 @@ class PlanOptions:
         return cast("IntArray | None", self.bucket_sizes)
 
     @property
+    def by_cost(self) -> bool:
+        """Batches of several buckets may meet in a step."""
+        return self.same_shape == COST
+
+    @property
     def tokens(self) -> npt.NDArray[np.int64] | None:
         """`bucket_tokens` as the array that they were made."""
         return cast("npt.NDArray[np.int64] | None", self.bucket_tokens)
@@ -156,7 +169,7 @@ class PlanOptions:
         """[K] cost of one image of each bucket: of its tokens, else its pixels; None where neither is known."""
         if self.tokens is not None:
             return cost_of(self.tokens, self.token_cost)
-        return None if self.sizes is None else _pixels(self.sizes).astype(np.float64)
+        return None if self.sizes is None else pixels_of(self.sizes).astype(np.float64)
 
     def budgets(self) -> list[Budget]:
         """The bounds of a batch that are set.
@@ -164,19 +177,10 @@ class PlanOptions:
         Raises:
             PlanError: one that needs to know more of the buckets.
         """
-        found = []
-        if self.max_pixels is not None:
-            if self.sizes is None:
-                raise PlanError("max_pixels is set without bucket_sizes: the budget needs to know the buckets' sizes")
-            found.append(Budget("max_pixels", self.max_pixels, _pixels(self.sizes), "pixels"))
-        for name, limit in (("max_tokens", self.max_tokens), ("max_cost", self.max_cost)):
-            if limit is None:
-                continue
-            if self.tokens is None:
-                raise PlanError(f"{name} is set without bucket_tokens: the budget needs to know the buckets' tokens")
-            each = self.tokens if name == "max_tokens" else cost_of(self.tokens, self.token_cost)
-            found.append(Budget(name, limit, each, "tokens" if name == "max_tokens" else "of cost"))
-        return found
+        return budgets_of(
+            max_pixels=self.max_pixels, max_tokens=self.max_tokens, max_cost=self.max_cost,
+            sizes=self.sizes, tokens=self.tokens, token_cost=self.token_cost,
+        )  # fmt: skip
 
     def context(self, global_batch: npt.NDArray[np.int64]) -> RemainderContext:
         """What the policy may look at, for [K] buckets, at the first epoch of seed 0.
@@ -221,6 +225,8 @@ class PlanOptions:
             "equal_epochs": True if self.equal_epochs else None,
             # Before there was a choice, they were left out.
             "small_buckets": self.policies[1].name if len(self.policies) > 1 else None,
+            "same_shape": COST if self.by_cost else None,
+            "item_costs": self.item_costs if self.by_cost else None,
         }
 
     def _checked_small_buckets(self) -> str | None:
@@ -233,18 +239,3 @@ class PlanOptions:
                 "buckets: leave small_buckets out, or take remainder='drop'"
             )
         return one_of("small_buckets", self.small_buckets, REMAINDERS)
-
-
-def _pixels(sizes: IntArray) -> npt.NDArray[np.int64]:
-    wide = sizes.astype(np.int64)
-    return wide[:, 0] * wide[:, 1]
-
-
-def _share(name: str, value: float) -> float:
-    try:
-        share = float(value)
-    except (TypeError, ValueError):
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise PlanError(f"{name} is {value!r}, but is a share of the image: from 0 to 1, e.g. 0.25 for a quarter")
-    return share

@@ -185,7 +185,8 @@ def test_what_saved_states_know_keeps_its_names() -> None:
     assert list(fingerprint) == [
         "plan_version", "images", "images_per_bucket", "bucket_ids", "remainder", "order", "repeats", "regularization",
         "regularization_uses", "resolutions", "resolution_weights", "bucket_sizes", "bucket_groups", "run_length",
-        "crop_limit", "base_bucket", "enlarge", "equal_epochs", "small_buckets", "global_batch",
+        "crop_limit", "base_bucket", "enlarge", "equal_epochs", "small_buckets", "same_shape",
+        "item_costs", "global_batch",
     ]  # fmt: skip
     assert fingerprint["crop_limit"] == 0.25
     # Not in it: updates do not change steps, and budgets only change the global batch.
