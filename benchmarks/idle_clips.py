@@ -118,8 +118,8 @@ def section() -> str:
     )
     plans = (
         f"A plan of an epoch of scattered aspects, `max_tokens` = {TOKENS:,}, arguments checked and fingerprint made for "
-        f"each; medians. {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}, Python {platform.python_version()}, numpy "
-        f"{np.__version__}; commit {commit()}."
+        f"each; medians. {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}, Python {platform.python_version()}, "
+        f"numpy {np.__version__}; commit {commit()}."
     )
     return "\n\n".join(["## Clips", said, tables[0], plans, tables[1]])
 
