@@ -16,6 +16,9 @@ from multiprocessing import Value
 from pathlib import Path
 
 
+EMBEDS = ("llm_embed", "vl_embed", "t5", "llm", "llama_vec")
+
+
 def collator(epoch, group):
     home = "training.accelerator_setup" if importlib.util.find_spec("musubi_tuner.training") else "hv_train_network"
     return importlib.import_module(f"musubi_tuner.{home}").collator_class(epoch, group)
@@ -56,7 +59,7 @@ def batches(spec):
                 "epoch": number,
                 "promised": promised,
                 "items": [int(value) for value in latents.flatten(1)[:, 0].tolist()],
-                "captions": [int(embed[0, 0]) for embed in batch["llm_embed"]],
+                "captions": [int(embed[0, 0]) for embed in next(batch[key] for key in EMBEDS if key in batch)],
                 "size": list(latents.shape[-2:]),
                 "timesteps": batch["timesteps"],
             }

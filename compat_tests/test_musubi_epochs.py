@@ -43,7 +43,7 @@ def config(checkout, tmp_path):
     for i in range(COUNT):
         width, height = draws.choice(SIZES)
         w, h = (side // 8 for side in place(width, height))
-        Image.new("RGB", (8, 8)).save(tmp_path / "images" / f"im{i:03d}.png")
+        Image.new("RGB", (width, height)).save(tmp_path / "images" / f"im{i:03d}.png")
         (tmp_path / "images" / f"im{i:03d}.txt").write_text(f"caption {i}", encoding="utf-8")
         latents = {f"latents_1x{h}x{w}_float32": torch.full((16, h, w), float(i))}
         save_file(latents, tmp_path / "cache" / f"im{i:03d}_{width:04d}x{height:04d}_{family(checkout)}.safetensors")

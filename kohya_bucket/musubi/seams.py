@@ -10,6 +10,7 @@ from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Inherits, Offers, Takes, TakesAmong, Uses
 from kohya_bucket.musubi.batches import planned_item
+from kohya_bucket.musubi.cache_seams import CACHING, ITEMS
 from kohya_bucket.musubi.objects import BatchManager, Dataset, Group, Item
 
 __all__ = ["SUBJECTS"]
@@ -65,4 +66,6 @@ def _resuming(owners: Owners) -> tuple[Seam, ...]:
 SUBJECTS = (
     Subject("order", "epochs are musubi-tuner's own", _order, orders_epochs=True),
     Subject("resuming", "a run that is resumed begins its epoch anew", _resuming),
+    CACHING,
+    ITEMS,
 )
