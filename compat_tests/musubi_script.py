@@ -15,7 +15,6 @@ import sys
 from multiprocessing import Value
 from pathlib import Path
 
-
 EMBEDS = ("llm_embed", "vl_embed", "t5", "llm", "llama_vec")
 
 

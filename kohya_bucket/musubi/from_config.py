@@ -19,7 +19,7 @@ from typing import Any
 from kohya_bucket.adapter.guard import end_run
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.images.files.paths import from_here
-from kohya_bucket.latents.stale import Reason, as_text
+from kohya_bucket.latents.stale import Reason
 from kohya_bucket.musubi.caching.judge import Caches
 from kohya_bucket.musubi.caching.made_by import why_made_otherwise
 from kohya_bucket.musubi.caching.names import CacheName
@@ -170,7 +170,7 @@ def _leave_out_unreadable(caches: Caches, judged: _Judged) -> None:
 def _what_to_do(caches: Caches, judged: _Judged, programs: Path, config: str) -> str:
     names = {source.number: source.name for source in caches.table.sources}
     lines = [
-        f"{names[number]} ({', '.join(f'{kind}: {as_text(reasons)}' for kind, reasons in wrong.items())})"
+        f"{names[number]} ({', '.join(f'{kind}: {reasons[0]}' for kind, reasons in wrong.items())})"
         for number, wrong in sorted(judged.wrong.items())
     ]
     kinds = {kind for wrong in judged.wrong.values() for kind in wrong}
@@ -202,9 +202,9 @@ def _report(caches: Caches, judged: _Judged) -> None:
     unasked += [name for name in caches.texts if name not in texts]
     if unasked:
         logger.warning(
-            "%s in %s that the config does not ask for are left alone: %s",
-            counted(len(unasked), "file"),
+            "left alone in %s, because the config does not ask for it: %s (%s)",
             from_here(str(caches.dataset.cache_directory)),
+            counted(len(unasked), "file"),
             one_line(some(sorted(unasked), _SHOWN)),
         )
 

@@ -74,7 +74,8 @@ class Session:
         if source is None:
             return False
         reasons = self._why(source)
-        if reasons and reasons[0].kind is not Stale.MISSING:
+        unfinished = bool(self.begin) and bool(reasons) and reasons[0].kind is Stale.PART
+        if reasons and reasons[0].kind is not Stale.MISSING and not unfinished:
             self._reasons[source.name] = reasons
         return bool(reasons)
 
@@ -124,11 +125,11 @@ class Session:
         names = [f"{self.source(i).name}: {why}" for i, why in sorted(out.items())]
         if len(out) == len(sources) and sources:
             end_run(f"not one of {counted(len(sources), 'item')} can be read: {some(names)}")
-        what = "captions" if self.text else "items"
+        what = counted(len(sources), "caption" if self.text else "item")
         made = len(sources) - len(self.kept_items) - len(out)
-        logger.info("%d %s: %d current, %d made", len(sources), what, len(self.kept_items), made)
+        logger.info("%s: %d current, %d made", what, len(self.kept_items), made)
         if self._reasons:
-            again = [f"{name} ({'; '.join(map(str, why))})" for name, why in self._reasons.items()]
+            again = [f"{name} ({why[0]})" for name, why in self._reasons.items()]
             logger.info("made again: %s", one_line(some(again)))
         if names:
             logger.warning("%s left out: %s", counted(len(names), "item"), one_line(some(names, 10)))
