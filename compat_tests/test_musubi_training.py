@@ -1,9 +1,13 @@
 """The real trainers of musubi-tuner (MUSUBI_DIR names a checkout), with tiny random models and its door open."""
 
 import collections
+import shutil
 
 import pytest
 from musubi_support import COUNT, ONCE, counted, make_data, train, trains_z_image
+
+from kohya_bucket.adapter.marked_block import CheckoutError
+from kohya_bucket.musubi.patch import PATCH
 
 pytestmark = pytest.mark.slow
 
@@ -75,3 +79,43 @@ def test_hv_train_by_itself_does_not(musubi_source, hunyuan_video, tmp_path):
     trained, log = train(musubi_source, tmp_path, hunyuan_video, "alone", "--max_train_epochs", 1, **more)
     assert not trained
     assert "collator_class.__init__() takes 3 positional arguments but 4 were given" in log
+
+
+@pytest.fixture
+def patched(musubi_source, tmp_path):
+    """A patched copy of the checkout, once the adapter was tried there as the command does."""
+    copy = tmp_path / "musubi-tuner"
+    shutil.copytree(musubi_source, copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    before = contents(copy)
+    trial = PATCH.attempt(copy)
+    assert (trial.active, trial.refused, trial.left_alone, trial.error) == (True, "", {}, "")
+    assert contents(copy) == before
+    assert PATCH.install(copy).current
+    yield copy / "src"
+    assert not PATCH.remove(copy).installed
+    assert contents(copy) == before
+
+
+def contents(folder):
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.training_run("hv_train.py from a patched checkout")
+def test_from_a_patched_checkout(patched, hunyuan_video, tmp_path):
+    more = {"program": "hv_train", "door": ()}
+    steps, log = train(patched, tmp_path, hunyuan_video, "patched", "--max_train_epochs", 1, **more)
+    assert "seams checked" in log
+    assert counted(steps) == ONCE
+
+
+def test_a_version_that_is_not_known_is_not_patched(musubi_source, tmp_path):
+    copy = tmp_path / "musubi-tuner"
+    shutil.copytree(musubi_source, copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for file in (copy / "src" / "musubi_tuner" / "dataset").glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace("bucket_batch_indices", "batches_by_bucket"), encoding="utf-8")
+    trial = PATCH.attempt(copy)
+    assert not trial.active
+    assert "BucketBatchManager has no bucket_batch_indices" in trial.refused
+    with pytest.raises(CheckoutError, match="is no musubi-tuner checkout"):
+        PATCH.find(copy / "src")

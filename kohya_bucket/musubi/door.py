@@ -16,7 +16,7 @@ from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.adapter.seams import Subject
 from kohya_bucket.errors import ConfigError
 
-__all__ = ["install", "is_active", "uninstall", "why_inactive"]
+__all__ = ["install", "is_active", "left_alone", "uninstall", "why_inactive"]
 
 _PACKAGE = "musubi_tuner"
 _HOME = f"{_PACKAGE}.dataset.image_video_dataset"
@@ -30,7 +30,10 @@ class MusubiDoor(TrainerDoor):
     """What is musubi-tuner's own about its door."""
 
     trainer, package = "musubi-tuner", _PACKAGE
-    advice = "Update kohya-bucket, or train without it: leave out `-m kohya_bucket.launch`"
+    advice = (
+        "Update kohya-bucket; or train without it: leave out `-m kohya_bucket.launch`, or `kohya-bucket patch remove` "
+        "the checkout"
+    )
 
     def home(self) -> ModuleType | None:
         module = sys.modules.get(_HOME)
@@ -118,3 +121,4 @@ def install_in_worker() -> None:
 _door = MusubiDoor()
 
 uninstall, is_active, why_inactive = _door.close, _door.is_active, _door.why_inactive
+left_alone = _door.left_alone
