@@ -69,7 +69,7 @@ def try_adapter(folder: Path, door: str, imports: Sequence[str]) -> Trial:
 
 def main() -> None:
     """The other process: its arguments are those of `try_adapter`, the answer a line that begins with a mark."""
-    print(_MARK + json.dumps(asdict(_try_here(*sys.argv[1:3], sys.argv[3:]))), flush=True)
+    print(_MARK + json.dumps(asdict(_try_here(sys.argv[1], sys.argv[2], sys.argv[3:]))), flush=True)
 
 
 def _try_here(folder: str, door: str, imports: Sequence[str]) -> Trial:
