@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from test_musubi_epochs import HERE, checkout, environment, family, trains_z_image  # noqa: F401
+from musubi_support import HERE, environment, family
 
 DOOR = ("-m", "kohya_bucket.launch")
 SIZE = (128, 128)
@@ -101,7 +101,7 @@ def cut_off(case):
         case.image(f"a{i}.png", i)
     case.dataset()
     case.both()
-    case.do("cut", f"{case.cache}/a1_0128x0128_{case.family}.safetensors", 1000)
+    case.do("cut", f"{case.cache}/a1_0128x0128_{case.family}.safetensors", 4000)
     case.train()
     case.both("--skip_existing")
     case.train()
@@ -353,11 +353,11 @@ def cases_in(source, folder, names=SCENARIOS):
 
 
 @pytest.fixture(scope="module")
-def sides(checkout, tmp_path_factory):  # noqa: F811
+def sides(musubi_source, tmp_path_factory):
     folder = tmp_path_factory.mktemp("caching")
     return {
-        "left": play(checkout, folder / "left", cases_in(checkout, folder / "left"), ()),
-        "right": play(checkout, folder / "right", cases_in(checkout, folder / "right"), DOOR),
+        "left": play(musubi_source, folder / "left", cases_in(musubi_source, folder / "left"), ()),
+        "right": play(musubi_source, folder / "right", cases_in(musubi_source, folder / "right"), DOOR),
         "folder": folder,
     }
 
@@ -418,7 +418,7 @@ def test_a_file_that_is_cut_off(left, right):
     assert "SafetensorError" in before["error"]
     assert "SafetensorError" in after["error"]
     *_, before, again, _, after = right["cut_off"]
-    refused(before, "a1.png (latents: it is broken (1000 bytes of ")
+    refused(before, "a1.png (latents: it is broken (4000 bytes of ")
     assert "3 items: 2 current, 1 made" in again["log"]
     assert items(after) == [0, 1, 2]
 
@@ -577,12 +577,12 @@ def test_control_images(left, right):
 
 
 @pytest.fixture(scope="module")
-def mixed(checkout, sides):  # noqa: F811
+def mixed(musubi_source, sides):
     """What each side makes of the other's files."""
     folder = sides["folder"]
     resolutions = []
     for side in ("left", "right"):
-        case = Case(folder / side / "kept", family(checkout))
+        case = Case(folder / side / "kept", family(musubi_source))
         case.steps.clear()
         case.train()
         resolutions.append(case)
@@ -596,8 +596,8 @@ def mixed(checkout, sides):  # noqa: F811
     theirs.text()
     theirs.latents()
     theirs.train()
-    first = play(checkout, folder / "again", {"ours": ours}, ())
-    return first | play(checkout, folder / "again", {"theirs": theirs}, DOOR)
+    first = play(musubi_source, folder / "again", {"ours": ours}, ())
+    return first | play(musubi_source, folder / "again", {"theirs": theirs}, DOOR)
 
 
 @pytest.mark.slow

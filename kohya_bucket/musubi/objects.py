@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["BatchManager", "Bucket", "CachedDataset", "Dataset", "Group", "Item", "Selector"]
+__all__ = ["Accelerator", "BatchManager", "Bucket", "CachedDataset", "Dataset", "Group", "Item", "Selector"]
 
 Bucket = tuple[Any, ...]
 """Width, height, then what else must be equal in a batch: frames, sizes of control images."""
@@ -54,3 +54,13 @@ class Group(Protocol):
     """All data sets of the config."""
 
     datasets: list[Dataset]
+
+
+class Accelerator(Protocol):
+    """accelerate's, as far as states and the place in an epoch are concerned."""
+
+    step: int
+
+    def register_save_state_pre_hook(self, hook: Any) -> Any: ...
+
+    def register_load_state_pre_hook(self, hook: Any) -> Any: ...
