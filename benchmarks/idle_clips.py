@@ -117,9 +117,9 @@ def section() -> str:
         f"L + L² / {6 * MODEL.width:,}. Means of {EPOCHS} epochs; steps and repeats of the first."
     )
     plans = (
-        f"A plan of an epoch of scattered aspects, `max_tokens` = {TOKENS:,}, arguments checked and fingerprint made for "
-        f"each; medians. {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}, Python {platform.python_version()}, "
-        f"numpy {np.__version__}; commit {commit()}."
+        f"A plan of an epoch of scattered aspects, `max_tokens` = {TOKENS:,}, arguments checked and fingerprint "
+        f"made for each; medians. {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}, "
+        f"Python {platform.python_version()}, numpy {np.__version__}; commit {commit()}."
     )
     return "\n\n".join(["## Clips", said, tables[0], plans, tables[1]])
 

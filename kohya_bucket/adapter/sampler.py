@@ -16,7 +16,7 @@ from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.guard import Planned, end_run
 from kohya_bucket.adapter.left_over import left_over
-from kohya_bucket.adapter.ranks import is_first_process, world_size
+from kohya_bucket.adapter.ranks import is_first_process, rank, world_size
 from kohya_bucket.datasets.agreement import gather
 from kohya_bucket.planning import EpochPlan, EpochPosition
 from kohya_bucket.planning.batch_sizes import one_or_all
@@ -122,6 +122,12 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             of = self._first(plan) + self._length(plan) // self.world_size
             return f"epoch {plan.epoch} ended after {batches:,} of {counted(of, 'batch')}{bad}"
         return f"epoch {plan.epoch}: {plan.ledger().text}{bad}"
+
+    def loss_scale(self, batches: int) -> float:
+        """Of the batch with which this process has trained so many of the present epoch (0: all)."""
+        plan = self._current
+        last = batches - self._first(plan) if batches else self._length(plan) // self.world_size
+        return self._loss_scale(plan, (last - 1) * self.world_size + rank())
 
     @property
     def unequal_steps(self) -> int:
