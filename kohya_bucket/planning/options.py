@@ -43,6 +43,10 @@ class PlanOptions:
         resolutions: how [N, R] ids are used, e.g. "all": each image at each resolution; see `RESOLUTION_MODES`.
         resolution_weights: [R], for "weighted".
         run_length: steps of one run, for order="runs".
+        shards: [N] number of the shard (file) that each image lies in, for order="local".
+        open_shards: most shards that are being read at any step, for each of `nodes`, for order="local".
+        nodes: machines between whose ranks, with order="local", the shards are divided. The plan stays as it is where
+            there are more or fewer, which then read more of them.
         max_crop: share of an image's area that "merge" may crop off by moving it.
         base_bucket: bucket of the catch-all batches; by default the squarest, then the largest.
         bucket_groups: [K], images are never moved from one group to another (e.g. two data sets).
@@ -67,6 +71,9 @@ class PlanOptions:
     resolutions: str | None = None
     resolution_weights: npt.ArrayLike | None = None
     run_length: int = 8
+    shards: npt.ArrayLike | None = None
+    open_shards: int = 64
+    nodes: int = 1
     max_crop: float = 0.25
     base_bucket: int | None = None
     bucket_groups: npt.ArrayLike | None = None
@@ -81,6 +88,8 @@ class PlanOptions:
             "remainder": one_of("remainder", self.remainder, REMAINDERS),
             "small_buckets": self._checked_small_buckets(),
             "order": one_of("order", self.order, ORDERS),
+            "open_shards": whole("open_shards", self.open_shards, 2, bits=31),
+            "nodes": whole("nodes", self.nodes, 1, bits=31),
             "bucket_sizes": None if self.bucket_sizes is None else as_sizes(self.bucket_sizes),
             "max_pixels": None if pixels is None else whole("max_pixels", pixels, 1),
             "max_crop": _share("max_crop", self.max_crop),
@@ -93,6 +102,11 @@ class PlanOptions:
         for option, policy in zip(("remainder", "small_buckets"), self.policies, strict=False):
             if policy.needs_sizes and self.sizes is None:
                 raise PlanError(f"{option}={policy.name!r} needs bucket_sizes: {policy.needs_sizes}")
+        if self.arrangement.heeds_shards and self.shards is None:
+            raise PlanError(
+                f"order={self.order!r} needs shards: the number of the shard that each image lies in; data sets of latents "
+                "and of tar shards know it themselves"
+            )
         if self.resolutions is not None:
             one_of("resolutions", self.resolutions, RESOLUTION_MODES)
         if self.resolution_weights is not None and not (self.mode and self.mode.by_weight):
@@ -175,6 +189,7 @@ class PlanOptions:
             "equal_epochs": True if self.equal_epochs else None,
             # Before there was a choice, they were left out.
             "small_buckets": self.policies[1].name if len(self.policies) > 1 else None,
+            **{name: getattr(self, name) for name in ("shards", "open_shards", "nodes") if self.arrangement.heeds_shards},
         }
 
     def _checked_small_buckets(self) -> str | None:

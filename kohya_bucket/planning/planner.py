@@ -26,6 +26,7 @@ from kohya_bucket.planning.sequencing import sequence_items
 from kohya_bucket.planning.small_buckets import apply_policies
 from kohya_bucket.planning.stream import Purpose, stream
 from kohya_bucket.planning.untrained import untrained
+from kohya_bucket.planning.windows import checked_shards, deal_to_nodes, grouped_by_window, windows_of_shards
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -61,6 +62,9 @@ class EpochPlanner:
         per_rank = per_rank_batches(batch_size, self.n_buckets, max_pixels=chosen.max_pixels, bucket_sizes=chosen.sizes)
         self.global_batch = per_rank * self.world_size
         self._context = chosen.context(self.global_batch)
+        self._shards: npt.NDArray[np.int32] | None = None
+        if chosen.arrangement.heeds_shards and chosen.shards is not None:
+            self._shards = checked_shards(chosen.shards, len(ids))
         self.demand_model = DemandModel(ids, self.n_buckets, chosen)
         period = self.demand_model.period() if chosen.equal_epochs else 1
         if period is None:
@@ -144,16 +148,32 @@ class EpochPlanner:
         self, demand: Demand, whole: Demand, global_batch: _GlobalBatch, seed: int, epoch: int, part: int
     ) -> EpochPlan:
         asked = len(demand.image) if demand.times is None else int(demand.times.sum())
+        windows = parts = None
+        nodes = self.options.nodes
+        if self._shards is not None:
+            most, rng = nodes * self.options.open_shards // 2, stream(Purpose.SHARDS, seed, epoch, part)
+            of_shard, number = windows_of_shards(self._shards, demand, global_batch, most, rng)
+            windows = of_shard[self._shards]
+            parts = windows if nodes == 1 else number[self._shards]
         demand, changes = self._remainder(demand, whole, global_batch, seed, epoch, part)
         order, rng = self.options.arrangement, stream(Purpose.IMAGES, seed, epoch, part)
-        items, counts = sequence_items(demand, rng, shuffle=order.shuffles)
+        items, counts = sequence_items(demand, rng, shuffle=order.shuffles, parts=parts)
         layout = cut_batches(counts, global_batch)
         if part == 0:
             layout = split_batches(layout, self._steps_of_longest(global_batch, seed))
-        rng = stream(Purpose.STEPS, seed, epoch, part)
-        steps = order.arrange(layout, rng, self.options.run_length)
+        groups, rng = layout, stream(Purpose.STEPS, seed, epoch, part)
+        if windows is not None:
+            if nodes > 1:
+                deal_to_nodes(items, layout, windows[items], nodes, rng)
+            window = windows[items[layout.start + layout.length - 1]]
+            joins = window > windows[items[layout.start]]
+            groups = grouped_by_window(layout, window)
+        steps = order.arrange(groups, rng, self.options.run_length)
+        if windows is not None:
+            # What joins two windows comes first: the shards of the one before are done with then.
+            steps = steps[np.argsort(2 * window[steps] + ~joins[steps], kind="stable")]
         if order.shuffles and demand.times is not None:
-            separate_repeats(items, layout, rng)
+            separate_repeats(items, groups, rng)
         plan = EpochPlan(
             world_size=self.world_size,
             global_batch=global_batch,

@@ -37,6 +37,11 @@ class TarSource:
     def __len__(self) -> int:
         return len(self.index)
 
+    @property
+    def shards(self) -> npt.NDArray[np.int32]:
+        """[N] number of the shard that each image lies in."""
+        return np.ascontiguousarray(self.index.rows["shard"])
+
     def read_sizes(self) -> SourceSizes:
         rows = self.index.rows
         sizes = np.stack([rows["width"], rows["height"]], axis=1)
