@@ -21,6 +21,7 @@ from kohya_bucket.planning.resolutions import RESOLUTION_MODES, ResolutionMode
 
 __all__ = ["PlanOptions", "RepeatsLike"]
 
+_OF_SHARDS = ("shards", "open_shards", "nodes")
 RepeatsLike = npt.ArrayLike | Fraction | Sequence[Fraction]
 
 
@@ -104,8 +105,8 @@ class PlanOptions:
                 raise PlanError(f"{option}={policy.name!r} needs bucket_sizes: {policy.needs_sizes}")
         if self.arrangement.heeds_shards and self.shards is None:
             raise PlanError(
-                f"order={self.order!r} needs shards: the number of the shard that each image lies in; data sets of latents "
-                "and of tar shards know it themselves"
+                f"order={self.order!r} needs shards: the number of the shard that each image lies in; data sets of "
+                "latents and of tar shards know it themselves"
             )
         if self.resolutions is not None:
             one_of("resolutions", self.resolutions, RESOLUTION_MODES)
@@ -189,7 +190,7 @@ class PlanOptions:
             "equal_epochs": True if self.equal_epochs else None,
             # Before there was a choice, they were left out.
             "small_buckets": self.policies[1].name if len(self.policies) > 1 else None,
-            **{name: getattr(self, name) for name in ("shards", "open_shards", "nodes") if self.arrangement.heeds_shards},
+            **({name: getattr(self, name) for name in _OF_SHARDS} if self.arrangement.heeds_shards else {}),
         }
 
     def _checked_small_buckets(self) -> str | None:

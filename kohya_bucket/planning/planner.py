@@ -26,7 +26,7 @@ from kohya_bucket.planning.sequencing import sequence_items
 from kohya_bucket.planning.small_buckets import apply_policies
 from kohya_bucket.planning.stream import Purpose, stream
 from kohya_bucket.planning.untrained import untrained
-from kohya_bucket.planning.windows import checked_shards, deal_to_nodes, grouped_by_window, windows_of_shards
+from kohya_bucket.planning.windows import Windows, checked_shards
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -148,30 +148,22 @@ class EpochPlanner:
         self, demand: Demand, whole: Demand, global_batch: _GlobalBatch, seed: int, epoch: int, part: int
     ) -> EpochPlan:
         asked = len(demand.image) if demand.times is None else int(demand.times.sum())
-        windows = parts = None
-        nodes = self.options.nodes
+        windows = None
         if self._shards is not None:
-            most, rng = nodes * self.options.open_shards // 2, stream(Purpose.SHARDS, seed, epoch, part)
-            of_shard, number = windows_of_shards(self._shards, demand, global_batch, most, rng)
-            windows = of_shard[self._shards]
-            parts = windows if nodes == 1 else number[self._shards]
+            rng, most = stream(Purpose.SHARDS, seed, epoch, part), self.options.open_shards
+            windows = Windows.of(self._shards, demand, global_batch, most, self.options.nodes, rng)
         demand, changes = self._remainder(demand, whole, global_batch, seed, epoch, part)
         order, rng = self.options.arrangement, stream(Purpose.IMAGES, seed, epoch, part)
+        parts = None if windows is None else windows.parts
         items, counts = sequence_items(demand, rng, shuffle=order.shuffles, parts=parts)
         layout = cut_batches(counts, global_batch)
         if part == 0:
             layout = split_batches(layout, self._steps_of_longest(global_batch, seed))
-        groups, rng = layout, stream(Purpose.STEPS, seed, epoch, part)
-        if windows is not None:
-            if nodes > 1:
-                deal_to_nodes(items, layout, windows[items], nodes, rng)
-            window = windows[items[layout.start + layout.length - 1]]
-            joins = window > windows[items[layout.start]]
-            groups = grouped_by_window(layout, window)
+        rng = stream(Purpose.STEPS, seed, epoch, part)
+        groups, turn = (layout, None) if windows is None else windows.grouped(items, layout, rng)
         steps = order.arrange(groups, rng, self.options.run_length)
-        if windows is not None:
-            # What joins two windows comes first: the shards of the one before are done with then.
-            steps = steps[np.argsort(2 * window[steps] + ~joins[steps], kind="stable")]
+        if turn is not None:
+            steps = steps[np.argsort(turn[steps], kind="stable")]
         if order.shuffles and demand.times is not None:
             separate_repeats(items, groups, rng)
         plan = EpochPlan(

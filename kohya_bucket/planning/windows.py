@@ -7,7 +7,8 @@ how many there are: ranks may come and go, and every step still trains the same 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,50 @@ from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.batch_layout import BatchLayout
 from kohya_bucket.planning.demand import Demand
 
-__all__ = ["checked_shards", "deal_to_nodes", "grouped_by_window", "windows_of_shards"]
+__all__ = ["Windows", "checked_shards", "windows_of_shards"]
 
 Ints = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of an epoch, or of what is left of it.
+
+    Attributes:
+        of_image: [N] number of the window in which each image's shard is read.
+        parts: [N] by which a bucket's images are to be put in order before batches are cut: the windows; with several
+            nodes the shards, sorted by window.
+        nodes: between how many nodes a window's shards are divided.
+    """
+
+    of_image: npt.NDArray[np.int32]
+    parts: npt.NDArray[np.int32]
+    nodes: int
+
+    @classmethod
+    def of(
+        cls, shards: npt.NDArray[np.int32], demand: Demand, global_batch: npt.NDArray[np.int64], open_shards: int,
+        nodes: int, rng: np.random.RandomState,
+    ) -> Windows:  # fmt: skip
+        """Windows of half of the shards that all nodes may have open: two windows meet in a batch."""
+        windows, numbers = windows_of_shards(shards, demand, global_batch, nodes * open_shards // 2, rng)
+        of_image = windows[shards]
+        return cls(of_image, of_image if nodes == 1 else numbers[shards], nodes)
+
+    def grouped(
+        self, items: npt.NDArray[np.int32], cut: BatchLayout, rng: np.random.RandomState
+    ) -> tuple[BatchLayout, npt.NDArray[np.int64]]:
+        """Deal `items` out to the nodes, in place; the batches with a bucket's of each window as a bucket of their own.
+
+        Returns:
+            the batches; and [S] by which steps are to be sorted: batches of one window after those of another, and what
+            joins two windows first, so that the shards of the one before are done with.
+        """
+        if self.nodes > 1:
+            _deal_to_nodes(items, cut, self.of_image[items], self.nodes, rng)
+        window = self.of_image[items[cut.start + cut.length - 1]].astype(np.int64)
+        joins = window > self.of_image[items[cut.start]]
+        return _grouped_by(cut, window), 2 * window + ~joins
 
 
 def checked_shards(shards: npt.ArrayLike, images: int) -> npt.NDArray[np.int32]:
@@ -35,8 +77,8 @@ def checked_shards(shards: npt.ArrayLike, images: int) -> npt.NDArray[np.int32]:
         )
     if images and not 0 <= int(given.min()) <= int(given.max()) < 2 * images + 1024:
         raise PlanError(
-            f"shards has numbers from {given.min()} to {given.max()} for {images} images: count the shards from 0, e.g. "
-            "with np.unique(names, return_inverse=True)"
+            f"shards has numbers from {given.min()} to {given.max()} for {images} images: count the shards from 0, "
+            "e.g. with np.unique(names, return_inverse=True)"
         )
     return given.astype(np.int32, copy=False)
 
@@ -84,7 +126,7 @@ def windows_of_shards(
     return windows, numbers
 
 
-def grouped_by_window(cut: BatchLayout, window: Ints) -> BatchLayout:
+def _grouped_by(cut: BatchLayout, window: Ints) -> BatchLayout:
     """The same batches with a bucket's batches of each window counted as a bucket of their own.
 
     Args:
@@ -98,13 +140,13 @@ def grouped_by_window(cut: BatchLayout, window: Ints) -> BatchLayout:
     return replace(cut, bucket=group, turn=turn, per_bucket=per_group)
 
 
-def deal_to_nodes(
+def _deal_to_nodes(
     items: npt.NDArray[np.int32], cut: BatchLayout, window: Ints, nodes: int, rng: np.random.RandomState
 ) -> None:
-    """Reorder `items` in place, within their bucket and window, so that each node's part of the batches has few shards.
+    """Reorder `items` in place, within their bucket and window: each node's part of the batches has few shards.
 
-    Node m of M trains the m-th of M parts of each batch: its ranks are neighbours. A bucket's items of one window, which
-    come shard after shard, are cut into one stretch for each node, as long as all its parts of them together, and
+    Node m of M trains the m-th of M parts of each batch: its ranks are neighbours. A bucket's items of one window,
+    which come shard after shard, are cut into one stretch for each node, as long as all its parts of them together, and
     each stretch is shuffled. So a node reads a bucket's shards of a window by itself, but for those at the two ends.
 
     Args:
@@ -115,7 +157,7 @@ def deal_to_nodes(
     node = (into * nodes // length).astype(np.uint16 if nodes <= 1 << 16 else np.int32)
     begins = np.append(np.flatnonzero(window[1:] != window[:-1]) + 1, cut.start[cut.turn == 0])
     begins = np.unique(np.append(begins, len(items))).tolist()
-    for begin, end in zip(begins[:-1], begins[1:], strict=True):
+    for begin, end in pairwise(begins):
         mine, at = items[begin:end].copy(), 0
         for many in np.bincount(node[begin:end]).tolist():
             rng.shuffle(mine[at : at + many])

@@ -34,7 +34,7 @@ def stores(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
     sizes, of_shard = [], []
     for bucket in range(draw(st.integers(1, len(SIZES)))):
         many = draw(st.integers(0, 12))
-        sizes += rng.randint(batch, 4 * batch + 1, many).tolist() + [rng.randint(1, batch + 1)]
+        sizes += [*rng.randint(batch, 4 * batch + 1, many).tolist(), rng.randint(1, batch + 1)]
         of_shard += [bucket] * (many + 1)
     shards = np.repeat(rng.permutation(len(sizes)), sizes)
     ids = np.repeat(of_shard, sizes)
@@ -131,7 +131,7 @@ def test_what_cannot_be_is_refused(options: dict, said: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(store=stores(), nodes=st.sampled_from([2, 3, 4]), per_rank=st.integers(1, 2), seed=st.integers(0, 99))
 def test_nodes_read_shards_of_their_own(store, nodes: int, per_rank: int, seed: int) -> None:
-    """In a window, nodes share no more shards of a bucket than there are borders between the stretches of neighbours."""
+    """In a window, nodes share no more of a bucket's shards than there are borders between neighbours."""
     ids, shards, _ = store
     options = {"order": "local", "shards": shards, "open_shards": 4, "nodes": nodes, "seed": seed}
     plan = plan_epoch(ids, per_rank, world_size=nodes, **options)

@@ -185,10 +185,7 @@ def test_runs_are_as_long_as_asked(case: dict) -> None:
 def test_over_epochs_order_differs_and_coverage_does_not(remainder: str, order: str) -> None:
     ids = np.random.RandomState(7).choice(4, 203, p=[0.6, 0.3, 0.08, 0.02])
     settings = {"bucket_sizes": SIZES[:4], "shards": np.arange(203) // 20, "open_shards": 4}
-    plans = [
-        plan_epoch(ids, 4, world_size=2, epoch=e, remainder=remainder, order=order, **settings)
-        for e in range(6)
-    ]
+    plans = [plan_epoch(ids, 4, world_size=2, epoch=e, remainder=remainder, order=order, **settings) for e in range(6)]
     sequences = {tuple(np.concatenate([p.step_indices(s) for s in range(p.steps)]).tolist()) for p in plans}
     if order != "file":
         assert len(sequences) == len(plans)

@@ -72,7 +72,8 @@ class ItemTable:
         used = np.flatnonzero(np.bincount(codes, minlength=len(names)))
         number = np.zeros(len(names), dtype=np.int32)
         number[used[np.argsort(names[used])]] = np.arange(len(used), dtype=np.int32)
-        return number[codes]
+        out: npt.NDArray[np.int32] = number[codes]
+        return out
 
     def with_texts(self, **changes: dict[int, str | None]) -> Any:
         """The store's rows with other captions or content hashes, by column and position."""
