@@ -22,7 +22,8 @@ TABLE = "kohya_bucket"
 CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "remainder": lambda: REMAINDERS,
     "small_buckets": lambda: REMAINDERS,
-    "order": lambda: [name for name, order in ORDERS.items() if order.shuffles],  # training wants no other
+    # training wants no other, and what trainers load is not read by shards
+    "order": lambda: [name for name, order in ORDERS.items() if order.shuffles and not order.heeds_shards],
     "switching": lambda: SWITCHING_METHODS,
     "no_upscale_fit": lambda: NO_UPSCALE_FITS,
     "auto_method": lambda: AUTO_METHODS,

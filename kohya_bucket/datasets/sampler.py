@@ -15,6 +15,7 @@ from kohya_bucket.datasets.accelerate_view import called_by_accelerate_loop, rea
 from kohya_bucket.datasets.agreement import agree_on
 from kohya_bucket.datasets.never_trained import warn_of_never_trained
 from kohya_bucket.datasets.planned_index import rank_indices
+from kohya_bucket.datasets.shards import with_shards
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlan, EpochPlanner, EpochPosition, Ledger
 from kohya_bucket.planning.keywords import PlanKeywords, known_options
@@ -67,7 +68,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         **options: Unpack[PlanKeywords],
     ) -> None:
-        options = known_options(BucketBatchSampler, options)
+        options = with_shards(known_options(BucketBatchSampler, options), bucket_indices)
         self.bucket_indices = np.asarray(getattr(bucket_indices, "bucket_indices", bucket_indices))
         bucket_set = getattr(bucket_indices, "bucket_set", None)
         if bucket_set is not None:

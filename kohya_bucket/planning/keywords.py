@@ -36,6 +36,9 @@ class PlanKeywords(TypedDict, total=False):
     resolutions: str | None
     resolution_weights: npt.ArrayLike | None
     run_length: int
+    shards: npt.ArrayLike | None
+    open_shards: int
+    nodes: int
     max_crop: float
     base_bucket: int | None
     bucket_groups: npt.ArrayLike | None

@@ -15,6 +15,7 @@ from kohya_bucket.checks import as_flag, integer, one_of, whole
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.budgets import Budget, budgets_of
 from kohya_bucket.planning.costs import cost_of, pixels_of
+from kohya_bucket.planning.option_conflicts import refuse_conflicts
 from kohya_bucket.planning.option_values import COST, as_same_shape, as_share, as_token_cost, as_tokens, positive
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.orders.order import Order
@@ -24,6 +25,7 @@ from kohya_bucket.planning.resolutions import RESOLUTION_MODES, ResolutionMode
 
 __all__ = ["PlanOptions", "RepeatsLike"]
 
+_OF_SHARDS = ("shards", "open_shards", "nodes")
 RepeatsLike = npt.ArrayLike | Fraction | Sequence[Fraction]
 
 
@@ -50,6 +52,10 @@ class PlanOptions:
         resolutions: how [N, R] ids are used, e.g. "all": each image at each resolution; see `RESOLUTION_MODES`.
         resolution_weights: [R], for "weighted".
         run_length: steps of one run, for order="runs".
+        shards: [N] number of the shard (file) that each image lies in, for order="local".
+        open_shards: most shards that are being read at any step, for each of `nodes`, for order="local".
+        nodes: machines between whose ranks, with order="local", the shards are divided. The plan stays as it is where
+            there are more or fewer, which then read more of them.
         max_crop: share of an image's area that "merge" may crop off by moving it.
         base_bucket: bucket of the catch-all batches; by default the squarest, then the largest.
         bucket_groups: [K], images are never moved from one group to another (e.g. two data sets).
@@ -81,6 +87,9 @@ class PlanOptions:
     resolutions: str | None = None
     resolution_weights: npt.ArrayLike | None = None
     run_length: int = 8
+    shards: npt.ArrayLike | None = None
+    open_shards: int = 64
+    nodes: int = 1
     max_crop: float = 0.25
     base_bucket: int | None = None
     bucket_groups: npt.ArrayLike | None = None
@@ -96,6 +105,8 @@ class PlanOptions:
             "remainder": one_of("remainder", self.remainder, REMAINDERS),
             "small_buckets": self._checked_small_buckets(),
             "order": one_of("order", self.order, ORDERS),
+            "open_shards": whole("open_shards", self.open_shards, 2, bits=31),
+            "nodes": whole("nodes", self.nodes, 1, bits=31),
             "bucket_sizes": None if self.bucket_sizes is None else as_sizes(self.bucket_sizes),
             "max_pixels": None if pixels is None else whole("max_pixels", pixels, 1),
             "max_tokens": None if tokens is None else whole("max_tokens", tokens, 1),
@@ -110,19 +121,7 @@ class PlanOptions:
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        for option, policy in zip(("remainder", "small_buckets"), self.policies, strict=False):
-            if policy.needs_sizes and self.sizes is None:
-                raise PlanError(f"{option}={policy.name!r} needs bucket_sizes: {policy.needs_sizes}")
-        if self.resolutions is not None:
-            one_of("resolutions", self.resolutions, RESOLUTION_MODES)
-        if self.resolution_weights is not None and not (self.mode and self.mode.by_weight):
-            raise PlanError(
-                f"resolution_weights is set, but resolutions is {self.resolutions!r}: weights belong to 'weighted'"
-            )
-        if self.by_cost and self.item_costs is None:
-            raise PlanError("same_shape is 'cost' without bucket_tokens or bucket_sizes: the cost depends on them")
-        if self.regularization is None and uses is not None:
-            raise PlanError("regularization_uses is set without regularization: say which images they are")
+        refuse_conflicts(self)
 
     @property
     def policy(self) -> RemainderPolicy:
@@ -227,6 +226,7 @@ class PlanOptions:
             "small_buckets": self.policies[1].name if len(self.policies) > 1 else None,
             "same_shape": COST if self.by_cost else None,
             "item_costs": self.item_costs if self.by_cost else None,
+            **({name: getattr(self, name) for name in _OF_SHARDS} if self.arrangement.heeds_shards else {}),
         }
 
     def _checked_small_buckets(self) -> str | None:

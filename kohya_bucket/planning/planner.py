@@ -28,6 +28,7 @@ from kohya_bucket.planning.sequencing import sequence_items
 from kohya_bucket.planning.small_buckets import apply_policies
 from kohya_bucket.planning.stream import Purpose, stream
 from kohya_bucket.planning.untrained import untrained
+from kohya_bucket.planning.windows import Windows, checked_shards
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,6 +69,9 @@ class EpochPlanner:
         self.global_batch = per_rank * self.world_size
         self.full_batch = per_rank if chosen.by_cost else self.global_batch
         self._context = chosen.context(self.global_batch)
+        self._shards: npt.NDArray[np.int32] | None = None
+        if chosen.arrangement.heeds_shards and chosen.shards is not None:
+            self._shards = checked_shards(chosen.shards, len(ids))
         self.demand_model = DemandModel(ids, self.n_buckets, chosen)
         period = self.demand_model.period() if chosen.equal_epochs else 1
         if period is None:
@@ -168,9 +172,14 @@ class EpochPlanner:
     ) -> EpochPlan:
         asked = len(demand.image) if demand.times is None else int(demand.times.sum())
         options, order = self.options, self.options.arrangement
+        windows = None
+        if self._shards is not None:
+            rng = stream(Purpose.SHARDS, seed, epoch, part)
+            windows = Windows.of(self._shards, demand, global_batch, options.open_shards, options.nodes, rng)
         full = global_batch // ranks if options.by_cost else global_batch
         demand, changes = self._remainder(demand, whole, full, seed, epoch, part)
-        items, counts = sequence_items(demand, stream(Purpose.IMAGES, seed, epoch, part), shuffle=order.shuffles)
+        parts, rng = None if windows is None else windows.parts, stream(Purpose.IMAGES, seed, epoch, part)
+        items, counts = sequence_items(demand, rng, shuffle=order.shuffles, parts=parts)
         layout = cut = cut_batches(counts, global_batch)
         longest = self._steps_of_longest(global_batch, ranks, seed) if part == 0 else 0
         rng, met = stream(Purpose.STEPS, seed, epoch, part), None
@@ -179,9 +188,12 @@ class EpochPlanner:
             layout = met.layout
         else:
             layout = cut = split_batches(cut, longest)
-        steps = order.arrange(layout, rng, options.run_length)
+        groups, turn = (layout, None) if windows is None else windows.grouped(items, layout, rng)
+        steps = order.arrange(groups, rng, options.run_length)
+        if turn is not None:
+            steps = steps[np.argsort(turn[steps], kind="stable")]
         if order.shuffles and demand.times is not None:
-            separate_repeats(items, cut, rng)
+            separate_repeats(items, cut if windows is None else groups, rng)
         plan = EpochPlan(
             world_size=ranks,
             global_batch=global_batch,
