@@ -14,8 +14,8 @@ PAGE = RESULTS.parents[1] / "docs" / "compatibility.md"
 
 _TOP = """# Verified versions of sd-scripts
 
-`compat_tests/matrix.py` writes this page. It runs the adapter with each version below, in that version's environment,
-with sd-scripts' real data sets, loaders and trainers.
+`compat_tests/matrix.py` writes this page. It runs the adapter with each version below, in that version's own
+environment, with sd-scripts' real data sets, loaders and trainers.
 
 - **seams**: places in sd-scripts' code that the adapter replaces. It checks all of them before it replaces one.
 - **training runs**: runs of the real `train_network.py`, started with `python -m kohya_bucket.launch` or from a patched
