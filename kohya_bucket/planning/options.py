@@ -15,12 +15,11 @@ from kohya_bucket.checks import as_flag, integer, one_of, whole
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.budgets import Budget, budgets_of
 from kohya_bucket.planning.costs import cost_of, pixels_of
-from kohya_bucket.planning.option_conflicts import refuse_conflicts
 from kohya_bucket.planning.option_values import COST, as_same_shape, as_share, as_token_cost, as_tokens, positive
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.orders.order import Order
 from kohya_bucket.planning.policy import RemainderContext, RemainderPolicy
-from kohya_bucket.planning.remainders import REMAINDERS, policies_of
+from kohya_bucket.planning.remainders import REMAINDERS, checked_small_buckets, policies_of
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, ResolutionMode
 
 __all__ = ["PlanOptions", "RepeatsLike"]
@@ -103,7 +102,7 @@ class PlanOptions:
             "accumulate": whole("accumulate", self.accumulate, 1, bits=31),
             "run_length": whole("run_length", self.run_length, 1, bits=31),
             "remainder": one_of("remainder", self.remainder, REMAINDERS),
-            "small_buckets": self._checked_small_buckets(),
+            "small_buckets": checked_small_buckets(self.remainder, self.small_buckets),
             "order": one_of("order", self.order, ORDERS),
             "open_shards": whole("open_shards", self.open_shards, 2, bits=31),
             "nodes": whole("nodes", self.nodes, 1, bits=31),
@@ -121,7 +120,28 @@ class PlanOptions:
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        refuse_conflicts(self)
+        for option, policy in zip(("remainder", "small_buckets"), self.policies, strict=False):
+            if policy.needs_sizes and self.sizes is None:
+                raise PlanError(f"{option}={policy.name!r} needs bucket_sizes: {policy.needs_sizes}")
+        if self.arrangement.heeds_shards and self.shards is None:
+            raise PlanError(
+                f"order={self.order!r} needs shards: the number of the shard that each image lies in; data sets of "
+                "latents and of tar shards know it themselves"
+            )
+        if self.resolutions is not None:
+            one_of("resolutions", self.resolutions, RESOLUTION_MODES)
+        if self.resolution_weights is not None and not (self.mode and self.mode.by_weight):
+            raise PlanError(
+                f"resolution_weights is set, but resolutions is {self.resolutions!r}: weights belong to 'weighted'"
+            )
+        if self.by_cost and self.item_costs is None:
+            raise PlanError("same_shape is 'cost' without bucket_tokens or bucket_sizes: the cost depends on them")
+        if self.regularization is None and self.regularization_uses is not None:
+            raise PlanError("regularization_uses is set without regularization: say which images they are")
+        if self.by_cost and self.arrangement.heeds_shards:
+            raise PlanError(
+                f"same_shape is 'cost' and order is {self.order!r}, whose steps are of one bucket: leave out one of them"
+            )
 
     @property
     def policy(self) -> RemainderPolicy:
@@ -228,14 +248,3 @@ class PlanOptions:
             "item_costs": self.item_costs if self.by_cost else None,
             **({name: getattr(self, name) for name in _OF_SHARDS} if self.arrangement.heeds_shards else {}),
         }
-
-    def _checked_small_buckets(self) -> str | None:
-        if self.small_buckets is None:
-            return None
-        one_of("remainder", self.remainder, REMAINDERS)
-        if not self.policy.leaves_out:
-            raise PlanError(
-                f"small_buckets is {self.small_buckets!r}, but remainder={self.remainder!r} trains the images of all "
-                "buckets: leave small_buckets out, or take remainder='drop'"
-            )
-        return one_of("small_buckets", self.small_buckets, REMAINDERS)
