@@ -140,7 +140,7 @@ class PlanOptions:
             raise PlanError("regularization_uses is set without regularization: say which images they are")
         if self.by_cost and self.arrangement.heeds_shards:
             raise PlanError(
-                f"same_shape is 'cost' and order is {self.order!r}, whose steps are of one bucket: leave out one of them"
+                f"same_shape is 'cost' and order is {self.order!r}, whose steps have one bucket: leave out one of them"
             )
 
     @property
