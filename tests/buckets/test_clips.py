@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import KohyaBuckets
-from kohya_bucket.buckets.clips import EXTRACTIONS, ClipBuckets, FrameGrid, frames_at_rate
+from kohya_bucket.buckets.choices import EXTRACTIONS
+from kohya_bucket.buckets.clips import ClipBuckets, FrameGrid, frames_at_rate
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.errors import BucketSettingsError
 

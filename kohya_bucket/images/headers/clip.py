@@ -14,7 +14,7 @@ import stat
 import struct
 from typing import Any
 
-from kohya_bucket.images.clips.endings import frames_in
+from kohya_bucket.images.clip_files import frames_in
 from kohya_bucket.images.headers.by_pillow import pixel_limit
 from kohya_bucket.images.headers.header import read_header
 from kohya_bucket.images.unreadable import UnreadableImageError, explain_os_error
