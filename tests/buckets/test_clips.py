@@ -65,6 +65,13 @@ def test_largest_takes_the_longest_that_fits_and_head_takes_all(counts, lengths)
         assert largest.length[largest.clip == i].tolist() == fitting[-1:]
 
 
+def test_frames_that_are_not_loaded_count_as_dropped():
+    """`head` loads no more than its longest length, whatever else a clip has."""
+    for source, target, frames, kept in [(60.0, 30.0, 200, 25), (24.0, 24.0, 400, 25), (12.0, 24.0, 400, 9)]:
+        placed = ClipBuckets(PICTURE, [9, 25], extraction="head", target_fps=target).place([(64, 64)], [400], source)
+        assert (placed.frames.tolist(), placed.kept.tolist()) == ([frames], [kept])
+
+
 @given(st.integers(1, 5000), RATES, RATES)
 def test_frames_at_another_rate(count, source, target):
     (kept,) = frames_at_rate([count], source, target).tolist()
