@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.section import Section
 from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.extras import pip_install
@@ -24,7 +25,6 @@ from kohya_bucket.latents.store.layout import Layout, common_root, relative_sour
 from kohya_bucket.sdscripts.config import Config
 from kohya_bucket.sdscripts.doctor.packages import version_of
 from kohya_bucket.sdscripts.doctor.room import Lacking, check_room
-from kohya_bucket.sdscripts.doctor.section import Section
 from kohya_bucket.sdscripts.plan.latents import items_of, wanted_by_config
 from kohya_bucket.texts import counted
 
