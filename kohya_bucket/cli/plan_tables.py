@@ -45,6 +45,7 @@ def show_plan(read: Config, seen: Overview, images: bool, accumulate: int, as_js
         _print_dataset(console, number, dataset, seen.options, images)
     if seen.gpus:
         _gpu_table(console, seen.gpus, accumulate)
+        _lost_table(console, [row for row in seen.gpus if row.gpus > 1], seen.options.model)
     if len(read.findings):
         console.print()
         _findings_table(console, read.findings, images)
@@ -195,3 +196,16 @@ def _gpu_table(console: Console, rows: tuple[GpuRow, ...], accumulate: int) -> N
             console.print(f"{row.gpus} GPUs: {row.ledger}", soft_wrap=True)
         if row.left_over:
             console.print(f"{row.gpus} GPUs: {row.left_over}", markup=False, soft_wrap=True)
+
+
+def _lost_table(console: Console, rows: Sequence[GpuRow], model: str | None) -> None:
+    if not rows:
+        return
+    console.print()
+    console.print(f"[bold]Time lost to waiting and repeats[/bold], by the {f'cost of {model}' if model else 'pixels'}")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("GPUs", "shuffled", "one shape", "equal cost"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(f"{row.gpus}", *(f"{share:.1%}" for share in row.lost))
+    print_table(console, table)

@@ -12,6 +12,7 @@ import numpy as np
 from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.left_over import left_over
+from kohya_bucket.adapter.lost_time import LostTime, lost_time
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.buckets.geometry import cut_pixels
@@ -116,6 +117,7 @@ class GpuRow:
         left_over: what becomes of buckets that never fill a batch, in words; `never_trained` names the images that no
             epoch trains.
         idle_independent: the same if every GPU drew batches of its own, as sd-scripts does alone.
+        lost: predicted share of the GPUs' time that goes into waiting and repeats, each way of giving them batches.
     """
 
     gpus: int
@@ -130,6 +132,7 @@ class GpuRow:
     ledger: str
     left_over: str
     never_trained: tuple[str, ...]
+    lost: LostTime
 
 
 @dataclass(frozen=True)
@@ -233,4 +236,5 @@ def _gpu_row(groups: list[PlacedDataset], options: AdapterOptions, gpus: int, ac
         ledger=ledger.text,
         left_over=over.line,
         never_trained=over.never_trained,
+        lost=lost_time(planner, gpus),
     )
