@@ -54,6 +54,9 @@ ALLOWED = {
     ("latents/text/precompute_text.py", "cache.save(Caption(text), encoding, arrays)"): "a store of captions",
     ("sdscripts/caching/text.py", "session.save(file, without_unread(arrays) if left_out else arrays)"): "a store",
     ("sdscripts/caching/text_shards.py", "self.cache.save(self.captions[key], self.encoding, arrays)"): "a store",
+    ("musubi/caching/saving.py", "save()"): "musubi-tuner's own, for `replacing`",
+    ("musubi/caching/saving.py", "shutil.copyfile(keeps, temporary)"): "for `replacing`",
+    ("musubi/caching/tensor_file.py", "open(temporary, 'wb')"): "for `replacing`",
     # signs between processes, of which an empty or missing one is a sign, too
     ("latents/encode/work_claims.py", "(self.folder / f'{piece}.{self._mine[piece]}.done').touch()"): "a sign",
     ("latents/encode/work_claims.py", "os.link(self.signs.name, path)"): "a sign",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.files import TEMPORARY_SUFFIX, remove_leftovers
 from kohya_bucket.latents.fingerprint import Fingerprint, why_stale
 from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.musubi.caching.families import FAMILIES, Family
@@ -65,13 +66,17 @@ class Caches:
         self.named: dict[str, list[CacheName]] = defaultdict(list)
         self.texts: list[str] = []
         folder, name = self.dataset.cache_directory, self.dataset.architecture
+        killed = []
         for file in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-            if file.endswith(f"_{name}_te.safetensors"):
+            if file.startswith(".") and file.endswith(TEMPORARY_SUFFIX) and f"_{name}" in file:
+                killed.append(Path(folder, file[1:].rsplit(".", 2)[0]))
+            elif file.endswith(f"_{name}_te.safetensors"):
                 self.texts.append(file)
             elif file.endswith(f"_{name}.safetensors"):
                 found = CacheName.of(os.path.join(folder, file), name, clips=self.clips)
                 if found is not None:
                     self.named[found.stem].append(found)
+        remove_leftovers(killed)
 
     def text_path(self, source: Source) -> Path:
         """Where a caption's outputs are."""
