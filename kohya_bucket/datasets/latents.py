@@ -36,7 +36,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
     copy.
 
     Args:
-        path: the store's folder.
+        path: the store's folder, or its address in object storage ("s3://bucket/latents").
         scaled: latents as training takes them, `(raw - shift) * scale`; False gives what the VAE gave.
         flip: probability of the mirrored image's latent (and mask), drawn at every read; needs stored flips.
         collection: which part of the store; needed only if it holds several.
@@ -175,6 +175,9 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         flips = [bool(torch.rand((), generator=random) < self.flip) if self.flip else False for _ in rows]
         if len({int(self.bucket_indices[index]) for index in indices}) > 1:
             return [self.__getitems__([index])[0] for index in indices]
+        if self.store.is_remote:
+            kinds = [self.store.info(row).kind + "_flipped" * flip for row, flip in zip(rows, flips, strict=True)]
+            self.store.expect(rows, [[kind, "alpha_mask"] for kind in kinds])
         latents = self._latents(rows, flips)
         items = [self._item(index, row, flip) for index, row, flip in zip(indices, rows, flips, strict=True)]
         for k, item in enumerate(items):
