@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from kohya_bucket.errors import StorageError
-from kohya_bucket.images.files import remote
 from kohya_bucket.latents.maintenance.pack import pack
 from kohya_bucket.latents.maintenance.prune import prune
-from kohya_bucket.latents.remote import storage
+from kohya_bucket.latents.remote import quick_ranges, storage
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.state import status, verify, verify_files
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
@@ -29,12 +28,10 @@ NAMES = [f"{i:02d}" for i in range(10)]
 @pytest.fixture(scope="module")
 def bucket():
     with s3_server():
-        remote._system.cache_clear()
         import s3fs
 
         s3fs.S3FileSystem().mkdir("training")
         yield "s3://training"
-        remote._system.cache_clear()
 
 
 @pytest.fixture
@@ -49,8 +46,13 @@ def reader(told, address, environment, wanted):
     told.send([LatentStore(address).gather([i])[0].tobytes() for i in wanted])
 
 
+@pytest.mark.parametrize("client", ["fsspec", "obstore"])
 @pytest.mark.parametrize("gigabytes", ["0", "1"])
-def test_what_one_process_wrote_another_gathers(address, monkeypatch, gigabytes):
+def test_what_one_process_wrote_another_gathers(address, monkeypatch, gigabytes, client):
+    if client == "fsspec":
+        monkeypatch.setattr(quick_ranges, "_left_to_fsspec", {"training"})
+    else:
+        pytest.importorskip("obstore", reason="obstore is not installed")
     monkeypatch.setenv("KOHYA_BUCKET_SHARDS_GB", gigabytes)
     want = fill(address, NAMES, shard_bytes=600, flip=True)
     store = LatentStore(address)
@@ -61,11 +63,34 @@ def test_what_one_process_wrote_another_gathers(address, monkeypatch, gigabytes)
     for _ in range(3):
         assert same(store.gather(order), np.stack([want[NAMES[i]] for i in order]))
         assert same(store.gather(order, [True] * 4), np.stack([bits(1000 + i) for i in order]))
+    if client == "obstore":
+        assert quick_ranges.ranges_by_obstore([(f"{address}/store.json", 0, 1)]) == [b"{"]
     receiver, sender = QUICK.Pipe(duplex=False)
     process = QUICK.Process(target=reader, args=(sender, address, dict(os.environ), order))
     process.start()
     assert receiver.recv() == [want[NAMES[i]].tobytes() for i in order]
     process.join()
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_loader_workers_read_what_the_process_before_them_read(address, start):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if start not in torch.multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {start} here")
+    from torch.utils.data import DataLoader
+
+    from kohya_bucket import BucketBatchSampler, BucketedLatentDataset
+
+    want = fill(address, NAMES, shard_bytes=600, dtype="float16")
+    dataset = BucketedLatentDataset(address, scaled=False)
+    assert dataset[0]["latents"].numpy().tobytes() == want["00"].tobytes()
+    loader = DataLoader(
+        dataset, batch_sampler=BucketBatchSampler(dataset, batch_size=2), num_workers=2, multiprocessing_context=start,
+        timeout=120,
+    )  # fmt: skip
+    read = {path: latents.numpy().tobytes() for batch in loader
+            for path, latents in zip(batch["path"], batch["latents"], strict=True)}  # fmt: skip
+    assert read == {name: value.tobytes() for name, value in want.items()}
 
 
 def test_upkeep_and_its_commands(address, command_line: Command):  # noqa: F811

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kohya_bucket.errors import StorageError
 from kohya_bucket.images.files.remote import as_os_error, changed_at, storage_of
+from kohya_bucket.latents.remote.quick_ranges import ranges_by_obstore
 
 __all__ = [
     "Range",
@@ -99,6 +100,11 @@ def read_ranges(ranges: Sequence[Range]) -> list[bytes]:
         return []
     out: list[bytes] = [b""] * len(ranges)
     left = [k for k, part in enumerate(ranges) if part.stop > part.start]
+    if left:
+        for k, data in zip(list(left), ranges_by_obstore([ranges[k] for k in left]), strict=True):
+            if data is not None and len(data) == ranges[k].stop - ranges[k].start:
+                out[k] = data
+                left.remove(k)
     systems = [storage_of(part.url) for part in ranges]
 
     def ask() -> None:
