@@ -56,13 +56,13 @@ def _reader(bucket: str, process: int) -> Callable[[str, int, int], bytes | None
     options: dict[str, Any] = {"client_options": {"allow_http": True}} if plain else {}
     try:
         store = S3Store(bucket, retry_config={"max_retries": 0}, **options)
-    except (BaseError, ValueError):
+    except (BaseError, ValueError, TypeError):
         return None
 
     def get(path: str, start: int, stop: int) -> bytes | None:
         try:
             return bytes(get_range(store, path, start=start, end=stop))
-        except (BaseError, ValueError, OSError):
+        except (BaseError, ValueError, TypeError, OSError):
             return None
 
     return get

@@ -183,8 +183,8 @@ def check_exclusive(url: str) -> None:
 def _check_exclusive(url: str, _process: int) -> None:
     why = (
         f"{url}: a store cannot be written there, because this storage, or the library for it that is installed, does "
-        "not refuse to replace a file, so two writers could undo each other's work: update the library (s3fs 2024.10 "
-        "or newer for S3), or write to a folder and copy that there"
+        "not refuse to replace a file, so two writers could undo each other's work: update the library (for S3 that is "
+        "s3fs), or write to a folder and copy that there"
     )
     system, _ = storage_of(url)
     accepted = inspect.signature(system.pipe_file).parameters
