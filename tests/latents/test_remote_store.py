@@ -486,6 +486,25 @@ def test_two_processes_keep_no_more_than_the_limit_together(tmp_path, kept):
     assert shards == 5
 
 
+def test_an_order_that_goes_by_shards_keeps_them_however_large_the_store_is(address, kept, monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed")
+    from kohya_bucket import BucketBatchSampler, BucketedLatentDataset
+
+    fill(address, NAMES, shard_bytes=600)
+    most = max(info.nbytes for info in LatentStore(address).shards.values())
+    monkeypatch.setenv("KOHYA_BUCKET_SHARDS_GB", str(2.5 * most / 1e9))
+    for order in ("shuffled", "local"):
+        dataset = BucketedLatentDataset(address)
+        sampler = BucketBatchSampler(
+            dataset, batch_size=2, order=order, **{"open_shards": 2} if order == "local" else {}
+        )
+        for batch in sampler:
+            dataset.__getitems__(batch)
+        if order == "shuffled":
+            assert not shards_of(kept)
+    until(lambda: len(shards_of(kept)) == 2)
+
+
 def half_a_kilobyte(file, alive):
     file.write(b"x" * 500)
     alive()

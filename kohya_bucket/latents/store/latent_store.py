@@ -170,9 +170,7 @@ class LatentStore(ReadAhead):
         Raises:
             LatentStoreError: the items have different shapes or types, or as `read`.
         """
-        if self.is_remote:
-            self.expect(indices, [[self._kind(int(i)) + "_flipped" * (flipped is not None and bool(flipped[k]))]
-                                  for k, i in enumerate(indices)])  # fmt: skip
+        self.expect_latents(indices, flipped)
         rows = [self.read(int(i), flipped=flipped is not None and bool(flipped[k])) for k, i in enumerate(indices)]
         first = rows[0]
         if any(row.shape != first.shape or row.dtype != first.dtype for row in rows):

@@ -51,6 +51,23 @@ class ReadAhead(ItemTable):
                         wanted.append(Rows(info, name, row, row + 1))
             self._files.expect(wanted)
 
+    def expect_latents(
+        self, indices: Sequence[int] | npt.NDArray[Any], flipped: Sequence[bool] | None, *, masks: bool = False
+    ) -> None:
+        """The same for latents, mirrored where `flipped` says so, and with `masks` the alpha masks."""
+        if self.is_remote:
+            names = [self.info(int(i)).kind + "_flipped" * bool(flipped is not None and flipped[k])
+                     for k, i in enumerate(indices)]  # fmt: skip
+            self.expect(indices, [[name, "alpha_mask"] if masks else [name] for name in names])
+
+    def keep_shards(self) -> None:
+        """Keep each shard that is read from on this node for a while, also where the store is larger than the limit.
+
+        That suits an order which reads the items of a shard near each other.
+        """
+        if isinstance(self._files, RemoteShards):
+            self._files.whole = True
+
     def without_copies(self: S) -> S:
         """The same store; of one in object storage, what lies there is read, and not what this node keeps of it."""
         if not isinstance(self._files, RemoteShards):
