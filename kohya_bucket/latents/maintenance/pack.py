@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
 from kohya_bucket.latents.maintenance.rewrite import copy_items, remove_shards, writer_like
 from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.writer import write_manifest
 
 __all__ = ["pack"]
@@ -47,7 +47,7 @@ def pack(
 
 
 def _packed_copy(store: LatentStore, target: str | os.PathLike[str], shard_bytes: int) -> MaintenanceReport:
-    if any(Path(target).glob("shards/*.safetensors")):
+    if Layout(target).shard_sizes():
         raise LatentStoreError(f"{target} holds a latent store already: choose an empty folder")
     if lost := len(store.lost_entries()) + sum(not name.endswith(".parquet") for name, _ in store.damage):
         raise LatentStoreError(
