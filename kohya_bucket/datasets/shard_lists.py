@@ -47,7 +47,10 @@ def is_shard_list(path: str | os.PathLike[str]) -> bool:
     """Whether a JSON file is one of these lists, and no table of sizes."""
     if not str(path).lower().endswith(".json") or not (is_url(str(path)) or Path(path).is_file()):
         return False
-    data = _json(str(path))
+    try:
+        data = _json(str(path))
+    except KohyaBucketError:
+        return False
     return isinstance(data, dict) and ("wids_version" in data or _files(data) is not None)
 
 
