@@ -8,7 +8,7 @@ import typer
 
 __all__ = ["AsJson", "Quiet", "Recursive", "Sources", "TableOrSources", "Workers"]
 
-Sources = Annotated[list[str], typer.Argument(help="Folders, files, patterns, .txt lists, or tar shards.")]
+Sources = Annotated[list[str], typer.Argument(help="Folders, files, patterns, lists, tar shards.")]
 TableOrSources = Annotated[list[str], typer.Argument(help="Folders, files, lists, tar shards, or one table of sizes.")]
 Recursive = Annotated[bool, typer.Option(help="Look into subfolders.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="At most this many threads or processes.")]
