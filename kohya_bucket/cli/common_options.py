@@ -9,8 +9,8 @@ import typer
 
 __all__ = ["AsJson", "Quiet", "Recursive", "Sources", "TableOrSources", "Workers", "path"]
 
-Sources = Annotated[list[str], typer.Argument(help="Folders, files, patterns, or .txt lists of paths.")]
-TableOrSources = Annotated[list[str], typer.Argument(help="Folders, files, lists, or one table of sizes.")]
+Sources = Annotated[list[str], typer.Argument(help="Folders, files, patterns, lists, tar shards.")]
+TableOrSources = Annotated[list[str], typer.Argument(help="Folders, files, lists, tar shards, or one table of sizes.")]
 Recursive = Annotated[bool, typer.Option(help="Look into subfolders.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="At most this many threads or processes.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kohya_bucket.cli.progress import scan_progress
+from kohya_bucket.cli.tar_sources import tars_in
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.texts import counted
 
@@ -60,7 +61,8 @@ def not_read(paths: Sequence[str]) -> dict[str, str]:
 def sizes_of(
     sources: list[str], *, recursive: bool = True, workers: int | None = None, quiet: bool = False
 ) -> SizedImages:
-    """Read headers, or the table if that is what is named (CSV, JSON, Parquet, also one of build-cache).
+    """Read headers, of tar shards too, or what is named: a table (CSV, JSON, Parquet, also one of build-cache) or an
+    index of tar shards.
 
     Raises:
         KohyaBucketError: nothing readable there.
@@ -69,7 +71,9 @@ def sizes_of(
     from kohya_bucket.images.tables.size_table import TABLE_SUFFIXES, read_size_table
 
     source, foreign = ", ".join(sources), dict[str, str]()
-    if len(sources) == 1 and Path(sources[0]).suffix.lower() in TABLE_SUFFIXES and Path(sources[0]).is_file():
+    if (tars := tars_in(sources)) is not None:
+        sizes = tars.sizes
+    elif len(sources) == 1 and Path(sources[0]).suffix.lower() in TABLE_SUFFIXES and Path(sources[0]).is_file():
         sizes = read_size_table(sources[0]).sizes
     else:
         paths = images_in(sources, recursive=recursive)

@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 def analyze(
     context: typer.Context,
-    path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, or .txt lists of paths.")] = None,
+    path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, lists, tar shards.")] = None,
     config: Annotated[Path | None, typer.Option(help="An sd-scripts dataset config: its images, its rules.")] = None,
     *,
     options: RuleOptions,

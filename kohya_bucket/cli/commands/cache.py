@@ -155,13 +155,16 @@ def pack(
         ),
     ] = None,
     shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Size of a shard.")] = 256,
+    cluster_by: Annotated[
+        str | None, typer.Option(help="bucket: shards for order local; all are written anew.")
+    ] = None,
 ) -> None:
     """Bring a store into as few files as there need be. Not while something writes."""
     from kohya_bucket.latents.maintenance.pack import pack as pack_store
 
     opened = _open(store)
     before = len(opened.shards)
-    done = pack_store(opened, to, shard_bytes=shard_mb << 20)
+    done = pack_store(opened, to, shard_bytes=shard_mb << 20, cluster_by=cluster_by)
     say(
         f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, "
         f"{len(_open(to or store).shards)} now"
