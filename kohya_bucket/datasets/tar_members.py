@@ -106,7 +106,8 @@ class Oddities:
         """Say what was odd about the samples of `where`."""
         if self._without.count:
             _log.warning(
-                "%s: no image in %d of the samples, so these are left out: %s; the members of a sample must follow each other",
+                "%s: no image in %d of the samples, so these are left out: %s; the members of a sample must follow "
+                "each other",
                 one_line(where), self._without.count, one_line(self._without),
             )  # fmt: skip
         if self._several.count:
