@@ -1,8 +1,8 @@
 """Says in one line of JSON what the adapter finds in the checkout that `SD_SCRIPTS_DIR` or `MUSUBI_DIR` names.
 
 It runs in that checkout's environment. `packages`: their versions; `seams`: how many places of each subject are
-checked; `left`: what is left to the trainer there, and why; `absent`: the same where this version has nothing of that subject;
-`refused`: why the adapter is not put in at all.
+checked; `left`: what is left to the trainer there, and why; `absent`: the same where this version has nothing of that
+subject; `refused`: why the adapter is not put in at all.
 """
 
 import importlib

@@ -14,11 +14,11 @@ PAGE = RESULTS.parents[1] / "docs" / "compatibility.md"
 
 _TOP = """# Which versions it works with
 
-Written by `compat_tests/matrix.py`, which runs the adapter in each of these checkouts, in an environment of that version,
-through the trainer's real data sets, loaders and trainers. *Seams* are the places in the trainer's code that the adapter
-takes hold of; all are checked before one is touched. *Training runs* are those of a real trainer, started by `python -m
-kohya_bucket.launch` or from a patched checkout, that ended well and trained what they should: `train_network.py` of
-sd-scripts, and of musubi-tuner those that are named below.
+Written by `compat_tests/matrix.py`, which runs the adapter in each of these checkouts, in an environment of that
+version, through the trainer's real data sets, loaders and trainers. *Seams* are the places in the trainer's code that
+the adapter takes hold of; all are checked before one is touched. *Training runs* are those of a real trainer, started by
+`python -m kohya_bucket.launch` or from a patched checkout, that ended well and trained what they should: of sd-scripts
+`train_network.py`, of musubi-tuner those that are named below.
 """
 _TRAINERS = ("sd-scripts", "musubi-tuner")
 
@@ -65,11 +65,8 @@ def _about(trainer: str, results: list[dict[str, Any]]) -> list[str]:
     """The part of the page about one trainer; empty where nothing is known of it."""
     if not results:
         return []
-    lines = [f"## {trainer}", ""]
-    lines += [
-        f"| {trainer} | commit | of | verified on | seams | passed | skipped | failed | training runs | limited there |"
-    ]
-    lines += ["| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
+    columns = ("commit", "of", "verified on", "seams", "passed", "skipped", "failed", "training runs", "limited there")
+    lines = [f"## {trainer}", "", f"| {' | '.join([trainer, *columns])} |", "|" + " --- |" * (len(columns) + 1)]
     lines += [_row(result) for result in results]
     lines += ["", f"### {trainer}: what was run in which environment", ""]
     lines += [f"| {trainer} | this package | other packages | longest |", "| --- | --- | --- | --- |"]
