@@ -14,7 +14,7 @@ PAGE = RESULTS.parents[1] / "docs" / "compatibility.md"
 
 _TOP = """# Verified versions of the trainers
 
-`compat_tests/matrix.py` writes this page. It runs the adapter with each version below, in that version's own
+`compat_tests/matrix.py` writes this page. It runs the adapter with each version below, in that version's
 environment, with the trainer's real data sets, loaders and trainers.
 
 - **seams**: places in the trainer's code that the adapter replaces. It checks all of them before it replaces one.
@@ -67,7 +67,7 @@ def _about(trainer: str, results: list[dict[str, Any]]) -> list[str]:
     """The part of the page about one trainer; empty where nothing is known of it."""
     if not results:
         return []
-    columns = ("commit", "of", "verified on", "seams", "passed", "skipped", "failed", "training runs", "limited")
+    columns = ("commit", "date", "verified on", "seams", "passed", "skipped", "failed", "training runs", "limited")
     lines = [f"## {trainer}", "", f"| {' | '.join([trainer, *columns])} |", "|" + " --- |" * (len(columns) + 1)]
     lines += [_row(result) for result in results]
     lines += ["", f"### {trainer}: environments", ""]
