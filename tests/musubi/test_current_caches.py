@@ -12,7 +12,9 @@ import pytest
 from cache_folder import Folder, tensor_bytes
 from PIL import Image
 
+from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.musubi.caching.made_by import made_by
+from kohya_bucket.musubi.caching.saving import save_latents
 from kohya_bucket.musubi.caching.session import Session
 from kohya_bucket.musubi.from_config import TrainingItems, items_of_config, only_these, pick_out
 
@@ -76,6 +78,18 @@ def test_files_that_do_not_say_what_they_are_of(folder: Folder) -> None:
     assert older == ["the image is newer than its cache, which does not say what it was made from"]
     assert size == ["it is of an image of 64x64, not 80x64"]
     assert none == []
+
+
+def test_an_item_of_a_family_that_is_not_known_is_written_whole_and_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x_0064x0064_new.safetensors"
+    item = SimpleNamespace(latent_cache_path=str(path))
+    content = tensor_bytes({"latents_1x8x8_float32": (16, 8, 8)}, {})
+    save_latents(item, lambda: Path(item.latent_cache_path).write_bytes(content))
+    assert path.read_bytes() == content
+    with pytest.raises(LatentStoreError, match="gone"):
+        save_latents(item, lambda: (_ for _ in ()).throw(OSError("gone")))
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_models_are_known_by_their_content(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class Caches:
             return [Reason(Stale.MISSING)]
         except BrokenFileError as error:
             return [Reason(Stale.BROKEN, error)]
-        if header.texts.get("caption1") != caption:
+        if header.texts.get("caption1", caption) != caption:
             return [Reason(Stale.CAPTION)]
         for start in (begin,) if begin else self.family.passes:
             if not any(name.startswith(start) for name in header.shapes):
