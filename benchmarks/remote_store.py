@@ -46,7 +46,8 @@ dataset = BucketedLatentDataset(sys.argv[1])
 opened = time.perf_counter()
 batch = np.random.default_rng(0).integers(0, len(dataset), 8).tolist()
 assert len(dataset.__getitems__(batch)) == 8
-print(json.dumps([imported - began, opened - imported, time.perf_counter() - opened, len(dataset)]))
+took = time.perf_counter() - opened
+print(json.dumps([imported - began, opened - imported, took, time.process_time(), len(dataset)]))
 """
 
 
@@ -202,12 +203,13 @@ def main() -> None:
                                       capture_output=True, text=True, check=True)  # fmt: skip
                 rows.append(json.loads(done.stdout))
             imported, opened, first = (statistics.median(row[k] for row in rows) for k in range(3))
+            cpu = statistics.median(row[3] for row in rows)
             size = sum(n for name, n in many.layout.root.sizes().items() if name.endswith(".parquet"))
             text += (
-                f"\nThe first batch of 8 from a store of {rows[0][3]:,} entries in {len(many.shards)} shards, in a new "
+                f"\nThe first batch of 8 from a store of {rows[0][4]:,} entries in {len(many.shards)} shards, in a new "
                 f"process, of which nothing is on the node: {imported + opened + first:.1f} s, of which importing "
                 f"{imported:.1f} s, opening {opened:.1f} s (a manifest of {size / 1e6:.0f} MB), the batch "
-                f"{first:.2f} s; medians of 3.\n"
+                f"{first:.2f} s, and {cpu:.1f} s of CPU in all; medians of 3.\n"
             )
     print(text)
     options.output.write_text(f"# Stores in object storage\n\n{text}", encoding="utf-8")

@@ -149,7 +149,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         return len(self._rows)
 
     @property
-    def shards(self) -> npt.NDArray[np.int32]:  # [N] number of the shard that each item lies in
+    def shards(self) -> npt.NDArray[np.int32]:
+        """[N] number of the shard that each item lies in."""
         return self.store.shard_numbers()[self._rows]
 
     def __repr__(self) -> str:
@@ -186,9 +187,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         bits = store.gather(rows, flips)
         if len({store.info(row).space for row in rows}) > 1:  # imported and encoded ones may be scaled otherwise
             return torch.cat([self._latents([row], [flip]) for row, flip in zip(rows, flips, strict=True)])
-        stored = store.storage(rows[0])
         space = store.info(rows[0]).space
-        if stored == "bfloat16":
+        if store.storage(rows[0]) == "bfloat16":
             out = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
         else:
             out = torch.from_numpy(bits)
