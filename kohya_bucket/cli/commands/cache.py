@@ -155,9 +155,7 @@ def pack(
         ),
     ] = None,
     shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Size of a shard.")] = 256,
-    cluster_by: Annotated[
-        str | None, typer.Option(help="bucket: shards for order local; all are written anew.")
-    ] = None,
+    cluster_by: Annotated[str | None, typer.Option(help="bucket: shards for order local, all written anew.")] = None,
 ) -> None:
     """Bring a store into as few files as there need be. Not while something writes."""
     from kohya_bucket.latents.maintenance.pack import pack as pack_store
