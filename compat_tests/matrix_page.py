@@ -19,7 +19,7 @@ environment, with the trainer's real data sets, loaders and trainers.
 
 - **seams**: places in the trainer's code that the adapter replaces. It checks all of them before it replaces one.
 - **training runs**: runs of a real trainer, started with `python -m kohya_bucket.launch` or from a patched checkout,
-  that finished and trained the expected images: `train_network.py` of sd-scripts, and those of musubi-tuner named below.
+  that finished and trained the expected images: `train_network.py` of sd-scripts, and those of musubi-tuner below.
 - **limited**: what the trainer's own code still does in that version.
 """
 _TRAINERS = ("sd-scripts", "musubi-tuner")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,11 +34,16 @@ class SizedImages:
         return f"{counted(len(self.sizes), 'image')} of {self.source}{broken}{foreign}"
 
 
-def images_in(sources: list[str], *, recursive: bool = True) -> list[str]:
-    """The images that folders, files, patterns and lists name. `KohyaBucketError` where there is none."""
-    from kohya_bucket.images import list_images
+def images_in(sources: list[str], *, recursive: bool = True, extensions: Collection[str] | None = None) -> list[str]:
+    """The images that folders, files, patterns and lists name. `KohyaBucketError` where there is none.
 
-    paths = list_images(sources, recursive=recursive)
+    Args:
+        extensions: endings that count in folders; by default those of images.
+    """
+    from kohya_bucket.images import list_images
+    from kohya_bucket.images.formats import IMAGE_EXTENSIONS
+
+    paths = list_images(sources, recursive=recursive, extensions=extensions or IMAGE_EXTENSIONS)
     if not paths:
         raise KohyaBucketError(f"{', '.join(sources)}: no images found there")
     return paths

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kohya_bucket.cli import subjects
 from kohya_bucket.images.headers import clip as headers_clip
 from tests.clip_files import make_clip
 from tests.command_line import command_line
@@ -114,6 +115,36 @@ def test_simulate_sizes(command_line, config):
     assert "none: it has fewer frames than the shortest length asked for" in out
     assert "208x96" in command_line("simulate", "200x90", "--arch", "zi", "--resolution", "144")[1]
     assert "in dataset 2 (96x64 for" in command_line("simulate", "200x90", "--config", config)[1]
+
+
+def test_analyze(config, command_line, tmp_path):
+    code, out, _ = command_line("analyze", config, "--arch", "wan", "--json")
+    assert code == 0
+    clips, images = json.loads(out)["datasets"]
+    assert clips["clips"] == {
+        "clips": 3, "frames_in_files": 84, "seconds": pytest.approx(30 / 24 + 49 / 30 + 5 / 24), "counted": 0,
+        "rotated": 0, "items": 10, "frames": 84, "frames_kept": 72,
+        "seconds_lost": pytest.approx(3 / 24 + 4 / 30 + 5 / 24),
+        "buckets": [{"bucket": [*shape], "items": n} for shape, n in
+                    [((64, 96, 9), 5), ((64, 96, 25), 1), ((96, 64, 9), 3), ((96, 64, 25), 1)]],
+    }  # fmt: skip
+    assert (images["clips"], images["images"]["samples_per_epoch"]) == (None, 4)
+    out = command_line("analyze", config, "--arch", "wan")[1]
+    assert "10 items with 72 of 84 frames; 0.5 s in no item; 1 clip too short for any" in out
+    assert "MusubiTunerBuckets((96, 64), steps=16, no_upscale=False), batch size 1" in out
+    code, out, _ = command_line("analyze", tmp_path, "--resolution", "256")
+    assert code == 0
+    assert "2 images: 2 readable" in out
+    assert "3 clips: 3 readable" in out
+    assert "84 frames in 3.1 s; a clip has 5 to 49 of them (median 30), 24, 30 per second" in out
+
+
+def test_clips_beside_images_are_not_left_out_in_silence(config, command_line, tmp_path, monkeypatch):
+    monkeypatch.setattr(subjects.importlib.util, "find_spec", lambda _: None)
+    code, out, err = command_line("analyze", tmp_path)
+    assert code == 0
+    assert "clips:" not in out
+    assert "3 clips left out: PyAV, which reads them, is not installed: pip install av" in err
 
 
 @pytest.mark.parametrize(
