@@ -16,9 +16,9 @@ _TOP = """# Which versions it works with
 
 Written by `compat_tests/matrix.py`, which runs the adapter in each of these checkouts, in an environment of that
 version, through the trainer's real data sets, loaders and trainers. *Seams* are the places in the trainer's code that
-the adapter takes hold of; all are checked before one is touched. *Training runs* are those of a real trainer, started by
-`python -m kohya_bucket.launch` or from a patched checkout, that ended well and trained what they should: of sd-scripts
-`train_network.py`, of musubi-tuner those that are named below.
+the adapter takes hold of; all are checked before one is touched. *Training runs* are those of a real trainer, started
+by `python -m kohya_bucket.launch` or from a patched checkout, that ended well and trained what they should: of
+sd-scripts `train_network.py`, of musubi-tuner those that are named below.
 """
 _TRAINERS = ("sd-scripts", "musubi-tuner")
 
