@@ -55,6 +55,6 @@ FAMILIES = {
     "hv15": _named("hv_1_5", 16),
     "zi": _named("zimage"),
     "ho1": Family("hidream_o1_cache_pixel", "hidream_o1_cache_text_encoder_outputs", 32, sees_controls=True),
-    "i4": _named("ideogram4"),
+    "i4": _named("ideogram4", 16),
     "kr2": _named("krea2"),
 }
