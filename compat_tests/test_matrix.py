@@ -76,7 +76,7 @@ def test_results_are_counted_and_written_down(checkout, suite, capsys):
     assert "- cached on disk: v1.2.3 (2)" in page
     assert "this version has no such thing: v1.2.3 (1)" in page
     assert "one is not two" in page
-    assert "Newest version verified" not in page
+    assert "Newest version of sd-scripts verified" not in page
     assert "2 passed, 1 skipped, 0 failed" in capsys.readouterr().out
 
 

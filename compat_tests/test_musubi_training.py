@@ -117,5 +117,5 @@ def test_a_version_that_is_not_known_is_not_patched(musubi_source, tmp_path):
     trial = PATCH.attempt(copy)
     assert not trial.active
     assert "BucketBatchManager has no bucket_batch_indices" in trial.refused
-    with pytest.raises(CheckoutError, match="is no musubi-tuner checkout"):
+    with pytest.raises(CheckoutError, match="is not a musubi-tuner checkout"):
         PATCH.find(copy / "src")

@@ -113,9 +113,9 @@ def test_a_run_without_any_image_ends(patched, tmp_path):
     """sd-scripts says that there is no data, and ends with exit code 0."""
     config = config_of(tmp_path, {"remainder": "keep"})
     config["datasets"][0]["subsets"][0]["image_dir"] = str(tmp_path / "nowhere")
-    with pytest.raises(SystemExit, match="not one image is left to train"):
+    with pytest.raises(SystemExit, match="no image is left to train"):
         build_groups(patched, config)
     (tmp_path / "nowhere").mkdir()
     (tmp_path / "nowhere" / "a.png").write_bytes(b"")
-    with pytest.raises(SystemExit, match="not one image is left to train"):
+    with pytest.raises(SystemExit, match="no image is left to train"):
         build_groups(patched, config)

@@ -41,7 +41,7 @@ def test_a_known_version(unpatched, copy, tmp_path):
     before = files_of(copy)
     code, found, facts = doctor(tmp_path, "--sd-scripts", copy)
     assert (code, set(found) - {"other-pins"}) == (0, set())
-    assert facts["adapter"] == "every place that it takes hold of looks as it should"
+    assert facts["adapter"] == "every part of sd-scripts that it replaces looks as expected"
     assert facts["patch"].startswith("none; start with ")
     assert files_of(copy) == before
 

@@ -106,13 +106,13 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
     def begin_at(self, epoch: int, batches: int) -> ResumePoint:
         """Leave out `batches` batches of each process at the beginning of an epoch that this run plans."""
         steps = batches * self.world_size // self.planned_ranks
-        return self.resume(EpochPosition(self.seed, epoch).at_step(steps, self._global_batch))
+        return self.resume(EpochPosition(self.seed, epoch).at_step(steps, *self._trained_with))
 
     def position(self, batches: int) -> EpochPosition:
         """Where the present epoch stands, when each process has trained so many of its batches (0: all)."""
         first, end = self._current.first_step, self._current.first_step + self._current.steps
         step = min(batches * self.world_size // self.planned_ranks, end) if batches else end
-        return self._start.at_step(max(step, first), self._global_batch)
+        return self._start.at_step(max(step, first), *self._trained_with)
 
     def summary(self, batches: int) -> str:
         """One line on what the present epoch trained, when each process has trained so many of its batches (0: all)."""
@@ -120,7 +120,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         bad = f", {counted(unreadable, 'time')} an unreadable one left out" if unreadable else ""
         if batches:
             of = self._first(plan) + self._length(plan) // self.world_size
-            return f"epoch {plan.epoch} ended after {batches:,} of {of:,} batches{bad}"
+            return f"epoch {plan.epoch} ended after {batches:,} of {counted(of, 'batch')}{bad}"
         return f"epoch {plan.epoch}: {plan.ledger().text}{bad}"
 
     def loss_scale(self, batches: int) -> float:
@@ -132,9 +132,9 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
     @property
     def unequal_steps(self) -> int:
         """Steps of the present epoch whose ranks train unequal numbers of images."""
-        lengths = self.plan.length
         if self.planned_ranks == self.world_size:
-            return int(np.count_nonzero(lengths % self.world_size))
+            return self.plan.unequal_steps
+        lengths = self.plan.length
         lengths = np.append(lengths, np.zeros(-len(lengths) % self.world_size, dtype=lengths.dtype))
         return int(np.count_nonzero(np.ptp(lengths.reshape(-1, self.world_size), axis=1)))
 
@@ -144,8 +144,10 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         return self.planner.fingerprint(self.planned_ranks)
 
     @property
-    def _global_batch(self) -> int | list[int]:
-        return one_or_all(self.planner.planner(self.planned_ranks).global_batch)
+    def _trained_with(self) -> tuple[int | list[int], int | None]:
+        """The global batch, and the number of processes where the plan depends on it."""
+        planner = self.planner.planner(self.planned_ranks)
+        return one_or_all(planner.global_batch), planner.ranks
 
     def __len__(self) -> int:
         return self._length(self.plan)
@@ -179,7 +181,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             self._stop_at_bad_images()
             step, rank = divmod(i, self.planned_ranks)
             step %= plan.steps  # without one shape for all, the last ranks may have to begin again
-            bucket = int(plan.bucket_of_step[step])
+            bucket = plan.bucket(step, rank)
             dataset = planner.dataset_of(bucket)
             bucket -= int(planner.first_bucket[dataset])
             images = np.asarray(plan.indices(step, rank) - planner.first_image[dataset], dtype=np.int32)

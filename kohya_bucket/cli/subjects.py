@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from kohya_bucket.cli.configs import adapter_options
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import images_in, not_read
+from kohya_bucket.cli.tar_sources import tars_in
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.pixels.undecodable import undecodable
@@ -20,6 +22,9 @@ from kohya_bucket.images.scan.pool import Engine
 from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer
 from kohya_bucket.reports.images import ImageTable, Subject
 from kohya_bucket.sdscripts.config import NEWEST, Config, Finding, ReadDataset, Release, Severity, read_config
+
+if TYPE_CHECKING:
+    from kohya_bucket.datasets.tar_index import TarIndex
 
 __all__ = ["Reading", "from_config", "from_folders", "images_of_config"]
 
@@ -63,11 +68,21 @@ def from_folders(sources: list[str], options: RuleOptions, batch_size: int, read
     """One data set of all images that `sources` name."""
     if not sources:
         raise ConfigError("nothing to analyse: name a folder, e.g. kohya-bucket analyze data/, or give --config")
-    images = reading.table(images_in(sources, recursive=reading.recursive))
-    images = images.without(not_read(images.paths)).without(reading.undecodable(images))
+    if (tars := tars_in(sources)) is not None:
+        images = _of_tars(tars)
+    else:
+        images = reading.table(images_in(sources, recursive=reading.recursive))
+        images = images.without(not_read(images.paths)).without(reading.undecodable(images))
     name = ", ".join(Path(source).name or Path(source).resolve().name for source in sources)
     origin = "" if options.name == "kohya" else options.name.replace(":", " ", 1)
     return [Subject(name, images, options.make(images.sizes), batch_size, origin, reading.trainer)]
+
+
+def _of_tars(index: TarIndex) -> ImageTable:
+    """The images of tar shards, whose pixels are not looked at."""
+    names = [index.name(i) for i in range(len(index))]
+    images = ImageTable.of(names, index.sizes, orientation=np.maximum(index.rows["orientation"], 1).astype(np.uint8))
+    return replace(images, failures=index.reasons, captions=())
 
 
 def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[list[Subject], list[Finding]]:

@@ -21,7 +21,9 @@ __all__ = ["install", "is_active", "left_alone", "uninstall", "why_inactive"]
 _PACKAGE = "musubi_tuner"
 _HOME = f"{_PACKAGE}.dataset.image_video_dataset"
 _CLASSES = {"BaseDataset", "DatasetGroup"}
-_MEANT_HERE = {"remainder", "small_buckets", "order", "run_length", "max_pixels", "same_shape", "on_bad_image"}
+_MEANT_HERE = {"remainder", "small_buckets", "order", "run_length", "same_shape", "on_bad_image"} | {
+    "max_pixels", "max_tokens", "max_cost", "model", "cost"
+}  # fmt: skip
 
 logger = logging.getLogger("kohya_bucket")
 

@@ -18,7 +18,7 @@ def find_checkout(folder: Path) -> Path:
         if (candidate / _DATA).is_file():
             return candidate
     raise CheckoutError(
-        f"{folder} is no musubi-tuner checkout: neither it nor its musubi-tuner folder holds {_DATA.as_posix()}; name "
+        f"{folder} is not a musubi-tuner checkout: neither it nor its musubi-tuner folder has {_DATA.as_posix()}; name "
         "the folder that src lies in"
     )
 

@@ -100,7 +100,7 @@ def test_a_folder_that_holds_the_checkout_is_understood(patch, checkout, tmp_pat
 
 
 def test_another_folder_is_refused(patch, tmp_path):
-    with pytest.raises(CheckoutError, match=f"is no {patch.trainer} checkout"):
+    with pytest.raises(CheckoutError, match=f"is not an? {patch.trainer} checkout"):
         patch.status(tmp_path)
 
 
@@ -134,7 +134,9 @@ STARTED = [
 ]
 
 
-@pytest.mark.parametrize(("patch", "script", "ends"), STARTED, indirect=["patch"], ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("patch", "script", "ends"), STARTED, indirect=["patch"], ids=lambda value: getattr(value, "trainer", str(value))
+)
 @pytest.mark.parametrize("by_name", [False, True])
 def test_without_the_package_no_trainer_starts_and_other_tools_do(patch, checkout, init, script, ends, by_name):
     """Started by its path, and by its name with `-m`."""
@@ -170,7 +172,7 @@ def test_the_command(patch, checkout):
 def test_the_command_in_a_folder_without_a_trainer(tmp_path, name):
     result = CliRunner().invoke(app, ["patch", name, str(tmp_path)])
     assert isinstance(result.exception, CheckoutError)
-    assert "is no checkout of sd-scripts" in str(result.exception)
+    assert "is not a checkout of sd-scripts" in str(result.exception)
     assert "none of musubi-tuner" in str(result.exception)
     assert not list(tmp_path.iterdir())
 
@@ -190,4 +192,4 @@ def test_the_command_does_not_patch_what_the_adapter_does_not_know(patch, checko
     assert init.read_bytes() == b""
     answer = CliRunner().invoke(app, ["patch", "status", str(checkout)]).output.replace("\n", "")
     assert "not installed" in answer
-    assert "no training would begin" in answer
+    assert "no training would start" in answer

@@ -34,7 +34,7 @@ def _install(folder: Checkout) -> None:
 
     patch = _patch_of(folder)
     root = patch.find(folder)
-    say(f"trying the adapter in {root} …", err=True)
+    say(f"testing the adapter in {root} …", err=True)
     trial = patch.attempt(root)
     if trial.refused:
         raise CheckoutError(f"{trial.refused}. The block was not written: update kohya-bucket, or train without it")
@@ -67,7 +67,7 @@ def _patch_of(folder: Path) -> CheckoutPatch:
             continue
         return patch
     raise CheckoutError(
-        f"{folder} is no checkout of sd-scripts, which holds library/ beside train_network.py, and none of "
+        f"{folder} is not a checkout of sd-scripts, which holds library/ beside train_network.py, and none of "
         "musubi-tuner, which holds src/musubi_tuner/: name the folder that these lie in"
     )
 
@@ -81,12 +81,12 @@ def _print(status: PatchStatus) -> None:
 
 def _print_trial(patch: CheckoutPatch, trial: Trial) -> None:
     if trial.active:
-        say("the adapter knows this checkout: once patched, every training that is started from it has the plan")
+        say("this checkout is a known version: after patching, every training started from it uses kohya_bucket")
     elif trial.refused:
-        say(f"the adapter does not know this checkout, and patched, no training would begin: {trial.refused}")
+        say(f"this checkout is not a known version, and after patching no training would start: {trial.refused}")
     else:
         say(
-            f"the adapter could not be tried with this Python ({sys.executable}): {trial.error or 'no answer'}. Ask "
+            f"the adapter could not be tested with this Python ({sys.executable}): {trial.error or 'no answer'}. Ask "
             "again in the environment that trains"
         )
     for subject, why in trial.left_alone.items():
