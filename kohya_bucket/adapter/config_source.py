@@ -75,7 +75,8 @@ def _decode(file: Path, trainer: str) -> str:
     raw = read_regular(file, MAX_CONFIG_BYTES)
     if raw.startswith(b"\xef\xbb\xbf"):
         raise ConfigError(
-            f"{file} starts with a byte order mark, at which {trainer} stops: save it as 'UTF-8', not 'UTF-8 with BOM'"
+            f"{file} starts with a byte order mark, which makes {trainer} stop: save it as 'UTF-8', not 'UTF-8 "
+            "with BOM'"
         )
     try:
         # As open() does it, so that line ends are "\n" on every system.

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kohya_bucket.cli.progress import scan_progress
+from kohya_bucket.cli.tar_sources import tars_in
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets.sizes import IntArray
@@ -29,7 +31,7 @@ class SizedImages:
     def __str__(self) -> str:
         broken = f" ({self.unreadable:,} unreadable left out)" if self.unreadable else ""
         foreign = f" ({self.foreign:,} left out that sd-scripts does not read)" if self.foreign else ""
-        return f"{len(self.sizes):,} images of {self.source}{broken}{foreign}"
+        return f"{counted(len(self.sizes), 'image')} of {self.source}{broken}{foreign}"
 
 
 def images_in(sources: list[str], *, recursive: bool = True, extensions: Collection[str] | None = None) -> list[str]:
@@ -55,7 +57,7 @@ def not_read(paths: Sequence[str]) -> dict[str, str]:
     known = supported_extensions()
     endings = {path: Path(path).suffix for path in paths}
     return {
-        path: f"sd-scripts reads no {ending}: convert it to PNG, JPEG or WebP"
+        path: f"sd-scripts does not read {ending} files: convert it to PNG, JPEG or WebP"
         for path, ending in endings.items()
         if format_of_extension(ending) and (ending.lower() if os.name == "nt" else ending) not in known
     }
@@ -64,7 +66,8 @@ def not_read(paths: Sequence[str]) -> dict[str, str]:
 def sizes_of(
     sources: list[str], *, recursive: bool = True, workers: int | None = None, quiet: bool = False
 ) -> SizedImages:
-    """Read headers, or the table if that is what is named (CSV, JSON, Parquet, also one of build-cache).
+    """Read headers, of tar shards too, or what is named: a table (CSV, JSON, Parquet, also one of build-cache) or an
+    index of tar shards.
 
     Raises:
         KohyaBucketError: nothing readable there.
@@ -73,7 +76,9 @@ def sizes_of(
     from kohya_bucket.images.tables.size_table import TABLE_SUFFIXES, read_size_table
 
     source, foreign = ", ".join(sources), dict[str, str]()
-    if len(sources) == 1 and Path(sources[0]).suffix.lower() in TABLE_SUFFIXES and Path(sources[0]).is_file():
+    if (tars := tars_in(sources)) is not None:
+        sizes = tars.sizes
+    elif len(sources) == 1 and Path(sources[0]).suffix.lower() in TABLE_SUFFIXES and Path(sources[0]).is_file():
         sizes = read_size_table(sources[0]).sizes
     else:
         paths = images_in(sources, recursive=recursive)

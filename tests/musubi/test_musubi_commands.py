@@ -46,7 +46,7 @@ def test_plan(config, command_line):
     assert (b["bucket"], b["fps"]) == ([64, 96], 30.0)
     assert (images["items"], images["samples"]) == (2, 4)
     assert [(row["gpus"], row["steps"], row["missed"]) for row in found["gpus"]] == [(1, 14, 0), (2, 9, 0)]
-    assert {f["code"] for f in found["findings"]} == {"not-trained", "source-fps"}
+    assert {f["code"] for f in found["findings"]} == {"too-short", "source-fps"}
 
 
 def test_plan_as_a_table(config, command_line):

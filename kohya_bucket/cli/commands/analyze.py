@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 def analyze(
     context: typer.Context,
-    path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, or .txt lists of paths.")] = None,
+    path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, lists, tar shards.")] = None,
     config: Annotated[Path | None, typer.Option(help="A dataset config of sd-scripts or musubi-tuner.")] = None,
     *,
     options: RuleOptions,
@@ -49,21 +49,22 @@ def analyze(
     recursive: Recursive = True,
     hash: Annotated[bool, typer.Option("--hash", help="Hash every file's content, to find duplicates.")] = False,
     decode: Annotated[
-        bool, typer.Option("--decode", help="Decode every image: some are broken behind a whole header.")
+        bool, typer.Option("--decode", help="Decode every image, to find files with a good header and damaged pixels.")
     ] = False,
     cache: Annotated[
-        Path | None, typer.Option(help="A file of build-cache: spares opening unchanged images, and is updated.")
+        Path | None,
+        typer.Option(help="A file made by build-cache. Unchanged images are not opened, and the file is updated."),
     ] = None,
     workers: Workers = None,
     engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "local",
-    min_count: Annotated[int, typer.Option(help="Buckets with fewer images are named as rarely used.")] = 10,
+    min_count: Annotated[int, typer.Option(help="List buckets with fewer images as rarely used.")] = 10,
     outlier_threshold: Annotated[
-        float, typer.Option(help="Images further than this in log aspect from their bucket are outliers.")
+        float, typer.Option(help="Images whose log aspect differs more from their bucket are outliers.")
     ] = 0.25,
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write the report to this file, too.")] = None,
     list_bad: Annotated[
-        Path | None, typer.Option(help="Write the paths of images to repair, split or leave out to this file.")
+        Path | None, typer.Option(help="Write the paths of images to repair, split or leave out into this file.")
     ] = None,
     arch: Arch = None,
     thumbnails: Annotated[int, typer.Option(min=0, help="At most this many small pictures in the HTML.")] = 240,
@@ -139,7 +140,12 @@ def _write_list(analyses: Sequence[Analysis], target: Path) -> None:
     bad = list(dict.fromkeys(name for analysis in analyses for name in bad_files(analysis)))
     listed = [name for name in bad if not {"\n", "\r"} & set(name)]
     replace_file(target, "".join(f"{name}\n" for name in listed).encode("utf-8", "surrogateescape"))
-    unlisted = "" if len(listed) == len(bad) else f"; {len(bad) - len(listed)} names with a line break are not in it"
+    unlisted = (
+        ""
+        if len(listed) == len(bad)
+        else f"; {counted(len(bad) - len(listed), 'name', 'has', 'have')} a line break, so the list leaves "
+        f"{'it' if len(bad) - len(listed) == 1 else 'them'} out"
+    )
     say(f"{counted(len(listed), 'path')} of images to repair, split or leave out in {target}{unlisted}", err=True)
 
 

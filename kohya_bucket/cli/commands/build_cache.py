@@ -13,7 +13,9 @@ from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.sizes import images_in
+from kohya_bucket.cli.tar_sources import tars_in
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.images import MetadataCache
@@ -35,16 +37,23 @@ def build_cache(
     engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "local",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
+    from kohya_bucket.datasets.tar_index_file import is_tar_index
     from kohya_bucket.images import MetadataCache, ScanInterrupted
     from kohya_bucket.images.cache.parquet_file import is_metadata_cache
 
     check_output("--output", output, "a Parquet file", path)
     runs_on = engine_of(engine)
-    if output.is_file() and output.stat().st_size and not is_metadata_cache(str(output)):
+    if output.is_file() and output.stat().st_size and not (is_metadata_cache(str(output)) or is_tar_index(str(output))):
         raise KohyaBucketError(
-            f"--output is {output}, a file that no build-cache wrote, and would be lost: give another name, or "
+            f"--output is {output}, a file that build-cache did not write, and it would be overwritten: give "
+            "another name, or "
             "delete it first"
         )
+    if (tars := tars_in(path, output if refresh and output.is_file() else None)) is not None:
+        tars.save(output)
+        if not quiet:
+            say(f"{len(tars)} images of {counted(len(tars.shards), 'shard')} in {output}")
+        return
     build = MetadataCache.build
     if refresh and output.exists():
         build = MetadataCache.load(output).refresh
@@ -55,7 +64,7 @@ def build_cache(
     except ScanInterrupted as interrupt:
         if interrupt.cache is not None and len(interrupt.cache):
             interrupt.cache.save(output)
-            kept = f"{len(interrupt.cache)} rows kept in {output}: go on with --refresh"
+            kept = f"{counted(len(interrupt.cache), 'row')} kept in {output}: continue with --refresh"
             raise KeyboardInterrupt(f"{interrupt}; {kept}") from None
         raise
     cache.save(output)
@@ -67,7 +76,7 @@ def _report(cache: MetadataCache, output: Path) -> None:
     changes = cache.changes
     assert changes is not None
     say(
-        f"{len(cache)} files in {output}: {changes.reused} unchanged, {changes.reread} read again, "
+        f"{counted(len(cache), 'file')} in {output}: {changes.reused} unchanged, {changes.reread} read again, "
         f"{changes.added} new, {changes.dropped} gone, {changes.unreadable} unreadable"
     )
     console = plain_console(stderr=True)

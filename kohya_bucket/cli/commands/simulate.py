@@ -19,6 +19,7 @@ from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.previews import draw_into
 from kohya_bucket.cli.rule_options import RuleOptions
+from kohya_bucket.cli.sizes import not_read
 from kohya_bucket.errors import KohyaBucketError
 
 if TYPE_CHECKING:
@@ -49,16 +50,18 @@ def simulate(
         refuse_beside(context, f"--config {config} brings its own rules", options.fields)
     clip = clip_of(image)
     file, size, orientation = _size_of(image) if clip is None else (clip[0], clip[1].size, 1)
+    foreign = "" if file is None or clip is not None else not_read([str(file)]).get(str(file), "")
     check_output("--preview", preview, "a picture", [file, config])
     rules = musubi_rules(context, config, options, clip_options, clip and clip[1])
     if rules is None:
         rules = [NamedRule(name, rule) for name, rule in _rules_of_images(config, options, size)]
     found = [(rule.name, explain(rule.picture, *size), rule.take(clip and clip[1])) for rule in rules]
     if as_json:
-        typer.echo(json.dumps([_as_dict(*one, orientation) for one in found], indent=2))
+        rows = [_as_dict(*one, orientation) | {"not_read": foreign} for one in found]
+        typer.echo(json.dumps(rows, indent=2))
     else:
         for name, explanation, taken in found:
-            _print(name, explanation, orientation, taken.lines() if taken else [])
+            _print(name, explanation, orientation, foreign, taken.lines() if taken else [])
     if preview is not None:
         still = None if clip else file  # of a clip, a grid stands for its frames
         draw_into(preview, still, [explanation for _, explanation, _ in found], orientation)
@@ -85,7 +88,7 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
     if match:
         width, height = int(match[1]), int(match[2])
         if min(width, height) < 1:
-            raise KohyaBucketError(f"{image} is no image size: both sides must be 1 or more")
+            raise KohyaBucketError(f"{image} is not an image size: both sides must be 1 or more")
         return None, (width, height), 1
     from kohya_bucket.images import read_sizes
 
@@ -96,7 +99,7 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
     return Path(image), (width, height), int(scan.orientation[0])
 
 
-def _print(name: str, e: Explanation, orientation: int, of_clip: Sequence[tuple[str, str]] = ()) -> None:
+def _print(name: str, e: Explanation, orientation: int, foreign: str, of_clip: Sequence[tuple[str, str]] = ()) -> None:
     from kohya_bucket.images.headers.exif import ORIENTATIONS
 
     console = plain_console()
@@ -105,6 +108,8 @@ def _print(name: str, e: Explanation, orientation: int, of_clip: Sequence[tuple[
         console.print(f"  {label:<10}{text}", soft_wrap=True)
 
     console.print(f"[bold]{e.size[0]}x{e.size[1]}[/bold], aspect {e.aspect:.4f}, in {name}")
+    if foreign:
+        line("file", foreign)
     if orientation in ORIENTATIONS:
         line("EXIF", f"asks for: {ORIENTATIONS[orientation]}; training ignores it and takes the pixels as stored")
     if e.bucket is None:

@@ -99,7 +99,7 @@ def read_config(
     if run.dataset_config is not None and folders["train_data_dir"] is None:
         source = load_source(run.dataset_config)
         if data_dir is not None:
-            message = f"train_data_dir {data_dir!r} does not count beside dataset_config {run.dataset_config!r}"
+            message = f"train_data_dir {data_dir!r} is ignored, because dataset_config is {run.dataset_config!r}"
             findings.note("overruled", "", message, "the dataset config says which images there are, as in sd-scripts")
     elif data_dir is not None:
         reg_data_dir, in_json = folders["reg_data_dir"] or run.reg_data_dir, folders["in_json"] or run.in_json
@@ -159,7 +159,7 @@ def _read(
             check_split(dataset, images, validation, findings)
         out.append(ReadDataset(dataset, images, validation))
         if dataset.subsets and not len(images):
-            findings.error("no-images", dataset.place, "not one image is left to train", "see the other findings")
+            findings.error("no-images", dataset.place, "no image is left to train", "see the other findings")
     return Config(source.path, tuple(out), checked.kohya_bucket, findings, trainer=trainer)
 
 

@@ -64,7 +64,7 @@ def run_file(source: Source, findings: Findings) -> RunFile | None:
         return None
     if "kohya_bucket" in source.data:
         findings.warning(
-            "table-not-read", "", "[kohya_bucket] does not count in a file for --config_file",
+            "table-not-read", "", "[kohya_bucket] is ignored in a file for --config_file",
             "put it into the dataset config, or into a file that the environment variable KOHYA_BUCKET_CONFIG names",
         )  # fmt: skip
     family = _family(settings)

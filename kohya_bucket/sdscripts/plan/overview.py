@@ -139,7 +139,7 @@ def overview(
             raise type(error)(f"{dataset.config.place}: {error}") from error
     groups = [d.images for d in placed if len(d.images.keys)]
     if not groups:
-        message = "not one image can be trained, each for its own reason"
+        message = "no image can be trained, each for its own reason"
         config.findings.error("no-images", "", message, "see what is listed as not trained")
     planner = GroupPlanner(groups, options) if groups else None
     rows = [gpu_row(planner, n, accumulate) for n in gpus] if planner else []
