@@ -69,6 +69,18 @@ def test_a_config_that_stops_is_not_planned(config, command_line):
     assert "target_frames is 9, at which musubi-tuner stops: give a list of whole numbers" in out
 
 
+def test_options_that_caches_cannot_have_are_refused_as_in_training(config, command_line):
+    text = config.read_text()
+    config.write_text(text + "[kohya_bucket]\nrule = 'exact'\n")
+    code, _, err = command_line("plan", config, "--arch", "wan")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "rule is set, but musubi-tuner trains from caches that were made without it" in err
+    config.write_text(text + "[kohya_bucket]\nmodel = 'wan-1.3b'\nmax_tokens = 200\n")
+    code, out, _ = command_line("plan", config, "--arch", "wan", "--json")
+    assert code == 0
+    assert json.loads(out)["gpus"][0]["steps"] < 14
+
+
 def test_doctor(config, command_line, tmp_path):
     (tmp_path / "images" / "9.png").write_bytes((tmp_path / "images" / "1.png").read_bytes()[:-60])
     (tmp_path / "images" / "9.txt").write_text("a caption")
