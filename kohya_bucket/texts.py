@@ -39,9 +39,11 @@ def some(names: Sequence[str], limit: int = 3) -> str:
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
-def counted(count: int, what: str) -> str:
-    """1 -> "1 image", 1200 -> "1,200 images"."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
+def counted(count: int, what: str, one: str = "", many: str = "") -> str:
+    """1 -> "1 image", 1200 -> "1,200 images"; with a verb, `one` or `many`, behind it: "1 image is"."""
+    ending = "" if count == 1 else "es" if what.endswith(("ch", "s")) else "s"
+    verb = one if count == 1 else many
+    return f"{count:,} {what}{ending}{' ' * bool(verb)}{verb}"
 
 
 def read_regular(path: str | os.PathLike[str], limit: int | None = None, want: str = _WANT) -> bytes:

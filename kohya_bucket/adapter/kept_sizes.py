@@ -43,7 +43,7 @@ def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress |
     try:
         cache = MetadataCache.load(file) if file.is_file() else None
     except KohyaBucketError as error:
-        logger.warning("%s; it is made anew", one_line(error))
+        logger.warning("%s; it is created again", one_line(error))
         cache = None
     fresh = MetadataCache.build(paths, progress=progress) if cache is None else cache.refresh(paths, progress=progress)
     changes = fresh.changes

@@ -11,6 +11,7 @@ from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choice
 from kohya_bucket.errors import ConfigError, PlanError
 from kohya_bucket.planning import ORDERS, REMAINDERS, RESOLUTION_MODES
 from kohya_bucket.planning.resolutions import weighted_cycle
+from kohya_bucket.texts import counted
 
 __all__ = ["CHOICES", "TABLE", "check_together", "expected_value", "parsed"]
 
@@ -39,7 +40,7 @@ def expected_value(key: str, value: Any) -> str:
     if key == "resolutions":
         good = isinstance(value, (list, tuple)) and len(value) > 0 and all(_as_resolution(v) is not None for v in value)
         if not good:
-            return "a list of sides or [width, height] pairs, e.g. [512, 768]"
+            return "a list of sides or of [width, height] pairs, e.g. [512, 768]"
         return "" if len({_as_resolution(v) for v in value}) == len(value) else "a list without repeats"
     if key == "resolution_weights":
         good = isinstance(value, (list, tuple)) and len(value) > 0 and all(_is_weight(v) for v in value)
@@ -87,7 +88,8 @@ def _check_resolutions(merged: Mapping[str, Any]) -> None:
     if weights is not None:
         if len(weights) != len(resolutions):
             raise ConfigError(
-                f"[{TABLE}] resolution_weights has {len(weights)} numbers for {len(resolutions)} resolutions"
+                f"[{TABLE}] resolution_weights has {counted(len(weights), 'number')} for "
+                f"{counted(len(resolutions), 'resolution')}"
             )
         try:
             weighted_cycle(weights, len(weights))

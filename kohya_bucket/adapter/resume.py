@@ -73,7 +73,7 @@ class ResumeHooks:
     def found_no_place(self, sampler: PlanSampler, folder: Path, error: NoPlaceError) -> None:
         """The state in `folder` does not say at which image of this data set it was saved."""
         if is_first_process():
-            logger.warning("%s: the epoch begins anew", one_line(error))
+            logger.warning("%s: the epoch starts again from its first image", one_line(error))
 
     def _batches(self) -> int:
         """Batches of the present epoch that each process has trained; 0 where it is complete."""

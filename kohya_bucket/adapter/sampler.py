@@ -120,7 +120,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         bad = f", {counted(unreadable, 'time')} an unreadable one left out" if unreadable else ""
         if batches:
             of = self._first(plan) + self._length(plan) // self.world_size
-            return f"epoch {plan.epoch} ended after {batches:,} of {of:,} batches{bad}"
+            return f"epoch {plan.epoch} ended after {batches:,} of {counted(of, 'batch')}{bad}"
         return f"epoch {plan.epoch}: {plan.ledger().text}{bad}"
 
     @property

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets.sizes import IntArray
@@ -29,7 +30,7 @@ class SizedImages:
     def __str__(self) -> str:
         broken = f" ({self.unreadable:,} unreadable left out)" if self.unreadable else ""
         foreign = f" ({self.foreign:,} left out that sd-scripts does not read)" if self.foreign else ""
-        return f"{len(self.sizes):,} images of {self.source}{broken}{foreign}"
+        return f"{counted(len(self.sizes), 'image')} of {self.source}{broken}{foreign}"
 
 
 def images_in(sources: list[str], *, recursive: bool = True) -> list[str]:

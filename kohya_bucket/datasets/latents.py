@@ -163,7 +163,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             if bucket_of(index, at) != at:
                 raise LatentStoreError(
                     f"item {int(index)} is to be trained in bucket {self.bucket_set[bucket_of(index, at)]}, but was "
-                    f"encoded for {self.bucket_set[at]}: latents cannot be cropped anew, so plan without 'merge', "
+                    f"encoded for {self.bucket_set[at]}: latents cannot be cropped again, so plan without 'merge', "
                     "'catch_all' and resolutions"
                 )
         rows = [int(self._rows[index]) for index in indices]

@@ -188,7 +188,7 @@ def _samples(shard: str) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
                 current, members = key, {}
             if ending in members:
                 raise KohyaBucketError(
-                    f"{shard}: {member.name} is there twice in one sample, so that nobody knows which is meant: build "
+                    f"{shard}: {member.name} is there twice in one sample, so it is not clear which one to use: build "
                     "the shard again without one of them"
                 )
             members[ending] = (member.offset_data, member.size)

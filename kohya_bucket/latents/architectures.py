@@ -92,7 +92,7 @@ class Architecture:
         if not version:
             return self
         if not is_version(version):
-            raise KohyaBucketError(f"{version!r} is no version of sd-scripts: use one such as 0.10.1 or 0.11")
+            raise KohyaBucketError(f"{version!r} is not a version of sd-scripts: use one such as 0.10.1 or 0.11")
         if _numbers(version) < _OLDEST:
             raise KohyaBucketError(
                 f"sd-scripts {version} looks for IMAGE.npz and not for the files that are written here: 0.10 is the "

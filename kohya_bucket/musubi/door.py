@@ -96,7 +96,7 @@ class MusubiDoor(TrainerDoor):
             if self.resume.accelerator is None and self.knows("resuming"):
                 logger.warning(
                     "this trainer makes its accelerator by a function of its own: saved states do not say where the "
-                    "epoch stands, and a run that is resumed begins its epoch anew"
+                    "epoch stands, and a run that is resumed starts its epoch again"
                 )
             logger.info(
                 "%d items in %d buckets, %d trainings an epoch",

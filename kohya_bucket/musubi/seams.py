@@ -64,5 +64,5 @@ def _resuming(owners: Owners) -> tuple[Seam, ...]:
 
 SUBJECTS = (
     Subject("order", "epochs are musubi-tuner's own", _order, orders_epochs=True),
-    Subject("resuming", "a run that is resumed begins its epoch anew", _resuming),
+    Subject("resuming", "a run that is resumed starts its epoch again", _resuming),
 )

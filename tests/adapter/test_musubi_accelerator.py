@@ -35,4 +35,4 @@ def test_a_run_that_could_not_be_resumed_exactly_says_so(seen, caplog, monkeypat
     signature = inspect.signature(torch_data.DataLoader.__init__)
     planned = door.planned(signature, (Group(),), {"shuffle": True, "collate_fn": collator})
     assert len(planned["sampler"]) == 2
-    assert ("a run that is resumed begins its epoch anew" in caplog.text) is not seen
+    assert ("a run that is resumed starts its epoch again" in caplog.text) is not seen

@@ -219,6 +219,16 @@ def test_simulate_and_previews_say_what_exif_asks_for(mixed, tmp_path) -> None:
     assert "EXIF" not in run("simulate", mixed / "square0.png").output
 
 
+def test_simulate_says_what_sd_scripts_does_not_read(mixed) -> None:
+    gif = mixed / "moving.gif"
+    assert "sd-scripts reads no .gif: convert it" in run("simulate", gif).output
+    (row,) = json.loads(run("simulate", gif, "--json").stdout)
+    assert row["bucket"]
+    assert "sd-scripts reads no .gif" in row["not_read"]
+    assert "sd-scripts reads no" not in run("simulate", mixed / "square0.png").output
+    assert json.loads(run("simulate", "300x200", "--json").stdout)[0]["not_read"] == ""
+
+
 def test_what_sd_scripts_does_not_read_is_not_counted_as_trained(mixed) -> None:
     (one,) = json.loads(run("analyze", mixed, "--json").stdout)["datasets"]
     assert (one["images"]["found"], one["images"]["readable"]) == (27, 25)

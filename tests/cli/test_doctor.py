@@ -70,7 +70,7 @@ def test_a_healthy_data_set(folder):
     assert facts["config"]["dataset 1"] == "7 images in 5 buckets, 6 batches an epoch"
     assert facts["config"]["decoded"] == "7 images, 0 of them cannot be"
     assert facts["this"]["numpy"] == np.__version__
-    assert "nothing found that would stop the training or spoil it" in run(folder.parent / "dataset.toml").output
+    assert "nothing found that would stop the training or harm it" in run(folder.parent / "dataset.toml").output
 
 
 def test_nothing_on_disk_is_changed(folder):

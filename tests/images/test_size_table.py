@@ -61,7 +61,7 @@ def test_json_lists_and_mappings_and_ids_of_text(tmp_path, content) -> None:
         ("t.json", f"[[1, 2, {'9' * 5000}]]", "no valid JSON|sides are whole numbers"),
         ("t.json", "[[1, 2147483648, 3]]", r"1 is 2,147,483,648x3, but no side is longer than 2,147,483,647"),
         ("t.csv", "id,width,height\n1,2,9223372036854775807\n", "9,223,372,036,854,775,807, but no side is longer"),
-        ("t.csv", "id,width,height\n" + "1" * 200_000 + ",2,3\n", "no valid CSV: field larger than"),
+        ("t.csv", "id,width,height\n" + "1" * 200_000 + ",2,3\n", "not valid CSV: field larger than"),
         ("t.parquet", "no table", "damaged or no Parquet file"),
         ("t.txt", "", r"read from \.txt; give a \.csv"),
     ],

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
+from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents import LatentStore  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
@@ -332,3 +333,39 @@ def test_a_linked_folder_keeps_its_names_and_its_npz(tmp_path, images, run):
     run("precompute", tmp_path / "link", *options, "-o", tmp_path / "npz", "--format", "npz", "--arch", "sd")
     assert len(list((tmp_path / "npz").glob("*.npz"))) == 5
     assert not list((tmp_path / "images").glob("*.npz"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "-p", "sdxl", "-o", "out"], "nowhere"),
+        (["images", "-p", "sdxxl", "-o", "out"], "sdxxl"),
+        (["images", "-p", "sdxl"], "add --output"),
+        (["images", "-p", "sdxl", "-o", "out", "--dtype", "int3"], "int3"),
+        (["images", "-p", "sdxl", "-o", "out", "--arch", "sd9"], "--arch is 'sd9'"),
+        (["images", "-p", "sdxl", "-o", "out", "--interpolation", "best"], "'best'"),
+        (["images", "-p", "sdxl", "--format", "zip"], "'zip'"),
+        (["images", "-p", "sdxl", "--format", "npz", "--posterior"], "--posterior"),
+        (["images", "-p", "sdxl", "-o", "out", "--captions-file", "nowhere.txt"], "nowhere.txt"),
+        (["--config", "nowhere.toml", "-o", "out"], "nowhere.toml"),
+        (["--config", "config.toml", "-o", "out", "--gpus", "0"], "--gpus is '0'"),
+        (["--config", "config.toml", "-o", "out", "--dtype", "int3"], "int3"),
+    ],
+)
+def test_all_input_is_judged_before_a_vae_is_loaded(tmp_path, images, command_line, monkeypatch, arguments, message):
+    def load(name, **_):
+        raise AssertionError(f"{name} was loaded")
+
+    monkeypatch.setattr(diffusers_vae, "load_encoder", load)
+    monkeypatch.chdir(tmp_path)
+    several_sizes(tmp_path, "remainder = 'keep'").rename(tmp_path / "config.toml")
+    code, _, err = command_line("precompute", *arguments, "--vae", "some/vae")
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "warp:0"])
+def test_a_device_is_judged_before_a_vae_is_looked_for(tmp_path, device):
+    pytest.importorskip("diffusers")
+    with pytest.raises(KohyaBucketError, match=re.escape(f"device is {device!r}")):
+        diffusers_vae.load_encoder(tmp_path / "nowhere", device=device)

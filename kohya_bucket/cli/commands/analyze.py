@@ -48,10 +48,11 @@ def analyze(
     recursive: Recursive = True,
     hash: Annotated[bool, typer.Option("--hash", help="Hash every file's content, to find duplicates.")] = False,
     decode: Annotated[
-        bool, typer.Option("--decode", help="Decode every image: some are broken behind a whole header.")
+        bool, typer.Option("--decode", help="Decode every image, to find files with a good header and damaged pixels.")
     ] = False,
     cache: Annotated[
-        Path | None, typer.Option(help="A file of build-cache: spares opening unchanged images, and is updated.")
+        Path | None,
+        typer.Option(help="A file made by build-cache. Unchanged images are not opened, and the file is updated."),
     ] = None,
     workers: Workers = None,
     engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "local",
@@ -133,7 +134,12 @@ def _write_list(analyses: Sequence[Analysis], target: Path) -> None:
     bad = list(dict.fromkeys(name for analysis in analyses for name in bad_files(analysis)))
     listed = [name for name in bad if not {"\n", "\r"} & set(name)]
     replace_file(target, "".join(f"{name}\n" for name in listed).encode("utf-8", "surrogateescape"))
-    unlisted = "" if len(listed) == len(bad) else f"; {len(bad) - len(listed)} names with a line break are not in it"
+    unlisted = (
+        ""
+        if len(listed) == len(bad)
+        else f"; {counted(len(bad) - len(listed), 'name', 'has', 'have')} a line break, so the list leaves "
+        f"{'it' if len(bad) - len(listed) == 1 else 'them'} out"
+    )
     say(f"{counted(len(listed), 'path')} of images to repair, split or leave out in {target}{unlisted}", err=True)
 
 

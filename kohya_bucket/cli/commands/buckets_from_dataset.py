@@ -21,6 +21,7 @@ from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import sizes_of
 from kohya_bucket.errors import BucketSettingsError, KohyaBucketError
 from kohya_bucket.files import replace_file
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketSet
@@ -76,7 +77,7 @@ def buckets_from_dataset(
     generate = partial(
         generate_buckets, images.sizes, num_buckets=options.num, target=size, vae_factor=options.bucket_reso_steps,
         seed=seed, name=name, min_side=sides[0], max_side=sides[1],
-        description=f"Generated ({method}) from {len(images.sizes)} images",
+        description=f"Generated ({method}) from {counted(len(images.sizes), 'image')}",
     )  # fmt: skip
     result = generate(method=method, min_fill=min_fill)
     compared = [] if compare_to is None else [_Compared(compare_to, _set_named(compare_to), images.sizes)]
@@ -119,7 +120,8 @@ def _refuse_other(output: Path) -> None:
         load_from_toml(output)
     except KohyaBucketError as error:
         raise KohyaBucketError(
-            f"--output is {output}, a file that holds no bucket set, and would be lost: give another name, or "
+            f"--output is {output}, a file that is not a bucket set, and it would be overwritten: give another "
+            "name, or "
             "delete it first"
         ) from error
 
@@ -145,7 +147,10 @@ def _say_worse(result: AutoBucketResult, own: int, generate_optimal: Callable[[]
     """Where sd-scripts' own buckets crop less: what else there is."""
     say()
     made = len(result.bucket_set)
-    say(f"These {made} buckets crop more than sd-scripts' own {own}: raise --num, or train with sd-scripts' own")
+    say(
+        f"{'This' if made == 1 else 'These'} {counted(made, 'bucket', 'crops', 'crop')} more than sd-scripts' own "
+        f"{own}: raise --num, or train with sd-scripts' own"
+    )
     if result.method == "kmeans" and result.requested_k <= _QUICKLY_SOLVED:
         loss = generate_optimal().crop_loss_mean
         if loss < result.crop_loss_mean:
@@ -166,7 +171,7 @@ def _say_use(output: Path, steps: int) -> None:
 def _print(result: AutoBucketResult, compared: Sequence[_Compared], area: int) -> None:
     how = f"k-means converged in {result.iterations} iterations" if result.method == "kmeans" else "exact optimum"
     say()
-    say(f"Generated {len(result.bucket_set)} buckets (requested {result.requested_k}, {how}):")
+    say(f"Generated {counted(len(result.bucket_set), 'bucket')} (requested {result.requested_k}, {how}):")
     for bucket, centre, size in zip(result.bucket_set, result.cluster_centers, result.cluster_sizes, strict=True):
         fill = bucket.pixel_count / area
         say(

@@ -14,6 +14,7 @@ from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.sizes import images_in
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.images import MetadataCache
@@ -42,7 +43,8 @@ def build_cache(
     runs_on = engine_of(engine)
     if output.is_file() and output.stat().st_size and not is_metadata_cache(str(output)):
         raise KohyaBucketError(
-            f"--output is {output}, a file that no build-cache wrote, and would be lost: give another name, or "
+            f"--output is {output}, a file that build-cache did not write, and it would be overwritten: give "
+            "another name, or "
             "delete it first"
         )
     build = MetadataCache.build
@@ -55,7 +57,7 @@ def build_cache(
     except ScanInterrupted as interrupt:
         if interrupt.cache is not None and len(interrupt.cache):
             interrupt.cache.save(output)
-            kept = f"{len(interrupt.cache)} rows kept in {output}: go on with --refresh"
+            kept = f"{counted(len(interrupt.cache), 'row')} kept in {output}: go on with --refresh"
             raise KeyboardInterrupt(f"{interrupt}; {kept}") from None
         raise
     cache.save(output)
@@ -67,7 +69,7 @@ def _report(cache: MetadataCache, output: Path) -> None:
     changes = cache.changes
     assert changes is not None
     say(
-        f"{len(cache)} files in {output}: {changes.reused} unchanged, {changes.reread} read again, "
+        f"{counted(len(cache), 'file')} in {output}: {changes.reused} unchanged, {changes.reread} read again, "
         f"{changes.added} new, {changes.dropped} gone, {changes.unreadable} unreadable"
     )
     console = plain_console(stderr=True)

@@ -18,6 +18,7 @@ from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.text_exchange import export_texts, import_texts
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.latents import LatentStore
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _Store = Annotated[Path, typer.Argument(help="The store's folder.")]
 _Images = Annotated[Path | None, typer.Option("--images", help="Where the images are, if they were moved.")]
 _Collection = Annotated[str, typer.Option(help="Part of the store.")]
-_Text = Annotated[bool, typer.Option("--text", help="Outputs of text encoders in place of latents.")]
+_Text = Annotated[bool, typer.Option("--text", help="Outputs of text encoders instead of latents.")]
 _Captions = Annotated[str, typer.Option(help="With --text: ending of the files of captions, e.g. .txt.")]
 _Family = Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTURES)}.")]
 
@@ -72,7 +73,7 @@ def verify(store: _Store, quiet: Quiet = False) -> None:
     sources = opened.strings("source")
     print_rows([*files, *((sources[i], problem) for i, problem in bad)], limit=None)
     lost = len(opened.lost_entries())
-    say(f"{len(opened)} items read, {len(bad) + lost} damaged, {len(files)} files unusable")
+    say(f"{counted(len(opened), 'item')} read, {len(bad) + lost} damaged, {counted(len(files), 'file')} unusable")
     if bad or lost or files:
         say(f"kohya-bucket cache repair {store} puts that right", err=True)
         raise typer.Exit(1)
@@ -100,7 +101,7 @@ def repair(
         what = "run precompute again, or repair with --vae and the VAE they were encoded with"
         if not opened.of_images:
             what = "train again, which encodes these captions, or import them again"
-        raise KohyaBucketError(f"{len(done.missing)} items are lost: {what}")
+        raise KohyaBucketError(f"{counted(len(done.missing), 'item', 'is', 'are')} lost: {what}")
 
 
 def prune(
@@ -138,7 +139,7 @@ def prune(
     done = prune_store(opened, drop, quarantine=quarantine, dry_run=dry_run)
     would = "would be " if dry_run else ""
     say(
-        f"{done.dropped} items {would}dropped, {len(done.removed)} files {would}removed, "
+        f"{counted(done.dropped, 'item')} {would}dropped, {counted(len(done.removed), 'file')} {would}removed, "
         f"about {done.freed / 1e6:.1f} MB {would}freed"
     )
     print_files_in_use(done)
@@ -155,7 +156,10 @@ def pack(
     opened = _open(store)
     before = len(opened.shards)
     done = pack_store(opened, to, shard_bytes=shard_mb << 20)
-    say(f"{done.copied} items copied; {before} shards before, {len(_open(to or store).shards)} now")
+    say(
+        f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, "
+        f"{len(_open(to or store).shards)} now"
+    )
     print_files_in_use(done)
 
 

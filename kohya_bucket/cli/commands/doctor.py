@@ -33,9 +33,9 @@ def doctor(
     sd_scripts: Annotated[
         Path | None, typer.Option("--sd-scripts", help="its checkout; by default the folder one is in")
     ] = None,
-    resolution: Annotated[str | None, typer.Option(help="512 or 512,768, where the config is silent")] = None,
+    resolution: Annotated[str | None, typer.Option(help="512 or 512,768, if the config does not set it")] = None,
     train_batch_size: Annotated[
-        int | None, typer.Option("--train-batch-size", min=1, help="where the config is silent")
+        int | None, typer.Option("--train-batch-size", min=1, help="if the config does not set it")
     ] = None,
     arch: Arch = None,
     quick: Annotated[bool, typer.Option("--quick", help="decode no image and import no sd-scripts")] = False,
@@ -113,10 +113,10 @@ def _conclude(sections: list[Section]) -> None:
     errors, warnings = counts[Severity.ERROR], counts[Severity.WARNING]
     if errors:
         say()
-        say(f"{errors} found that would stop the training, {warnings} that would spoil it")
+        say(f"{errors} found that would stop the training, {warnings} that would harm it")
     elif warnings:
         say()
-        say(f"nothing found that would stop the training, {warnings} that would spoil it")
+        say(f"nothing found that would stop the training, {warnings} that would harm it")
     else:
         say()
-        say("nothing found that would stop the training or spoil it")
+        say("nothing found that would stop the training or harm it")

@@ -36,7 +36,9 @@ def plan(
     in_json: Annotated[str | None, typer.Option(help="fine-tuning metadata, with --train-data-dir")] = None,
     *,
     arguments: TrainerArguments,
-    sd_scripts: Annotated[str | None, typer.Option(help="its checkout or version; by default the one at hand")] = None,
+    sd_scripts: Annotated[
+        str | None, typer.Option(help="its checkout or version; by default the checkout that you are in")
+    ] = None,
     arch: Arch = None,
 ) -> None:
     """Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input."""

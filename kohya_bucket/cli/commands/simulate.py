@@ -17,6 +17,7 @@ from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.previews import draw_into
 from kohya_bucket.cli.rule_options import RuleOptions
+from kohya_bucket.cli.sizes import not_read
 from kohya_bucket.errors import KohyaBucketError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def simulate(
     if config is not None:
         refuse_beside(context, f"--config {config} brings its own rules", options.fields)
     file, size, orientation = _size_of(image)
+    foreign = "" if file is None else not_read([str(file)]).get(str(file), "")
     check_output("--preview", preview, "a picture", [file, config])
     if config is not None:
         rules = rules_of_config(config, size)
@@ -54,12 +56,13 @@ def simulate(
     found = [(name, explain(rule, *size)) for name, rule in rules]
     if as_json:
         rows = [
-            {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": orientation} for name, e in found
+            {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": orientation, "not_read": foreign}
+            for name, e in found
         ]
         typer.echo(json.dumps(rows, indent=2))
     else:
         for name, explanation in found:
-            _print(name, explanation, orientation)
+            _print(name, explanation, orientation, foreign)
     if preview is not None:
         draw_into(preview, file, [explanation for _, explanation in found], orientation)
     if all(explanation.bucket is None for _, explanation in found):
@@ -72,7 +75,7 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
     if match:
         width, height = int(match[1]), int(match[2])
         if min(width, height) < 1:
-            raise KohyaBucketError(f"{image} is no image size: both sides must be 1 or more")
+            raise KohyaBucketError(f"{image} is not an image size: both sides must be 1 or more")
         return None, (width, height), 1
     from kohya_bucket.images import read_sizes
 
@@ -83,7 +86,7 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
     return Path(image), (width, height), int(scan.orientation[0])
 
 
-def _print(name: str, e: Explanation, orientation: int) -> None:
+def _print(name: str, e: Explanation, orientation: int, foreign: str) -> None:
     from kohya_bucket.images.headers.exif import ORIENTATIONS
 
     console = plain_console()
@@ -92,6 +95,8 @@ def _print(name: str, e: Explanation, orientation: int) -> None:
         console.print(f"  {label:<10}{text}", soft_wrap=True)
 
     console.print(f"[bold]{e.size[0]}x{e.size[1]}[/bold], aspect {e.aspect:.4f}, in {name}")
+    if foreign:
+        line("training", f"without it: {foreign}")
     if orientation in ORIENTATIONS:
         line("EXIF", f"asks for: {ORIENTATIONS[orientation]}; training ignores it and takes the pixels as stored")
     if e.bucket is None:

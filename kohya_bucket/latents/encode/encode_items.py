@@ -24,7 +24,7 @@ from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, encod
 
 __all__ = ["check_family", "encode_items"]
 
-_NAMELESS = "its name is no UTF-8, which a store cannot hold: rename it, or use --format npz"
+_NAMELESS = "its name is not UTF-8, and a store cannot hold such names: rename it, or use --format npz"
 
 
 def encode_items(
@@ -102,24 +102,35 @@ def _check(
     format: str,
     architecture: str,
 ) -> None:
-    if format not in ("shards", "npz"):
-        raise KohyaBucketError(f"format {format!r}: use 'shards' or 'npz'")
-    if format == "shards" and output_dir is None:
-        raise KohyaBucketError("shards need an output folder: give --output")
+    check_target(encoding.kind, output_dir, format)
     if encoding.kind == "posterior" and not isinstance(encoder, PosteriorEncoder):
         raise KohyaBucketError(
             f"{type(encoder).__name__} has no posterior method, so there is no distribution to store: "
             "leave out --posterior"
         )
     if format == "npz":
-        if encoding.kind == "posterior":
-            raise KohyaBucketError("sd-scripts' npz hold latents, no distribution: use --format shards for --posterior")
         if architecture not in ARCHITECTURES:
             raise KohyaBucketError(
-                f"npz are named by model family, and {architecture or 'none'!r} is none: "
+                f"npz files are named by model family, and {architecture or 'none'!r} is not one: "
                 f"add --arch, one of {', '.join(ARCHITECTURES)}"
             )
         check_family(encoder, ARCHITECTURES[architecture])
+
+
+def check_target(kind: str, output_dir: str | os.PathLike[str] | None, format: str) -> None:
+    """Refuse what cannot be written, whatever the encoder.
+
+    Raises:
+        KohyaBucketError: an unknown format, shards without a folder, or a distribution in npz.
+    """
+    if format not in ("shards", "npz"):
+        raise KohyaBucketError(f"format {format!r} does not exist: use 'shards' or 'npz'")
+    if format == "shards" and output_dir is None:
+        raise KohyaBucketError("shards need an output folder: add --output")
+    if format == "npz" and kind == "posterior":
+        raise KohyaBucketError(
+            "sd-scripts' npz files hold latents, not a distribution: use --format shards with --posterior"
+        )
 
 
 def check_family(encoder: VAEEncoder, arch: Architecture) -> None:

@@ -102,7 +102,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorSpec], bytes, dict[str, str
         if 8 + length + end != size:
             raise ValueError(f"it is truncated: {size} bytes of {8 + length + end}")
         if specs[ENTRIES].dtype != "uint8" or len(specs[ENTRIES].shape) != 1:
-            raise ValueError("its entries are no bytes")
+            raise ValueError("its entries are not bytes")
         file.seek(specs[ENTRIES].offset)
         entries = file.read(specs[ENTRIES].nbytes)
         if f"{zlib.crc32(entries):08x}" != metadata["entries_crc32"]:

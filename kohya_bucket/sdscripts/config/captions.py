@@ -14,7 +14,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.config.arguments import DEFAULTS
 from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import SubsetConfig
-from kohya_bucket.texts import some
+from kohya_bucket.texts import counted, some
 
 __all__ = ["caption_of", "check_captions", "check_stems"]
 
@@ -128,7 +128,8 @@ def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
         findings.warning(
             "same-stem",
             place,
-            f"{len(shared)} images differ from another one by the extension only: they share one caption and, where "
+            f"{counted(len(shared), 'image', 'differs', 'differ')} from another one by the extension only: they "
+            "share one caption and, where "
             f"their sizes are equal, one latents cache file ({some(shared)})",
             "rename one of each",
             shared,
@@ -160,4 +161,4 @@ def _problem(path: str, wildcard: bool) -> str | None:
 
 
 def _files(count: int, what: str) -> str:
-    return f"{count} {what} is" if count == 1 else f"{count} {what}s are"
+    return counted(count, what, "is", "are")

@@ -113,7 +113,7 @@ def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
 
 def missing_folder(key: str, path: str, findings: Findings, where: str, base: Path | None) -> None:
     """Say that a folder is not there, and why that may be. `base` is the config file's folder."""
-    message = f"{key} {path!r} is no folder"
+    message = f"{key} {path!r} is not a folder"
     if os.path.isfile(path):
         message, remedy = f"{key} {path!r} is a file, not a folder", "give the folder that holds it"
     elif any(ord(c) < 32 for c in path):

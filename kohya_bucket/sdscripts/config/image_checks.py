@@ -65,7 +65,7 @@ def _check_stated(dataset: ReadDataset, rows: npt.NDArray[np.intp], true: IntArr
             f"{counted(len(names), 'image')} with another size than the metadata says, so sd-scripts distorts them "
             f"({images.keys[first]}: {said} stated, {is_now} in truth)"
         )
-        findings.warning("stated-size", where, message, "write the metadata anew", names)
+        findings.warning("stated-size", where, message, "write the metadata again", names)
 
 
 def _check_control(dataset: ReadDataset, sizes: IntArray, control: IntArray, findings: Findings) -> None:
@@ -77,7 +77,8 @@ def _check_control(dataset: ReadDataset, sizes: IntArray, control: IntArray, fin
         names = [images.conditioning[k] for k in wrong.tolist()]
         shown = "x".join(map(str, control[i].tolist())) if control[i][0] else "unreadable"
         message = (
-            f"{len(names)} control images have another size than their image, and sd-scripts stops there "
+            f"{counted(len(names), 'control image', 'has', 'have')} another size than their image, and sd-scripts "
+            "stops there "
             f"({names[0]}: {shown}, its image {'x'.join(map(str, sizes[i].tolist()))})"
         )
         findings.error("control-size", dataset.config.place, message, "make the sizes equal", names)

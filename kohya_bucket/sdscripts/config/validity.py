@@ -13,6 +13,7 @@ from kohya_bucket.sdscripts.config.check import CheckedConfig
 from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList
 from kohya_bucket.sdscripts.config.schema import Kind
+from kohya_bucket.texts import counted
 
 __all__ = ["check_split", "check_values", "note_overruled"]
 
@@ -65,7 +66,7 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Traine
     steps = dataset.bucket_reso_steps
     for name, given, used in (("min", dataset.min_bucket_reso, low), ("max", dataset.max_bucket_reso, high)):
         if given != used and not dataset.bucket_no_upscale:
-            message = f"{name}_bucket_reso {given} is no multiple of {steps}; sd-scripts takes {used}"
+            message = f"{name}_bucket_reso {given} is not a multiple of {steps}; sd-scripts takes {used}"
             findings.note("adjusted", where, message)
     if steps % 8:
         message = f"bucket_reso_steps is {steps}, but latents need multiples of 8"
@@ -142,7 +143,8 @@ def check_shared_images(datasets: list[tuple[DatasetConfig, ImageList]], finding
                 shared.setdefault((first, i), []).append(path)
     for (first, second), paths in shared.items():
         message = (
-            f"{len(paths)} images are also in dataset {datasets[first][0].number}, at another resolution; SD 1.5 and "
+            f"{counted(len(paths), 'image', 'is', 'are')} also in dataset {datasets[first][0].number}, at another "
+            "resolution; SD 1.5 and "
             "SDXL trainers until sd-scripts 0.10.1 have room for one in a latents file on disk, where sd-scripts alone "
             "takes the first for both, and this package a further file for the second (with 0.9 it refuses)"
         )

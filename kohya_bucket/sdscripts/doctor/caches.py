@@ -26,6 +26,7 @@ from kohya_bucket.sdscripts.doctor.packages import version_of
 from kohya_bucket.sdscripts.doctor.room import Lacking, check_room
 from kohya_bucket.sdscripts.doctor.section import Section
 from kohya_bucket.sdscripts.plan.latents import items_of, wanted_by_config
+from kohya_bucket.texts import counted
 
 __all__ = ["cache_section"]
 
@@ -48,7 +49,7 @@ def cache_section(read: Config, options: AdapterOptions) -> Section:
             pip_install("parquet"),
         )  # fmt: skip
     elif not parts:
-        section.facts.append(("images", "none whose latents can be cached"))
+        section.facts.append(("images", "none that can have cached latents"))
     elif options.latent_cache == "shards":
         try:
             for folder, mine in _by_store(parts, options).items():
@@ -125,7 +126,8 @@ def _files_of(
     if unusable:
         section.findings.note(
             "stale-caches", "",
-            f"{len(unusable)} {arch.name} caches cannot be used as they are ({unusable[0]}); sd-scripts alone would "
+            f"{counted(len(unusable), f'{arch.name} cache')} cannot be used as "
+            f"{'it is' if len(unusable) == 1 else 'they are'} ({unusable[0]}); sd-scripts alone would "
             "train from some of them or stop",
             "nothing: with kohya_bucket they are made again and named", unusable,
         )  # fmt: skip

@@ -89,7 +89,7 @@ def _probe(section: Section, root: Path) -> None:
         )
     for subject, why in trial.left_alone.items():
         section.findings.warning(
-            "left-alone", subject, f"this version is known only in part: {why}; that is left to sd-scripts",
+            "left-alone", subject, f"this version is known only in part: {why}; sd-scripts does that by itself",
             "update kohya-bucket, or do without what needs it",
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.sdscripts.doctor.section import Section
+from kohya_bucket.texts import counted
 
 __all__ = ["Lacking", "check_room", "nbytes_of"]
 
@@ -58,7 +59,7 @@ def check_room(section: Section, lacking: Sequence[Lacking], store: Path | None)
     if locked:
         section.findings.warning(
             "not-writable", "",
-            f"{len(locked)} folders cannot be written to, so no latent is cached there ({locked[0]})",
+            f"{counted(len(locked), 'folder')} cannot be written to, so no latent is cached there ({locked[0]})",
             "change their permissions, or set latent_cache_dir elsewhere", locked,
         )  # fmt: skip
 
