@@ -17,6 +17,7 @@ EXTRAS = {
     "webdataset": ("webdataset",),
     "ray": ("ray[data]",),
     "remote": ("fsspec",),
+    "video": ("av",),
 }
 PURPOSES = {
     "torch": "datasets and samplers for a loop of your own",
@@ -28,6 +29,7 @@ PURPOSES = {
     "webdataset": "tar shards",
     "ray": "scans on Ray",
     "remote": "images in object storage",
+    "video": "frames, sizes and rates of clips",
 }
 
 

@@ -27,6 +27,7 @@ class Reason(enum.IntEnum):
     NO_SMALLER_BUCKET = 7
     SIDE_LIMIT = 8
     TOO_LONG = 9
+    TOO_SHORT = 10
 
     @property
     def text(self) -> str:
@@ -43,6 +44,7 @@ _REASON_TEXT = {
     Reason.UNDERFILLED: "its bucket holds fewer images than a batch, and such buckets are dropped",
     Reason.NO_SMALLER_BUCKET: "every bucket of the set is larger than it, and enlarging is off",
     Reason.TOO_LONG: "scaled to cover its bucket it would have a side of more than 2,147,483,647 pixels",
+    Reason.TOO_SHORT: "it has fewer frames than the shortest length asked for",
     Reason.SIDE_LIMIT: "a side is outside the limits, and resizing or enlarging is off",
 }
 
