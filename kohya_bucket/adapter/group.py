@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.planning import EpochPlan, EpochPlanner
 from kohya_bucket.planning.remainders import policies_of
 from kohya_bucket.planning.resume import TrainedPart
@@ -40,6 +41,9 @@ class ImagesInBuckets(Protocol):
 
     @property
     def batch_size(self) -> int: ...
+
+    @property
+    def frames(self) -> Sequence[int]: ...
 
     @property
     def no_upscale(self) -> bool: ...
@@ -75,6 +79,8 @@ class GroupPlanner:
             [number * resolutions + i.resolution_of_bucket for number, i in enumerate(images)]
         ).astype(np.int64)
         self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
+        grid = None if options.model is None else TOKEN_GRIDS[options.model]
+        self._tokens = None if grid is None else grid.tokens(self.bucket_sizes, [n for i in images for n in i.frames])
 
     def plan(self, seed: int, epoch: int, world_size: int, trained: Sequence[TrainedPart] = ()) -> EpochPlan:
         """The plan of one epoch, or what is left of it.
@@ -93,12 +99,16 @@ class GroupPlanner:
             options = self.options
             self._planners[world_size] = EpochPlanner(
                 self.bucket_ids,
-                None if options.max_pixels is not None else self.batch_sizes,
+                None if options.has_budget else self.batch_sizes,
                 world_size=world_size,
                 repeats=self.repeats,
                 bucket_sizes=self.bucket_sizes,
                 bucket_groups=self.bucket_groups,
+                bucket_tokens=self._tokens,
+                token_cost=options.token_cost,
                 max_pixels=options.max_pixels,
+                max_tokens=options.max_tokens,
+                max_cost=options.max_cost,
                 remainder=options.remainder,
                 small_buckets=options.small_buckets,
                 max_crop=options.merge_max_crop,

@@ -22,7 +22,9 @@ __all__ = ["install", "is_active", "uninstall", "why_inactive"]
 _PACKAGE = "musubi_tuner"
 _HOME = f"{_PACKAGE}.dataset.image_video_dataset"
 _CLASSES = {"BaseDataset", "DatasetGroup"}
-_MEANT_HERE = {"remainder", "small_buckets", "order", "run_length", "max_pixels", "same_shape"}
+_MEANT_HERE = {"remainder", "small_buckets", "order", "run_length", "same_shape"} | {
+    "max_pixels", "max_tokens", "max_cost", "model", "cost"
+}  # fmt: skip
 
 logger = logging.getLogger("kohya_bucket")
 

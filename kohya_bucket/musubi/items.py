@@ -66,6 +66,11 @@ class CachedItems:
         return [(int(key[0]), int(key[1])) for key in self.bucket_keys]
 
     @cached_property
+    def frames(self) -> list[int]:
+        """[K] frames of a clip, 1 of an image, whose further numbers are the sizes of its control images."""
+        return [int(key[2]) if len(key) == 3 else 1 for key in self.bucket_keys]
+
+    @cached_property
     def resolution_of_bucket(self) -> npt.NDArray[Any]:
         """[K] zeros: a cache has one resolution."""
         return np.zeros(len(self.bucket_keys), dtype=np.intp)

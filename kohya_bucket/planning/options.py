@@ -13,6 +13,8 @@ import numpy.typing as npt
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.checks import as_flag, integer, one_of, whole
 from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.batch_sizes import Budget
+from kohya_bucket.planning.costs import as_token_cost, as_tokens, cost_of, positive
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.orders.order import Order
 from kohya_bucket.planning.policy import RemainderContext, RemainderPolicy
@@ -37,7 +39,11 @@ class PlanOptions:
         repeats: how often an image is trained in an epoch: a number or [N], whole or fractions such as 2.5 or 0.1.
         accumulate: steps for one update; the plan's steps do not depend on it.
         max_pixels: bound of images x width x height per rank and step, in place of or besides `batch_size`.
+        max_tokens: the same in tokens of the model; needs `bucket_tokens`.
+        max_cost: the same in cost, see `token_cost`; needs `bucket_tokens`.
         bucket_sizes: [K, 2] (width, height); needed by `max_pixels`, "merge", and "catch_all" without base.
+        bucket_tokens: [K] tokens that the model makes of one image (or clip) of each bucket.
+        token_cost: (a, b): an image of L tokens costs a * L + b * L**2. Its unit is that of `max_cost`: seconds, say.
         regularization: [N] bool, images that are used in rotation instead of `repeats` times.
         regularization_uses: trainings of regularization images per epoch; by default as many as of all others.
         resolutions: how [N, R] ids are used, e.g. "all": each image at each resolution; see `RESOLUTION_MODES`.
@@ -61,7 +67,11 @@ class PlanOptions:
     repeats: RepeatsLike | None = None
     accumulate: int = 1
     max_pixels: int | None = None
+    max_tokens: int | None = None
+    max_cost: float | None = None
     bucket_sizes: npt.ArrayLike | None = None
+    bucket_tokens: npt.ArrayLike | None = None
+    token_cost: tuple[float, float] = (1.0, 0.0)
     regularization: npt.ArrayLike | None = None
     regularization_uses: int | None = None
     resolutions: str | None = None
@@ -74,7 +84,7 @@ class PlanOptions:
     equal_epochs: bool = False
 
     def __post_init__(self) -> None:
-        uses, pixels = self.regularization_uses, self.max_pixels
+        uses, pixels, tokens = self.regularization_uses, self.max_pixels, self.max_tokens
         checked = {
             "accumulate": whole("accumulate", self.accumulate, 1, bits=31),
             "run_length": whole("run_length", self.run_length, 1, bits=31),
@@ -83,6 +93,10 @@ class PlanOptions:
             "order": one_of("order", self.order, ORDERS),
             "bucket_sizes": None if self.bucket_sizes is None else as_sizes(self.bucket_sizes),
             "max_pixels": None if pixels is None else whole("max_pixels", pixels, 1),
+            "max_tokens": None if tokens is None else whole("max_tokens", tokens, 1),
+            "max_cost": None if self.max_cost is None else positive("max_cost", self.max_cost),
+            "bucket_tokens": None if self.bucket_tokens is None else as_tokens(self.bucket_tokens),
+            "token_cost": as_token_cost(self.token_cost),
             "max_crop": _share("max_crop", self.max_crop),
             "base_bucket": None if self.base_bucket is None else integer("base_bucket", self.base_bucket),
             "regularization_uses": None if uses is None else whole("regularization_uses", uses, 0),
@@ -131,6 +145,38 @@ class PlanOptions:
     def sizes(self) -> IntArray | None:
         """`bucket_sizes` as the array that they were made."""
         return cast("IntArray | None", self.bucket_sizes)
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int64] | None:
+        """`bucket_tokens` as the array that they were made."""
+        return cast("npt.NDArray[np.int64] | None", self.bucket_tokens)
+
+    @property
+    def item_costs(self) -> npt.NDArray[np.float64] | None:
+        """[K] cost of one image of each bucket: of its tokens, else its pixels; None where neither is known."""
+        if self.tokens is not None:
+            return cost_of(self.tokens, self.token_cost)
+        return None if self.sizes is None else _pixels(self.sizes).astype(np.float64)
+
+    def budgets(self) -> list[Budget]:
+        """The bounds of a batch that are set.
+
+        Raises:
+            PlanError: one that needs to know more of the buckets.
+        """
+        found = []
+        if self.max_pixels is not None:
+            if self.sizes is None:
+                raise PlanError("max_pixels is set without bucket_sizes: the budget needs to know the buckets' sizes")
+            found.append(Budget("max_pixels", self.max_pixels, _pixels(self.sizes), "pixels"))
+        for name, limit in (("max_tokens", self.max_tokens), ("max_cost", self.max_cost)):
+            if limit is None:
+                continue
+            if self.tokens is None:
+                raise PlanError(f"{name} is set without bucket_tokens: the budget needs to know the buckets' tokens")
+            each = self.tokens if name == "max_tokens" else cost_of(self.tokens, self.token_cost)
+            found.append(Budget(name, limit, each, "tokens" if name == "max_tokens" else "of cost"))
+        return found
 
     def context(self, global_batch: npt.NDArray[np.int64]) -> RemainderContext:
         """What the policy may look at, for [K] buckets, at the first epoch of seed 0.
@@ -187,6 +233,11 @@ class PlanOptions:
                 "buckets: leave small_buckets out, or take remainder='drop'"
             )
         return one_of("small_buckets", self.small_buckets, REMAINDERS)
+
+
+def _pixels(sizes: IntArray) -> npt.NDArray[np.int64]:
+    wide = sizes.astype(np.int64)
+    return wide[:, 0] * wide[:, 1]
 
 
 def _share(name: str, value: float) -> float:

@@ -57,8 +57,8 @@ class EpochPlanner:
         self.options = chosen = PlanOptions(**known_options(EpochPlanner, options))
         self.world_size = whole("world_size", world_size, 1, bits=31)
         ids, highest = as_bucket_ids(bucket_ids)
-        self.n_buckets = count_buckets(highest, batch_size, chosen.sizes)
-        per_rank = per_rank_batches(batch_size, self.n_buckets, max_pixels=chosen.max_pixels, bucket_sizes=chosen.sizes)
+        self.n_buckets = count_buckets(highest, batch_size, chosen.sizes, chosen.tokens)
+        per_rank = per_rank_batches(batch_size, self.n_buckets, chosen.budgets(), chosen.sizes)
         self.global_batch = per_rank * self.world_size
         self._context = chosen.context(self.global_batch)
         self.demand_model = DemandModel(ids, self.n_buckets, chosen)

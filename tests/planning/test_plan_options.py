@@ -188,9 +188,11 @@ def test_what_saved_states_know_keeps_its_names() -> None:
         "crop_limit", "base_bucket", "enlarge", "equal_epochs", "small_buckets", "global_batch",
     ]  # fmt: skip
     assert fingerprint["crop_limit"] == 0.25
-    # Two options are not in it: updates do not change steps, and pixels only change the global batch.
+    # Not in it: updates do not change steps, and budgets only change the global batch.
     names = {{"crop_limit": "max_crop", "enlarge": "no_upscale"}.get(key, key) for key in fingerprint}
-    assert set(PlanOptions.__annotations__) - names == {"accumulate", "max_pixels"}
+    assert set(PlanOptions.__annotations__) - names == {
+        "accumulate", "max_pixels", "max_tokens", "max_cost", "bucket_tokens", "token_cost"
+    }  # fmt: skip
     assert EpochPlanner(IDS, 4, max_crop=0.5, run_length=3).fingerprint == EpochPlanner(IDS, 4).fingerprint
 
 
