@@ -25,6 +25,7 @@ from kohya_bucket.texts import counted, read_text, some
 if TYPE_CHECKING:
     from kohya_bucket.adapter.options import AdapterOptions
     from kohya_bucket.buckets import BucketRule
+    from kohya_bucket.images.scan.pool import Engine
 
 __all__ = ["Part", "captions_of", "chosen", "parts_of", "planned", "store_of"]
 
@@ -62,12 +63,12 @@ def chosen(sources: list[str], options: RuleOptions, *, recursive: bool, caption
 
 
 def _by_path(
-    images: Chosen, encoding: EncodeOptions, output: Path | None, *, content_hash: bool, quiet: bool
+    images: Chosen, encoding: EncodeOptions, output: Path | None, *, content_hash: bool, quiet: bool, engine: Engine
 ) -> list[Part]:
     """All of these images, in the buckets that the options say."""
     paths = images.paths
     with scan_progress("reading headers", quiet=quiet) as progress:
-        scan = read_sizes(paths, progress=progress)
+        scan = read_sizes(paths, engine=engine, progress=progress)
     placement = (images.rule or images.options.make(scan.sizes)).place(scan.sizes)
     root = _root(paths, images.sources, output)
     wanted = LatentItems.from_placement(
@@ -141,12 +142,13 @@ def _by_config(
 
 
 def parts_of(
-    source: Chosen | Planned, encoding: EncodeOptions, output: Path | None, *, content_hash: bool, quiet: bool
-) -> list[Part]:
-    """What is to be encoded, in the order in which it is; reads the headers of the images."""
+    source: Chosen | Planned, encoding: EncodeOptions, output: Path | None, *, content_hash: bool, quiet: bool,
+    engine: Engine = "auto",
+) -> list[Part]:  # fmt: skip
+    """What is to be encoded, in the order in which it is; reads the headers of the images (of a config's, here)."""
     if isinstance(source, Planned):
         return _by_config(source, encoding, output, content_hash=content_hash, quiet=quiet)
-    return _by_path(source, encoding, output, content_hash=content_hash, quiet=quiet)
+    return _by_path(source, encoding, output, content_hash=content_hash, quiet=quiet, engine=engine)
 
 
 def captions_of(paths: list[str], file: Path | None) -> list[str | None]:

@@ -64,8 +64,10 @@ class Layout:
             raise LatentStoreError(f"{self.root} was written by a newer kohya-bucket (format {version}): upgrade")
         return Path(os.path.normpath(self.root / images))
 
-    def new_shard(self, bucket_size: tuple[int, int], dtype: str) -> Path:
-        return self.shards / f"{bucket_size[0]}x{bucket_size[1]}-{dtype}-{uuid.uuid4().hex[:16]}.safetensors"
+    def new_shard(self, bucket_size: tuple[int, int], dtype: str, tag: str = "") -> Path:
+        """Name for a shard that ends with `tag`; one that no other shard has where that is ""."""
+        tag = tag or uuid.uuid4().hex[:16]
+        return self.shards / f"{bucket_size[0]}x{bucket_size[1]}-{dtype}-{tag}.safetensors"
 
     def shard_sizes(self) -> dict[str, int]:
         """Name -> length in bytes of every shard on disk."""
