@@ -12,13 +12,15 @@ __all__ = ["PAGE", "RESULTS", "newest_verified", "page_of", "read_results", "wri
 RESULTS = Path(__file__).resolve().parent / "results"
 PAGE = RESULTS.parents[1] / "docs" / "compatibility.md"
 
-_TOP = """# Which versions of sd-scripts it works with
+_TOP = """# Verified versions of sd-scripts
 
-Written by `compat_tests/matrix.py`, which runs the adapter in each of these checkouts, in that version's own
-environment, through sd-scripts' real data sets, loaders and trainers. *Seams* are the places in sd-scripts' code that
-the adapter takes hold of; all are checked before one is touched. *Training runs* are those of the real
-`train_network.py`, started by `python -m kohya_bucket.launch` or from a patched checkout, that ended well and trained
-what they should.
+`compat_tests/matrix.py` writes this page. It runs the adapter with each version below, in that version's own
+environment, with sd-scripts' real data sets, loaders and trainers.
+
+- **seams**: places in sd-scripts' code that the adapter replaces. It checks all of them before it replaces one.
+- **training runs**: runs of the real `train_network.py`, started with `python -m kohya_bucket.launch` or from a patched
+  checkout, that finished and trained the expected images.
+- **limited**: what sd-scripts' own code still does in that version.
 """
 
 
@@ -52,15 +54,15 @@ def page_of(results: list[dict[str, Any]]) -> str:
     newest = newest_verified(results)
     lines = [_TOP, *([f"Newest version verified: **{newest}**.", ""] if newest else [])]
     lines += [
-        "| sd-scripts | commit | of | verified on | seams | passed | skipped | failed | training runs | limited there |"
+        "| sd-scripts | commit | date | verified on | seams | passed | skipped | failed | training runs | limited |"
     ]
     lines += ["| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
     lines += [_row(result) for result in results]
     lines += [
         "",
-        "## What was run in which environment",
+        "## Environments",
         "",
-        "| sd-scripts | this package | other packages | longest |",
+        "| sd-scripts | this package | other packages | duration of the tests |",
         "| --- | --- | --- | --- |",
     ]
     for result in results:
@@ -68,11 +70,11 @@ def page_of(results: list[dict[str, Any]]) -> str:
         seconds = sum(file["seconds"] for file in result["files"].values())
         commits = ", ".join(sorted({file.get("package", "") for file in result["files"].values()} - {""}))
         lines.append(f"| {result['version']} | {commits} | {packages} | {seconds / 60:.0f} minutes |")
-    lines += ["", "## Training runs, and where they were made", "", *_by_text(results, "runs")]
-    lines += ["", "## What is skipped, and why", "", *_by_text(results, "skipped")]
+    lines += ["", "## Training runs by kind", "", *_by_text(results, "runs")]
+    lines += ["", "## Skipped tests, with the reason", "", *_by_text(results, "skipped")]
     failures = [(r["version"], line) for r in results for file in r["files"].values() for line in file["failed"]]
     if failures:
-        lines += ["", "## What fails", "", *(f"- {version}: `{line}`" for version, line in failures)]
+        lines += ["", "## Failed tests", "", *(f"- {version}: `{line}`" for version, line in failures)]
     return "\n".join(lines) + "\n"
 
 
@@ -81,7 +83,7 @@ def _row(result: dict[str, Any]) -> str:
     skipped = sum(n for file in files for n in file["skipped"].values())
     seams = sum(adapter.get("seams", {}).values())
     limits = [f"{text} ({reason})" for text, reason in adapter.get("left", {}).items()]
-    limits += [f"{text} (nothing there to take hold of)" for text in adapter.get("absent", [])]
+    limits += [f"{text} (this version has no place to replace)" for text in adapter.get("absent", [])]
     limits = [f"refused: {adapter['refused']}"] if "refused" in adapter else limits
     cells = [result["version"], result["commit"][:8], result["date"], max((file["on"] for file in files), default="")]
     cells += [seams or "", sum(file["passed"] for file in files), skipped, sum(len(file["failed"]) for file in files)]

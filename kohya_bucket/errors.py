@@ -63,8 +63,8 @@ def as_damage(what: str, remedy: str = "", *, error: type[KohyaBucketError] = La
 
 
 _REASONS = {
-    errno.ENOSPC: "the disk is full; what was finished before is safe: free some space and run again",
-    errno.EDQUOT: "the disk quota is used up; what was finished before is safe: free some space and run again",
+    errno.ENOSPC: "the disk is full; everything finished before is safe: free some space and run again",
+    errno.EDQUOT: "the disk quota is used up; everything finished before is safe: free some space and run again",
     errno.EFBIG: "the file is larger than the file system or a limit of this account (ulimit -f) allows",
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.EACCES: "it is not writable, or held open by a program; change its permissions or choose another folder",

@@ -118,6 +118,7 @@ class GroupPlanner:
                 resolutions=options.resolution_mode if options.resolutions else None,
                 resolution_weights=options.resolution_weights,
                 equal_epochs=True,
+                same_shape=options.same_shape or True,  # with batches of its own for each, it is asked for one process
             )
         return self._planners[world_size]
 

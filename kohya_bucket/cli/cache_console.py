@@ -34,19 +34,19 @@ def print_status(found: StoreStatus, store: Path) -> None:
     for count, text in (
         (found.superseded, "rows replaced by newer ones (cache prune frees them)"),
         (found.unindexed, "shards not in the manifest yet (opened a little slower; cache pack indexes them)"),
-        (len(found.temporary), "unfinished files, of writers that run or died"),
+        (len(found.temporary), "unfinished files, of runs that are active or were stopped"),
         (len(found.quarantined), "files in quarantine"),
     ):
         if count:
             say(f"{count} {text}")
     if found.no_images:
-        say("the images are not here, so nothing can be said about their state; --images names their folder")
+        say("the images are not here, so their state is unknown; give their folder with --images")
     else:
         print_rows([(path, "its image is gone") for path in found.absent])
     print_rows([(path, "its image changed: stale") for path in found.changed])
     print_rows(found.damage)
     print_rows([(source, "lost with a damaged shard") for source in found.lost])
-    say("everything is as it should be" if found.healthy else "see above")
+    say("everything is up to date" if found.healthy else "see above")
 
 
 def print_rows(rows: list[tuple[str, str]], limit: int | None = _SHOWN) -> None:

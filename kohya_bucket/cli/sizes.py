@@ -51,7 +51,7 @@ def not_read(paths: Sequence[str]) -> dict[str, str]:
     known = supported_extensions()
     endings = {path: Path(path).suffix for path in paths}
     return {
-        path: f"sd-scripts reads no {ending}: convert it to PNG, JPEG or WebP"
+        path: f"sd-scripts does not read {ending} files: convert it to PNG, JPEG or WebP"
         for path, ending in endings.items()
         if format_of_extension(ending) and (ending.lower() if os.name == "nt" else ending) not in known
     }

@@ -149,9 +149,13 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def shards(self) -> npt.NDArray[np.int32]:
+        """[N] number of the shard that each item lies in."""
+        return self.store.shard_numbers()[self._rows]
+
     def __repr__(self) -> str:
-        where = str(self.store.layout.root)
-        return f"<{type(self).__name__} {where!r} n={len(self)} n_buckets={len(self.bucket_set)}>"
+        return f"<{type(self).__name__} {str(self.store.layout.root)!r} n={len(self)} n_buckets={len(self.bucket_set)}>"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]

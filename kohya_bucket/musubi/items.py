@@ -71,6 +71,11 @@ class CachedItems:
         return [int(key[2]) if len(key) == 3 else 1 for key in self.bucket_keys]
 
     @cached_property
+    def pairs(self) -> tuple[npt.NDArray[np.intp], IntArray]:
+        """([N] item, [N] bucket)."""
+        return np.arange(len(self.keys)), self.bucket_ids
+
+    @cached_property
     def resolution_of_bucket(self) -> npt.NDArray[Any]:
         """[K] zeros: a cache has one resolution."""
         return np.zeros(len(self.bucket_keys), dtype=np.intp)

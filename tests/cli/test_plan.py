@@ -133,7 +133,7 @@ def test_without_a_config(folder):
         (["plan"], "name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir"),
         (["plan", "missing.toml"], "missing.toml"),
         (["plan", "CONFIG", "--gpus", "two"], "--gpus is 'two'"),
-        (["simulate", "0x5"], "0x5 is no image size"),
+        (["simulate", "0x5"], "0x5 is not an image size"),
         (["simulate", "nothing.png"], "neither a size such as 576x768 nor a readable image"),
         (["simulate", "512x512", "--resolution", "big"], "resolution is 'big'"),
         (["simulate", "512x512", "--rule", "none"], "rule is 'none', but must be one of kohya"),
@@ -216,7 +216,7 @@ def test_sizes_that_do_not_fit_stop_the_plan(folder):
     make_pictures(control, [(width // 2, height) for width, height in SIZES])
     result = run("plan", write(folder, subset=f"conditioning_data_dir = '{control}'"))
     assert result.exit_code == 1
-    assert "7 control images have another size than their image" in result.output
+    assert "7 control images have a different size than their image" in result.output
 
 
 def test_the_command_line_is_spelled_either_way_and_gives_way_to_the_config(folder):
@@ -233,7 +233,7 @@ def test_the_release_of_sd_scripts_counts(folder):
     assert result.exit_code == 1
     assert "new in sd-scripts 0.10" in result.output
     assert (
-        "--sd-scripts is 'newest', but must be a version such as 0.11.1, or: newest is no sd-scripts"
+        "--sd-scripts is 'newest', but must be a version such as 0.11.1, or: newest is not an sd-scripts checkout"
         in exit_message("plan", file, "--sd-scripts", "newest")
     )
 

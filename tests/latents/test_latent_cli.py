@@ -55,7 +55,7 @@ def test_precompute_status_verify(tmp_path, images, run):
     assert store.entry(int(store.find(["img_000.png"])[0])).caption == "a caption"
     assert "0 encoded, 5 were current" in run("precompute", folder, *options)[1]
     code, text, _ = run("cache", "status", out)
-    assert (code, "everything is as it should be" in text) == (0, True)
+    assert (code, "everything is up to date" in text) == (0, True)
     code, text, _ = run("cache", "status", out, "--json")
     assert json.loads(text)["items"] == 5
     assert run("cache", "verify", out)[:2] == (0, "5 items read, 0 damaged, 0 files unusable\n")
@@ -140,7 +140,7 @@ def test_npz_have_the_keys_that_the_sd_scripts_at_hand_reads(tmp_path, images, r
         assert keys_in(tmp_path / str(n)) == kind
     for value, words in (
         ("0.9.1", "looks for IMAGE.npz"), (checkout(tmp_path / "v0.9.1"), "looks for IMAGE.npz"),
-        ("main", "neither a version of sd-scripts"), (tmp_path, "no sd-scripts checkout"),
+        ("main", "neither a version of sd-scripts"), (tmp_path, "not an sd-scripts checkout"),
     ):  # fmt: skip
         code, _, err = run("cache", "export", out, "--arch", "sd", "-o", tmp_path / "wrong", "--for", value)
         assert (code, len(err.splitlines()), words in err) == (2, 1, True)

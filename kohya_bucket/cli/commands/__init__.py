@@ -4,8 +4,8 @@
 """
 
 COMMANDS = {
-    "analyze": "Count, place and judge a data set before training: crops, buckets, outliers, broken files, advice.",
-    "buckets-from-dataset": "Make a bucket set from your images' aspects, and say what it crops.",
+    "analyze": "Check a data set before training: buckets, crops, outliers, broken files, and what to change.",
+    "buckets-from-dataset": "Make a bucket set from the aspects of your images, and print what it crops.",
     "build-cache": "Read the size of every image into a Parquet file, so that later runs open none of them.",
     "chart": "Show which aspects go to which bucket: a table, or with --output a picture.",
     "compare": "Compare rules, also those of other trainers, on your images: crops, upscaling, batches.",
@@ -16,6 +16,6 @@ COMMANDS = {
     "presets": "List the bundled bucket sets and their sizes.",
     "simulate": "Explain one image: its bucket, the neighbours, the switching points, resize and crop.",
     "version": "Print the version.",
-    "cache": "Look after stored latents.",
-    "patch": "Put the adapter into an sd-scripts checkout for good, or take it out.",
+    "cache": "Check, repair and move stored latents.",
+    "patch": "Install the adapter permanently into an sd-scripts checkout, or remove it.",
 }

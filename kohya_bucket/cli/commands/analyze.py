@@ -56,14 +56,14 @@ def analyze(
     ] = None,
     workers: Workers = None,
     engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "local",
-    min_count: Annotated[int, typer.Option(help="Buckets with fewer images are named as rarely used.")] = 10,
+    min_count: Annotated[int, typer.Option(help="List buckets with fewer images as rarely used.")] = 10,
     outlier_threshold: Annotated[
-        float, typer.Option(help="Images further than this in log aspect from their bucket are outliers.")
+        float, typer.Option(help="Images whose log aspect differs more from their bucket are outliers.")
     ] = 0.25,
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write the report to this file, too.")] = None,
     list_bad: Annotated[
-        Path | None, typer.Option(help="Write the paths of images to repair, split or leave out to this file.")
+        Path | None, typer.Option(help="Write the paths of images to repair, split or leave out into this file.")
     ] = None,
     arch: Arch = None,
     thumbnails: Annotated[int, typer.Option(min=0, help="At most this many small pictures in the HTML.")] = 240,

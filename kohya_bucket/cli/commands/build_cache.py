@@ -57,7 +57,7 @@ def build_cache(
     except ScanInterrupted as interrupt:
         if interrupt.cache is not None and len(interrupt.cache):
             interrupt.cache.save(output)
-            kept = f"{counted(len(interrupt.cache), 'row')} kept in {output}: go on with --refresh"
+            kept = f"{counted(len(interrupt.cache), 'row')} kept in {output}: continue with --refresh"
             raise KeyboardInterrupt(f"{interrupt}; {kept}") from None
         raise
     cache.save(output)

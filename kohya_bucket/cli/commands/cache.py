@@ -27,7 +27,7 @@ _Store = Annotated[Path, typer.Argument(help="The store's folder.")]
 _Images = Annotated[Path | None, typer.Option("--images", help="Where the images are, if they were moved.")]
 _Collection = Annotated[str, typer.Option(help="Part of the store.")]
 _Text = Annotated[bool, typer.Option("--text", help="Outputs of text encoders instead of latents.")]
-_Captions = Annotated[str, typer.Option(help="With --text: ending of the files of captions, e.g. .txt.")]
+_Captions = Annotated[str, typer.Option(help="With --text: ending of the caption files, e.g. .txt.")]
 _Family = Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTURES)}.")]
 
 
@@ -75,7 +75,7 @@ def verify(store: _Store, quiet: Quiet = False) -> None:
     lost = len(opened.lost_entries())
     say(f"{counted(len(opened), 'item')} read, {len(bad) + lost} damaged, {counted(len(files), 'file')} unusable")
     if bad or lost or files:
-        say(f"kohya-bucket cache repair {store} puts that right", err=True)
+        say(f"kohya-bucket cache repair {store} repairs that", err=True)
         raise typer.Exit(1)
 
 
@@ -111,7 +111,7 @@ def prune(
     stale: Annotated[bool, typer.Option("--stale", help="Drop items whose image has changed.")] = False,
     collection: Annotated[str | None, typer.Option(help="Drop this whole collection.")] = None,
     quarantine: Annotated[bool, typer.Option("--quarantine", help="Empty the quarantine.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
     """Free the space of replaced rows and of what dead writers left. Not while something writes."""
     from kohya_bucket.latents.maintenance.prune import prune as prune_store
@@ -147,7 +147,9 @@ def prune(
 
 def pack(
     store: _Store,
-    to: Annotated[Path | None, typer.Option("--to", help="Write a new store there, to be carried away.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Write a new store to this folder, e.g. to copy it to another machine.")
+    ] = None,
     shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Size of a shard.")] = 256,
 ) -> None:
     """Bring a store into as few files as there need be. Not while something writes."""
@@ -169,9 +171,11 @@ def import_(
     arch: _Family,
     dtype: Annotated[str, typer.Option(help="float32 keeps every bit.")] = "float32",
     vae: Annotated[
-        str, typer.Option("--vae", help="That made the files which do not say: hub name, folder or .safetensors.")
+        str, typer.Option("--vae", help="The VAE of files that do not name theirs: hub name, folder or .safetensors.")
     ] = "",
-    vae_hash: Annotated[str, typer.Option("--vae-hash", help="Its hash instead, as a store knows it.")] = "",
+    vae_hash: Annotated[
+        str, typer.Option("--vae-hash", help="The hash of that VAE, as in a store, instead of --vae.")
+    ] = "",
     interpolation: Annotated[
         str, typer.Option(help="How sd-scripts resized for them; auto-0.9 for 0.9 and before.")
     ] = "auto",
@@ -210,7 +214,7 @@ def export(
     store: _Store,
     arch: _Family,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Instead of beside the images, in this folder.")
+        Path | None, typer.Option("--output", "-o", help="Write to this folder instead of beside the images.")
     ] = None,
     images: _Images = None,
     collection: _Collection = "",

@@ -43,13 +43,16 @@ def precompute(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="An sd-scripts dataset config instead of PATH.")] = None,
     gpus: Annotated[
-        str, typer.Option(help="With --config: numbers of GPUs that will train, e.g. 1,2; else those used here.")
+        str,
+        typer.Option(help="With --config: numbers of GPUs that you train on, e.g. 1,2. Default: the number used here."),
     ] = "",
     train_batch_size: Annotated[int | None, typer.Option(min=1, help="With --config, if it does not set one.")] = None,
     options: RuleOptions,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per run of the VAE.")] = 8,
     stored: StoreOptions,
-    captions_file: Annotated[Path | None, typer.Option(help="One caption per line; else .txt files are read.")] = None,
+    captions_file: Annotated[
+        Path | None, typer.Option(help="A file with one caption per line. Default: the .txt file beside each image.")
+    ] = None,
     captions: TextOptions,
     hash: Annotated[bool, typer.Option("--hash", help="Store a hash of each image's content.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads that decode images; with ray, batches.")] = None,

@@ -96,7 +96,7 @@ def _print(name: str, e: Explanation, orientation: int, foreign: str) -> None:
 
     console.print(f"[bold]{e.size[0]}x{e.size[1]}[/bold], aspect {e.aspect:.4f}, in {name}")
     if foreign:
-        line("training", f"without it: {foreign}")
+        line("file", foreign)
     if orientation in ORIENTATIONS:
         line("EXIF", f"asks for: {ORIENTATIONS[orientation]}; training ignores it and takes the pixels as stored")
     if e.bucket is None:

@@ -12,7 +12,7 @@ from functools import cache
 
 from kohya_bucket.images.files.listing import list_images
 
-__all__ = ["VIDEO_EXTENSIONS", "frames_in", "is_video", "list_clips"]
+__all__ = ["VIDEO_EXTENSIONS", "frame_endings", "frames_in", "is_video", "list_clips"]
 
 VIDEO_EXTENSIONS = frozenset((".mp4", ".webm", ".avi", ".mkv", ".mov", ".flv", ".wmv", ".m4v", ".mpg", ".mpeg"))
 """File name endings, in lower case, that count as clips when a folder is listed."""
@@ -32,13 +32,14 @@ def list_clips(source: str | Iterable[str], *, recursive: bool = True) -> list[s
 
 def frames_in(folder: str) -> list[str]:
     """The images of a folder that are the frames of a clip, in the order of their names."""
-    endings = _frame_endings()
+    endings = frame_endings()
     return sorted(
         os.path.join(folder, name) for name in os.listdir(folder) if os.path.splitext(name)[1] in endings
     )  # a folder of such a name is taken too, as there, and cannot be read
 
 
 @cache
-def _frame_endings() -> frozenset[str]:
+def frame_endings() -> frozenset[str]:
+    """File name endings of images, as musubi-tuner compares them: in lower case or in upper case."""
     jxl = (".jxl",) if any(importlib.util.find_spec(name) for name in ("jxlpy", "pillow_jxl")) else ()
     return frozenset(ending for one in (*_FRAMES, *jxl) for ending in (one, one.upper()))

@@ -51,8 +51,8 @@ def _packed_copy(store: LatentStore, target: str | os.PathLike[str], shard_bytes
         raise LatentStoreError(f"{target} holds a latent store already: choose an empty folder")
     if lost := len(store.lost_entries()) + sum(not name.endswith(".parquet") for name, _ in store.damage):
         raise LatentStoreError(
-            f"{store.layout.root} has {lost} lost items or damaged shards, which the copy would lack: run "
-            "`kohya-bucket cache repair` first; `cache prune` forgets what cannot be brought back"
+            f"{store.layout.root} has {lost} lost items or damaged shards, which the copy would not have: run "
+            "`kohya-bucket cache repair` first; `cache prune` removes what cannot be repaired"
         )
     options: dict[str, Any] = {"images_root": store.images_root(), "shard_bytes": shard_bytes, "flush_seconds": None}
     with writer_like(store, target, **options) as out:

@@ -11,10 +11,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.adapter.config_source import Source
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.folders import read_folder
-from kohya_bucket.sdscripts.config.source import Source
 from kohya_bucket.texts import counted, some
 
 __all__ = ["source_from_folders"]
@@ -30,9 +30,7 @@ def source_from_folders(
     """
     if in_json is not None:
         if reg_data_dir is not None:
-            message = (
-                f"--reg_data_dir {reg_data_dir!r} does not count beside --in_json: fine-tuning has no regularization"
-            )
+            message = f"--reg_data_dir {reg_data_dir!r} is ignored with --in_json: fine-tuning has no regularization"
             findings.warning("no-regularization", "", message, "leave one of the two out", (reg_data_dir,))
         subset: dict[str, Any] = {"image_dir": train_data_dir, "metadata_file": in_json}
         return Source(None, {"datasets": [{"subsets": [subset]}]})
@@ -86,7 +84,7 @@ def _report(folder: str, is_reg: bool, used: list[dict[str, Any]], passed_over: 
         findings.error("no-repeat-folders", "", message, remedy, (folder,))
         return
     if passed_over:
-        message = f"{option}: sd-scripts passes over folders without repeats in their names ({some(passed_over)})"
+        message = f"{option}: sd-scripts skips folders without repeats in their names ({some(passed_over)})"
         findings.warning("no-repeat-folders", "", message, "rename them like '10_name'", passed_over)
     if loose:
         message = (

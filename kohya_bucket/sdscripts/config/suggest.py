@@ -142,7 +142,7 @@ def remedy_for(
         homes = levels_of(name, kind, supports, release)
         if homes:
             return f"{name!r} does not belong in {level.value}", f"move it to {_either(homes)}"
-        return f"this trainer reads no {name!r}", "remove it"
+        return f"this trainer does not read {name!r}", "remove it"
     here = known_keys(level, kind, supports, release)
     near = nearest_key(name, here)
     if near:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kohya_bucket.adapter.dataset_keys import adjust_to_steps, rule_for
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.latents.trainers import ANY_TRAINER, NAME_THE_MODEL, Trainer, families_refusing
 from kohya_bucket.sdscripts.config.check import CheckedConfig
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList
 from kohya_bucket.sdscripts.config.schema import Kind
 from kohya_bucket.texts import counted
@@ -74,8 +74,10 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Traine
         return
     refusing = trainer.refusing(steps)
     if refusing and not trainer.title:
-        message = f"bucket_reso_steps is {steps}, at which trainers of these models stop: {families_refusing(steps)}"
-        findings.note("bucket-steps", where, message, f"is yours among them? {NAME_THE_MODEL}")
+        message = f"bucket_reso_steps is {steps}, which the trainers of these models refuse: {families_refusing(steps)}"
+        findings.note(
+            "bucket-steps", where, message, f"if you train one of them, use a step that it accepts; {NAME_THE_MODEL}"
+        )
     elif refusing:
         accepted = -(-steps // trainer.step) * trainer.step
         message = f"bucket_reso_steps is {steps}, which is refused by "
@@ -125,7 +127,7 @@ def check_split(dataset: DatasetConfig, training: ImageList, validation: ImageLi
     if both:
         are = "image is" if len(both) == 1 else "images are"
         message = f"{len(both)} {are} both trained and validated: sd-scripts rounds both parts up"
-        findings.note("split-overlap", dataset.place, message, "a slightly other validation_split avoids it", both)
+        findings.note("split-overlap", dataset.place, message, "a slightly different validation_split avoids it", both)
     if not len(validation):
         message = f"validation_split {dataset.validation_split:g} holds back no image of this dataset"
         findings.warning("empty-validation", dataset.place, message, "raise it")
@@ -158,7 +160,7 @@ def note_overruled(given: Mapping[str, Any], checked: CheckedConfig, findings: F
     for name, value in sorted(given.items()):
         holders = [table[name] for table in [checked.general, *datasets, *subsets] if name in table]
         if any(holder != value for holder in holders):
-            message = f"--{name} {_shown(value)} does not count where the config says {name} = {_shown(holders[0])}"
+            message = f"--{name} {_shown(value)} is ignored, because the config has {name} = {_shown(holders[0])}"
             findings.note("overruled", "", message, "the config wins over the command line, as in sd-scripts")
 
 

@@ -28,7 +28,7 @@ def rule_text(images: PlacedDataset, options: AdapterOptions, *, enable_bucket: 
     if not enable_bucket:
         return "no buckets: enable_bucket is off"
     if prescribed:
-        return "buckets as the metadata prescribes"
+        return "buckets from the metadata"
     if options.rule != "auto":
         return f"rule {options.rule}"
     offered = [place.bucket_set for place in images.per_resolution or (images.placement,)]
@@ -76,7 +76,7 @@ def misread_lines(misread: Sequence[tuple[str, tuple[int, int], tuple[int, int]]
 
 def recached_lines(reasons: Mapping[str, Sequence[Reason]]) -> list[str]:
     """Caches that were there and could not be used, each with its reason."""
-    lines = [f"{counted(len(reasons), 'cache')} could not be used and made again:"]
+    lines = [f"{counted(len(reasons), 'cache')} could not be used and were made again:"]
     return lines + _shortened([one_line(f"  {path}: {as_text(found)}") for path, found in reasons.items()])
 
 

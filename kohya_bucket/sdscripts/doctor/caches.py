@@ -142,7 +142,7 @@ def _why(part: LatentItems, i: int, interpolation: str, path: Path, arch: Archit
 def _shards(section: Section, parts: Sequence[LatentItems], folder: Path) -> None:
     lacking = list(parts)
     if folder.exists() and not folder.is_dir():
-        message = f"latent_cache_dir is {str(folder)!r}, a file, so that no latent can be stored there"
+        message = f"latent_cache_dir is {str(folder)!r}, which is a file, so no latent can be stored there"
         section.findings.error("store", "", message, "name a folder")
         return
     if Layout(folder).store_file.is_file():

@@ -333,7 +333,7 @@ def test_command_line_values_that_the_config_overrules() -> None:
     config = read(GOOD, given={"resolution": (1024, 1024), "batch_size": 3})
     assert config.datasets[0].config.batch_size == 3
     assert config.datasets[0].config.resolution == (512, 512)
-    assert "--resolution 1024,1024 does not count where the config says resolution" in found(config, "overruled").text
+    assert "--resolution 1024,1024 is ignored, because the config has resolution" in found(config, "overruled").text
 
 
 @pytest.mark.parametrize("share", ["inf", "nan", "-1.0", "1e400"])
