@@ -50,7 +50,7 @@ def broken():
 
 
 def different():
-    encoder = MeanEncoder()
+    encoder = MeanEncoder(2.0)
     encoder.fingerprint = uuid.uuid4().hex
     return encoder
 

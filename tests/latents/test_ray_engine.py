@@ -173,27 +173,33 @@ def test_again_only_what_is_missing_or_changed(cluster, images, tmp_path, expect
 def test_a_killed_encoder_loses_only_what_it_had_in_hand(cluster, images, tmp_path, expected):
     log = tmp_path / "log"
     killed = when(lambda: len(told(log)) > 4, lambda: os.kill(told(log)[-1].pid, signal.SIGKILL))
-    report = on_ray(images, tmp_path / "out", partial(Telling, log, 0.2))
+    report = on_ray(images, tmp_path / "out", partial(Telling, log, 0.2), count=1)
     killed.join()
     assert (report.encoded, report.failed) == (32, [])
     assert rows_of(tmp_path / "out") == expected
-    assert len({batch.pid for batch in told(log)}) == 3
+    assert len({batch.pid for batch in told(log)}) == 2
     assert sum(batch.images for batch in told(log)) <= 32 + 2 * BATCH
 
 
 def test_a_killed_node_loses_only_what_it_had_in_hand(cluster, images, tmp_path, expected):
     log = tmp_path / "log"
-    doomed = cluster.add_node(**NODE)
-    everywhere = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-    assert len(everywhere) == 4
 
-    def on_it():
-        return doomed.node_id in {batch.node for batch in told(log)}
+    def working():
+        """A node with an encoder on it that is at work, and that is not the driver's."""
+        nodes = {node.node_id: node for node in cluster.worker_nodes}
+        return [nodes[batch.node] for batch in told(log) if batch.node in nodes]
 
-    killed = when(on_it, lambda: cluster.remove_node(doomed, allow_graceful=False))
-    report = on_ray(images, tmp_path / "out", partial(Telling, log, 0.4), count=4)
+    gone = []
+
+    def kill():
+        gone.append(working()[0])
+        cluster.remove_node(gone[0], allow_graceful=False)
+
+    killed = when(working, kill)
+    report = on_ray(images, tmp_path / "out", partial(Telling, log, 0.4), count=3)
     killed.join()
-    assert on_it()
+    cluster.add_node(**NODE)
+    assert gone[0].node_id in {batch.node for batch in told(log)}
     assert (report.encoded, report.failed) == (32, [])
     assert rows_of(tmp_path / "out") == expected
     assert sum(batch.images for batch in told(log)) <= 32 + 2 * BATCH
@@ -268,7 +274,6 @@ def test_errors_of_actors_are_raised_as_they_are(cluster, images, tmp_path):
         on_ray(images, tmp_path / "out", different)
     with pytest.raises(KohyaBucketError, match="MeanEncoder has no posterior method"):
         on_ray(images, tmp_path / "out", MeanEncoder, wanted=items_of(images, kind="posterior"))
-    assert not (tmp_path / "out").exists()
 
 
 def test_captions_are_encoded_as_locally(cluster, images, tmp_path):
@@ -290,3 +295,41 @@ def test_captions_are_encoded_as_locally(cluster, images, tmp_path):
         same_outputs(far.arrays(int(j)), local.arrays(i))
     again = text_on_ray(tmp_path / "ray", Texts, concurrency=1)
     assert (again.encoded, again.current) == (0, 32)
+
+
+def test_the_command_says_and_stores_what_it_does_locally(cluster, tmp_path, command_line):
+    pytest.importorskip("diffusers", reason="diffusers is not installed")
+    from tests.latents.test_diffusers_vae import model
+
+    model().save_pretrained(tmp_path / "vae")
+    images = make_images(tmp_path / "images", SIZES)
+    images[0].with_suffix(".txt").write_text("a caption", encoding="utf-8")
+    images[3].write_bytes(images[3].read_bytes()[:200])  # its header is whole
+    common = (
+        "--vae", tmp_path / "vae", "--arch", "sd", "--dtype", "float32", "--device", "cpu", "--resolution", "64",
+        "--min-bucket-reso", "32", "--max-bucket-reso", "128", "--bucket-reso-steps", "16", "--batch-size", "2",
+    )  # fmt: skip
+    far = f"file://{images[0].parent.as_posix()}"
+    said = {}
+    for name, source, options in (
+        ("local", images[0].parent, ()),
+        ("ray", images[0].parent, ("--engine", "ray")),
+        ("urls", far, ("--engine", "ray", "--concurrency", "2")),
+        ("urls-here", far, ()),
+    ):  # fmt: skip
+        said[name] = command_line("precompute", source, *common, "-o", tmp_path / name, *options)
+    codes = {code for code, _, _ in said.values()}
+    assert codes == {2}
+    for name, (_, out, err) in said.items():
+        assert "7 encoded, 0 were current, 1 failed; 8 images in " in out, name
+        assert "img_003.png: cannot be read as an image" in err, name
+        assert "1 image could not be encoded, see above; all others are done" in err, name
+    want = {Path(source).name: (entry.caption, bits) for source, (entry, bits) in rows_of(tmp_path / "local").items()}
+    assert want["img_000.png"][0] == "a caption"
+    for name in ("ray", "urls", "urls-here"):
+        found = rows_of(tmp_path / name)
+        assert {Path(source).name: (entry.caption, bits) for source, (entry, bits) in found.items()} == want, name
+    assert all(source.startswith("file:///") for source in rows_of(tmp_path / "urls"))
+    code, out, _ = command_line("precompute", images[0].parent, *common, "-o", tmp_path / "ray", "--engine", "ray")
+    assert (code, "0 encoded, 7 were current, 1 failed" in out) == (2, True)
+    assert command_line("cache", "status", tmp_path / "urls")[0] == 0

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.files import write_file
+from kohya_bucket.images.files.remote import is_url
 
-__all__ = ["Layout", "common_root", "is_text", "relative_source"]
+__all__ = ["Layout", "absolute", "common_root", "is_text", "paths_of", "relative_source"]
 
 _VERSION = 1
 _DIGITS = 20
@@ -110,20 +111,36 @@ def content_tag(data: bytes) -> str:
 
 
 def relative_source(paths: Sequence[str | os.PathLike[str]], images_root: Path) -> list[str]:
-    """Paths as they are stored: relative to `images_root` with forward slashes, absolute on another drive."""
+    """Paths as they are stored: relative to `images_root` with forward slashes, else absolute; URLs as they are."""
     prefix = os.path.join(os.path.abspath(images_root), "")
     out = []
     for path in paths:
-        text = os.path.abspath(path)
-        inside = text.startswith(prefix)
-        out.append(text[len(prefix) :].replace(os.sep, "/") if inside else _relative(Path(text), images_root))
+        text = absolute(path)
+        if text.startswith(prefix):
+            text = text[len(prefix) :].replace(os.sep, "/")
+        elif not is_url(text):
+            text = _relative(Path(text), images_root)
+        out.append(text)
     return out
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """The path of a file from the root of its drive; a URL as it is."""
+    text = os.fspath(path)
+    return text if is_url(text) else os.path.abspath(text)
+
+
+def paths_of(sources: Sequence[str], images_root: Path) -> list[str]:
+    """What `relative_source` made names of."""
+    root = os.fspath(images_root)
+    return [source if is_url(source) else os.path.normpath(os.path.join(root, source)) for source in sources]
 
 
 def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None) -> Path:
     """Folder that sources are named from: the one the store remembers, or the deepest that holds all images."""
     if output_dir is not None and Layout(output_dir).store_file.is_file():
         return Layout(output_dir).images_root()
+    paths = [path for path in paths if not is_url(path)]
     if not paths:
         return Path.cwd()
     try:
