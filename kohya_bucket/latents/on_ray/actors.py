@@ -81,6 +81,7 @@ class Actors(Generic[F]):
         )
         self._say = say
         self._failed_loads = 0
+        self._why = ""
         self._members: list[_Member[F]] = [self._new() for _ in range(count or gpus or 1)]
         self._known: F | None = None
 
@@ -162,7 +163,8 @@ class Actors(Generic[F]):
             return self._ray.get(reference)
         except errors.RayTaskError as error:
             raise_cause(error)
-        except errors.RayError:
+        except errors.RayError as error:
+            self._why = next(filter(None, map(str.strip, reversed(str(error).splitlines()))), type(error).__name__)
             return None
 
     def _loaded(self, member: _Member[F], facts: F | None) -> None:
@@ -170,7 +172,7 @@ class Actors(Generic[F]):
             self._failed_loads += 1
             if self._failed_loads >= _TRIES * len(self._members):
                 raise KohyaBucketError(
-                    f"the process that loads the model ended {self._failed_loads} times, perhaps for want of memory: "
+                    f"the process that loads the model ended {self._failed_loads} times, at last because: {self._why}; "
                     "see Ray's logs"
                 )
             self._replace(member)
