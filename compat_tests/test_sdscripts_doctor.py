@@ -62,9 +62,9 @@ def test_a_config_is_read_as_this_version_reads_it(copy, unpatched, tmp_path):
 
 
 def test_a_patched_checkout_is_found_from_within(copy):
-    from kohya_bucket.sdscripts.patch import patch_install
+    from kohya_bucket.sdscripts.patch import PATCH
 
-    patch_install(copy)
+    PATCH.install(copy)
     code, found, facts = doctor(copy)
     assert (code, set(found) - {"other-pins"}) == (0, set())
     assert facts["patch"].startswith("installed")

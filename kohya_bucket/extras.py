@@ -17,6 +17,7 @@ EXTRAS = {
     "webdataset": ("webdataset",),
     "ray": ("ray[data]",),
     "remote": ("fsspec",),
+    "s3": ("s3fs", "obstore"),
     "video": ("av",),
 }
 PURPOSES = {
@@ -27,8 +28,9 @@ PURPOSES = {
     "hf": "Hugging Face datasets",
     "xformers": "xformers' attention in the VAE",
     "webdataset": "tar shards",
-    "ray": "scans on Ray",
+    "ray": "scans and encoding on Ray",
     "remote": "images in object storage",
+    "s3": "stores of latents in S3",
     "video": "frames, sizes and rates of clips",
 }
 

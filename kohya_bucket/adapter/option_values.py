@@ -11,6 +11,7 @@ from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choice
 from kohya_bucket.errors import ConfigError, PlanError
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.planning import ORDERS, REMAINDERS, RESOLUTION_MODES
+from kohya_bucket.planning.option_values import COST
 from kohya_bucket.planning.resolutions import weighted_cycle
 from kohya_bucket.texts import counted
 
@@ -21,7 +22,8 @@ TABLE = "kohya_bucket"
 CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "remainder": lambda: REMAINDERS,
     "small_buckets": lambda: REMAINDERS,
-    "order": lambda: [name for name, order in ORDERS.items() if order.shuffles],  # training wants no other
+    # training wants no other, and what trainers load is not read by shards
+    "order": lambda: [name for name, order in ORDERS.items() if order.shuffles and not order.heeds_shards],
     "switching": lambda: SWITCHING_METHODS,
     "no_upscale_fit": lambda: NO_UPSCALE_FITS,
     "auto_method": lambda: AUTO_METHODS,
@@ -59,7 +61,7 @@ def expected_value(key: str, value: Any) -> str:
     if key == "metadata_cache":
         return "" if isinstance(value, str) and value else "auto, off or the path of a Parquet file"
     if key == "same_shape":
-        return "" if isinstance(value, bool) else "true or false"
+        return "" if isinstance(value, bool) or value == COST else f"true, false or {COST!r}"
     return "" if isinstance(value, int) and number and value > 0 else "a whole number above 0"
 
 

@@ -58,8 +58,9 @@ class AdapterOptions:
         model: the transformer whose tokens and cost count, e.g. `flux` or `wan-1.3b`; `TOKEN_GRIDS` has them all.
         cost: [a, b], so that an image of L tokens costs a * L + b * L * L, as `kohya-bucket measure-cost` prints it;
             by default in tokens, with what the model's attention adds.
-        same_shape: every process trains the same shape in a step. Switched off, each process has batches of its
-            own, as in sd-scripts, at the price of waiting for the largest.
+        same_shape: every process trains the same shape in a step. `cost`: where a bucket has too few batches for all
+            processes, batches of nearly equal cost meet in a step, in place of repeats: of `model`, else of pixels.
+            Switched off, each process has batches of its own, as in sd-scripts, and waits for the largest.
         on_bad_image: what happens to an image that turns out unreadable in training: `leave_out` names it and trains
             another of its bucket in its place; `stop` ends the run with one line.
         metadata_cache: where image sizes are kept between runs: `auto` (large data sets, in the user's cache
@@ -91,7 +92,7 @@ class AdapterOptions:
     max_cost: float | None = None
     model: str | None = None
     cost: tuple[float, float] | None = None
-    same_shape: bool = True
+    same_shape: bool | str = True
     on_bad_image: str = "leave_out"
     metadata_cache: str = "auto"
     latent_cache: str = "npz"

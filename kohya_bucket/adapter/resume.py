@@ -75,6 +75,10 @@ class ResumeHooks:
         if is_first_process():
             logger.warning("%s: the epoch starts again from its first image", one_line(error))
 
+    def loss_scale(self) -> float:
+        """What the mean loss of the batch that is trained now is multiplied by: see `EpochPlan.loss_scale`."""
+        return 1.0 if self.sampler is None or self.accelerator is None else self.sampler.loss_scale(self._batches())
+
     def _batches(self) -> int:
         """Batches of the present epoch that each process has trained; 0 where it is complete."""
         step = int(self.accelerator.step)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS
 from kohya_bucket.texts import one_line
 
-__all__ = ["Oddities", "plain_ending", "split_key"]
+__all__ = ["Oddities", "grouped", "plain_ending", "split_key"]
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3
@@ -21,6 +22,34 @@ def split_key(name: str) -> tuple[str, str]:
     folder, slash, base = name.rpartition("/")
     stem, dot, ending = base.partition(".")
     return (folder + slash + stem, ending.lower()) if stem and dot else ("", "")
+
+
+def grouped(
+    shard: str, members: Iterable[tuple[str, tuple[int, int]]]
+) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """(key, {ending: (offset, length)}) of each sample, from a tar's members in their order.
+
+    Raises:
+        KohyaBucketError: a name is there twice in one sample.
+    """
+    current: str = ""
+    sample: dict[str, tuple[int, int]] = {}
+    for name, place in members:
+        key, ending = split_key(name)
+        if not key:
+            continue
+        if key != current:
+            if sample:
+                yield current, sample
+            current, sample = key, {}
+        if ending in sample:
+            raise KohyaBucketError(
+                f"{shard}: {name} is there twice in one sample, so it is not clear which one to use: build the "
+                "shard again without one of them"
+            )
+        sample[ending] = place
+    if sample:
+        yield current, sample
 
 
 def plain_ending(ending: str | None) -> str | None:
@@ -77,8 +106,8 @@ class Oddities:
         """Say what was odd about the samples of `where`."""
         if self._without.count:
             _log.warning(
-                "%s: no image in %d of the samples, so these are left out: %s; the members of a sample must "
-                "follow each other",
+                "%s: no image in %d of the samples, so these are left out: %s; the members of a sample must follow "
+                "each other",
                 one_line(where), self._without.count, one_line(self._without),
             )  # fmt: skip
         if self._several.count:

@@ -182,7 +182,7 @@ class TokenGrid:
             sizes: [K, 2] (width, height) in pixels.
             frames: [K] or one for all; the first frame of a clip is a latent frame of its own.
         """
-        import numpy as np  # here, since help texts list the names in this file: it takes 100 ms
+        import numpy as np  # here: help texts list the names in this file, and want no arrays
 
         sides = -(-np.asarray(sizes, dtype=np.int64).reshape(-1, 2) // self.side)
         latent_frames = 1 + (np.asarray(frames, dtype=np.int64) - 1) // self.frame_stride

@@ -30,6 +30,7 @@ class Architecture:
         steps: every side of a bucket is a multiple of this.
         target_fps: frames per second of its clips; None for a family that trains none.
         grid: the numbers of frames that it takes.
+        in_sections: clips are trained in sections of `fp_latent_window_size` latents, each an item.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Architecture:
     steps: int = 16
     target_fps: float | None = None
     grid: FrameGrid = _GRID
+    in_sections: bool = False
 
 
 ARCHITECTURES = {
@@ -46,7 +48,7 @@ ARCHITECTURES = {
     for a in (
         Architecture("hv", "hunyuan_video", "HunyuanVideo", ("hv_train",), target_fps=24.0),
         Architecture("wan", "wan", "Wan", ("wan_train",), target_fps=16.0),
-        Architecture("fp", "framepack", "FramePack", ("fpack_train",), target_fps=30.0),
+        Architecture("fp", "framepack", "FramePack", ("fpack_train",), target_fps=30.0, in_sections=True),
         Architecture("fk", "flux_kontext", "FLUX.1 Kontext", ("flux_kontext_train",), target_fps=1.0),
         Architecture("f2d", "flux_2_dev", "FLUX.2 dev", ("flux_2_train",)),
         Architecture("f2k4b", "flux_2_klein_4b", "FLUX.2 klein 4B", ()),

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.budgets import Budget
 
-__all__ = ["Budget", "as_global_batch", "count_buckets", "one_or_all", "per_rank_batches"]
+__all__ = ["as_global_batch", "count_buckets", "one_or_all", "per_rank_batches"]
 
 _TOO_MANY = 2**31
-
-
-@dataclass(frozen=True)
-class Budget:
-    """An upper bound of what one rank trains in a step.
-
-    Attributes:
-        name: of the option.
-        limit: the bound.
-        each: [K] what one image of each bucket takes of it, above 0.
-        unit: what is counted, for messages.
-    """
-
-    name: str
-    limit: float
-    each: npt.NDArray[np.int64] | npt.NDArray[np.float64]
-    unit: str
-
-    def images(self) -> npt.NDArray[np.int64]:
-        """[K] images of each bucket that fit; 0 where not even one does."""
-        if self.each.dtype.kind == "i":
-            return np.asarray(self.limit // np.maximum(self.each, 1), dtype=np.int64)
-        # What is three times an image's cost in decimals is a hair less in binary numbers.
-        fits = np.floor(self.limit / self.each * (1 + 1e-12))
-        return np.minimum(fits, _TOO_MANY - 1).astype(np.int64)
 
 
 def count_buckets(

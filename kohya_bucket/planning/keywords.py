@@ -36,11 +36,15 @@ class PlanKeywords(TypedDict, total=False):
     resolutions: str | None
     resolution_weights: npt.ArrayLike | None
     run_length: int
+    shards: npt.ArrayLike | None
+    open_shards: int
+    nodes: int
     max_crop: float
     base_bucket: int | None
     bucket_groups: npt.ArrayLike | None
     no_upscale: npt.ArrayLike
     equal_epochs: bool
+    same_shape: bool | str
 
 
 _NAMES = tuple(field.name for field in fields(PlanOptions))

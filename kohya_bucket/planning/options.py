@@ -13,16 +13,18 @@ import numpy.typing as npt
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.checks import as_flag, integer, one_of, whole
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning.batch_sizes import Budget
-from kohya_bucket.planning.costs import as_token_cost, as_tokens, cost_of, positive
+from kohya_bucket.planning.budgets import Budget, budgets_of
+from kohya_bucket.planning.costs import cost_of, pixels_of
+from kohya_bucket.planning.option_values import COST, as_same_shape, as_share, as_token_cost, as_tokens, positive
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.orders.order import Order
 from kohya_bucket.planning.policy import RemainderContext, RemainderPolicy
-from kohya_bucket.planning.remainders import REMAINDERS, policies_of
+from kohya_bucket.planning.remainders import REMAINDERS, checked_small_buckets, policies_of
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, ResolutionMode
 
 __all__ = ["PlanOptions", "RepeatsLike"]
 
+_OF_SHARDS = ("shards", "open_shards", "nodes")
 RepeatsLike = npt.ArrayLike | Fraction | Sequence[Fraction]
 
 
@@ -49,6 +51,10 @@ class PlanOptions:
         resolutions: how [N, R] ids are used, e.g. "all": each image at each resolution; see `RESOLUTION_MODES`.
         resolution_weights: [R], for "weighted".
         run_length: steps of one run, for order="runs".
+        shards: [N] number of the shard (file) that each image lies in, for order="local".
+        open_shards: most shards that are being read at any step, for each of `nodes`, for order="local".
+        nodes: machines between whose ranks, with order="local", the shards are divided. The plan stays as it is where
+            there are more or fewer, which then read more of them.
         max_crop: share of an image's area that "merge" may crop off by moving it.
         base_bucket: bucket of the catch-all batches; by default the squarest, then the largest.
         bucket_groups: [K], images are never moved from one group to another (e.g. two data sets).
@@ -56,6 +62,9 @@ class PlanOptions:
             [K] by its own bucket; pixels lost by scaling down then count towards `max_crop` too.
         equal_epochs: every epoch has as many steps as the longest. With "rotate" and "weighted", epochs have the same
             number of images, but their buckets leave other remainders; shorter epochs split batches in two.
+        same_shape: True: all ranks train one bucket in a step. "cost": where a bucket has too few batches for all
+            ranks, batches of nearly equal cost meet in a step: of `bucket_tokens` by `token_cost`, else of the pixels
+            of `bucket_sizes`. A remainder is then what does not fill a batch of one rank.
 
     Raises:
         PlanError: a value outside of its range, or an option without what it needs.
@@ -77,11 +86,15 @@ class PlanOptions:
     resolutions: str | None = None
     resolution_weights: npt.ArrayLike | None = None
     run_length: int = 8
+    shards: npt.ArrayLike | None = None
+    open_shards: int = 64
+    nodes: int = 1
     max_crop: float = 0.25
     base_bucket: int | None = None
     bucket_groups: npt.ArrayLike | None = None
     no_upscale: npt.ArrayLike = False
     equal_epochs: bool = False
+    same_shape: bool | str = True
 
     def __post_init__(self) -> None:
         uses, pixels, tokens = self.regularization_uses, self.max_pixels, self.max_tokens
@@ -89,32 +102,46 @@ class PlanOptions:
             "accumulate": whole("accumulate", self.accumulate, 1, bits=31),
             "run_length": whole("run_length", self.run_length, 1, bits=31),
             "remainder": one_of("remainder", self.remainder, REMAINDERS),
-            "small_buckets": self._checked_small_buckets(),
+            "small_buckets": checked_small_buckets(self.remainder, self.small_buckets),
             "order": one_of("order", self.order, ORDERS),
+            "open_shards": whole("open_shards", self.open_shards, 2, bits=31),
+            "nodes": whole("nodes", self.nodes, 1, bits=31),
             "bucket_sizes": None if self.bucket_sizes is None else as_sizes(self.bucket_sizes),
             "max_pixels": None if pixels is None else whole("max_pixels", pixels, 1),
             "max_tokens": None if tokens is None else whole("max_tokens", tokens, 1),
             "max_cost": None if self.max_cost is None else positive("max_cost", self.max_cost),
             "bucket_tokens": None if self.bucket_tokens is None else as_tokens(self.bucket_tokens),
             "token_cost": as_token_cost(self.token_cost),
-            "max_crop": _share("max_crop", self.max_crop),
+            "max_crop": as_share("max_crop", self.max_crop),
             "base_bucket": None if self.base_bucket is None else integer("base_bucket", self.base_bucket),
             "regularization_uses": None if uses is None else whole("regularization_uses", uses, 0),
             "equal_epochs": as_flag("equal_epochs", self.equal_epochs, PlanError),
+            "same_shape": as_same_shape(self.same_shape),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         for option, policy in zip(("remainder", "small_buckets"), self.policies, strict=False):
             if policy.needs_sizes and self.sizes is None:
                 raise PlanError(f"{option}={policy.name!r} needs bucket_sizes: {policy.needs_sizes}")
+        if self.arrangement.heeds_shards and self.shards is None:
+            raise PlanError(
+                f"order={self.order!r} needs shards: the number of the shard that each image lies in; data sets of "
+                "latents and of tar shards know it themselves"
+            )
         if self.resolutions is not None:
             one_of("resolutions", self.resolutions, RESOLUTION_MODES)
         if self.resolution_weights is not None and not (self.mode and self.mode.by_weight):
             raise PlanError(
                 f"resolution_weights is set, but resolutions is {self.resolutions!r}: weights belong to 'weighted'"
             )
-        if self.regularization is None and uses is not None:
+        if self.by_cost and self.item_costs is None:
+            raise PlanError("same_shape is 'cost' without bucket_tokens or bucket_sizes: the cost depends on them")
+        if self.regularization is None and self.regularization_uses is not None:
             raise PlanError("regularization_uses is set without regularization: say which images they are")
+        if self.by_cost and self.arrangement.heeds_shards:
+            raise PlanError(
+                f"same_shape is 'cost' and order is {self.order!r}, whose steps have one bucket: leave out one of them"
+            )
 
     @property
     def policy(self) -> RemainderPolicy:
@@ -147,6 +174,11 @@ class PlanOptions:
         return cast("IntArray | None", self.bucket_sizes)
 
     @property
+    def by_cost(self) -> bool:
+        """Batches of several buckets may meet in a step."""
+        return self.same_shape == COST
+
+    @property
     def tokens(self) -> npt.NDArray[np.int64] | None:
         """`bucket_tokens` as the array that they were made."""
         return cast("npt.NDArray[np.int64] | None", self.bucket_tokens)
@@ -156,7 +188,7 @@ class PlanOptions:
         """[K] cost of one image of each bucket: of its tokens, else its pixels; None where neither is known."""
         if self.tokens is not None:
             return cost_of(self.tokens, self.token_cost)
-        return None if self.sizes is None else _pixels(self.sizes).astype(np.float64)
+        return None if self.sizes is None else pixels_of(self.sizes).astype(np.float64)
 
     def budgets(self) -> list[Budget]:
         """The bounds of a batch that are set.
@@ -164,19 +196,10 @@ class PlanOptions:
         Raises:
             PlanError: one that needs to know more of the buckets.
         """
-        found = []
-        if self.max_pixels is not None:
-            if self.sizes is None:
-                raise PlanError("max_pixels is set without bucket_sizes: the budget needs to know the buckets' sizes")
-            found.append(Budget("max_pixels", self.max_pixels, _pixels(self.sizes), "pixels"))
-        for name, limit in (("max_tokens", self.max_tokens), ("max_cost", self.max_cost)):
-            if limit is None:
-                continue
-            if self.tokens is None:
-                raise PlanError(f"{name} is set without bucket_tokens: the budget needs to know the buckets' tokens")
-            each = self.tokens if name == "max_tokens" else cost_of(self.tokens, self.token_cost)
-            found.append(Budget(name, limit, each, "tokens" if name == "max_tokens" else "of cost"))
-        return found
+        return budgets_of(
+            max_pixels=self.max_pixels, max_tokens=self.max_tokens, max_cost=self.max_cost,
+            sizes=self.sizes, tokens=self.tokens, token_cost=self.token_cost,
+        )  # fmt: skip
 
     def context(self, global_batch: npt.NDArray[np.int64]) -> RemainderContext:
         """What the policy may look at, for [K] buckets, at the first epoch of seed 0.
@@ -221,30 +244,7 @@ class PlanOptions:
             "equal_epochs": True if self.equal_epochs else None,
             # Before there was a choice, they were left out.
             "small_buckets": self.policies[1].name if len(self.policies) > 1 else None,
+            "same_shape": COST if self.by_cost else None,
+            "item_costs": self.item_costs if self.by_cost else None,
+            **({name: getattr(self, name) for name in _OF_SHARDS} if self.arrangement.heeds_shards else {}),
         }
-
-    def _checked_small_buckets(self) -> str | None:
-        if self.small_buckets is None:
-            return None
-        one_of("remainder", self.remainder, REMAINDERS)
-        if not self.policy.leaves_out:
-            raise PlanError(
-                f"small_buckets is {self.small_buckets!r}, but remainder={self.remainder!r} trains the images of all "
-                "buckets: leave small_buckets out, or take remainder='drop'"
-            )
-        return one_of("small_buckets", self.small_buckets, REMAINDERS)
-
-
-def _pixels(sizes: IntArray) -> npt.NDArray[np.int64]:
-    wide = sizes.astype(np.int64)
-    return wide[:, 0] * wide[:, 1]
-
-
-def _share(name: str, value: float) -> float:
-    try:
-        share = float(value)
-    except (TypeError, ValueError):
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise PlanError(f"{name} is {value!r}, but is a share of the image: from 0 to 1, e.g. 0.25 for a quarter")
-    return share

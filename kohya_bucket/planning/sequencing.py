@@ -21,25 +21,31 @@ def smallest_ids(bucket: Ints, n_buckets: int) -> Ints:
 
 
 def sequence_items(
-    demand: Demand, rng: np.random.RandomState, *, shuffle: bool
+    demand: Demand, rng: np.random.RandomState, *, shuffle: bool, parts: npt.NDArray[np.int32] | None = None
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
     """All trainings of an epoch: ([T] image numbers, bucket after bucket; [K] how many of each bucket).
 
     Images that are trained once stand in random order within their bucket. Where images are trained several
     times, each image's trainings are spread evenly: the j-th of c lies at a random place in the j-th of c
     equal parts of its bucket. Without `shuffle`, images stand in the order of their rows, repeats adjacent.
+    With `parts`, [N] by image, the same holds within each part, and a bucket's parts follow each other.
     """
     bucket = smallest_ids(demand.bucket, demand.n_buckets)
+    group: Ints = bucket
+    if parts is not None:
+        group = bucket.astype(np.int64) * (int(parts.max(initial=0)) + 1) + parts[demand.image]
     times = demand.times
     if times is None:
-        items = np.argsort(bucket, kind="stable")
+        items = _stable_order(group)
+        counts = np.bincount(bucket, minlength=demand.n_buckets).astype(np.int64)
+        # of each group, in the order of the items
+        lengths = counts if parts is None else _run_lengths(group[items])
         if not _are_row_numbers(demand.image):
             items = demand.image[items].astype(np.intp)  # before they are shuffled: memory is read in order then
-        counts = np.bincount(bucket, minlength=demand.n_buckets).astype(np.int64)
         if shuffle:
-            ends = np.cumsum(counts)
-            for k in np.flatnonzero(counts):
-                rng.shuffle(items[ends[k] - counts[k] : ends[k]])
+            ends = np.cumsum(lengths)
+            for k in np.flatnonzero(lengths):
+                rng.shuffle(items[ends[k] - lengths[k] : ends[k]])
         return items.astype(np.int32), counts
     rows = np.repeat(np.arange(len(times)), times)
     counts = np.bincount(bucket[rows], minlength=demand.n_buckets).astype(np.int64)
@@ -47,10 +53,26 @@ def sequence_items(
         turn = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
         # A hair below 1, so that rounding never lifts the last part out of [0, 1).
         places = np.minimum((turn + rng.random_sample(len(rows))) / times[rows], 1 - 2**-40)
-        order = rows[packed_order(places, bucket[rows])]
+        order = rows[packed_order(places, group[rows])]
     else:
-        order = rows[np.argsort(bucket[rows], kind="stable")]
+        order = rows[_stable_order(group[rows])]
     return demand.image[order], counts
+
+
+def _stable_order(ids: Ints) -> npt.NDArray[np.intp]:
+    """`np.argsort(ids, kind="stable")` of numbers from 0, 16 bits at a time: numpy has a radix sort for so many."""
+    highest = int(ids.max(initial=0))
+    order = np.argsort(smallest_ids(ids & 0xFFFF if highest >> 16 else ids, min(highest + 1, 1 << 16)), kind="stable")
+    for shift in range(16, highest.bit_length(), 16):
+        digit = (ids[order] >> shift & 0xFFFF).astype(np.uint16)
+        order = order[np.argsort(digit, kind="stable")]
+    return order
+
+
+def _run_lengths(ids: Ints) -> npt.NDArray[np.int64]:
+    """How often each id stands there; equal ones are neighbours."""
+    begins = np.flatnonzero(ids[1:] != ids[:-1]) + 1
+    return np.diff(begins, prepend=0, append=len(ids)).astype(np.int64) if len(ids) else np.zeros(0, dtype=np.int64)
 
 
 def _are_row_numbers(image: npt.NDArray[np.int32]) -> bool:

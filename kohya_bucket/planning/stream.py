@@ -24,6 +24,7 @@ class Purpose(enum.IntEnum):
     PHASES = 4
     REGULARIZATION = 5
     RESOLUTIONS = 6
+    SHARDS = 7
 
 
 def stream(purpose: Purpose, seed: int, epoch: int = -1, part: int = 0) -> np.random.RandomState:

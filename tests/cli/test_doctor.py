@@ -338,10 +338,10 @@ def test_a_checkout_is_found_where_one_is(tmp_path, monkeypatch):
 
 
 def test_the_patch_of_another_version(tmp_path):
-    from kohya_bucket.sdscripts.patch import patch_install
+    from kohya_bucket.sdscripts.patch import PATCH
 
     there = checkout(tmp_path / "sd", "x = 1")
-    status = patch_install(there)
+    status = PATCH.install(there)
     assert findings("--sd-scripts", there, "--quick")[1]["sd-scripts"]["patch"].startswith("installed")
     status.file.write_text(status.file.read_text(encoding="utf-8").replace("ERROR", "Error"), encoding="utf-8")
     found, _ = findings("--sd-scripts", there, "--quick")

@@ -244,9 +244,8 @@ def test_samples_without_an_image_are_named(tmp_path: Path, caplog: pytest.LogCa
     shard = tar_of(tmp_path / "a.tar", *images, ("a.txt", b"1"), ("b.txt", b"2"))
     assert both_ways(shard) == [{"a": "", "b": ""}] * 2
     said = (
-        "no image in 2 of the samples, so these are left out: a (txt), b (txt); the members of a sample must "
-        "follow each "
-        "other"
+        "no image in 2 of the samples, so these are left out: a (txt), b (txt); the members of a sample must follow "
+        "each other"
     )
     assert caplog.text.count(said) == 2
     assert f"{shard}#a has no bucket and is not trained: no image in this sample, only txt" in caplog.text

@@ -19,7 +19,7 @@ from kohya_bucket.latents import precompute_latents  # noqa: E402
 from kohya_bucket.latents.text.caption import Caption, Encoding  # noqa: E402
 from kohya_bucket.latents.text.exact_arrays import pack  # noqa: E402
 from kohya_bucket.latents.text.text_writer import TextWriter  # noqa: E402
-from tests.latents.latent_helpers import fill  # noqa: E402
+from tests.latents.latent_helpers import bits, fill  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.latents.text_outputs import fill_texts, made_outputs, same_outputs  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
@@ -237,3 +237,19 @@ def test_items_have_the_outputs_of_their_captions(tmp_path):
                 {key: value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
                  for key, value in found.items()}, want[name],
             )  # fmt: skip
+
+
+def test_order_local_reads_the_stores_shards(tmp_path):
+    sizes = [(64, 32), (32, 64), (64, 64)]
+    for k, size in enumerate(sizes):
+        names = [f"{k}/{i:02d}.png" for i in range(40)]
+        fill(tmp_path / "out", names, shard_bytes=8 * bits(0, bucket=size).nbytes, bucket_size=size)
+    dataset = BucketedLatentDataset(tmp_path / "out")
+    assert len(np.unique(dataset.shards)) == len(dataset.store.shards) == 15
+    for shard in np.unique(dataset.shards):
+        of_shard = {dataset.store.info(int(row)).name for row in dataset._rows[dataset.shards == shard]}
+        assert len(of_shard) == 1
+    sampler = kohya_bucket.BucketBatchSampler(dataset, 4, order="local", open_shards=4)
+    steps = [set(dataset.shards[batch].tolist()) for batch in sampler]
+    spans = [[s for s, found in enumerate(steps) if shard in found] for shard in range(15)]
+    assert max(sum(min(at) <= s <= max(at) for at in spans) for s in range(len(steps))) <= 4

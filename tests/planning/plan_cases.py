@@ -37,6 +37,9 @@ def cases(draw: st.DrawFn) -> dict:
         "bucket_sizes": SIZES[:k],
         "accumulate": draw(st.integers(1, 5)),
         "run_length": draw(st.integers(1, 9)),
+        "shards": rng.randint(0, draw(st.integers(1, 40)), n),
+        "open_shards": draw(st.integers(2, 20)),
+        "nodes": draw(st.sampled_from([1, 1, 2, 3, 8])),
         "max_crop": draw(st.sampled_from([0.0, 0.3, 0.6])),
     }
 

@@ -184,17 +184,15 @@ def test_runs_are_as_long_as_asked(case: dict) -> None:
 @every_policy
 def test_over_epochs_order_differs_and_coverage_does_not(remainder: str, order: str) -> None:
     ids = np.random.RandomState(7).choice(4, 203, p=[0.6, 0.3, 0.08, 0.02])
-    plans = [
-        plan_epoch(ids, 4, world_size=2, epoch=e, remainder=remainder, order=order, bucket_sizes=SIZES[:4])
-        for e in range(6)
-    ]
+    settings = {"bucket_sizes": SIZES[:4], "shards": np.arange(203) // 20, "open_shards": 4}
+    plans = [plan_epoch(ids, 4, world_size=2, epoch=e, remainder=remainder, order=order, **settings) for e in range(6)]
     sequences = {tuple(np.concatenate([p.step_indices(s) for s in range(p.steps)]).tolist()) for p in plans}
     if order != "file":
         assert len(sequences) == len(plans)
     assert len({p.steps for p in plans}) == 1
     totals = np.sum([trained(p) for p in plans], axis=0)
     if remainder == "keep":
-        once = plan_epoch(ids, 8, remainder=remainder, order=order)
+        once = plan_epoch(ids, 8, remainder=remainder, order=order, **settings)
         assert (trained(once) == 1).all()
         assert (totals >= 6).all()
     if remainder in ("pad", "drop"):

@@ -113,7 +113,7 @@ def test_the_adapter_offers_what_is_registered() -> None:
         table = {"remainder": remainder, "resolutions": [256, 512], "resolution_mode": mode, **weights}
         assert AdapterOptions.from_tables(("here", table)).remainder == remainder
     for order, value in ORDERS.items():
-        if value.shuffles:
+        if value.shuffles and not value.heeds_shards:
             assert AdapterOptions.from_tables(("here", {"order": order})).order == order
         else:
             with pytest.raises(ConfigError, match=rf"order is '{order}', but must be one of shuffled, runs, sorted"):
@@ -185,14 +185,17 @@ def test_what_saved_states_know_keeps_its_names() -> None:
     assert list(fingerprint) == [
         "plan_version", "images", "images_per_bucket", "bucket_ids", "remainder", "order", "repeats", "regularization",
         "regularization_uses", "resolutions", "resolution_weights", "bucket_sizes", "bucket_groups", "run_length",
-        "crop_limit", "base_bucket", "enlarge", "equal_epochs", "small_buckets", "global_batch",
+        "crop_limit", "base_bucket", "enlarge", "equal_epochs", "small_buckets", "same_shape",
+        "item_costs", "global_batch",
     ]  # fmt: skip
     assert fingerprint["crop_limit"] == 0.25
     # Not in it: updates do not change steps, and budgets only change the global batch.
     names = {{"crop_limit": "max_crop", "enlarge": "no_upscale"}.get(key, key) for key in fingerprint}
-    assert set(PlanOptions.__annotations__) - names == {
+    of_shards = {"shards", "open_shards", "nodes"}
+    assert set(PlanOptions.__annotations__) - names == of_shards | {
         "accumulate", "max_pixels", "max_tokens", "max_cost", "bucket_tokens", "token_cost"
     }  # fmt: skip
+    assert of_shards < EpochPlanner(IDS, 4, order="local", shards=IDS).fingerprint.keys()
     assert EpochPlanner(IDS, 4, max_crop=0.5, run_length=3).fingerprint == EpochPlanner(IDS, 4).fingerprint
 
 
@@ -215,7 +218,11 @@ def test_pages_list_what_is_registered(page, start, named, registry) -> None:
 def test_the_table_of_options_names_what_is_offered() -> None:
     page = (ROOT / "docs/sd-scripts.md").read_text(encoding="utf-8")
     table = page.split("```toml\n[kohya_bucket]", 1)[1].split("```", 1)[0]
-    offered = [*REMAINDERS, *RESOLUTION_MODES, *(name for name, order in ORDERS.items() if order.shuffles)]
+    offered = [
+        *REMAINDERS,
+        *RESOLUTION_MODES,
+        *(name for name, order in ORDERS.items() if order.shuffles and not order.heeds_shards),
+    ]
     assert [name for name in offered if f'"{name}"' not in table] == []
 
 

@@ -25,23 +25,31 @@ class TarSource:
     """The samples of a `TarIndex`. Nothing is unpacked, and no file stays open between samples.
 
     Raises:
-        KohyaBucketError: a shard has changed since it was indexed.
+        KohyaBucketError: a shard has changed since it was indexed, or images are to be turned and it is unknown how.
     """
 
     def __init__(self, index: TarIndex, *, obey_exif: bool = False) -> None:
         if not index.is_current():
             raise KohyaBucketError("a shard has changed or gone since it was indexed: build the index again")
+        if as_flag("obey_exif", obey_exif) and not index.rows["orientation"].all():
+            raise KohyaBucketError(
+                "obey_exif is set, but an index of webshart does not say how images are turned: name the tar files"
+            )
         self.index = index
         self._obey_exif = as_flag("obey_exif", obey_exif)
 
     def __len__(self) -> int:
         return len(self.index)
 
+    @property
+    def shards(self) -> npt.NDArray[np.int32]:
+        """[N] number of the shard that each image lies in."""
+        return np.ascontiguousarray(self.index.rows["shard"])
+
     def read_sizes(self) -> SourceSizes:
-        rows = self.index.rows
-        sizes = np.stack([rows["width"], rows["height"]], axis=1)
+        sizes = self.index.sizes
         if self._obey_exif:
-            sizes = np.where((rows["orientation"] >= 5)[:, None], sizes[:, ::-1], sizes)
+            sizes = np.where((self.index.rows["orientation"] >= 5)[:, None], sizes[:, ::-1], sizes)
         failures = [(i, self.name(i), reason) for i, reason in sorted(self.index.reasons.items())]
         return SourceSizes(sizes, failures)
 
@@ -63,7 +71,7 @@ class TarSource:
         return caption_of_file(self._bytes(row, row["caption_offset"], row["caption_length"]), name)
 
     def name(self, index: int) -> str:
-        return f"{self.index.shards[int(self.index.rows[index]['shard'])]}#{self.index.keys[index]}"
+        return self.index.name(index)
 
     def _bytes(self, row: Any, offset: Any, length: Any) -> bytes:
         number = int(row["shard"])

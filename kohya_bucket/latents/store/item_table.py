@@ -64,6 +64,17 @@ class ItemTable:
         """[N, 2] int32: width and height in pixels of each item's bucket."""
         return np.stack([self.column("bucket_width"), self.column("bucket_height")], axis=1)
 
+    def shard_numbers(self) -> npt.NDArray[np.int32]:
+        """[N] position of each item's shard among the names of the shards that hold items, sorted."""
+        shard = self.table["shard"].combine_chunks()
+        names = np.array(shard.dictionary.to_pylist(), dtype=object)
+        codes = np.asarray(shard.indices)
+        used = np.flatnonzero(np.bincount(codes, minlength=len(names)))
+        number = np.zeros(len(names), dtype=np.int32)
+        number[used[np.argsort(names[used])]] = np.arange(len(used), dtype=np.int32)
+        out: npt.NDArray[np.int32] = number[codes]
+        return out
+
     def with_texts(self, **changes: dict[int, str | None]) -> Any:
         """The store's rows with other captions or content hashes, by column and position."""
         pa, _, _ = arrow()

@@ -23,6 +23,8 @@ class Order:
         arrange: `(layout, rng, run_length) -> [S]` numbers of the batches, in the order of training.
         shuffles: the images of a bucket are shuffled before batches are cut; without, every epoch is the same.
         heeds_run_length: `run_length` decides what it does.
+        heeds_shards: `shards` and `open_shards` decide in which windows images are trained; `arrange` then sees the
+            batches that a bucket has in one window as a bucket of their own.
     """
 
     name: str
@@ -30,3 +32,4 @@ class Order:
     arrange: Callable[[BatchLayout, np.random.RandomState, int], npt.NDArray[np.intp]]
     shuffles: bool = True
     heeds_run_length: bool = False
+    heeds_shards: bool = False

@@ -9,10 +9,10 @@ from kohya_bucket.planning.batch_layout import BatchLayout
 from kohya_bucket.planning.orders.order import Order
 from kohya_bucket.planning.stream import packed_order
 
-__all__ = ["SHUFFLED", "spread_evenly"]
+__all__ = ["SHUFFLED", "order_shuffled", "spread_evenly"]
 
 
-def _order_shuffled(cut: BatchLayout, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:  # noqa: ARG001
+def order_shuffled(cut: BatchLayout, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:  # noqa: ARG001
     """[S] numbers of the batches in the order of training; see `spread_evenly` for what holds."""
     return spread_evenly(cut.bucket, cut.turn, cut.per_bucket, rng)
 
@@ -40,4 +40,4 @@ def spread_evenly(
     return packed_order(np.minimum(places, 1 - 2**-40))
 
 
-SHUFFLED = Order("shuffled", "batches of all buckets mixed, each bucket spread evenly", _order_shuffled)
+SHUFFLED = Order("shuffled", "batches of all buckets mixed, each bucket spread evenly", order_shuffled)

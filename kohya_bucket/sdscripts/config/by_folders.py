@@ -11,10 +11,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.adapter.config_source import Source
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.folders import read_folder
-from kohya_bucket.sdscripts.config.source import Source
 from kohya_bucket.texts import counted, some
 
 __all__ = ["source_from_folders"]

@@ -10,9 +10,9 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.config.arguments import DEFAULTS
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import SubsetConfig
 from kohya_bucket.texts import counted, some
 

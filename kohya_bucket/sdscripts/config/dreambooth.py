@@ -7,8 +7,8 @@ import math
 import os
 from dataclasses import dataclass, replace
 
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.sdscripts.config.captions import check_captions, check_stems
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.folders import Folder, missing_folder, note_ignored, read_folder
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
 from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from kohya_bucket.sdscripts.config.findings import Findings
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.texts import counted, some
 
 __all__ = ["Folder", "image_named", "missing_folder", "read_folder", "supported_extensions"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.images.scan.size_scan import SizeScan
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.read import ReadDataset
 from kohya_bucket.texts import counted, some
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.adapter.config_source import Source, load_source
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer, trainer_named
 from kohya_bucket.sdscripts.config import arguments as command_line
@@ -15,7 +17,6 @@ from kohya_bucket.sdscripts.config.by_folders import source_from_folders
 from kohya_bucket.sdscripts.config.check import check_config
 from kohya_bucket.sdscripts.config.controlnet import list_controlnet
 from kohya_bucket.sdscripts.config.dreambooth import as_list as list_dreambooth
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.finetuning import list_finetuning
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList
 from kohya_bucket.sdscripts.config.reading import Reading
@@ -23,7 +24,6 @@ from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
 from kohya_bucket.sdscripts.config.resolve import resolve
 from kohya_bucket.sdscripts.config.run_file import run_file
 from kohya_bucket.sdscripts.config.schema import ALL, Kind, Supports
-from kohya_bucket.sdscripts.config.source import Source, load_source
 from kohya_bucket.sdscripts.config.validity import check_shared_images, check_split, check_values, note_overruled
 
 __all__ = ["Config", "ReadDataset", "read_config", "read_folders"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kohya_bucket.sdscripts.config.findings import Findings
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.sdscripts.config.model import DatasetConfig, SubsetConfig
 from kohya_bucket.sdscripts.config.release import NEWEST, Release
 from kohya_bucket.sdscripts.config.schema import Kind

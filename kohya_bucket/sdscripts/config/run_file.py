@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kohya_bucket.adapter.config_source import Source
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.sdscripts.config.arguments import DEFAULTS, config_name
-from kohya_bucket.sdscripts.config.findings import Findings
-from kohya_bucket.sdscripts.config.source import Source
 
 __all__ = ["RunFile", "run_file"]
 

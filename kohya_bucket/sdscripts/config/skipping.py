@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.kept_sizes import scan_sizes
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import DatasetConfig, SubsetConfig
 from kohya_bucket.texts import some
 

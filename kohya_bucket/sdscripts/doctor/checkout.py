@@ -6,12 +6,11 @@ import re
 import sys
 from pathlib import Path
 
+from kohya_bucket.adapter.section import Section
 from kohya_bucket.extras import where_this_came_from
 from kohya_bucket.sdscripts.checkout import CheckoutError, describe_folder, find_checkout
 from kohya_bucket.sdscripts.doctor.packages import version_of
-from kohya_bucket.sdscripts.doctor.section import Section
-from kohya_bucket.sdscripts.patch import patch_status
-from kohya_bucket.sdscripts.probe import try_adapter
+from kohya_bucket.sdscripts.patch import PATCH
 from kohya_bucket.texts import some
 
 __all__ = ["checkout_section", "nearby_checkout", "pins_of"]
@@ -57,7 +56,7 @@ def pins_of(requirements: Path) -> dict[str, str]:
 
 def _patch(section: Section, root: Path) -> None:
     try:
-        status = patch_status(root)
+        status = PATCH.status(root)
     except CheckoutError as error:
         section.findings.error("patch", "", str(error))
         return
@@ -74,7 +73,7 @@ def _patch(section: Section, root: Path) -> None:
 
 
 def _probe(section: Section, root: Path) -> None:
-    trial = try_adapter(root)
+    trial = PATCH.attempt(root)
     if trial.active:
         section.facts.append(("adapter", "every part of sd-scripts that it replaces looks as expected"))
     elif trial.refused:

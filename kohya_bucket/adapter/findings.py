@@ -1,0 +1,102 @@
+"""What is wrong with a config and its images: collected in one list and reported at once."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Finding", "Findings", "Severity"]
+
+
+class Severity(enum.Enum):
+    """How bad a finding is.
+
+    `ERROR`: the trainer refuses the config or stops. `WARNING`: it trains, but not what was meant.
+    `NOTE`: good to know.
+    """
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+    @property
+    def rank(self) -> int:
+        """0 for the worst."""
+        return list(Severity).index(self)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        severity: how bad it is.
+        code: a short stable name for programs, e.g. `unknown-key`.
+        where: the place in the config, e.g. `line 7, dataset 1, subset 2`; empty for the whole file.
+        message: what is wrong, with the value, and why it matters.
+        remedy: what to do; may be empty.
+        names: the files or keys concerned, all of them.
+    """
+
+    severity: Severity
+    code: str
+    where: str
+    message: str
+    remedy: str = ""
+    names: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Place, message and remedy in one line."""
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.message}" + (f": {self.remedy}" if self.remedy else "")
+
+    def __str__(self) -> str:
+        return self.text
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "severity": self.severity.value,
+            "code": self.code,
+            "where": self.where,
+            "message": self.message,
+            "remedy": self.remedy,
+            "names": list(self.names),
+        }
+
+
+class Findings:
+    """A growing list of findings."""
+
+    def __init__(self) -> None:
+        self._items: list[Finding] = []
+
+    def error(self, code: str, where: str, message: str, remedy: str = "", names: Iterable[str] = ()) -> None:
+        """Add something that the trainer stops at."""
+        self._items.append(Finding(Severity.ERROR, code, where, message, remedy, tuple(names)))
+
+    def warning(self, code: str, where: str, message: str, remedy: str = "", names: Iterable[str] = ()) -> None:
+        """Add something that spoils the training without stopping it."""
+        self._items.append(Finding(Severity.WARNING, code, where, message, remedy, tuple(names)))
+
+    def note(self, code: str, where: str, message: str, remedy: str = "", names: Iterable[str] = ()) -> None:
+        """Add something that is good to know."""
+        self._items.append(Finding(Severity.NOTE, code, where, message, remedy, tuple(names)))
+
+    def __iter__(self) -> Iterator[Finding]:
+        """The worst first; findings of one severity in the order in which they were made."""
+        return iter(sorted(dict.fromkeys(self._items), key=lambda f: f.severity.rank))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def of(self, *severities: Severity) -> list[Finding]:
+        """Those of the given severities."""
+        return [f for f in self if f.severity in severities]
+
+    def codes(self) -> list[str]:
+        """The code of each finding, worst first."""
+        return [f.code for f in self]

@@ -1,0 +1,165 @@
+"""Windows of shards: an epoch in parts, each of which reads few shards, so that each shard is read once.
+
+A node is what has one cache of shards: a machine, whose ranks are neighbours. What a window holds is dealt out to the
+nodes by shards, so that each node reads its own. A plan depends on the number of nodes that it is asked for, and not on
+how many there are: ranks may come and go, and every step still trains the same images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.batch_layout import BatchLayout
+from kohya_bucket.planning.demand import Demand
+
+__all__ = ["Windows", "checked_shards", "windows_of_shards"]
+
+Ints = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of an epoch, or of what is left of it.
+
+    Attributes:
+        of_image: [N] number of the window in which each image's shard is read.
+        parts: [N] by which a bucket's images are to be put in order before batches are cut: the windows; with several
+            nodes the shards, sorted by window.
+        nodes: between how many nodes a window's shards are divided.
+    """
+
+    of_image: npt.NDArray[np.int32]
+    parts: npt.NDArray[np.int32]
+    nodes: int
+
+    @classmethod
+    def of(
+        cls, shards: npt.NDArray[np.int32], demand: Demand, global_batch: npt.NDArray[np.int64], open_shards: int,
+        nodes: int, rng: np.random.RandomState,
+    ) -> Windows:  # fmt: skip
+        """Windows of half of the shards that all nodes may have open: two windows meet in a batch."""
+        windows, numbers = windows_of_shards(shards, demand, global_batch, nodes * open_shards // 2, rng)
+        of_image = windows[shards]
+        return cls(of_image, of_image if nodes == 1 else numbers[shards], nodes)
+
+    def grouped(
+        self, items: npt.NDArray[np.int32], cut: BatchLayout, rng: np.random.RandomState
+    ) -> tuple[BatchLayout, npt.NDArray[np.int64]]:
+        """Deal `items` out to the nodes, in place; the batches with a bucket's of each window as a bucket of their own.
+
+        Returns:
+            the batches; and [S] by which steps are to be sorted: batches of one window after those of another, and what
+            joins two windows first, so that the shards of the one before are done with.
+        """
+        if self.nodes > 1:
+            _deal_to_nodes(items, cut, self.of_image[items], self.nodes, rng)
+        window = self.of_image[items[cut.start + cut.length - 1]].astype(np.int64)
+        joins = window > self.of_image[items[cut.start]]
+        return _grouped_by(cut, window), 2 * window + ~joins
+
+
+def checked_shards(shards: npt.ArrayLike, images: int) -> npt.NDArray[np.int32]:
+    """[N] shard numbers as given to an option.
+
+    Raises:
+        PlanError: not one whole number for each image, a negative one, or one that is no number of a shard.
+    """
+    given = np.asarray(shards)
+    if given.shape != (images,) or (images and given.dtype.kind not in "iu"):
+        raise PlanError(
+            f"shards is {given.dtype} of shape {list(given.shape)}, but must be one whole number for each of {images} "
+            "images: the number of the shard that it lies in"
+        )
+    if images and not 0 <= int(given.min()) <= int(given.max()) < 2 * images + 1024:
+        raise PlanError(
+            f"shards has numbers from {given.min()} to {given.max()} for {images} images: count the shards from 0, "
+            "e.g. with np.unique(names, return_inverse=True)"
+        )
+    return given.astype(np.int32, copy=False)
+
+
+def windows_of_shards(
+    shards: npt.NDArray[np.int32],
+    demand: Demand,
+    global_batch: npt.NDArray[np.int64],
+    most: int,
+    rng: np.random.RandomState,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """[shards] number of the window in which each shard is read: at most `most` shards in each, at random.
+
+    Every bucket gives each window as many of its shards, in random order, as go round. What is left over, bucket after
+    bucket, is laid in rows with one window to a column, every other row backwards. So a bucket's windows hold as many
+    of its shards, give or take two, and those of a bucket with fewer shards than there are windows are neighbours.
+    What its images leave over in one window fills a batch in the next: where each shard holds images of one bucket,
+    and enough for a global batch (of each bucket one may hold less), no image waits longer.
+
+    Returns:
+        the windows; and [shards] numbers that sort the shards by window.
+    """
+    own = shards[demand.image]
+    n_shards = int(shards.max(initial=-1)) + 1
+    images = np.bincount(own, demand.times, minlength=n_shards)
+    bucket = np.zeros(n_shards, dtype=np.int64)
+    bucket[own] = demand.bucket  # of several, that of its last row
+    small = images < global_batch[bucket] if len(global_batch) else images < 0
+    there = np.flatnonzero(images)
+    rng.shuffle(there)
+    place = np.arange(demand.n_buckets)
+    rng.shuffle(place)
+    # The smallest go last: a window between others with too few images for a batch would keep those before it open.
+    line = there[np.lexsort((small[there], place[bucket[there]]))]
+    columns = max(1, -(-len(line) // most))
+    shards_of = np.bincount(bucket[line], minlength=demand.n_buckets)
+    first = np.flatnonzero(np.diff(bucket[line], prepend=-1))
+    turn = np.arange(len(line)) - np.repeat(first, np.diff(first, append=len(line)))
+    goes_round = turn < (shards_of // columns * columns)[bucket[line]]
+    row, column = np.divmod(np.cumsum(~goes_round) - 1, columns)
+    windows = np.zeros(n_shards, dtype=np.int32)
+    windows[line] = np.where(goes_round, turn % columns, np.where(row % 2, columns - 1 - column, column))
+    numbers = np.zeros(n_shards, dtype=np.int32)
+    numbers[line[np.argsort(windows[line], kind="stable")]] = np.arange(len(line), dtype=np.int32)
+    return windows, numbers
+
+
+def _grouped_by(cut: BatchLayout, window: Ints) -> BatchLayout:
+    """The same batches with a bucket's batches of each window counted as a bucket of their own.
+
+    Args:
+        window: [S] of each batch, never less than that of the batch before in the same bucket.
+    """
+    begins = np.ones(len(cut.bucket), dtype=np.bool_)
+    begins[1:] = (cut.bucket[1:] != cut.bucket[:-1]) | (window[1:] != window[:-1])
+    group = np.cumsum(begins, dtype=np.int32) - np.int32(1)
+    per_group = np.bincount(group, minlength=1).astype(np.int64) if len(group) else np.zeros(0, dtype=np.int64)
+    turn = np.arange(len(group), dtype=np.int64) - np.flatnonzero(begins)[group]
+    return replace(cut, bucket=group, turn=turn, per_bucket=per_group)
+
+
+def _deal_to_nodes(
+    items: npt.NDArray[np.int32], cut: BatchLayout, window: Ints, nodes: int, rng: np.random.RandomState
+) -> None:
+    """Reorder `items` in place, within their bucket and window: each node's part of the batches has few shards.
+
+    Node m of M trains the m-th of M parts of each batch: its ranks are neighbours. A bucket's items of one window,
+    which come shard after shard, are cut into one stretch for each node, as long as all its parts of them together, and
+    each stretch is shuffled. So a node reads a bucket's shards of a window by itself, but for those at the two ends.
+
+    Args:
+        window: [T] of each item.
+    """
+    length = np.repeat(cut.length, cut.length)
+    into = np.arange(len(items)) - np.repeat(cut.start, cut.length)
+    node = (into * nodes // length).astype(np.uint16 if nodes <= 1 << 16 else np.int32)
+    begins = np.append(np.flatnonzero(window[1:] != window[:-1]) + 1, cut.start[cut.turn == 0])
+    begins = np.unique(np.append(begins, len(items))).tolist()
+    for begin, end in pairwise(begins):
+        mine, at = items[begin:end].copy(), 0
+        for many in np.bincount(node[begin:end]).tolist():
+            rng.shuffle(mine[at : at + many])
+            at += many
+        items[begin:end][np.argsort(node[begin:end], kind="stable")] = mine

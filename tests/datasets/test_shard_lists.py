@@ -1,0 +1,145 @@
+"""Lists of shards that others write: their shards, the sizes in them, and what is wrong with them."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from PIL import Image
+
+from kohya_bucket import BucketBatchSampler, KohyaBuckets
+from kohya_bucket.datasets.images import BucketedDataset
+from kohya_bucket.datasets.shard_lists import is_shard_list, listed_shards
+from kohya_bucket.datasets.sources.tars import TarSource
+from kohya_bucket.datasets.tar_index import TarIndex
+from kohya_bucket.errors import KohyaBucketError
+
+SIZES = [(64, 32), (32, 64), (48, 48)]
+
+
+def make_tar(path: Path, sizes: list[tuple[int, int]] = SIZES) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for i, size in enumerate(sizes):
+            out = io.BytesIO()
+            Image.new("RGB", size, (i, 0, 0)).save(out, "PNG")
+            for ending, data in (("png", out.getvalue()), ("txt", f"caption {i}".encode())):
+                member = tarfile.TarInfo(f"a/{i:03d}.{ending}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def webshart_of(tar: Path, *, geometry: bool = True) -> dict:
+    """What webshart writes of a tar, but for what it adds; its members in no order."""
+    files = {}
+    with tarfile.open(tar) as opened:
+        for member in opened:
+            files[member.name] = {"path": member.name, "offset": member.offset_data, "length": member.size}
+            if geometry and member.name.endswith(".png"):
+                width, height = Image.open(opened.extractfile(member)).size
+                files[member.name] |= {"width": width, "height": height, "aspect": width / height}
+    names = sorted(files, key=lambda name: hash((name, 3)))
+    return {"path": tar.name, "filesize": tar.stat().st_size, "files": {name: files[name] for name in names}}
+
+
+def write(path: Path, data: object) -> str:
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return str(path)
+
+
+def test_an_index_with_geometry_gives_the_rows_that_the_tar_gives(tmp_path: Path) -> None:
+    tar = make_tar(tmp_path / "x-0.tar")
+    index = TarIndex.build([write(tmp_path / "x-0.json", webshart_of(tar))])
+    read = TarIndex.build([str(tar)])
+    assert index.shards == read.shards
+    assert list(index.keys) == list(read.keys)
+    for name in read.rows.dtype.names:
+        if name != "orientation":
+            assert index.rows[name].tolist() == read.rows[name].tolist()
+    source = TarSource(index)
+    assert source.caption(1) == "caption 1"
+    assert source.pixels(2).shape == (48, 48, 3)
+    with pytest.raises(KohyaBucketError, match="does not say how images are turned"):
+        TarSource(index, obey_exif=True)
+    index.save(tmp_path / "kept.parquet")
+    assert TarIndex.load(tmp_path / "kept.parquet").rows.tolist() == index.rows.tolist()
+
+
+def test_tars_that_are_not_here_are_planned(tmp_path: Path) -> None:
+    names = []
+    for n in range(4):
+        tar = make_tar(tmp_path / f"x-{n}.tar", SIZES * 5)
+        names.append(write(tmp_path / f"x-{n}.json", webshart_of(tar)))
+        tar.unlink()
+    index = TarIndex.build(names)
+    ids = KohyaBuckets(64, 32, 128, 16).place(index.sizes).bucket_index
+    sampler = BucketBatchSampler(ids, 4, order="local", shards=index.rows["shard"], open_shards=2)
+    assert sorted(i for batch in sampler for i in batch) == list(range(60))
+    with pytest.raises(KohyaBucketError, match="changed or gone"):
+        TarSource(index)
+
+
+def test_a_wids_index_names_its_shards(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    tars = [make_tar(tmp_path / "data" / f"{n}.tar") for n in range(3)]
+    entries = [
+        {"url": f"data/{tar.name}", "nsamples": 3, "filesize": tar.stat().st_size, "md5sum": "x"} for tar in tars
+    ]
+    index = write(tmp_path / "index.json", {"wids_version": 1, "shardlist": entries})
+    assert is_shard_list(index)
+    found = TarIndex.build([index])
+    assert found.shards == [str(tar) for tar in tars]
+    assert found.sizes.tolist() == [list(size) for size in SIZES * 3]
+    data = BucketedDataset.from_source(TarSource(found), KohyaBuckets(64, 32, 128, 16))
+    assert np.unique(data.source.shards).tolist() == [0, 1, 2]
+    # where webshart's index lies beside a tar, that is not opened
+    write(tmp_path / "data" / "1.json", webshart_of(tars[1]))
+    tars[1].unlink()
+    assert TarIndex.build([index]).sizes.tolist() == found.sizes.tolist()
+
+
+def test_urls_are_found_from_the_list() -> None:
+    from kohya_bucket.datasets import shard_lists
+
+    assert shard_lists._beside("https://here.example/a/index.json", "b/0.tar") == "https://here.example/a/b/0.tar"
+    assert shard_lists._beside("https://here.example/a/index.json", "/0.tar") == "https://here.example/0.tar"
+    assert shard_lists._beside("index.json", "s3://other/0.tar") == "s3://other/0.tar"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"wids_version": 2, "shardlist": [{"url": "a.tar"}]}, "version 2"),
+        ({"wids_version": 1, "shardlist": []}, "without shards"),
+        ({"wids_version": 1, "shardlist": [{"nsamples": 3}]}, "has no url"),
+        ({"wids_version": 1, "datasets": [{"source_url": "x"}]}, "refers to other indices"),
+        ({"files": {"a.png": {"offset": 1}}}, "must have an offset and a length"),
+        ({"files": {"a.png": {"offset": -1, "length": 3}}}, "must have an offset"),
+        ({"files": {"a.png": {"offset": 1, "length": 3, "width": 0, "height": 4}}}, "impossible size"),
+        ({"files": {"a.png": {"offset": 512, "length": 3}}}, "states no sizes of images"),
+        ({"files": {"a.png": {"offset": 1, "length": 3}}, "path": 7, "filesize": "x"}, "states no sizes of images"),
+        ([1, 2], "neither an index of wids"),
+    ],
+)
+def test_what_is_wrong_with_a_list_is_said(tmp_path: Path, data: object, said: str) -> None:
+    with pytest.raises(KohyaBucketError, match=said):
+        TarIndex.build([write(tmp_path / "x.json", data)])
+
+
+def test_an_index_of_another_version_of_its_tar_is_refused(tmp_path: Path) -> None:
+    tar = make_tar(tmp_path / "x-0.tar")
+    name = write(tmp_path / "x-0.json", webshart_of(tar))
+    make_tar(tar, SIZES * 9)
+    with pytest.raises(KohyaBucketError, match="another version"):
+        TarIndex.build([name])
+    assert not is_shard_list(write(tmp_path / "sizes.json", {"1": [64, 64]}))
+    (tmp_path / "broken.json").write_text("{", encoding="utf-8")
+    with pytest.raises(KohyaBucketError, match="cannot be read"):
+        listed_shards([tmp_path / "broken.json"])
