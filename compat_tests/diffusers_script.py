@@ -27,8 +27,6 @@ from torch.utils.data.sampler import BatchSampler
 from torchvision import transforms
 from torchvision.transforms import functional as TF
 
-ASSIGNED = ("train_dataset", "batch_sampler", "train_dataloader", "num_update_steps_per_epoch", "args.num_train_epochs")
-
 
 class Arguments(types.SimpleNamespace):
     """The script's, where what is not given is None."""
@@ -97,7 +95,7 @@ def main(spec):
     found = statements_of_main(script)
     imports, sampler, before_loop = of_the_page(Path(spec["page"])) if spec["ours"] else ("", "", "")
     execute(ast.parse(imports).body)
-    execute([found["train_dataset"]])
+    execute([found["train_dataset"], *filter(None, [found.get("has_step_indexed_caches")])])
     execute(ast.parse(sampler).body or [found["batch_sampler"]])
     execute([found["train_dataloader"]])
     model = torch.nn.Linear(1, 1)

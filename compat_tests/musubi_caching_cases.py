@@ -189,7 +189,7 @@ def kept(case):
     case.both()
     case.files()
     case.do("write", case.folder / "other.bin", "another model")
-    case.latents(model="other.bin")
+    case.latents("--skip_existing", model="other.bin")
     case.files()
 
 

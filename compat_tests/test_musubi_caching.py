@@ -1,8 +1,13 @@
 """musubi-tuner's real caching programs and data sets: what they do of themselves, and with the door open."""
 
+import subprocess
+import sys
+
 import pytest
 from musubi_caching_cases import DOOR, Case, captions, cases_in, items, play, refused
-from musubi_support import family
+from musubi_support import environment, family
+
+from kohya_bucket.musubi.caching.families import FAMILIES
 
 pytestmark = pytest.mark.slow
 
@@ -133,7 +138,8 @@ def test_what_is_current_is_kept(left, right):
             {name.split("_")[-1] for name in a if a[name] != b[name]} for a, b in ((first, second), (second, third))
         ]
 
-    assert all(made_again(left["kept"]))
+    everything, nothing = made_again(left["kept"])
+    assert (len(everything), nothing) == (2, set())
     kept, other_vae = made_again(right["kept"])
     assert kept == set()
     assert len(other_vae) == 1
@@ -195,6 +201,23 @@ def test_control_images(left, right):
     assert "2 captions: 1 current, 1 made" in text["log"]
     trained = right["repeated"][-1]
     assert items(trained) == captions(trained) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_pixels_per_latent(musubi_source):
+    """Of the autoencoders whose latents are made smaller than an eighth."""
+    program = (
+        "import importlib, torch\n"
+        "for family, module in (('f2d', 'flux_2.flux2_models'), ('i4', 'ideogram4.ideogram4_autoencoder')):\n"
+        "    try: module = importlib.import_module(f'musubi_tuner.{module}')\n"
+        "    except ModuleNotFoundError: continue\n"
+        "    with torch.device('meta'): model = module.AutoEncoder(module.AutoEncoderParams())\n"
+        "    print(family, 256 // model.encode(torch.zeros(1, 3, 256, 256, device='meta')).shape[-1])\n"
+    )
+    told = environment(musubi_source)
+    done = subprocess.run([sys.executable, "-c", program], env=told, capture_output=True, text=True, check=True)
+    found = [line.split() for line in done.stdout.splitlines() if line.count(" ") == 1]
+    assert found or not (musubi_source / "musubi_tuner" / "flux_2").is_dir()
+    assert all(FAMILIES[family].stride == int(stride) for family, stride in found if family in FAMILIES)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ PURPOSES = {
     "hf": "Hugging Face datasets",
     "xformers": "xformers' attention in the VAE",
     "webdataset": "tar shards",
-    "ray": "scans on Ray",
+    "ray": "scans and encoding on Ray",
     "remote": "images in object storage",
     "s3": "stores of latents in S3",
     "video": "frames, sizes and rates of clips",

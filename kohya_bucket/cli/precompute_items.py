@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import images_in
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import read_sizes
+from kohya_bucket.images.files.remote import is_url, read_remote
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.store.layout import Layout, common_root
@@ -26,8 +28,11 @@ from kohya_bucket.texts import counted, read_text, some
 if TYPE_CHECKING:
     from kohya_bucket.adapter.options import AdapterOptions
     from kohya_bucket.buckets import BucketRule
+    from kohya_bucket.images.scan.pool import Engine
 
 __all__ = ["Part", "captions_of", "chosen", "parts_of", "planned", "store_of"]
+
+_REQUESTS = 16  # at once
 
 
 @dataclass
@@ -63,12 +68,12 @@ def chosen(sources: list[str], options: RuleOptions, *, recursive: bool, caption
 
 
 def _by_path(
-    images: Chosen, encoding: EncodeOptions, output: Path | None, *, content_hash: bool, quiet: bool
+    images: Chosen, encoding: EncodeOptions, output: Path | None, *, content_hash: bool, quiet: bool, engine: Engine
 ) -> list[Part]:
     """All of these images, in the buckets that the options say."""
     paths = images.paths
     with scan_progress("reading headers", quiet=quiet) as progress:
-        scan = read_sizes(paths, progress=progress)
+        scan = read_sizes(paths, engine=engine, progress=progress)
     placement = (images.rule or images.options.make(scan.sizes)).place(scan.sizes)
     root = _root(paths, images.sources, output)
     wanted = LatentItems.from_placement(
@@ -142,12 +147,13 @@ def _by_config(
 
 
 def parts_of(
-    source: Chosen | Planned, encoding: EncodeOptions, output: Path | None, *, content_hash: bool, quiet: bool
-) -> list[Part]:
-    """What is to be encoded, in the order in which it is; reads the headers of the images."""
+    source: Chosen | Planned, encoding: EncodeOptions, output: Path | None, *, content_hash: bool, quiet: bool,
+    engine: Engine = "auto",
+) -> list[Part]:  # fmt: skip
+    """What is to be encoded, in the order in which it is; reads the headers of the images (of a config's, here)."""
     if isinstance(source, Planned):
         return _by_config(source, encoding, output, content_hash=content_hash, quiet=quiet)
-    return _by_path(source, encoding, output, content_hash=content_hash, quiet=quiet)
+    return _by_path(source, encoding, output, content_hash=content_hash, quiet=quiet, engine=engine)
 
 
 def captions_of(paths: list[str], file: Path | None) -> list[str | None]:
@@ -160,11 +166,23 @@ def captions_of(paths: list[str], file: Path | None) -> list[str | None]:
                 "image, in order"
             )
         return lines
-    out: list[str | None] = []
-    for path in paths:
-        beside = Path(path).with_suffix(".txt")
-        out.append(_utf8(beside).strip() if beside.is_file() else None)
-    return out
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        far = dict(zip(urls := [path for path in paths if is_url(path)], pool.map(_beside_url, urls), strict=True))
+    return [far[path] if path in far else _beside(Path(path).with_suffix(".txt")) for path in paths]
+
+
+def _beside(file: Path) -> str | None:
+    return _utf8(file).strip() if file.is_file() else None
+
+
+def _beside_url(image: str) -> str | None:
+    url = image.rpartition(".")[0] + ".txt"
+    try:
+        return read_remote(url).decode("utf-8-sig").strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{url}: the caption cannot be read ({error}); it must be UTF-8 text") from None
 
 
 def _utf8(file: Path) -> str:

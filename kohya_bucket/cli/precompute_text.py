@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -14,6 +15,9 @@ from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted
 
+if TYPE_CHECKING:
+    from kohya_bucket.cli.cluster_options import ClusterOptions
+
 __all__ = ["PrecomputeCommand", "TextOptions", "encode_captions", "run_until_encoded"]
 
 _HOW = (
@@ -22,7 +26,7 @@ _HOW = (
     "--dataset_config my.toml …"
 )
 _USAGE = "usage: accelerate launch -m kohya_bucket.precompute --text TRAINER.py [the trainer's arguments]"
-_ALLOWED = ("output", "dtype", "device", "batch_size", "collection", "quiet")
+_ALLOWED = ("output", "dtype", "device", "batch_size", "collection", "quiet", "engine", "concurrency")
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ def run_until_encoded(context: typer.Context, arguments: list[str]) -> None:
 
 def encode_captions(
     context: typer.Context, options: TextOptions, output: Path | None, *, dtype: str, device: str | None,
-    batch_size: int, collection: str, quiet: bool,
+    batch_size: int, collection: str, quiet: bool, cluster: ClusterOptions,
 ) -> None:  # fmt: skip
     """Encode what is missing of the captions of the store in `output`.
 
@@ -90,13 +94,24 @@ def encode_captions(
     from kohya_bucket.latents.text.precompute_text import precompute_text
     from kohya_bucket.latents.text.transformers_encoder import load_text_encoder
 
+    on_ray = cluster.on_ray()
     LatentStore(output)  # no model is loaded for a store that is not there
-    encoder = load_text_encoder(
-        options.text_encoder, lengths=options.max_length or [], dtype=dtype, device=device, layer=options.layer,
-        apply_mask=options.apply_mask,
+    load = partial(
+        load_text_encoder, options.text_encoder, lengths=options.max_length or [], dtype=dtype, device=device,
+        layer=options.layer, apply_mask=options.apply_mask,
     )  # fmt: skip
-    with Shown(plain_console(stderr=True), quiet) as show:
-        report = precompute_text(output, encoder, name=collection or "text", batch_size=batch_size, progress=show)
+    console, name = plain_console(stderr=True), collection or "text"
+    with Shown(console, quiet) as show:
+        if on_ray:
+            from kohya_bucket.latents.on_ray.text import text_on_ray
+
+            report = text_on_ray(
+                output, load, name=name, batch_size=batch_size, concurrency=cluster.concurrency,
+                on_gpu=not (device or "").startswith("cpu"), progress=show,
+                say=lambda text: console.print(text, soft_wrap=True, markup=False),
+            )  # fmt: skip
+        else:
+            report = precompute_text(output, load(), name=name, batch_size=batch_size, progress=show)
     if not quiet:
         for reason, n in report.reasons.items():
             say(f"{n} to do: {reason}")

@@ -83,19 +83,20 @@ def shared_on_node(make: Callable[[], Made], folder: str | os.PathLike[str] | No
 def _write(made: Any, folder: str | os.PathLike[str] | None) -> _Written:
     buffers: list[pickle.PickleBuffer] = []
     rest = pickle.dumps(made, protocol=5, buffer_callback=buffers.append)
-    handle, path = tempfile.mkstemp(prefix="kohya_bucket_", suffix=".columns", dir=folder)
     places: list[tuple[int, int]] = []
+    path = ""
     try:
+        handle, path = tempfile.mkstemp(prefix="kohya_bucket_", suffix=".columns", dir=folder)
         with os.fdopen(handle, "wb") as file:
             for part in (*(buffer.raw() for buffer in buffers), memoryview(rest)):
                 file.write(bytes(-file.tell() % _ALIGNED))
                 places.append((file.tell(), part.nbytes))
                 file.write(part)
     except OSError as error:
-        Path(path).unlink()
-        raise KohyaBucketError(
-            f"{path}: the columns of the data set cannot be written: {why_not_written(error)}"
-        ) from error
+        if path:
+            Path(path).unlink()
+        where, why = folder or tempfile.gettempdir(), why_not_written(error)
+        raise KohyaBucketError(f"{where}: what ranks share cannot be written there: {why}") from error
     return _Written(path, places[:-1], places[-1])
 
 

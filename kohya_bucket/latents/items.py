@@ -17,7 +17,7 @@ from kohya_bucket.images.pixels.resize import choose_interpolation, resampler
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.source_files import hash_files, stat_files
 from kohya_bucket.latents.store.entries import StoreEntry
-from kohya_bucket.latents.store.layout import relative_source
+from kohya_bucket.latents.store.layout import absolute, relative_source
 
 __all__ = ["EncodeOptions", "LatentItems"]
 
@@ -99,7 +99,7 @@ class LatentItems:
             further, dataset: see the attributes.
         """
         keep = np.flatnonzero(placement.placed).tolist()
-        kept = [os.path.abspath(paths[i]) for i in keep]
+        kept = [absolute(paths[i]) for i in keep]
         resized, buckets = placement.resized_sizes[keep], placement.bucket_sizes[keep]
         without = [(os.fspath(paths[i]), placement.reason(i).text) for i in np.flatnonzero(~placement.placed).tolist()]
         nbytes, mtimes = stat_files(kept)

@@ -62,3 +62,18 @@ def test_a_config_of_which_nothing_can_be_trained_is_an_error(config: str, folde
     result = CliRunner().invoke(app, ["plan", config])
     assert result.exit_code == 1
     assert "error: no image can be trained" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "words"),
+    [
+        ("--concurrency 2", "1", "--concurrency says how many encoders Ray starts: add --engine ray, or leave it out"),
+        ("--engine ray --format npz", "1", "--engine ray writes shards: leave out --format npz"),
+        ("--engine ray", "2", "start the command once, without torchrun"),
+        ("--engine spark", "1", "--engine spark: use one of local, ray"),
+    ],
+)
+def test_engines(monkeypatch: pytest.MonkeyPatch, folder: Path, options: str, ranks: str, words: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    command = ["precompute", str(folder), "--vae", "x", "--resolution", "512", "-o", "out", *options.split()]
+    assert words in str(CliRunner().invoke(app, command).exception)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from kohya_bucket.cli.cluster_options import ClusterOptions
 from kohya_bucket.cli.common_options import Recursive
 from kohya_bucket.cli.common_options import path as folder
 from kohya_bucket.cli.configs import given_config
-from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.encoders import VaeOptions
 from kohya_bucket.cli.given import given, refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
@@ -19,12 +19,10 @@ from kohya_bucket.cli.precompute_text import PrecomputeCommand, TextOptions, enc
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.stored_latents import StoreOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
-    from kohya_bucket.cli.precompute_items import Chosen, Part, Planned
-    from kohya_bucket.latents.encode.report import PrecomputeReport
+    from kohya_bucket.cli.precompute_items import Chosen, Planned
 
 _ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai": "sd"}
 
@@ -61,7 +59,8 @@ def precompute(
     ] = None,
     captions: TextOptions,
     hash: Annotated[bool, typer.Option("--hash", help="Store a hash of each image's content.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads that decode images; with ray, batches.")] = None,
+    cluster: ClusterOptions,
     recursive: Recursive = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but problems.")] = False,
 ) -> None:
@@ -71,15 +70,17 @@ def precompute(
     elif captions.text:
         encode_captions(
             context, captions, output, dtype=vae.dtype, device=vae.device, batch_size=batch_size,
-            collection=stored.collection, quiet=quiet,
+            collection=stored.collection, quiet=quiet, cluster=cluster,
         )  # fmt: skip
         return
     if options_of_texts := given(context, (name for name in vars(captions) if name != "text")):
         raise ConfigError(f"{' and '.join(options_of_texts)} are about captions: add --text, or leave them out")
-    from kohya_bucket.cli.precompute_items import chosen, parts_of, planned, store_of
-    from kohya_bucket.latents.vae.encoder import encoder_hash
+    from kohya_bucket.cli.precompute_items import chosen, planned, store_of
+    from kohya_bucket.cli.precompute_work import Work
 
-    reader = stored.reader()
+    reader, on_ray = stored.reader(), cluster.on_ray()
+    if on_ray and stored.format != "shards":
+        raise ConfigError("--engine ray writes shards: leave out --format npz, and export the store as npz afterwards")
     config, options, path = given_config(config, options, path or [])
     if not vae.arch:
         vae = replace(vae, arch=_ARCH_OF_PRESET.get(options.name, ""))
@@ -95,11 +96,8 @@ def precompute(
         _check_rule(context, options)
         source = chosen(path, options, recursive=recursive, captions_file=captions_file)
     recipe = stored.recipe(vae.dtype, output)
-    encoder = vae.load()
-
-    todo = parts_of(source, replace(recipe, vae=encoder_hash(encoder)), output, content_hash=hash, quiet=quiet)
-    failed = _encode(todo, encoder, output, quiet, batch_size=batch_size, format=stored.format, architecture=vae.arch,
-                     workers=workers, sd_scripts=reader)  # fmt: skip
+    work = Work(source, recipe, output, hash, quiet, batch_size, workers)
+    failed = work.on_ray(vae, cluster) if on_ray else work.here(vae, stored.format, reader)
     if failed:
         raise KohyaBucketError(f"{counted(failed, 'image')} could not be encoded, see above; all others are done")
 
@@ -120,36 +118,3 @@ def _check_rule(context: typer.Context, options: RuleOptions) -> None:
     if options.brings_sizes:
         sizes = ("resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps")
         refuse_beside(context, f"{options.name.replace(':', ' ', 1)} brings its own sizes", sizes)
-
-
-def _encode(todo: list[Part], encoder: Any, output: Path | None, quiet: bool, **options: Any) -> int:
-    """Encode the parts; how many images could not be. `options` as for `encode_items`."""
-    from kohya_bucket.cli.precompute_console import Shown, print_report
-    from kohya_bucket.latents.encode.encode_items import encode_items
-    from kohya_bucket.latents.encode.report import joined
-    from kohya_bucket.latents.npz.names import paths_of_run
-
-    further: list[PrecomputeReport] = []
-    failed = 0
-    console = plain_console(stderr=True)
-    family = ARCHITECTURES.get(options["architecture"] or str(getattr(encoder, "architecture", "")))
-    paths: list[list[Path]] | list[None] = [None] * len(todo)
-    if options["format"] == "npz" and family is not None and todo:  # without one, `encode_items` says what is missing
-        paths = paths_of_run(
-            [part.wanted for part in todo], family.read_by(options["sd_scripts"]), output, todo[0].root
-        )
-    for part, npz_paths in zip(todo, paths, strict=True):
-        with Shown(console, quiet) as show:
-            report = encode_items(
-                part.wanted, encoder, output, part.root, progress_callback=show, npz_paths=npz_paths,
-                say=lambda text: console.print(text, soft_wrap=True, markup=False), **options,
-            )  # fmt: skip
-        failed += len(report.failed)
-        if part.wanted.further:
-            further.append(report)
-        elif not quiet:
-            print_report(report)
-    if further and not quiet:
-        say("at further sizes:")
-        print_report(joined(further))
-    return failed

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.files.remote import is_url, read_remote
 from kohya_bucket.images.headers.by_pillow import load_plugin_for
 from kohya_bucket.images.pixels.jpeg import Fit, Pixels, decoded_by_simplejpeg, draft
 
@@ -43,15 +44,17 @@ class Picture(NamedTuple):
 
 
 def load_pixels(path: str | PathLike[str], alpha: bool = False) -> Pixels:
-    """Load an image as [H, W, 3] RGB or, with `alpha`, [H, W, 4] RGBA, uint8. The array may be read-only.
+    """Load a file, or what is behind a URL, as [H, W, 3] RGB or, with `alpha`, [H, W, 4] RGBA, uint8.
 
-    EXIF orientation is ignored, as in sd-scripts, so that [H, W] are the sizes in the file's header.
+    The array may be read-only. EXIF orientation is ignored, as in sd-scripts, so that [H, W] are the sizes in the
+    file's header.
 
     Raises:
         KohyaBucketError: the file is missing, broken or no image.
     """
     try:
-        return load_picture(path, alpha=alpha).pixels
+        far = isinstance(path, str) and is_url(path)
+        return load_picture(read_remote(str(path)) if far else path, alpha=alpha).pixels
     except NO_IMAGE as error:
         raise KohyaBucketError(f"{path}: cannot be read as an image ({error}); repair or remove the file") from error
 

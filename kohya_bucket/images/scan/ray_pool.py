@@ -10,7 +10,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images.scan.work import WORK, Failures
 
-__all__ = ["run_on_ray"]
+__all__ = ["joined_ray", "run_on_ray"]
 
 _RUN = 2048
 
@@ -42,6 +42,17 @@ def _one_run(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ray_data() -> Any:
+    ray = joined_ray()
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    return ray.data
+
+
+def joined_ray() -> Any:
+    """The module `ray`, joined to the cluster that RAY_ADDRESS names or that runs here, else to one of its own.
+
+    Raises:
+        KohyaBucketError: Ray is missing.
+    """
     try:
         import ray
         import ray.data
@@ -49,5 +60,4 @@ def _ray_data() -> Any:
         raise KohyaBucketError(f"--engine ray needs Ray Data: {pip_install('ray')}") from None
     if not ray.is_initialized():
         ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False, logging_level="WARNING")
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    return ray.data
+    return ray

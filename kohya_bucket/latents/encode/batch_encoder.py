@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,7 +40,10 @@ def noise_seed(seed: int, source: str, collection: str = "") -> int:
 
 
 class BatchEncoder:
-    """Runs batches through an encoder.
+    """Runs batches through an encoder, one at a time however many threads call it.
+
+    Attributes:
+        busy: seconds for which a batch was in the encoder.
 
     Args:
         encoder: any `VAEEncoder`; with `posterior` it is sampled here, with noise that belongs to the item.
@@ -53,6 +58,8 @@ class BatchEncoder:
         self._flip = flip
         self._say = say
         self._largest: dict[tuple[int, ...], int] = {}
+        self._turn = threading.Lock()
+        self.busy = 0.0
 
     @property
     def on_processor(self) -> bool:
@@ -62,6 +69,14 @@ class BatchEncoder:
 
     def __call__(self, pixels: torch.Tensor, seeds: Sequence[int], names: Sequence[str]) -> Encoded:
         """Encode [B, H, W, 3] uint8 pixels, or [B, 3, H, W] floats; `seeds` and `names` have one per item."""
+        with self._turn:
+            began = time.monotonic()
+            try:
+                return self._encoded(pixels, seeds, names)
+            finally:
+                self.busy += time.monotonic() - began
+
+    def _encoded(self, pixels: torch.Tensor, seeds: Sequence[int], names: Sequence[str]) -> Encoded:
         import torch
 
         device = getattr(self._encoder, "device", None)

@@ -23,7 +23,7 @@ from kohya_bucket.latents.remote.remote_path import RemotePath, as_given
 from kohya_bucket.latents.store.layout import is_text
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, encoder_space
 
-__all__ = ["check_family", "encode_items"]
+__all__ = ["check_family", "check_kind", "check_target", "distinct", "encode_items", "finish"]
 
 _NAMELESS = "its name is not UTF-8, and a store cannot hold such names: rename it, or use --format npz"
 
@@ -55,7 +55,7 @@ def encode_items(
     if format == "npz":  # whatever the VAE computes in, these files hold float32
         wanted = replace(wanted, encoding=replace(wanted.encoding, dtype="float32"))
     else:
-        wanted, nameless = _distinct(wanted)
+        wanted, nameless = distinct(wanted)
     output = None if output_dir is None else as_given(output_dir)
     report = PrecomputeReport(output, len(wanted) + len(nameless), without_bucket=wanted.without_bucket)
     worker = PrecomputeWorker(
@@ -78,16 +78,23 @@ def encode_items(
         with WorkBoard(sink.work, stale_after=stale_after) as board:
             worker.through(sink, board)
     report.seconds = time.monotonic() - started
-    for path in nameless:
-        report.failed.append((path, _NAMELESS))
-        worker.tell(f"{path!a}: {_NAMELESS}")
-    sink.finish()
-    sizes, counts = np.unique(wanted.bucket_sizes, axis=0, return_counts=True)
-    report.buckets = [((int(w), int(h)), int(n)) for (w, h), n in zip(sizes, counts, strict=True)]
+    finish(report, wanted, nameless, sink, worker.tell)
     return report
 
 
-def _distinct(wanted: LatentItems) -> tuple[LatentItems, list[str]]:
+def finish(
+    report: PrecomputeReport, wanted: LatentItems, nameless: list[str], sink: Sink, tell: Callable[[str], None]
+) -> None:
+    """What every engine does at the end: name what no row can hold, index, and count."""
+    for path in nameless:
+        report.failed.append((path, _NAMELESS))
+        tell(f"{path!a}: {_NAMELESS}")
+    sink.finish()
+    sizes, counts = np.unique(wanted.bucket_sizes, axis=0, return_counts=True)
+    report.buckets = [((int(w), int(h)), int(n)) for (w, h), n in zip(sizes, counts, strict=True)]
+
+
+def distinct(wanted: LatentItems) -> tuple[LatentItems, list[str]]:
     """One item per row of a store, the last where an image comes again; and the images whose names no row can hold."""
     last = {source: i for i, source in enumerate(wanted.sources)}
     keep = [i for i in last.values() if is_text(wanted.sources[i])]
@@ -105,11 +112,7 @@ def _check(
     architecture: str,
 ) -> None:
     check_target(encoding.kind, output_dir, format)
-    if encoding.kind == "posterior" and not isinstance(encoder, PosteriorEncoder):
-        raise KohyaBucketError(
-            f"{type(encoder).__name__} has no posterior method, so there is no distribution to store: "
-            "leave out --posterior"
-        )
+    check_kind(encoding.kind, isinstance(encoder, PosteriorEncoder), type(encoder).__name__)
     if format == "npz":
         if architecture not in ARCHITECTURES:
             raise KohyaBucketError(
@@ -117,6 +120,14 @@ def _check(
                 f"add --arch, one of {', '.join(ARCHITECTURES)}"
             )
         check_family(encoder, ARCHITECTURES[architecture])
+
+
+def check_kind(kind: str, posterior: bool, encoder: str) -> None:
+    """Refuse to store the distribution of an encoder that gives none; `encoder` is the name of its class."""
+    if kind == "posterior" and not posterior:
+        raise KohyaBucketError(
+            f"{encoder} has no posterior method, so there is no distribution to store: leave out --posterior"
+        )
 
 
 def check_target(kind: str, output_dir: str | os.PathLike[str] | None, format: str) -> None:

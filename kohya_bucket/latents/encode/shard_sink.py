@@ -22,7 +22,7 @@ from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ShardSink"]
+__all__ = ["ShardSink", "add_batch"]
 
 
 class ShardSink:
@@ -62,14 +62,7 @@ class ShardSink:
         return items[self._lacking[items]]
 
     def write(self, batch: EncodedBatch) -> None:
-        dtype = self._wanted.encoding.dtype
-        plain = _bits(batch.plain, dtype)
-        flipped = None if batch.flipped is None else _bits(batch.flipped, dtype)
-        for k, i in enumerate(batch.items):
-            self.writer.add(
-                self._wanted.entry(i, self._texts[i]), plain[k], flipped=None if flipped is None else flipped[k],
-                mask=batch.masks[k], space=self._space,
-            )  # fmt: skip
+        add_batch(self.writer, batch, self._wanted, self._texts, self._space)
 
     def flush(self) -> None:
         self.writer.flush()
@@ -102,6 +95,20 @@ def _changed_texts(
 ) -> dict[int, str | None]:
     stored = store.table[name].take(rows).to_pylist() if len(rows) else []
     return {int(row): new for row, new, old in zip(rows, texts, stored, strict=True) if new != old}
+
+
+def add_batch(
+    writer: StoreWriter, batch: EncodedBatch, wanted: LatentItems, texts: npt.NDArray[Any], space: LatentSpace
+) -> None:
+    """Add the items of a batch to a store; `texts` are the wanted items' `interpolations`."""
+    dtype = wanted.encoding.dtype
+    plain = _bits(batch.plain, dtype)
+    flipped = None if batch.flipped is None else _bits(batch.flipped, dtype)
+    for k, i in enumerate(batch.items):
+        writer.add(
+            wanted.entry(i, texts[i]), plain[k], flipped=None if flipped is None else flipped[k],
+            mask=batch.masks[k], space=space,
+        )  # fmt: skip
 
 
 def _bits(latents: torch.Tensor, dtype: str) -> npt.NDArray[Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from kohya_bucket.latents.encode.background import Background
 from kohya_bucket.latents.encode.batch_encoder import BatchEncoder, noise_seed
+from kohya_bucket.latents.encode.pieces import pieces_of
 from kohya_bucket.latents.encode.prefetch import DecodedBatch, give_way, prefetch
 from kohya_bucket.latents.encode.report import PrecomputeReport
 from kohya_bucket.latents.encode.sinks import EncodedBatch, Sink
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 __all__ = ["PrecomputeWorker"]
 
-_CHUNK = 256
-
 
 class PrecomputeWorker:
     """The state of one process' run: what is to do, what is done, and who waits for what."""
 
     def __init__(
-        self, wanted: LatentItems, encoder: VAEEncoder, batch_size: int, report: PrecomputeReport,
+        self, wanted: LatentItems, encoder: VAEEncoder | BatchEncoder, batch_size: int, report: PrecomputeReport,
         say: Callable[[str], None] | None, progress: Callable[[int, int], None] | None, workers: int, seed: int,
     ) -> None:  # fmt: skip
         self.wanted = wanted
         self.report = report
         self._batch_size = batch_size
-        self._encode = BatchEncoder(encoder, wanted.encoding.kind, wanted.encoding.flip, self.tell)
+        if not isinstance(encoder, BatchEncoder):
+            encoder = BatchEncoder(encoder, wanted.encoding.kind, wanted.encoding.flip, self.tell)
+        self._encode = encoder
         self._say = say
         self._progress = progress
         self._workers = workers
@@ -49,7 +49,6 @@ class PrecomputeWorker:
         self._open: dict[str, int] = {}
         self._board: WorkBoard | None = None
         self._to_do = 0
-        self._busy = 0.0
         self._sizes: dict[str, int] = {}
 
     def tell(self, text: str) -> None:
@@ -78,7 +77,7 @@ class PrecomputeWorker:
         wanted = self.wanted
         to_do, self.report.reasons = sink.missing()
         self.report.current = len(wanted) - int(to_do.sum())
-        chunks = {name: items for name, items in _chunks(wanted, self._batch_size) if to_do[items].any()}
+        chunks = {name: items for name, items in pieces_of(wanted, self._batch_size) if to_do[items].any()}
         self._sizes = {name: int(to_do[items].sum()) for name, items in chunks.items()}
         self._to_do = int(to_do.sum())
         self._show()
@@ -117,28 +116,30 @@ class PrecomputeWorker:
 
         ahead = 3 * self._batch_size + 2 * self._workers
         floats = self._encode.on_processor
-        started, busy = time.monotonic(), self._busy
-        for batch in prefetch(items(), self.wanted, self._batch_size, pool, ahead, as_floats=floats):
+        started, busy = time.monotonic(), self._encode.busy
+        self.encode(prefetch(items(), self.wanted, self._batch_size, pool, ahead, as_floats=floats), writer.put)
+        self.report.device_idle += time.monotonic() - started - (self._encode.busy - busy)
+
+    def encode(self, batches: Iterable[DecodedBatch], put: Callable[[EncodedBatch], None]) -> None:
+        """Encode what has been decoded; `put` takes what came of it."""
+        for batch in batches:
             self._fail(batch.failed)
             if batch.items:
-                self._one(batch, writer)
+                self._one(batch, put)
             self._show()
-        self.report.device_idle += time.monotonic() - started - (self._busy - busy)
 
-    def _one(self, batch: DecodedBatch, writer: Background) -> None:
+    def _one(self, batch: DecodedBatch, put: Callable[[EncodedBatch], None]) -> None:
         import torch
 
         names = [self.wanted.sources[i] for i in batch.items]
         seeds = [noise_seed(self._seed, name, self.wanted.encoding.collection) for name in names]
-        began = time.monotonic()
         done: Encoded = self._encode(torch.from_numpy(batch.pixels), seeds, names)
-        self._busy += time.monotonic() - began
         self._fail([(i, bad) for i, bad in zip(batch.items, done.bad, strict=True) if bad is not None])
         good = [k for k, bad in enumerate(done.bad) if bad is None]
         if good:
             flipped = None if done.flipped is None else done.flipped[good]
             items, masks = [batch.items[k] for k in good], [batch.masks[k] for k in good]
-            writer.put(EncodedBatch(items, done.plain[good], flipped, masks))
+            put(EncodedBatch(items, done.plain[good], flipped, masks))
             self.report.encoded += len(good)
 
     def _fail(self, failed: Sequence[tuple[int, str]]) -> None:
@@ -156,17 +157,3 @@ class PrecomputeWorker:
             self._sizes[chunk] for chunk in self._board.finished_pieces() if chunk in self._sizes.keys() - self._open
         )
         self._progress(min(mine + others, self._to_do), self._to_do)
-
-
-def _chunks(wanted: LatentItems, batch_size: int) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
-    """Pieces of work: items of one bucket, named by what is in them, so that every process names them alike."""
-    n = len(wanted)
-    order = np.lexsort((np.arange(n), wanted.bucket_sizes[:, 1], wanted.bucket_sizes[:, 0]))
-    size = max(batch_size, min(_CHUNK, -(-n // 64)) // batch_size * batch_size)
-    sizes = wanted.bucket_sizes[order]
-    edges = np.flatnonzero(np.append(True, (sizes[1:] != sizes[:-1]).any(axis=1)))
-    for start, stop in zip(edges, [*edges[1:], n], strict=True):
-        for at in range(start, stop, size):
-            items = order[at : min(at + size, stop)].astype(np.int64)
-            text = "\n".join([repr(wanted.encoding), str(tuple(sizes[at])), *(wanted.sources[i] for i in items)])
-            yield hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest(), items

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from kohya_bucket.latents.maintenance.rewrite import copy_items, quarantine, wri
 from kohya_bucket.latents.source_files import hash_files, stat_files
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.layout import paths_of
 from kohya_bucket.latents.store.state import verify, verify_files
 from kohya_bucket.latents.store.writer import write_manifest
 from kohya_bucket.latents.text.caption import KIND
@@ -101,7 +101,7 @@ def _encode_again(
 
 
 def _wanted(encoding: EncodeOptions, entries: list[StoreEntry], images_root: Path) -> LatentItems:
-    paths = [os.path.normpath(images_root / entry.source) for entry in entries]
+    paths = paths_of([entry.source for entry in entries], images_root)
     nbytes, mtimes = stat_files(paths)
 
     def sizes(values: list[tuple[int, int]]) -> IntArray:

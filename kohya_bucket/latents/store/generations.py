@@ -11,6 +11,7 @@ like any other, to be exceeded.
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import suppress
 
 from kohya_bucket.errors import LatentStoreError
@@ -18,7 +19,33 @@ from kohya_bucket.latents.store.contents import manifest_of, self_described
 from kohya_bucket.latents.store.entries import arrow
 from kohya_bucket.latents.store.layout import Layout
 
-__all__ = ["Generations"]
+__all__ = ["Assigned", "Generations"]
+
+
+class Assigned:
+    """Numbers and names that one process gives another, so that whoever does that work writes the same files.
+
+    Args:
+        above: a number that nothing in the store exceeds.
+        key: names what is written; no other work has it.
+
+    Attributes:
+        shards: names of those that were written.
+    """
+
+    def __init__(self, above: int, key: str) -> None:
+        self._above = above
+        self._key = key
+        self.shards: list[str] = []
+
+    def greatest(self) -> int:
+        return self._above
+
+    def tag(self) -> str:
+        return hashlib.blake2b(f"{self._key} {self._above} {len(self.shards)}".encode(), digest_size=8).hexdigest()
+
+    def is_mine(self, name: str) -> None:
+        self.shards.append(name)
 
 
 class Generations:
@@ -39,6 +66,10 @@ class Generations:
                 with suppress(LatentStoreError, OSError):
                     self._count(self_described(self._layout, name, nbytes)[0])
         return self._greatest
+
+    def tag(self) -> str:
+        """What the next shard's name ends with; "" for what no other shard's does."""
+        return ""
 
     def is_mine(self, name: str) -> None:
         """Leave out a shard that this writer is about to write: it knows its own numbers."""

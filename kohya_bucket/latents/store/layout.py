@@ -11,10 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from kohya_bucket.errors import LatentStoreError, as_damage
+from kohya_bucket.images.files.remote import is_url
 from kohya_bucket.latents.remote.remote_path import Place, RemotePath, open_to_read, place_of, sizes_in, write_new
 from kohya_bucket.latents.remote.storage import check_exclusive
 
-__all__ = ["Layout", "common_root", "is_text", "relative_source"]
+__all__ = ["Layout", "absolute", "common_root", "is_text", "paths_of", "relative_source"]
 
 _VERSION = 1
 _DIGITS = 20
@@ -70,8 +71,10 @@ class Layout:
             return Path(images) if os.path.isabs(images) else Path(self.root.url, images)
         return Path(os.path.normpath(self.root / images))
 
-    def new_shard(self, bucket_size: tuple[int, int], dtype: str) -> Place:
-        return self.shards / f"{bucket_size[0]}x{bucket_size[1]}-{dtype}-{uuid.uuid4().hex[:16]}.safetensors"
+    def new_shard(self, bucket_size: tuple[int, int], dtype: str, tag: str = "") -> Place:
+        """Name for a shard that ends with `tag`; one that no other shard has where that is ""."""
+        tag = tag or uuid.uuid4().hex[:16]
+        return self.shards / f"{bucket_size[0]}x{bucket_size[1]}-{dtype}-{tag}.safetensors"
 
     def shard_sizes(self) -> dict[str, int]:
         """Name -> length in bytes of every shard there."""
@@ -108,20 +111,36 @@ def content_tag(data: bytes) -> str:
 
 
 def relative_source(paths: Sequence[str | os.PathLike[str]], images_root: Path) -> list[str]:
-    """Paths as they are stored: relative to `images_root` with forward slashes, absolute on another drive."""
+    """Paths as they are stored: relative to `images_root` with forward slashes, else absolute; URLs as they are."""
     prefix = os.path.join(os.path.abspath(images_root), "")
     out = []
     for path in paths:
-        text = os.path.abspath(path)
-        inside = text.startswith(prefix)
-        out.append(text[len(prefix) :].replace(os.sep, "/") if inside else _relative(Path(text), images_root))
+        text = absolute(path)
+        if text.startswith(prefix):
+            text = text[len(prefix) :].replace(os.sep, "/")
+        elif not is_url(text):
+            text = _relative(Path(text), images_root)
+        out.append(text)
     return out
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """The path of a file from the root of its drive; a URL as it is."""
+    text = os.fspath(path)
+    return text if is_url(text) else os.path.abspath(text)
+
+
+def paths_of(sources: Sequence[str], images_root: Path) -> list[str]:
+    """What `relative_source` made names of."""
+    root = os.fspath(images_root)
+    return [source if is_url(source) else os.path.normpath(os.path.join(root, source)) for source in sources]
 
 
 def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None) -> Path:
     """Folder that sources are named from: the one the store remembers, or the deepest that holds all images."""
     if output_dir is not None and (layout := Layout(output_dir)).store_file.is_file():
         return layout.images_root()
+    paths = [path for path in paths if not is_url(path)]
     if not paths:
         return Path.cwd()
     try:

@@ -17,6 +17,7 @@ from kohya_bucket.files import TEMPORARY_SUFFIX
 from kohya_bucket.latents.store.contents import manifest_of, self_described
 from kohya_bucket.latents.store.entries import arrow
 from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.layout import paths_of
 from kohya_bucket.latents.store.sources import SourceState, check_sources
 
 __all__ = ["StoreStatus", "source_paths", "status", "verify", "verify_files"]
@@ -61,8 +62,7 @@ class StoreStatus:
 
 def source_paths(store: LatentStore, images_root: Path | None = None) -> list[str]:
     """Path of the image behind each item."""
-    root = str(store.images_root() if images_root is None else images_root)
-    return [os.path.normpath(os.path.join(root, source)) for source in store.strings("source")]
+    return paths_of(store.strings("source"), store.images_root() if images_root is None else images_root)
 
 
 def status(store: LatentStore, *, images_root: Path | None = None, content: bool = False) -> StoreStatus:

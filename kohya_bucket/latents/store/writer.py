@@ -22,7 +22,7 @@ from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.remote.remote_path import Place, write_new
 from kohya_bucket.latents.store.checked_rows import check_rows
 from kohya_bucket.latents.store.entries import StoreEntry, arrow, encode, to_table
-from kohya_bucket.latents.store.generations import Generations
+from kohya_bucket.latents.store.generations import Assigned, Generations
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.shard_file import TensorSpec, write_shard
@@ -75,6 +75,7 @@ class StoreWriter:
         flush_seconds: everything pending is committed when this long has passed, so that a crash loses
             little; None waits for full shards.
         on_commit: called with the entries of each shard after it is safe on disk.
+        assigned: numbers and names that somebody else hands out; None: this writer takes its own.
 
     Raises:
         LatentStoreError: the folder cannot be written, or the disk is full. What was committed stays.
@@ -88,6 +89,7 @@ class StoreWriter:
         shard_bytes: int = 256 << 20,
         flush_seconds: float | None = 60.0,
         on_commit: Callable[[list[StoreEntry]], None] | None = None,
+        assigned: Assigned | None = None,
     ) -> None:
         self.layout = Layout(root)
         self.layout.create(images_root)
@@ -95,7 +97,7 @@ class StoreWriter:
         self._flush_seconds = flush_seconds
         self._on_commit = on_commit
         self._pending: dict[Any, Any] = {}  # `Pending` by what its items have in common
-        self._generations = Generations(self.layout)
+        self._generations = assigned or Generations(self.layout)
         self._added = 0
         self._flushed = time.monotonic()
 
@@ -185,7 +187,7 @@ class StoreWriter:
             "crc_flipped": _checksums(tensors[f"{kind}_flipped"][1], n) if rows.flipped else [0] * n,
             "crc_mask": [zlib.crc32(np.ascontiguousarray(rows.masks[m]).data) if m >= 0 else 0 for m in rows.mask_rows],
         }  # fmt: skip
-        path = self.layout.new_shard(bucket_size, dtype)
+        path = self.layout.new_shard(bucket_size, dtype, self._generations.tag())
         self._write(path, rows, above, places, tensors, common.space, {"bucket": f"{bucket_size[0]}x{bucket_size[1]}"})
 
     def _write(

@@ -15,7 +15,7 @@ from kohya_bucket.latents.text.exact_arrays import Array
 from kohya_bucket.latents.text.text_cache import TextCache
 from kohya_bucket.latents.text.text_store import TEXT_FOLDER
 
-__all__ = ["TextEncoder", "TextReport", "precompute_text"]
+__all__ = ["TextEncoder", "TextReport", "captions_to_do", "precompute_text"]
 
 
 class TextEncoder(Protocol):
@@ -73,19 +73,9 @@ def precompute_text(
     Raises:
         LatentStoreError: there is no store, its folder cannot be written, or an output cannot be stored.
     """
-    latents = LatentStore(store)
-    texts = {text or "" for text in latents.table["caption"].unique().to_pylist()}
-    if not texts:
-        raise LatentStoreError(f"{latents.layout.root} holds no latents, so no captions: run `kohya-bucket precompute`")
     rank, ranks = (int(os.environ.get(variable, default)) for variable, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    share = sorted(texts)[rank::ranks]
     encoding = Encoding(encoder.weights, encoder.tokens)
-    cache = TextCache(latents.layout.root / TEXT_FOLDER, name)
-    cache.refresh()
-    reasons = {text: cache.why_missing(Caption(text).key, encoding) for text in share}
-    to_do = sorted((text for text in share if reasons[text]), key=len)
-    counts = Counter(str(reason) for text in to_do for reason in reasons[text][:1])
-    report = TextReport(len(texts), len(share) - len(to_do), reasons=dict(counts))
+    cache, to_do, report = captions_to_do(store, encoding, name, rank, ranks)
     try:
         for start in range(0, len(to_do), batch_size):
             batch = to_do[start : start + batch_size]
@@ -97,3 +87,24 @@ def precompute_text(
     finally:
         cache.flush(index=True)
     return report
+
+
+def captions_to_do(
+    store: str | os.PathLike[str], encoding: Encoding, name: str, rank: int = 0, ranks: int = 1
+) -> tuple[TextCache, list[str], TextReport]:
+    """The outputs that are there, the captions of a process' share that must be encoded, by length, and the report.
+
+    Raises:
+        LatentStoreError: there is no store, or its folder cannot be written.
+    """
+    latents = LatentStore(store)
+    texts = {text or "" for text in latents.table["caption"].unique().to_pylist()}
+    if not texts:
+        raise LatentStoreError(f"{latents.layout.root} holds no latents, so no captions: run `kohya-bucket precompute`")
+    share = sorted(texts)[rank::ranks]
+    cache = TextCache(latents.layout.root / TEXT_FOLDER, name)
+    cache.refresh()
+    reasons = {text: cache.why_missing(Caption(text).key, encoding) for text in share}
+    to_do = sorted((text for text in share if reasons[text]), key=len)
+    counts = Counter(str(reason) for text in to_do for reason in reasons[text][:1])
+    return cache, to_do, TextReport(len(texts), len(share) - len(to_do), reasons=dict(counts))

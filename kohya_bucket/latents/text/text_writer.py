@@ -84,7 +84,7 @@ class TextWriter(StoreWriter):
         crc = [checksum(spans[i], [item[name].bits for name in names]) for i, item in enumerate(group.items)]
         places = {"mask_row": [-2] * n, "crc_plain": crc, "crc_flipped": [0] * n, "crc_mask": [0] * n}
         space = LatentSpace(values="text", downsample_factor=1)
-        path = self.layout.new_shard((0, 0), "text")
+        path = self.layout.new_shard((0, 0), "text", self._generations.tag())
         self._write(path, group, above, places, tensors, space, {"kind": "text"}, given)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from kohya_bucket.files import TEMPORARY_SUFFIX, remove_leftovers
 from kohya_bucket.latents.fingerprint import Fingerprint, why_stale
 from kohya_bucket.latents.stale import Reason, Stale
+from kohya_bucket.musubi.architectures import ARCHITECTURES
 from kohya_bucket.musubi.caching.families import FAMILIES, Family
 from kohya_bucket.musubi.caching.geometry import fingerprint_of_clip, fingerprint_of_image, holds_clips, settings_of
 from kohya_bucket.musubi.caching.made_by import MadeBy, why_made_otherwise
@@ -172,7 +173,7 @@ class Caches:
         return Found(tuple(have[one][0] for one in wanted), tuple(have[one][1] for one in wanted))
 
     def _sections(self, frames: int) -> list[int | None]:
-        if not self.family.in_sections:
+        if not ARCHITECTURES[self.dataset.architecture].in_sections:
             return [None]
         window: Any = getattr(self.dataset, "fp_latent_window_size", 9)
         return list(range(max(1, (frames - 1) // 4 // int(window))))

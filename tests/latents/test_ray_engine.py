@@ -1,0 +1,380 @@
+"""Encoding on a Ray cluster of several nodes: the local engine's shards, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pytest.importorskip("ray.data", reason="Ray Data is not installed")
+psutil = pytest.importorskip("psutil", reason="psutil is not installed")
+if sys.platform == "win32":
+    pytest.skip("Ray's clusters of several local nodes are for Linux", allow_module_level=True)
+
+import ray  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.latents import LatentStore  # noqa: E402
+from kohya_bucket.latents.encode.encode_items import encode_items  # noqa: E402
+from kohya_bucket.latents.encode.pieces import pieces_of  # noqa: E402
+from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
+from kohya_bucket.latents.on_ray.encode_on_ray import encode_on_ray, encoders  # noqa: E402
+from kohya_bucket.latents.on_ray.text import text_on_ray  # noqa: E402
+from kohya_bucket.latents.store.layout import Layout  # noqa: E402
+from kohya_bucket.latents.store.state import verify  # noqa: E402
+from kohya_bucket.latents.text.precompute_text import precompute_text  # noqa: E402
+from kohya_bucket.latents.text.text_store import TextStore  # noqa: E402
+from tests.latents import ray_driver  # noqa: E402
+from tests.latents.ray_encoders import Telling, Texts, broken, different, told  # noqa: E402
+from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
+from tests.latents.text_outputs import same_outputs  # noqa: E402
+
+pytestmark = pytest.mark.slow
+ROOT = str(Path(__file__).parents[2])
+NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
+BATCH = 2  # and as many images in a piece, of so few
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """The address of an S3 server, None where none is installed; whoever starts afterwards asks it."""
+    try:
+        import s3fs  # noqa: F401
+        from moto.server import ThreadedMotoServer
+    except ImportError:
+        yield None
+        return
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "any")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*server.get_host_and_port()))
+        yield os.environ["AWS_ENDPOINT_URL"]
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(s3):
+    """Three nodes with one processor each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", ROOT)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        for _ in range(2):
+            made.add_node(**NODE)
+        ray.init(address=made.address, log_to_driver=False)
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", SIZES * 4, alpha=True)
+
+
+def items_of(images, **encoding):
+    data = dataset_of(images)
+    paths = [str(path) for path in images]
+    encoding = EncodeOptions(**{"vae": "mean", "dtype": "float32"} | encoding)
+    return LatentItems.from_placement(
+        paths, data.sizes, data.placement, encoding, images[0].parent, captions=paths
+    )  # fmt: skip
+
+
+def on_ray(images, output, make, count=2, wanted=None, **options):
+    wanted = items_of(images) if wanted is None else wanted
+    with encoders(make, count) as crew:
+        return encode_on_ray(wanted, crew, output, images[0].parent, **{"batch_size": BATCH} | options)
+
+
+def rows_of(root):
+    """What a store says and holds of each image; everything in it is whole."""
+    store = LatentStore(root)
+    assert (store.damage, verify(store)) == ([], [])
+    return {store.entry(i).source: (store.entry(i), store.read(i).tobytes()) for i in range(len(store))}
+
+
+@pytest.fixture
+def expected(images, tmp_path):
+    """The rows that the local engine writes."""
+    encode_items(items_of(images), MeanEncoder(), tmp_path / "local", images[0].parent, batch_size=BATCH)
+    return rows_of(tmp_path / "local")
+
+
+def when(happened, then):
+    """On a thread: wait until something has happened, then do something."""
+
+    def run():
+        deadline = time.monotonic() + 120
+        while not happened() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        then()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def processes(title):
+    """The cluster's processes at this work, by what Ray calls them."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if title in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(("encoder", "encoding"), [
+    (MeanEncoder, {"flip": True, "mask": True}),
+    (PosteriorStub, {"vae": "posterior", "kind": "posterior", "dtype": "bfloat16"}),
+    (PosteriorStub, {"vae": "posterior", "dtype": "float16"}),  # sampled
+])  # fmt: skip
+def test_a_piece_is_the_same_shard_byte_for_byte(cluster, images, tmp_path, monkeypatch, encoder, encoding):
+    wanted = items_of(images, **encoding)
+    images[5].write_bytes(b"no image")
+    report = on_ray(images, tmp_path / "ray", encoder, wanted=wanted, seed=7)
+    assert (report.total, report.encoded, report.current) == (32, 31, 0)
+    assert [path for path, _ in report.failed] == [str(images[5])]
+    store = LatentStore(tmp_path / "ray")
+    assert store.indexed
+    shard_of = dict(zip(store.table["source"].to_pylist(), store.table["shard"].to_pylist(), strict=True))
+    assert len(shard_of) == 31
+    compared = set()
+    for _, items in pieces_of(wanted, BATCH):
+        piece = wanted.subset(items.tolist())
+        names = {shard_of[source] for source in piece.sources if source in shard_of}
+        if not names:
+            assert piece.paths == [str(images[5])]
+            continue
+        (name,) = names
+        monkeypatch.setattr(Layout, "new_shard", lambda self, *_, name=name: self.shards / name)
+        local = tmp_path / name
+        encode_items(piece, encoder(), local, images[0].parent, batch_size=BATCH, seed=7)
+        assert (local / "shards" / name).read_bytes() == (tmp_path / "ray" / "shards" / name).read_bytes()
+        compared.add(name)
+    assert compared == set(Layout(tmp_path / "ray").shard_sizes())
+
+
+def test_again_only_what_is_missing_or_changed(cluster, images, tmp_path, expected):
+    out, log = tmp_path / "out", tmp_path / "log"
+    on_ray(images[:20], out, partial(Telling, log))
+    shown = []
+    report = on_ray(images, out, partial(Telling, log), progress_callback=lambda *numbers: shown.append(numbers))
+    assert (report.current, report.encoded) == (20, 12)
+    assert report.reasons == {"not encoded yet": 12}
+    assert shown[0] == (0, 12)
+    assert shown[-1] == (12, 12)
+    assert sorted(shown) == shown
+    assert rows_of(out) == expected
+    assert sum(batch.images for batch in told(log)) == 32
+    os.utime(images[3], ns=(1, 1))
+    assert on_ray(images, out, MeanEncoder).encoded == 1
+    assert on_ray(images, out, MeanEncoder).current == 32
+    assert LatentStore(out).indexed
+
+
+def test_a_killed_encoder_loses_only_what_it_had_in_hand(cluster, images, tmp_path, expected):
+    log = tmp_path / "log"
+    killed = when(lambda: len(told(log)) > 4, lambda: os.kill(told(log)[-1].pid, signal.SIGKILL))
+    report = on_ray(images, tmp_path / "out", partial(Telling, log, 0.2), count=1)
+    killed.join()
+    assert (report.encoded, report.failed) == (32, [])
+    assert rows_of(tmp_path / "out") == expected
+    assert len({batch.pid for batch in told(log)}) == 2
+    assert sum(batch.images for batch in told(log)) <= 32 + 2 * BATCH
+
+
+def test_a_killed_node_loses_only_what_it_had_in_hand(cluster, images, tmp_path, expected):
+    log = tmp_path / "log"
+
+    def working():
+        """A node with an encoder on it that is at work, and that is not the driver's."""
+        nodes = {node.node_id: node for node in cluster.worker_nodes}
+        return [nodes[batch.node] for batch in told(log) if batch.node in nodes]
+
+    gone = []
+
+    def kill():
+        gone.append(working()[0])
+        cluster.remove_node(gone[0], allow_graceful=False)
+
+    killed = when(working, kill)
+    report = on_ray(images, tmp_path / "out", partial(Telling, log, 0.4), count=3)
+    killed.join()
+    cluster.add_node(**NODE)
+    assert gone[0].node_id in {batch.node for batch in told(log)}
+    assert (report.encoded, report.failed) == (32, [])
+    assert rows_of(tmp_path / "out") == expected
+    assert sum(batch.images for batch in told(log)) <= 32 + 2 * BATCH
+
+
+def test_after_a_killed_driver_the_next_one_does_the_rest(cluster, images, tmp_path, expected):
+    out, log = tmp_path / "out", tmp_path / "log"
+    command = [sys.executable, "-m", ray_driver.__name__, str(images[0].parent), str(out), str(log), "0.4"]
+    driver = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "RAY_ADDRESS": cluster.address})
+    try:
+        when(lambda: len(told(log)) > 6 or driver.poll() is not None, driver.kill).join()
+    finally:
+        driver.kill()
+        driver.wait()
+    pids = {batch.pid for batch in told(log)}
+    assert len(pids) == 2
+    deadline = time.monotonic() + 60
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(psutil.pid_exists, pids))  # Ray ends what belongs to a driver
+    finished, begun = len(LatentStore(out)), sum(batch.images for batch in told(log))
+    assert 0 < finished < 32
+    assert begun <= finished + 2 * 2 * BATCH
+    report = on_ray(images, out, partial(Telling, log))
+    assert (report.current, report.encoded) == (finished, 32 - finished)
+    assert sum(batch.images for batch in told(log)) == begun + 32 - finished
+    assert rows_of(out) == expected
+
+
+def test_images_that_end_the_encoder_are_named_and_all_others_encoded(cluster, tmp_path):
+    images = make_images(tmp_path / "images", [*SIZES[:1] * 8, (60, 100)])
+    wanted = items_of(images)
+    deadly = tuple(int(side) for side in wanted.bucket_sizes[8])
+    assert (wanted.bucket_sizes[:8] != deadly).any(axis=1).all()
+    report = on_ray(images, tmp_path / "out", partial(Telling, tmp_path / "log", 0.0, deadly), count=1)
+    assert report.encoded == 8
+    assert [path for path, _ in report.failed] == [str(images[8])]
+    assert "ended" in report.failed[0][1]
+    assert len(LatentStore(tmp_path / "out")) == 8
+
+
+def test_an_image_that_ends_who_decodes_it_is_named_and_all_others_encoded(cluster, images, tmp_path):
+    wanted = items_of(images)
+    images[9].unlink()
+    os.mkfifo(images[9])  # whoever opens it waits, until it is killed
+    over = threading.Event()
+
+    def hunt():
+        seen = {}
+        while not over.wait(0.2):
+            for process in processes("ray::_decode"):
+                seen[process.pid] = seen.get(process.pid, 0) + 1
+                if seen[process.pid] > 15:
+                    process.kill()
+
+    hunter = threading.Thread(target=hunt)
+    hunter.start()
+    try:
+        report = on_ray(images, tmp_path / "out", MeanEncoder, wanted=wanted)
+    finally:
+        over.set()
+        hunter.join()
+    assert report.encoded == 31
+    assert [path for path, _ in report.failed] == [str(images[9])]
+    assert "the process that decodes it ended again and again" in report.failed[0][1]
+
+
+def test_errors_of_actors_are_raised_as_they_are(cluster, images, tmp_path):
+    with pytest.raises(KohyaBucketError, match=r"^vae.safetensors: cannot be read; download it again$"):
+        on_ray(images, tmp_path / "out", broken)
+    with pytest.raises(KohyaBucketError, match="has other weights than"):
+        on_ray(images, tmp_path / "out", different)
+    with pytest.raises(KohyaBucketError, match="MeanEncoder has no posterior method"):
+        on_ray(images, tmp_path / "out", MeanEncoder, wanted=items_of(images, kind="posterior"))
+
+
+def test_images_in_s3(cluster, s3, images, tmp_path, expected):
+    if s3 is None:
+        pytest.skip("moto[server] and s3fs are not installed: no S3 server to ask")
+    import s3fs
+
+    bucket = s3fs.S3FileSystem()
+    bucket.mkdir("pictures")
+    for path in images:
+        bucket.put_file(str(path), f"pictures/a/{path.name}")
+    urls = [f"s3://pictures/a/{path.name}" for path in images]
+    data = dataset_of(images)
+    wanted = LatentItems.from_placement(
+        urls, data.sizes, data.placement, EncodeOptions("mean", "float32"), images[0].parent
+    )
+    report = on_ray(images, tmp_path / "out", MeanEncoder, wanted=wanted)
+    assert (report.encoded, report.failed) == (32, [])
+    found = rows_of(tmp_path / "out")
+    assert sorted(found) == urls
+    assert {Path(url).name: bits for url, (_, bits) in found.items()} == {
+        source: bits for source, (_, bits) in expected.items()
+    }
+    assert on_ray(images, tmp_path / "out", MeanEncoder, wanted=wanted).current == 32
+
+
+def test_captions_are_encoded_as_locally(cluster, images, tmp_path):
+    for name in ("local", "ray"):
+        encode_items(items_of(images), MeanEncoder(), tmp_path / name, images[0].parent, batch_size=BATCH)
+    want = precompute_text(tmp_path / "local", Texts(), batch_size=BATCH)
+    shown = []
+    report = text_on_ray(
+        tmp_path / "ray", Texts, batch_size=BATCH, concurrency=2, progress=lambda *numbers: shown.append(numbers)
+    )
+    assert report == want
+    assert shown[-1] == (32, 32)
+    local, far = TextStore(tmp_path / "local" / "text"), TextStore(tmp_path / "ray" / "text")
+    assert far.indexed
+    assert len(far) == len(local) == 32
+    for i in range(len(local)):
+        (j,) = far.find([local.entry(i).source], "text")
+        assert far.entry(int(j)) == local.entry(i)
+        same_outputs(far.arrays(int(j)), local.arrays(i))
+    again = text_on_ray(tmp_path / "ray", Texts, concurrency=1)
+    assert (again.encoded, again.current) == (0, 32)
+
+
+def test_the_command_says_and_stores_what_it_does_locally(cluster, tmp_path, command_line):
+    pytest.importorskip("diffusers", reason="diffusers is not installed")
+    from tests.latents.test_diffusers_vae import model
+
+    model().save_pretrained(tmp_path / "vae")
+    images = make_images(tmp_path / "images", SIZES)
+    images[0].with_suffix(".txt").write_text("a caption", encoding="utf-8")
+    images[3].write_bytes(images[3].read_bytes()[:200])  # its header is whole
+    common = (
+        "--vae", tmp_path / "vae", "--arch", "sd", "--dtype", "float32", "--device", "cpu", "--resolution", "64",
+        "--min-bucket-reso", "32", "--max-bucket-reso", "128", "--bucket-reso-steps", "16", "--batch-size", "2",
+        "--posterior",  # a sample depends on the image's name
+    )  # fmt: skip
+    far = f"file://{images[0].parent.as_posix()}"
+    said = {}
+    for name, source, options in (
+        ("local", images[0].parent, ()),
+        ("ray", images[0].parent, ("--engine", "ray")),
+        ("urls", far, ("--engine", "ray", "--concurrency", "2")),
+        ("urls-here", far, ()),
+    ):  # fmt: skip
+        said[name] = command_line("precompute", source, *common, "-o", tmp_path / name, *options)
+    codes = {code for code, _, _ in said.values()}
+    assert codes == {2}
+    for name, (_, out, err) in said.items():
+        assert "7 encoded, 0 were current, 1 failed; 8 images in " in out, name
+        assert "img_003.png: cannot be read as an image" in err, name
+        assert "1 image could not be encoded, see above; all others are done" in err, name
+    want = {Path(source).name: (entry.caption, bits) for source, (entry, bits) in rows_of(tmp_path / "local").items()}
+    assert want["img_000.png"][0] == "a caption"
+    for name in ("ray", "urls", "urls-here"):
+        found = rows_of(tmp_path / name)
+        assert {Path(source).name: (entry.caption, bits) for source, (entry, bits) in found.items()} == want, name
+    assert all(source.startswith("file:///") for source in rows_of(tmp_path / "urls"))
+    code, out, _ = command_line("precompute", images[0].parent, *common, "-o", tmp_path / "ray", "--engine", "ray")
+    assert (code, "0 encoded, 7 were current, 1 failed" in out) == (2, True)
+    assert command_line("cache", "status", tmp_path / "urls")[0] == 0
