@@ -77,8 +77,7 @@ class MusubiDoor(TrainerDoor):
             raise SystemExit("kohya_bucket: not one cached item is there to train: run cache_latents.py and "
                              "cache_text_encoder_outputs.py first")  # fmt: skip
         sampler = PlanSampler(GroupPlanner(items, self.options()), int(group.datasets[0].seed), counter)
-        batch_size = max(one.batch_size for one in items)
-        pool = TimestepPool(len(sampler) * batch_size, batch_size)
+        pool = TimestepPool(len(sampler) * sampler.largest_batch, sampler.largest_batch)
         setattr(group, HELD, Held(items, pool, self.options().on_bad_image))
         self.resume.attach(sampler)
         if is_first_process():
