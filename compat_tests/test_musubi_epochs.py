@@ -83,6 +83,7 @@ def test_batches_of_equal_cost_meet_in_a_step(musubi_source, config, tmp_path):
     ("table", "words"),
     [
         ("rule = 'exact'", "rule is set, but musubi-tuner trains from caches"),
+        ("resolutions = [64, 128]", "give each resolution [[datasets]] and a cache_directory of its own"),
         ("remainder = 'merge'", "remainder is 'merge', which trains images at other sizes"),
         ("ordr = 'runs'", "has no option 'ordr'; the nearest is 'order'"),
     ],

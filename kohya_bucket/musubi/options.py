@@ -24,9 +24,11 @@ def check_options(options: AdapterOptions) -> None:
     usual = AdapterOptions()
     for field in fields(options):
         if field.name not in _MEANT_HERE and getattr(options, field.name) != getattr(usual, field.name):
+            several = "give each resolution [[datasets]] and a cache_directory of its own"
+            remedy = several if field.name == "resolutions" else "leave it out"
             raise ConfigError(
                 f"[kohya_bucket] {field.name} is set, but musubi-tuner trains from caches that were made without "
-                f"it: leave it out; {', '.join(sorted(_MEANT_HERE))} can be set"
+                f"it: {remedy}; {', '.join(sorted(_MEANT_HERE))} can be set"
             )
     if options.moves_images:
         raise ConfigError(
