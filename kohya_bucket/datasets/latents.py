@@ -187,8 +187,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         bits = store.gather(rows, flips)
         if len({store.info(row).space for row in rows}) > 1:  # imported and encoded ones may be scaled otherwise
             return torch.cat([self._latents([row], [flip]) for row, flip in zip(rows, flips, strict=True)])
-        stored = store.storage(rows[0])
-        space = store.info(rows[0]).space
+        stored, space = store.storage(rows[0]), store.info(rows[0]).space
         if stored == "bfloat16":
             out = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
         else:
