@@ -27,8 +27,6 @@ import numpy as np
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-import idle_clips  # noqa: E402
-
 from kohya_bucket import KohyaBuckets  # noqa: E402
 from kohya_bucket.planning import (  # noqa: E402
     EpochPlan,
@@ -213,8 +211,7 @@ def main() -> None:
         f"part. {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"numpy {np.__version__}.",
     ]
-    parts = ["# Waiting ranks", notes[0], tables[0], idle_clips.section(), "## Measured", tables[1], notes[1]]
-    text = "\n\n".join(parts) + "\n"
+    text = "\n\n".join(["# Waiting ranks", notes[0], tables[0], "## Measured", tables[1], notes[1]]) + "\n"
     (REPO / "benchmarks" / "results" / "idle.md").write_text(text, encoding="utf-8")
     print(text)
 

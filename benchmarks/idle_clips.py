@@ -1,4 +1,6 @@
-"""Ranks that wait for each other's clips: a part of idle.py. Also how long a plan of a million clips takes.
+"""Ranks that wait for each other's clips, predicted; and how long a plan of a million clips takes.
+
+    python benchmarks/idle_clips.py
 
 2,000 items, half of them images and half clips of 25, 45 or 81 frames, of four aspects, or of aspects scattered around
 those; Wan 2.1 1.3B. Three ways of giving batches to 8 ranks: shuffled and dealt out, one shape per step, equal cost.
@@ -104,8 +106,7 @@ def planned(n: int = 1_000_000, rounds: int = 5) -> list[list[str]]:
     return rows
 
 
-def section() -> str:
-    """Both tables, with what they mean."""
+def main() -> None:
     tables = [
         "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---", *["---:"] * (len(head) - 1)], *rows])
         for head, rows in ((HEADER, predicted(2_000, 0) + predicted(2_000, 0.1)), (PLAN_HEADER, planned()))
@@ -117,12 +118,14 @@ def section() -> str:
         f"L + L² / {6 * MODEL.width:,}. Means of {EPOCHS} epochs; steps and repeats of the first."
     )
     plans = (
-        f"A plan of an epoch of scattered aspects, `max_tokens` = {TOKENS:,}, arguments checked and fingerprint "
-        f"made for each; medians. {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}, "
-        f"Python {platform.python_version()}, numpy {np.__version__}; commit {commit()}."
+        f"A plan of an epoch of scattered aspects, `max_tokens` = {TOKENS:,}, arguments checked and fingerprint made "
+        f"for each; medians. {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}, Python "
+        f"{platform.python_version()}, numpy {np.__version__}; commit {commit()}."
     )
-    return "\n\n".join(["## Clips", said, tables[0], plans, tables[1]])
+    text = "\n\n".join(["# Ranks that wait, with clips", said, tables[0], plans, tables[1]]) + "\n"
+    (REPO / "benchmarks" / "results" / "idle_clips.md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 if __name__ == "__main__":
-    print(section())
+    main()

@@ -14,6 +14,7 @@ __all__ = [
     "LatentStoreError",
     "PlanError",
     "ResumeError",
+    "StorageError",
     "as_damage",
     "why_not_written",
 ]
@@ -45,6 +46,10 @@ class ResumeError(PlanError):
 
 class LatentStoreError(KohyaBucketError):
     """A latent store or cache file that cannot be read, written or trusted."""
+
+
+class StorageError(KohyaBucketError):
+    """Object storage that does not answer, refuses, or lacks what is needed."""
 
 
 @contextmanager

@@ -17,6 +17,7 @@ EXTRAS = {
     "webdataset": ("webdataset",),
     "ray": ("ray[data]",),
     "remote": ("fsspec",),
+    "s3": ("s3fs", "obstore"),
     "video": ("av",),
 }
 PURPOSES = {
@@ -29,6 +30,7 @@ PURPOSES = {
     "webdataset": "tar shards",
     "ray": "scans and encoding on Ray",
     "remote": "images in object storage",
+    "s3": "stores of latents in S3",
     "video": "frames, sizes and rates of clips",
 }
 

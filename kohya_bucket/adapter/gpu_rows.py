@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.left_over import left_over
+from kohya_bucket.adapter.lost_time import LostTime, lost_time
 from kohya_bucket.planning.idle import idle_share_independent, idle_share_of
 
 __all__ = ["GpuRow", "gpu_row"]
@@ -26,6 +28,8 @@ class GpuRow:
         left_over: what becomes of buckets that never fill a batch, in words; `never_trained` names the images that no
             epoch trains.
         idle_independent: the same if every GPU drew batches of its own, as trainers do alone.
+        lost: predicted share of the GPUs' time that goes into waiting and repeats, each way of giving them batches;
+            None for clips without `model`, whose frames have no known cost.
     """
 
     gpus: int
@@ -40,6 +44,11 @@ class GpuRow:
     ledger: str
     left_over: str
     never_trained: tuple[str, ...]
+    lost: LostTime | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {**asdict(self), "lost": self.lost and self.lost._asdict()}
 
 
 def gpu_row(planner: GroupPlanner, gpus: int, accumulate: int = 1, costs: npt.ArrayLike | None = None) -> GpuRow:
@@ -75,4 +84,5 @@ def gpu_row(planner: GroupPlanner, gpus: int, accumulate: int = 1, costs: npt.Ar
         ledger=ledger.text,
         left_over=over.line,
         never_trained=over.never_trained,
+        lost=lost_time(planner, gpus) if costs is None or options.model is not None else None,
     )

@@ -70,7 +70,7 @@ class GroupPlanner:
             ]
         ).astype(np.int32)
         self._no_upscale = np.repeat([i.no_upscale for i in images], buckets_of)
-        self._planners: dict[int, EpochPlanner] = {}
+        self._planners: dict[tuple[int, bool | str], EpochPlanner] = {}
         self.repeats = np.concatenate([i.repeats for i in images])
         self.bucket_sizes = np.array([size for i in images for size in i.buckets], dtype=np.int32).reshape(-1, 2)
         # Nothing moves from one dataset to another, nor from one resolution to another.
@@ -93,11 +93,14 @@ class GroupPlanner:
         """
         return self.planner(world_size).plan(seed, epoch, trained)
 
-    def planner(self, world_size: int) -> EpochPlanner:
-        """What plans any epoch for a number of processes."""
-        if world_size not in self._planners:
-            options = self.options
-            self._planners[world_size] = EpochPlanner(
+    def planner(self, world_size: int, same_shape: bool | str | None = None) -> EpochPlanner:
+        """What plans any epoch for a number of processes; with `same_shape`, in another way than the options say."""
+        options = self.options
+        # With batches of its own for each process, plans are asked for one process.
+        how = (options.same_shape or True) if same_shape is None else same_shape
+        key = world_size, how
+        if key not in self._planners:
+            self._planners[key] = EpochPlanner(
                 self.bucket_ids,
                 None if options.has_budget else self.batch_sizes,
                 world_size=world_size,
@@ -118,9 +121,9 @@ class GroupPlanner:
                 resolutions=options.resolution_mode if options.resolutions else None,
                 resolution_weights=options.resolution_weights,
                 equal_epochs=True,
-                same_shape=options.same_shape or True,  # with batches of its own for each, it is asked for one process
+                same_shape=how,
             )
-        return self._planners[world_size]
+        return self._planners[key]
 
     def dataset_of(self, bucket: int) -> int:
         """Which dataset of the group a bucket belongs to."""

@@ -90,7 +90,11 @@ def given_config(
 
 
 def _is_settings(path: Path) -> bool:
-    return path.suffix.lower() in (".toml", ".json") and path.is_file()
+    if not path.is_file() or path.suffix.lower() != ".json":
+        return path.suffix.lower() == ".toml" and path.is_file()
+    from kohya_bucket.datasets.shard_lists import is_shard_list
+
+    return not is_shard_list(path)
 
 
 def is_musubi_config(path: Path) -> bool:

@@ -16,7 +16,7 @@ from rich.console import Console
 from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.adapter.options import AdapterOptions, environment_table
 from kohya_bucket.cli.console import print_fitting, wide_console
-from kohya_bucket.cli.plan_tables import bucket_table, findings_table, gpu_table
+from kohya_bucket.cli.plan_tables import bucket_table, findings_table, gpu_table, lost_table
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.musubi.architectures import architecture_named
 from kohya_bucket.musubi.config import ClipKeys, MusubiConfig, read_config
@@ -70,6 +70,7 @@ def _print(read: MusubiConfig, seen: Overview | None, accumulate: int, images: b
         _print_data(console, number, data, read, images)
     if seen and seen.gpus:
         gpu_table(console, seen.gpus, accumulate, "musubi-tuner")
+        lost_table(console, seen.gpus, seen.options.model)
     if len(read.findings):
         console.print()
         findings_table(console, read.findings, images)
@@ -204,6 +205,6 @@ def _as_dict(read: MusubiConfig, seen: Overview | None, images: bool) -> dict[st
         "architecture": None if read.architecture is None else read.architecture.name,
         "settings": asdict(seen.options) if seen else None,
         "datasets": datasets,
-        "gpus": [asdict(row) for row in seen.gpus] if seen else [],
+        "gpus": [row.as_dict() for row in seen.gpus] if seen else [],
         "findings": [finding.as_dict() for finding in read.findings],
     }

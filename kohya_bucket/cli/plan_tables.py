@@ -23,7 +23,7 @@ from kohya_bucket.sdscripts.datasets.wording import rule_text
 from kohya_bucket.sdscripts.plan.overview import DatasetOverview, Overview
 from kohya_bucket.texts import counted
 
-__all__ = ["bucket_table", "findings_table", "gpu_table", "show_findings", "show_plan"]
+__all__ = ["bucket_table", "findings_table", "gpu_table", "lost_table", "show_findings", "show_plan"]
 
 _LIMIT = 20
 
@@ -46,6 +46,7 @@ def show_plan(read: Config, seen: Overview, images: bool, accumulate: int, as_js
         _print_dataset(console, number, dataset, seen.options, images)
     if seen.gpus:
         gpu_table(console, seen.gpus, accumulate, "sd-scripts")
+        lost_table(console, seen.gpus, seen.options.model)
     if len(read.findings):
         console.print()
         findings_table(console, read.findings, images)
@@ -201,3 +202,18 @@ def gpu_table(console: Console, rows: tuple[GpuRow, ...], accumulate: int, train
             console.print(f"{row.gpus} GPUs: {row.ledger}", soft_wrap=True)
         if row.left_over:
             console.print(f"{row.gpus} GPUs: {row.left_over}", markup=False, soft_wrap=True)
+
+
+def lost_table(console: Console, rows: Sequence[GpuRow], model: str | None) -> None:
+    """What each way of giving GPUs their batches loses, where there are several GPUs and it is known."""
+    known = [(row.gpus, row.lost) for row in rows if row.gpus > 1 and row.lost is not None]
+    if not known:
+        return
+    console.print()
+    console.print(f"[bold]Time lost to waiting and repeats[/bold], by the {f'cost of {model}' if model else 'pixels'}")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("GPUs", "shuffled", "one shape", "equal cost"):
+        table.add_column(name, justify="right")
+    for gpus, lost in known:
+        table.add_row(f"{gpus}", *(f"{share:.1%}" for share in lost))
+    print_table(console, table)

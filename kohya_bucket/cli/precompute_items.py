@@ -19,6 +19,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import read_sizes
 from kohya_bucket.images.files.remote import is_url, read_remote
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.sdscripts.config import Config, Severity, read_config
 from kohya_bucket.sdscripts.plan.latents import wanted_by_config
@@ -107,7 +108,7 @@ def planned(config: Path, train_batch_size: int | None, gpus: str) -> Planned:
     return Planned(read, adapter_options(read), gpu_counts(gpus or os.environ.get("WORLD_SIZE", "1")), bool(gpus))
 
 
-def store_of(config: Planned) -> Path | None:
+def store_of(config: Planned) -> Place | None:
     """Where training with this config looks for shards; None where it looks for npz.
 
     Raises:
@@ -116,7 +117,7 @@ def store_of(config: Planned) -> Path | None:
     adapter, read = config.adapter, config.read
     if adapter.latent_cache != "shards":
         return None
-    folders = sorted({store_folder(adapter, one.images.paths[0]) for one in read.datasets if len(one.images)})
+    folders = sorted({store_folder(adapter, one.images.paths[0]) for one in read.datasets if len(one.images)}, key=str)
     if len(folders) > 1:
         raise ConfigError(
             f"latents of the config's data sets lie in {len(folders)} folders ({some(list(map(str, folders)))}): set "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kohya_bucket.cli.progress import scan_progress
+from kohya_bucket.cli.tar_sources import tars_in
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.texts import counted
 
@@ -33,11 +34,16 @@ class SizedImages:
         return f"{counted(len(self.sizes), 'image')} of {self.source}{broken}{foreign}"
 
 
-def images_in(sources: list[str], *, recursive: bool = True) -> list[str]:
-    """The images that folders, files, patterns and lists name. `KohyaBucketError` where there is none."""
-    from kohya_bucket.images import list_images
+def images_in(sources: list[str], *, recursive: bool = True, extensions: Collection[str] | None = None) -> list[str]:
+    """The images that folders, files, patterns and lists name. `KohyaBucketError` where there is none.
 
-    paths = list_images(sources, recursive=recursive)
+    Args:
+        extensions: endings that count in folders; by default those of images.
+    """
+    from kohya_bucket.images import list_images
+    from kohya_bucket.images.formats import IMAGE_EXTENSIONS
+
+    paths = list_images(sources, recursive=recursive, extensions=extensions or IMAGE_EXTENSIONS)
     if not paths:
         raise KohyaBucketError(f"{', '.join(sources)}: no images found there")
     return paths
@@ -60,7 +66,8 @@ def not_read(paths: Sequence[str]) -> dict[str, str]:
 def sizes_of(
     sources: list[str], *, recursive: bool = True, workers: int | None = None, quiet: bool = False
 ) -> SizedImages:
-    """Read headers, or the table if that is what is named (CSV, JSON, Parquet, also one of build-cache).
+    """Read headers, of tar shards too, or what is named: a table (CSV, JSON, Parquet, also one of build-cache) or an
+    index of tar shards.
 
     Raises:
         KohyaBucketError: nothing readable there.
@@ -69,7 +76,9 @@ def sizes_of(
     from kohya_bucket.images.tables.size_table import TABLE_SUFFIXES, read_size_table
 
     source, foreign = ", ".join(sources), dict[str, str]()
-    if len(sources) == 1 and Path(sources[0]).suffix.lower() in TABLE_SUFFIXES and Path(sources[0]).is_file():
+    if (tars := tars_in(sources)) is not None:
+        sizes = tars.sizes
+    elif len(sources) == 1 and Path(sources[0]).suffix.lower() in TABLE_SUFFIXES and Path(sources[0]).is_file():
         sizes = read_size_table(sources[0]).sizes
     else:
         paths = images_in(sources, recursive=recursive)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.files.remote import is_url, read_remote
+from kohya_bucket.images.tables.size_table import MAX_SIDE
 from kohya_bucket.texts import parse_json, read_text
 
 __all__ = ["Member", "Shard", "is_shard_list", "listed_shards"]
@@ -47,7 +48,10 @@ def is_shard_list(path: str | os.PathLike[str]) -> bool:
     """Whether a JSON file is one of these lists, and no table of sizes."""
     if not str(path).lower().endswith(".json") or not (is_url(str(path)) or Path(path).is_file()):
         return False
-    data = _json(str(path))
+    try:
+        data = _json(str(path))
+    except KohyaBucketError:
+        return False
     return isinstance(data, dict) and ("wids_version" in data or _files(data) is not None)
 
 
@@ -58,7 +62,7 @@ def listed_shards(names: Iterable[str | os.PathLike[str]]) -> list[Shard]:
         KohyaBucketError: a list that cannot be read, or of an unknown version.
     """
     found: list[Shard] = []
-    for name in map(os.fspath, names):
+    for name in [os.fspath(given) for given in names]:
         if not name.lower().endswith(".json"):
             found.append(Shard(_absolute(name)))
             continue
@@ -138,13 +142,16 @@ def _files(data: Any) -> Sequence[tuple[Any, Any]] | None:
 
 
 def _member(index: str, name: Any, entry: Mapping[str, Any]) -> Member:
-    offset, length = entry.get("offset"), entry.get("length", entry.get("size"))
-    width, height = entry.get("width"), entry.get("height")
-    numbers = [offset, length] if width is None or height is None else [offset, length, width, height]
-    if not isinstance(name, str) or any(type(n) is not int or not 0 <= n < 1 << 62 for n in numbers):
+    offset, length = (_number(entry.get(key)) for key in ("offset", "length" if "length" in entry else "size"))
+    if not isinstance(name, str) or offset is None or length is None:
         raise KohyaBucketError(f"{index}: {name!r} is at {dict(entry)!r}, but must have an offset and a length")
-    if len(numbers) == 2:
-        return Member(name, numbers[0], numbers[1], None)
-    if not 0 < width < 1 << 31 or not 0 < height < 1 << 31:
-        raise KohyaBucketError(f"{index}: {name!r} has an impossible size of {width}x{height}")
-    return Member(name, numbers[0], numbers[1], (width, height))
+    if entry.get("width") is None or entry.get("height") is None:
+        return Member(name, offset, length, None)
+    width, height = _number(entry["width"]), _number(entry["height"])
+    if not width or not height or max(width, height) > MAX_SIDE:
+        raise KohyaBucketError(f"{index}: {name!r} has an impossible size of {entry['width']}x{entry['height']}")
+    return Member(name, offset, length, (width, height))
+
+
+def _number(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 62 else None

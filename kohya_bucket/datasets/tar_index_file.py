@@ -10,9 +10,9 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.files import replace_file
 from kohya_bucket.images import TextColumn
-from kohya_bucket.images.tables.parquet import bounded_table, pyarrow_modules
+from kohya_bucket.images.tables.parquet import bounded_table, is_marked, pyarrow_modules
 
-__all__ = ["load", "row_type", "save"]
+__all__ = ["is_tar_index", "load", "row_type", "save"]
 
 _VERSION_KEY = b"kohya_bucket_tar_index_version"
 _VERSION = b"1"
@@ -49,6 +49,11 @@ def save(path: str, index: Any) -> None:
         names=["key", *names, "reason"],
     ).replace_schema_metadata(meta)
     replace_file(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+
+def is_tar_index(path: str) -> bool:
+    """Whether a file was written by `save`."""
+    return is_marked(path, _VERSION_KEY)
 
 
 def load(path: str) -> _Columns:

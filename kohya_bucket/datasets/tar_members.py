@@ -106,12 +106,13 @@ class Oddities:
         """Say what was odd about the samples of `where`."""
         if self._without.count:
             _log.warning(
-                "%s: %d samples have no image and are left out: %s; the members of a sample must follow each other",
+                "%s: no image in %d of the samples, so these are left out: %s; the members of a sample must follow "
+                "each other",
                 one_line(where), self._without.count, one_line(self._without),
             )  # fmt: skip
         if self._several.count:
             _log.warning(
-                "%s: %d samples have several images, and the first one is used: %s; choose another by its ending, "
+                "%s: several images in %d of the samples, so the first one is used: %s; choose another by its ending, "
                 "image=...",
                 one_line(where), self._several.count, one_line(self._several),
             )  # fmt: skip

@@ -23,7 +23,7 @@ from kohya_bucket.musubi.caching.sources import table_of
 from kohya_bucket.musubi.from_config import items_of_config, only_these, pick_out
 from kohya_bucket.musubi.objects import CachedDataset, Selector
 
-__all__ = ["CACHING", "ITEMS"]
+__all__ = ["CACHING"]
 
 _given: list[Namespace] = []  # what the program's arguments are, once the config is read
 
@@ -128,6 +128,7 @@ def _path(original: Any, door: Door) -> Any:
         table = table_of(self)
         clips = holds_clips(self)
         source = table.of_item(item_info, clips=clips)
+        clips = clips and item_info.frame_count is not None
         if source is None:
             return str(original(self, item_info))
         if session is not None and clips:
@@ -216,15 +217,9 @@ def _caching(owners: Owners) -> tuple[Seam, ...]:
         Seam(f"{base}.get_text_encoder_output_cache_path", (*item, Uses("item_key")), _path),
         Seam("save_latent_cache_common", (*item, Uses("latent_cache_path")), _save_latents),
         Seam("save_text_encoder_output_cache_common", (*item, Uses("text_encoder_output_cache_path")), _save_text),
-    )
-
-
-def _items(owners: Owners) -> tuple[Seam, ...]:
-    return (
         *(Seam(f"{kind}.prepare_for_training", (Uses("BucketBatchManager"),), _prepare) for kind in _KINDS),
         Seam("BucketBatchManager.__init__", (TakesAmong("bucketed_item_info", "batch_size"),), _make_manager),
     )
 
 
-CACHING = Subject("caching", "caches are made by musubi-tuner's own code", _caching)
-ITEMS = Subject("items", "items are whatever lies in the cache folder", _items)
+CACHING = Subject("caching", "caches are made by musubi-tuner's own code, and whatever lies there is trained", _caching)

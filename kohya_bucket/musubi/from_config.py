@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kohya_bucket.adapter.guard import end_run
 from kohya_bucket.adapter.ranks import is_first_process
@@ -60,7 +60,7 @@ class TrainingItems:
                     picked[key][_stacked(header)].append(item)
         if len(seen) < len(self.files):
             lost = sorted(self.files.keys() - seen)
-            end_run(f"musubi-tuner does not find {some(lost)} in its cache folder: are there brackets in its path?")
+            _end(f"musubi-tuner does not find {some(lost)} in its cache folder: are there brackets in its path?")
         buckets.clear()
         for key, by_shape in picked.items():
             for number, shape in enumerate(sorted(by_shape)):
@@ -105,17 +105,24 @@ def items_of_config(caches: Caches, programs: Path, config: str) -> TrainingItem
     """
     judged = _judge(caches)
     if not caches.table.sources and caches.named:
-        end_run(
+        _end(
             f"{from_here(folder_of(caches.dataset))} has no items with captions, and what lies in "
             f"{from_here(str(caches.dataset.cache_directory))} is trained only where the config names it: "
             "bring the files back, or list them in image_jsonl_file or video_jsonl_file"
         )
     _leave_out_unreadable(caches, judged)
-    if judged.wrong:
-        end_run(_what_to_do(caches, judged, programs, config))
+    if judged.wrong or (judged.left_out and not judged.files):
+        _end(_what_to_do(caches, judged, programs, config))
     if is_first_process():
         _report(caches, judged)
     return TrainingItems({os.path.normpath(path): found for path, found in judged.files.items()})
+
+
+def _end(line: str) -> NoReturn:
+    """End the run; of the processes of one machine, which have the same files, one says why."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        end_run(line)
+    raise SystemExit(2)
 
 
 def _judge(caches: Caches) -> _Judged:
@@ -169,6 +176,10 @@ def _leave_out_unreadable(caches: Caches, judged: _Judged) -> None:
 
 def _what_to_do(caches: Caches, judged: _Judged, programs: Path, config: str) -> str:
     names = {source.number: source.name for source in caches.table.sources}
+    if not judged.wrong:
+        out = [f"{names[number]}: {why}" for number, why in sorted(judged.left_out.items())]
+        where = from_here(folder_of(caches.dataset))
+        return f"not one of {counted(len(names), 'item')} in {where} can be read: {some(out)}"
     lines = [
         f"{names[number]} ({', '.join(f'{kind}: {reasons[0]}' for kind, reasons in wrong.items())})"
         for number, wrong in sorted(judged.wrong.items())

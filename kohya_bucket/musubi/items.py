@@ -67,8 +67,11 @@ class CachedItems:
 
     @cached_property
     def frames(self) -> list[int]:
-        """[K] frames of a clip, 1 of an image, whose further numbers are the sizes of its control images."""
-        return [int(key[2]) if len(key) == 3 else 1 for key in self.bucket_keys]
+        """[K] frames of a clip, 1 of an image."""
+        frames = [1] * len(self.bucket_keys)
+        for bucket, item in zip(self.bucket_ids.tolist(), self.items, strict=True):
+            frames[bucket] = int(getattr(item, "frame_count", None) or 1)
+        return frames
 
     @cached_property
     def pairs(self) -> tuple[npt.NDArray[np.intp], IntArray]:

@@ -11,7 +11,7 @@ from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Inherits, Offers, Takes, TakesAmong, Uses
 from kohya_bucket.musubi.batches import planned_item
-from kohya_bucket.musubi.cache_seams import CACHING, ITEMS
+from kohya_bucket.musubi.cache_seams import CACHING
 from kohya_bucket.musubi.hv_train import mend
 from kohya_bucket.musubi.objects import Accelerator, BatchManager, Dataset, Group, Item
 
@@ -96,5 +96,4 @@ SUBJECTS = (
     Subject("resuming", "a run that is resumed begins its epoch anew", _resuming),
     Subject("weighing", "items of a batch that is shorter than another process' count for more", _weighing),
     CACHING,
-    ITEMS,
 )

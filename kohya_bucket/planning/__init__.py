@@ -3,6 +3,7 @@
 import warnings
 from typing import TYPE_CHECKING
 
+from kohya_bucket.planning.cost_fit import CostFit, fit_cost, measure_cost
 from kohya_bucket.planning.epoch import plan_epoch
 from kohya_bucket.planning.idle import (
     dealt_costs,
@@ -29,6 +30,7 @@ __all__ = [
     "ORDERS",
     "REMAINDERS",
     "RESOLUTION_MODES",
+    "CostFit",
     "EpochPlan",
     "EpochPlanner",
     "EpochPosition",
@@ -36,12 +38,14 @@ __all__ = [
     "LedgerReason",
     "PlanOptions",
     "dealt_costs",
+    "fit_cost",
     "idle_share",
     "idle_share_independent",
     "idle_share_of",
     "independent_costs",
     "lost_share",
     "lost_share_of",
+    "measure_cost",
     "never_full",
     "never_trained",
     "plan_epoch",

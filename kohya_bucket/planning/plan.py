@@ -192,18 +192,11 @@ class EpochPlan:
 
     def ledger(self) -> Ledger:
         """Every image that the epoch trains other than asked, with the reason."""
-        rows = self.ledger_rows + LedgerRows.of([(rank_fillers(self), LedgerReason.RANK_FILLED)])
-        order = np.lexsort((rows.image, rows.reason))
-        return Ledger(
-            self.images,
-            self.asked,
-            rows.image[order],
-            rows.bucket[order],
-            rows.to_bucket[order],
-            rows.delta[order],
-            rows.reason[order],
-            self.bucket_sizes,
-        )
+        steps = self.start, self.length, self.bucket_of_step
+        filled = rank_fillers(self.items, *steps, self.mixed, self.world_size)
+        rows = (self.ledger_rows + LedgerRows.of([(filled, LedgerReason.RANK_FILLED)])).sorted()
+        columns = rows.image, rows.bucket, rows.to_bucket, rows.delta, rows.reason
+        return Ledger(self.images, self.asked, *columns, self.bucket_sizes)
 
     @cached_property
     def hash(self) -> str:
@@ -219,7 +212,10 @@ class EpochPlan:
     def _repr_html_(self) -> str:
         from kohya_bucket.planning.plan_view import as_html
 
-        return as_html(self)
+        ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
+        title = f"epoch {self.epoch}, seed {self.seed}: {self.steps:,} steps on {ranks}"
+        steps = self.length, self.bucket_of_step, self.mixed
+        return as_html(title, self.ledger(), *steps, self.global_batch, self.world_size)
 
     def _slice(self, step: int) -> tuple[int, int]:
         if not 0 <= step < self.steps:

@@ -49,8 +49,11 @@ def _head(analysis: Analysis) -> RenderableType:
     text = Text()
     text.append(f"{one_line(analysis.subject.name)}\n", style="bold")
     text.append(f"{one_line(repr(analysis.subject.rule))}, batch size {analysis.subject.batch_size}\n", style="dim")
-    text.append(f"{counted(len(images), 'image')}: {readable:,} readable, {len(images) - readable:,} broken")
+    what = "image" if analysis.subject.clips is None else "clip"
+    text.append(f"{counted(len(images), what)}: {readable:,} readable, {len(images) - readable:,} broken")
     text.append(f", {len(analysis.unplaced):,} without a bucket\n")
+    for line in [] if analysis.subject.clips is None else analysis.subject.clips.lines():
+        text.append(f"{line}\n")
     if s.placed:
         text.append(
             f"{counted(s.buckets, 'bucket')} in use; {counted(s.samples, 'sample')}, "

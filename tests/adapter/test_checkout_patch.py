@@ -134,7 +134,9 @@ STARTED = [
 ]
 
 
-@pytest.mark.parametrize(("patch", "script", "ends"), STARTED, indirect=["patch"], ids=lambda value: getattr(value, "trainer", str(value)))
+@pytest.mark.parametrize(
+    ("patch", "script", "ends"), STARTED, indirect=["patch"], ids=lambda value: getattr(value, "trainer", str(value))
+)
 @pytest.mark.parametrize("by_name", [False, True])
 def test_without_the_package_no_trainer_starts_and_other_tools_do(patch, checkout, init, script, ends, by_name):
     """Started by its path, and by its name with `-m`."""

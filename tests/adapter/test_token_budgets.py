@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,9 +47,10 @@ def test_the_trainers_batch_size_gives_way_to_a_budget():
 
 
 def test_clips_of_musubi_tuner_count_their_frames():
-    keys = [(480, 832, 33), (480, 832, 81), (480, 832), (480, 832, 1024, 1024)]
-    none = np.zeros(0, dtype=np.int32)
-    clips = CachedItems([], [], none.astype(np.int64), none, keys, 1)
+    """An image may have a number in the third place of its bucket too: FramePack's and Wan's window."""
+    keys = [(480, 832, 33), (480, 832, 81), (480, 832, 9), (480, 832, 1024, 1024)]
+    items = [SimpleNamespace(latent_cache_path="", frame_count=frames) for frames in (33, 81, None, None)]
+    clips = CachedItems(items, list("abcd"), np.ones(4, np.int64), np.arange(4, dtype=np.int32), keys, 1)
     assert clips.frames == [33, 81, 1, 1]
     assert batches(clips, {"model": "wan-14b", "max_tokens": 33_000}) == [2, 1, 21, 21]
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import KohyaBuckets
-from kohya_bucket.buckets.clips import EXTRACTIONS, ClipBuckets, FrameGrid, frames_at_rate
+from kohya_bucket.buckets.choices import EXTRACTIONS
+from kohya_bucket.buckets.clips import ClipBuckets, FrameGrid, frames_at_rate
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.errors import BucketSettingsError
 
@@ -62,6 +63,13 @@ def test_largest_takes_the_longest_that_fits_and_head_takes_all(counts, lengths)
         fitting = [length for length in grid.lengths(lengths) if length <= count]
         assert head.length[head.clip == i].tolist() == fitting
         assert largest.length[largest.clip == i].tolist() == fitting[-1:]
+
+
+def test_frames_that_are_not_loaded_count_as_dropped():
+    """`head` loads no more than its longest length, whatever else a clip has."""
+    for source, target, frames, kept in [(60.0, 30.0, 200, 25), (24.0, 24.0, 400, 25), (12.0, 24.0, 400, 9)]:
+        placed = ClipBuckets(PICTURE, [9, 25], extraction="head", target_fps=target).place([(64, 64)], [400], source)
+        assert (placed.frames.tolist(), placed.kept.tolist()) == ([frames], [kept])
 
 
 @given(st.integers(1, 5000), RATES, RATES)

@@ -56,6 +56,8 @@ def test_the_numbers_add_up(folder):
     assert [g["gpus"] for g in data["gpus"]] == [1, 2, 4]
     assert all(g["missed"] == 0 for g in data["gpus"])
     assert data["gpus"][0]["repeated"] == 0
+    assert [g["lost"]["shuffled"] > 0 for g in data["gpus"]] == [False, True, True]
+    assert all(g["lost"]["equal_cost"] <= g["lost"]["one_shape"] for g in data["gpus"])
     for row in dataset["image_rows"]:
         left, top, right, bottom = row["cut"]
         assert row["resized"][0] - left - right == row["bucket"][0]
@@ -106,8 +108,19 @@ def test_the_table_can_be_read(folder):
     assert "256x256" in output
     assert "worst" in output
     assert "idle in sd-scripts alone" in output
+    assert "Time lost to waiting and repeats, by the pixels" in output
     assert all(f"{i}.png" in output for i in range(7))
     assert "\x1b[" not in output
+
+
+def test_equal_cost_is_planned_as_it_trains(folder):
+    table = '[kohya_bucket]\nmodel = "flux"\nsame_shape = "cost"\n'
+    file = write(folder)
+    file.write_text(table + file.read_text(encoding="utf-8"), encoding="utf-8")
+    (row,) = as_json("plan", file, "--gpus", "4")["gpus"]
+    assert (row["missed"], row["repeated"]) == (0, 0)
+    assert (row["steps"], row["samples"]) == (4, 21)
+    assert "Time lost to waiting and repeats, by the cost of flux" in run("plan", file, "--gpus", "4").output
 
 
 def test_a_mistyped_key_ends_with_the_nearest(folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -17,9 +18,8 @@ from kohya_bucket import cli
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> str:
-    (only,) = re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
-    return str(only)
+def block(language: str, number: int) -> str:
+    return str(re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)[number])
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_sizes(data: Path) -> None:
     names = {"paths": sorted(data.glob("*.jpg"))}
-    exec(compile(blocks("python"), "docs/datasets.md", "exec"), names)
+    exec(compile(block("python", 0), "docs/datasets.md", "exec"), names)
     scan = names["scan"]
     assert scan.sizes.tolist() == [[90, 60], [70, 80], [0, 0]]
     assert [(i, Path(path).name) for i, path, _ in scan.failures] == [(2, "c.jpg")]
@@ -47,9 +47,32 @@ def test_sizes(data: Path) -> None:
 
 def test_commands(data: Path) -> None:
     said = []
-    for line in blocks("bash").splitlines():
+    for line in block("bash", 0).splitlines():
         program, *arguments = line.partition("#")[0].split()
         assert program == "kohya-bucket"
         said.append(CliRunner().invoke(cli.app, arguments).stdout)
     assert "3 new" in said[0]
     assert "2 unchanged" in said[1]
+
+
+def test_lists_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.datasets.test_shard_lists import SIZES, make_tar, webshart_of, write
+
+    for folder in ("metadata", "shards"):
+        (tmp_path / folder).mkdir()
+    tars = [make_tar(tmp_path / "shards" / f"data-000{n}.tar", SIZES * 4) for n in range(2)]
+    for tar in tars:
+        write(tmp_path / "metadata" / f"{tar.stem}.json", webshart_of(tar))
+    shardlist = [{"url": tar.name, "nsamples": 12} for tar in tars]
+    write(tmp_path / "shards" / "index.json", {"wids_version": 1, "shardlist": shardlist})
+    monkeypatch.chdir(tmp_path)
+    for line in block("bash", 1).splitlines():
+        program, *arguments = line.partition("#")[0].split()
+        assert program == "kohya-bucket"
+        done = CliRunner().invoke(cli.app, arguments)
+        assert done.exit_code == 0
+        assert "24 images" in done.stdout
+    names: dict[str, Any] = {}
+    exec("from kohya_bucket import KohyaBuckets, plan_epoch", names)
+    exec(compile(block("python", 1), "docs/datasets.md", "exec"), names)
+    assert names["plan"].samples == 24

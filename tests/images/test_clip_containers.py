@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.clips import VIDEO_EXTENSIONS, clip_scan, list_clips, read_clips
-from kohya_bucket.images.clips.read_clip import COUNTED, OF_IMAGES, TOLD
+from kohya_bucket.images.clip_files import VIDEO_EXTENSIONS
+from kohya_bucket.images.clips import clip_scan, list_clips, read_clips
+from kohya_bucket.images.headers.clip import COUNTED, OF_IMAGES, TOLD
 from tests.clip_files import CODECS, copy_packets, decoded, make_clip
 
 pytest.importorskip("av", minversion="16")

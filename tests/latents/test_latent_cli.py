@@ -65,6 +65,25 @@ def test_precompute_status_verify(tmp_path, images, run):
     assert f"{images[1]}: its image changed: stale" in text
 
 
+def test_precompute_to_an_address(tmp_path, images, run, monkeypatch):
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    monkeypatch.setenv("KOHYA_BUCKET_SHARDS", str(tmp_path / "kept"))
+    folder, out = tmp_path / "images", f"memory://{tmp_path.name}/cli/latents"
+    options = ["--vae", "mean", "-c", bucket_file(tmp_path)]
+    code, text, _ = run("precompute", folder, *options, "-o", out)
+    assert (code, "5 encoded, 0 were current, 0 failed" in text) == (0, True)
+    assert "0 encoded, 5 were current" in run("precompute", folder, *options, "-o", out)[1]
+    code, text, _ = run("cache", "status", out)
+    assert (code, text.startswith(f"{out}: 5 items"), "everything is up to date" in text) == (0, True, True)
+    code, text, _ = run("cache", "pack", out, "--to", tmp_path / "here")
+    assert (code, "5 items copied" in text) == (0, True)
+    assert LatentStore(tmp_path / "here").images_root() == folder
+    code, text, _ = run("cache", "export", out, "--arch", "sd", "-o", tmp_path / "npz")
+    assert (code, "5 latents exported" in text) == (0, True)
+    code, _, errors = run("precompute", folder, *options, "-o", out, "--format", "npz", "--arch", "sd")
+    assert (code, "npz files are read from folders" in errors) == (2, True)
+
+
 def test_damage_repair_prune_pack(tmp_path, images, run):
     folder, out = tmp_path / "images", tmp_path / "out"
     run("precompute", folder, "--vae", "mean", "-o", out, "-c", bucket_file(tmp_path))

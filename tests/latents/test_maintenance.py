@@ -19,7 +19,7 @@ from kohya_bucket.latents.maintenance.repair import repair  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.state import status, verify  # noqa: E402
 from kohya_bucket.latents.store.writer import write_manifest  # noqa: E402
-from tests.latents.latent_helpers import fill, same  # noqa: E402
+from tests.latents.latent_helpers import bits, fill, same  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, dataset_of, make_images  # noqa: E402
 
 
@@ -193,6 +193,31 @@ def test_pack_brings_many_small_shards_into_few(tmp_path):
     assert all(same(store.read(i), want[name]) for i, name in enumerate(names))
     assert status(store).superseded == 0
     assert pack(LatentStore(tmp_path)).copied == 0
+
+
+@pytest.mark.parametrize("target", [None, "packed"])
+def test_clustered_shards_hold_a_mixed_part_of_one_bucket(tmp_path, target):
+    sizes = [(64, 32), (32, 64)]
+    want = {}
+    for i in range(60):  # sources of both buckets follow each other
+        want |= fill(tmp_path / "out", [f"{i:02d}"], bucket_size=sizes[i % 2])
+    row = bits(0, bucket=sizes[0]).nbytes
+    where = tmp_path / (target or "out")
+    options = {"shard_bytes": 10 * row, "cluster_by": "bucket"}
+    assert pack(LatentStore(tmp_path / "out"), None if target is None else where, **options).copied == 60
+    store = LatentStore(where)
+    assert len(store.shards) == 6
+    assert store.strings("source") == sorted(want)
+    assert all(same(store.read(i), want[name]) for i, name in enumerate(sorted(want)))
+    for number in range(6):
+        items = np.flatnonzero(store.shard_numbers() == number)
+        assert len(items) == 10
+        assert len({tuple(size) for size in store.bucket_sizes[items].tolist()}) == 1
+        assert items.max() - items.min() > 25  # of 60: no neighbours
+    assert pack(LatentStore(where), **options).copied == 0
+    fill(where, ["60"], bucket_size=sizes[0])
+    assert pack(LatentStore(where), **options).copied == 61
+    assert len(LatentStore(where).shards) == 7
 
 
 def test_pack_into_another_folder_is_a_store_of_its_own(tmp_path, root):

@@ -4,6 +4,6 @@ from kohya_bucket.buckets.clips.frame_grid import FrameGrid
 from kohya_bucket.buckets.clips.frame_rate import frames_at_rate
 from kohya_bucket.buckets.clips.placement import ClipPlacement
 from kohya_bucket.buckets.clips.rule import ClipBuckets
-from kohya_bucket.buckets.clips.spans import EXTRACTIONS, Spans, take_spans
+from kohya_bucket.buckets.clips.spans import Spans, take_spans
 
-__all__ = ["EXTRACTIONS", "ClipBuckets", "ClipPlacement", "FrameGrid", "Spans", "frames_at_rate", "take_spans"]
+__all__ = ["ClipBuckets", "ClipPlacement", "FrameGrid", "Spans", "frames_at_rate", "take_spans"]

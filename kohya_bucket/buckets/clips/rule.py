@@ -72,9 +72,11 @@ class ClipBuckets:
         counts = _counts(frames, len(array))
         picture = self.picture.place(array)
         counts = np.where(array.min(axis=1, initial=1) < 1, 0, counts)
+        loaded = counts
         if source_fps is not None and self.target_fps is not None:
-            counts = frames_at_rate(counts, source_fps, self.target_fps, self._loaded)
-        spans = take_spans(np.where(picture.placed, counts, 0), self.lengths, self.extraction, self.grid)
+            loaded = frames_at_rate(counts, source_fps, self.target_fps, self._end)
+            counts = frames_at_rate(counts, source_fps, self.target_fps)
+        spans = take_spans(np.where(picture.placed, loaded, 0), self.lengths, self.extraction, self.grid)
         buckets, index = _buckets(picture, spans)
         reasons = picture.reasons.copy()
         reasons[picture.placed & (np.bincount(spans.clip, minlength=len(array)) < 1)] = Reason.TOO_SHORT
@@ -82,7 +84,7 @@ class ClipBuckets:
         return ClipPlacement(picture, counts, spans, buckets, index, reasons)
 
     @property
-    def _loaded(self) -> int | None:
+    def _end(self) -> int | None:
         """Where musubi-tuner stops loading: for `head` at the longest length, whatever it has loaded till then."""
         return self.lengths[-1] if self.extraction.name == "head" else None
 

@@ -6,31 +6,21 @@ of a clip share a cache, so each is here once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.choices import Choice
+from kohya_bucket.buckets.choices import EXTRACTIONS
 from kohya_bucket.buckets.clips.frame_grid import FrameGrid
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["EXTRACTIONS", "Extraction", "Spans", "take_spans"]
+__all__ = ["Extraction", "Spans", "take_spans"]
 
 Counts = npt.NDArray[np.int64]
-
-EXTRACTIONS: Mapping[str, Choice] = {
-    "largest": Choice("from the start, the longest listed length that fits"),
-    "head": Choice("from the start, every listed length that fits"),
-    "chunk": Choice("one after the other, for every listed length"),
-    "slide": Choice("every `stride` frames, for every listed length"),
-    "uniform": Choice("`sample` of them spread evenly, for every listed length"),
-    "full": Choice("from the start, as long as the grid and `max_frames` allow"),
-}
-"""Which runs of frames are taken from a clip."""
 
 _MOST_SPANS = 100_000_000
 

@@ -11,6 +11,7 @@ COMMANDS = {
     "compare": "Compare rules, also those of other trainers, on your images: crops, upscaling, batches.",
     "doctor": "Look at this environment, a checkout of sd-scripts, and a config with its images and caches.",
     "explore": "Open a page that shows every image in its bucket, and moves with the settings; drop folders on it.",
+    "measure-cost": "Time what a model's tokens cost on this device, for batches of equal cost.",
     "plan": "Show what a dataset config trains: buckets, batches, crops, what is left out, steps per epoch.",
     "precompute": "Encode images with a VAE once; run it again at any time, and it does only what is missing or stale.",
     "presets": "List the bundled bucket sets and their sizes.",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, Workers
-from kohya_bucket.cli.configs import given_config
+from kohya_bucket.cli.configs import given_config, is_musubi_config
 from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
 from kohya_bucket.cli.given import refuse_beside
@@ -38,8 +39,8 @@ def register(app: typer.Typer) -> None:
 
 def analyze(
     context: typer.Context,
-    path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, or .txt lists of paths.")] = None,
-    config: Annotated[Path | None, typer.Option(help="An sd-scripts dataset config: its images, its rules.")] = None,
+    path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, lists, tar shards.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A dataset config of sd-scripts or musubi-tuner.")] = None,
     *,
     options: RuleOptions,
     batch_size: Annotated[
@@ -80,10 +81,8 @@ def analyze(
     from kohya_bucket.cli.subjects import Reading
     from kohya_bucket.reports.analysis import analyze as look_at
 
-    release, checkout = release_at_hand(None)
-    trainer = trainer_at_hand(arch, checkout)
-    reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine), decode, trainer, release)
-    subjects, findings = _subjects(context, path, config, options, batch_size, reading)
+    reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine), decode)
+    subjects, findings = _subjects(context, path, config, options, batch_size, arch, reading)
     analyses = [look_at(s, min_count=min_count, outlier_threshold=outlier_threshold) for s in subjects]
     if list_bad is not None:
         _write_list(analyses, list_bad)
@@ -97,16 +96,23 @@ def analyze(
 
 def _subjects(
     context: typer.Context, path: list[str], config: Path | None, options: RuleOptions, batch_size: int | None,
-    reading: Reading,
+    arch: str | None, reading: Reading,
 ) -> tuple[list[Subject], list[Finding]]:  # fmt: skip
+    from kohya_bucket.cli.musubi_subjects import from_musubi_config
     from kohya_bucket.cli.subjects import from_config, from_folders
 
+    of_musubi = config is not None and is_musubi_config(config)
+    if not of_musubi:
+        release, checkout = release_at_hand(None)
+        reading = replace(reading, trainer=trainer_at_hand(arch, checkout), release=release)
     if config is None:
         return from_folders(path, options, batch_size or 1, reading), []
     what = f"--config {config} brings its own images and rules"
     if path:
         raise ConfigError(f"{what}: leave out {' '.join(path)}")
     refuse_beside(context, what, (*options.fields, "recursive"))
+    if of_musubi:
+        return from_musubi_config(config, arch, batch_size, reading)
     return from_config(config, batch_size, reading)
 
 

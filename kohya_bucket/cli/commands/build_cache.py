@@ -13,6 +13,7 @@ from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
 from kohya_bucket.cli.outputs import check_output
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.sizes import images_in
+from kohya_bucket.cli.tar_sources import tars_in
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.texts import counted
 
@@ -36,17 +37,23 @@ def build_cache(
     engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "local",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
+    from kohya_bucket.datasets.tar_index_file import is_tar_index
     from kohya_bucket.images import MetadataCache, ScanInterrupted
     from kohya_bucket.images.cache.parquet_file import is_metadata_cache
 
     check_output("--output", output, "a Parquet file", path)
     runs_on = engine_of(engine)
-    if output.is_file() and output.stat().st_size and not is_metadata_cache(str(output)):
+    if output.is_file() and output.stat().st_size and not (is_metadata_cache(str(output)) or is_tar_index(str(output))):
         raise KohyaBucketError(
             f"--output is {output}, a file that build-cache did not write, and it would be overwritten: give "
             "another name, or "
             "delete it first"
         )
+    if (tars := tars_in(path, output if refresh and output.is_file() else None)) is not None:
+        tars.save(output)
+        if not quiet:
+            say(f"{len(tars)} images of {counted(len(tars.shards), 'shard')} in {output}")
+        return
     build = MetadataCache.build
     if refresh and output.exists():
         build = MetadataCache.load(output).refresh

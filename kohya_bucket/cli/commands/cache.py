@@ -11,6 +11,7 @@ import typer
 
 from kohya_bucket.cli.cache_console import print_exchange, print_files_in_use, print_rows, print_status
 from kohya_bucket.cli.common_options import AsJson, Quiet
+from kohya_bucket.cli.common_options import path as folder
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.encoders import load_vae
 from kohya_bucket.cli.for_sd_scripts import FOR_HELP, version_for
@@ -23,7 +24,7 @@ from kohya_bucket.texts import counted
 if TYPE_CHECKING:
     from kohya_bucket.latents import LatentStore
 
-_Store = Annotated[Path, typer.Argument(help="The store's folder.")]
+_Store = Annotated[Path, typer.Argument(parser=folder, help="The store's folder, or its address, as s3://…")]
 _Images = Annotated[Path | None, typer.Option("--images", help="Where the images are, if they were moved.")]
 _Collection = Annotated[str, typer.Option(help="Part of the store.")]
 _Text = Annotated[bool, typer.Option("--text", help="Outputs of text encoders instead of latents.")]
@@ -148,16 +149,20 @@ def prune(
 def pack(
     store: _Store,
     to: Annotated[
-        Path | None, typer.Option("--to", help="Write a new store to this folder, e.g. to copy it to another machine.")
+        Path | None,
+        typer.Option(
+            "--to", parser=folder, help="Write a new store to this folder or address, e.g. for another machine."
+        ),
     ] = None,
     shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Size of a shard.")] = 256,
+    cluster_by: Annotated[str | None, typer.Option(help="bucket: shards for order local, all written anew.")] = None,
 ) -> None:
     """Bring a store into as few files as there need be. Not while something writes."""
     from kohya_bucket.latents.maintenance.pack import pack as pack_store
 
     opened = _open(store)
     before = len(opened.shards)
-    done = pack_store(opened, to, shard_bytes=shard_mb << 20)
+    done = pack_store(opened, to, shard_bytes=shard_mb << 20, cluster_by=cluster_by)
     say(
         f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, "
         f"{len(_open(to or store).shards)} now"
@@ -167,7 +172,7 @@ def pack(
 
 def import_(
     path: Annotated[list[str], typer.Argument(help="Folders of images with sd-scripts' npz beside them.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The store's folder.")],
+    output: Annotated[Path, typer.Option("--output", "-o", parser=folder, help="The store's folder, or its address.")],
     arch: _Family,
     dtype: Annotated[str, typer.Option(help="float32 keeps every bit.")] = "float32",
     vae: Annotated[

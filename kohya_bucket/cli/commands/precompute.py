@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from kohya_bucket.cli.cluster_options import ClusterOptions
 from kohya_bucket.cli.common_options import Recursive
+from kohya_bucket.cli.common_options import path as folder
 from kohya_bucket.cli.configs import given_config
 from kohya_bucket.cli.encoders import VaeOptions
 from kohya_bucket.cli.given import given, refuse_beside
@@ -38,7 +39,10 @@ def precompute(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Folder of the store, else that of --config; npz go beside the images without."
+            "--output",
+            "-o",
+            parser=folder,
+            help="Folder or address of the store, else that of --config; npz go beside the images without.",
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="An sd-scripts dataset config instead of PATH.")] = None,
@@ -87,7 +91,7 @@ def precompute(
         _check_config(context, config, path, options)
         source = planned(config, train_batch_size, gpus)
         if output is None and stored.format == "shards":
-            output = store_of(source)
+            output = cast("Path | None", store_of(source))
     else:
         _check_rule(context, options)
         source = chosen(path, options, recursive=recursive, captions_file=captions_file)

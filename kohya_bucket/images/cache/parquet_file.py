@@ -7,7 +7,6 @@ orientation (uint8), hash (text or null), reason (text, null where readable).
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from kohya_bucket.files import replace_file
 from kohya_bucket.images.cache.metadata_rows import MetadataRows
 from kohya_bucket.images.files.content_hash import HASH_LENGTH
 from kohya_bucket.images.formats import ImageFormat
-from kohya_bucket.images.tables.parquet import bounded_table, pyarrow_modules
+from kohya_bucket.images.tables.parquet import bounded_table, is_marked, pyarrow_modules
 from kohya_bucket.images.tables.text_column import TextColumn
 
 __all__ = ["is_metadata_cache", "load", "save"]
@@ -57,10 +56,7 @@ def save(path: str, cache: MetadataRows) -> None:
 
 def is_metadata_cache(path: str) -> bool:
     """Whether a file was written by `save`, of this or another version, and is whole enough to tell."""
-    _, pq = pyarrow_modules()
-    with suppress(KohyaBucketError, OSError), as_damage(path, error=KohyaBucketError), pq.ParquetFile(path) as file:
-        return _VERSION_KEY in (file.schema_arrow.metadata or {})
-    return False
+    return is_marked(path, _VERSION_KEY)
 
 
 def load(path: str) -> tuple[dict[str, Any], TextColumn]:

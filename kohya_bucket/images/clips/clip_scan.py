@@ -12,12 +12,14 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
-from kohya_bucket.images.clips.read_clip import COUNTED
+from kohya_bucket.images.clip_files import VIDEO_EXTENSIONS
+from kohya_bucket.images.files.listing import list_images
 from kohya_bucket.images.files.paths import refuse_one_path
+from kohya_bucket.images.headers.clip import COUNTED
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.images.scan.pool import Engine, Job
 
-__all__ = ["ClipScan", "read_clips"]
+__all__ = ["ClipScan", "list_clips", "read_clips"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,13 @@ class ClipScan:
     @property
     def seconds(self) -> npt.NDArray[np.float64]:
         """[N] how long each is; NaN where the file has no rate."""
-        return np.divide(self.frames, self.fps, out=np.full(len(self), np.nan), where=self.fps > 0)
+        unknown = np.full(len(self), np.nan)
+        return np.asarray(np.divide(self.frames, self.fps, out=unknown, where=self.fps > 0))
+
+
+def list_clips(source: str | Iterable[str], *, recursive: bool = True) -> list[str]:
+    """Paths of clips; as `list_images`, for the endings of clips."""
+    return list_images(source, recursive=recursive, extensions=VIDEO_EXTENSIONS)
 
 
 def read_clips(

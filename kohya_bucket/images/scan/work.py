@@ -70,7 +70,7 @@ def _verify(path: str) -> tuple[int]:
 
 
 def _clip(path: str, decode: bool = False) -> Iterable[int]:
-    from kohya_bucket.images.clips.read_clip import read_clip
+    from kohya_bucket.images.headers.clip import read_clip
 
     return read_clip(path, decode=decode)
 

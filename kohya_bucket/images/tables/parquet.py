@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.extras import pip_install
 
-__all__ = ["bounded_table", "pyarrow_modules", "read_table"]
+__all__ = ["bounded_table", "is_marked", "pyarrow_modules", "read_table"]
 
 _ROWS_PER_BYTE = 8  # more is nothing that was ever written: even a row of constants has a path or a checksum
 _BYTES_PER_BYTE = 1000
@@ -46,6 +47,14 @@ def bounded_table(data: Any, columns: list[str]) -> Any:
         table = file.read(columns=columns, use_threads=False)
     table.validate(full=True)
     return table
+
+
+def is_marked(path: str, key: bytes) -> bool:
+    """Whether a file is a Parquet file with `key` in its metadata, and whole enough to tell."""
+    _, pq = pyarrow_modules()
+    with suppress(KohyaBucketError, OSError), as_damage(path, error=KohyaBucketError), pq.ParquetFile(path) as file:
+        return key in (file.schema_arrow.metadata or {})
+    return False
 
 
 def pyarrow_modules() -> tuple[Any, Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, overload
+from pickle import PickleBuffer
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +23,13 @@ class TextColumn(Sequence[str]):
     """N texts as columns; behaves as a read-only list of str. A slice is a list.
 
     Args:
-        pool: all texts in UTF-8, one behind the other.
+        pool: all texts in UTF-8, one behind the other: bytes, or what shares memory like them.
         offsets: [N + 1], where each text begins, and the end of the last one.
     """
 
-    def __init__(self, pool: bytes, offsets: npt.NDArray[np.integer[Any]]) -> None:
+    def __init__(self, pool: bytes | memoryview, offsets: npt.NDArray[np.integer[Any]]) -> None:
         self.pool = pool
-        self.offsets = offsets.astype(np.uint32) if len(pool) < 1 << 32 else offsets
+        self.offsets = offsets.astype(np.uint32, copy=False) if len(pool) < 1 << 32 else offsets
         self._order: npt.NDArray[np.int64] | None = None
         self._hashes: npt.NDArray[np.int64] | None = None
 
@@ -136,6 +137,10 @@ class TextColumn(Sequence[str]):
             self._hashes = hashes[self._order]
         return self._hashes, self._order
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Hashes of texts differ from process to process.
-        return {"pool": self.pool, "offsets": self.offsets, "_order": None, "_hashes": None}
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        # Without the hashes of texts, which differ from process to process. The pool may lie beside the pickle.
+        return _rebuilt, (PickleBuffer(self.pool) if int(protocol) > 4 else bytes(self.pool), self.offsets)
+
+
+def _rebuilt(pool: Any, offsets: npt.NDArray[np.integer[Any]]) -> TextColumn:
+    return TextColumn(pool if isinstance(pool, (bytes, memoryview)) else bytes(pool), offsets)

@@ -19,6 +19,7 @@ from kohya_bucket.latents.encode.sinks import Sink
 from kohya_bucket.latents.encode.work_claims import WorkBoard
 from kohya_bucket.latents.encode.worker import PrecomputeWorker
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.latents.remote.remote_path import RemotePath, as_given
 from kohya_bucket.latents.store.layout import is_text
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, encoder_space
 
@@ -55,7 +56,7 @@ def encode_items(
         wanted = replace(wanted, encoding=replace(wanted.encoding, dtype="float32"))
     else:
         wanted, nameless = distinct(wanted)
-    output = None if output_dir is None else Path(output_dir)
+    output = None if output_dir is None else as_given(output_dir)
     report = PrecomputeReport(output, len(wanted) + len(nameless), without_bucket=wanted.without_bucket)
     worker = PrecomputeWorker(
         wanted, encoder, batch_size, report, say, progress_callback, workers or os.cpu_count() or 1, seed
@@ -64,6 +65,7 @@ def encode_items(
     sink: Sink
     if format == "npz" or output is None:
         arch = ARCHITECTURES[architecture].read_by(sd_scripts)
+        assert not isinstance(output, RemotePath)  # which `_check` refuses
         sink = NpzSink(output, wanted, space, arch, images_root, worker.safe, paths=npz_paths, sync=sync)
     else:
         sink = ShardSink(
@@ -132,12 +134,17 @@ def check_target(kind: str, output_dir: str | os.PathLike[str] | None, format: s
     """Refuse what cannot be written, whatever the encoder.
 
     Raises:
-        KohyaBucketError: an unknown format, shards without a folder, or a distribution in npz.
+        KohyaBucketError: an unknown format, shards without a folder, npz in object storage, or a distribution
+            in npz.
     """
     if format not in ("shards", "npz"):
         raise KohyaBucketError(f"format {format!r} does not exist: use 'shards' or 'npz'")
     if format == "shards" and output_dir is None:
         raise KohyaBucketError("shards need an output folder: add --output")
+    if format == "npz" and "://" in os.fspath(output_dir or ""):
+        raise KohyaBucketError(
+            f"{output_dir}: npz files are read from folders, not from object storage: use --format shards"
+        )
     if format == "npz" and kind == "posterior":
         raise KohyaBucketError(
             "sd-scripts' npz files hold latents, not a distribution: use --format shards with --posterior"

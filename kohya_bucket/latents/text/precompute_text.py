@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from kohya_bucket.errors import LatentStoreError
@@ -103,7 +102,7 @@ def captions_to_do(
     if not texts:
         raise LatentStoreError(f"{latents.layout.root} holds no latents, so no captions: run `kohya-bucket precompute`")
     share = sorted(texts)[rank::ranks]
-    cache = TextCache(Path(latents.layout.root) / TEXT_FOLDER, name)
+    cache = TextCache(latents.layout.root / TEXT_FOLDER, name)
     cache.refresh()
     reasons = {text: cache.why_missing(Caption(text).key, encoding) for text in share}
     to_do = sorted((text for text in share if reasons[text]), key=len)

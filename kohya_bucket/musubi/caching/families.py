@@ -1,4 +1,4 @@
-"""The model families of musubi-tuner: the end of their caches' names, and the programs that make them.
+"""How the model families of musubi-tuner are cached: the programs that do it, and what their files hold.
 
 Source: `dataset/architectures.py` and the caching programs of kohya-ss/musubi-tuner 0.2.13 to 0.3.4. Families that are
 not here, of forks or of later versions, keep the caches and items that musubi-tuner gives them.
@@ -21,7 +21,6 @@ class Family:
         passes: how a tensor's name begins that each pass over the captions adds to a file; empty where there is one
             pass.
         sees_controls: outputs of the text encoder depend on the control images too.
-        in_sections: a clip is cached as several files, each of `fp_latent_window_size` latent frames.
         grown_to: sides that an option of the program rounds up to; 1 for none.
     """
 
@@ -30,7 +29,6 @@ class Family:
     stride: int = 8
     passes: tuple[str, ...] = ()
     sees_controls: bool = False
-    in_sections: bool = False
     grown_to: int = 1
 
 
@@ -43,7 +41,7 @@ _FLUX_2, _QWEN = _named("flux_2", 16), _named("qwen_image")
 FAMILIES = {
     "hv": Family("cache_latents", "cache_text_encoder_outputs", passes=("llm_", "clipL_")),
     "wan": _named("wan"),
-    "fp": _named("fpack", in_sections=True),
+    "fp": _named("fpack"),
     "fk": _named("flux_kontext"),
     "f2d": _FLUX_2,
     "f2k4b": _FLUX_2,
@@ -55,6 +53,6 @@ FAMILIES = {
     "hv15": _named("hv_1_5", 16),
     "zi": _named("zimage"),
     "ho1": Family("hidream_o1_cache_pixel", "hidream_o1_cache_text_encoder_outputs", 32, sees_controls=True),
-    "i4": _named("ideogram4"),
+    "i4": _named("ideogram4", 16),
     "kr2": _named("krea2"),
 }

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.files import TEMPORARY_SUFFIX, remove_leftovers
 from kohya_bucket.latents.fingerprint import Fingerprint, why_stale
 from kohya_bucket.latents.stale import Reason, Stale
+from kohya_bucket.musubi.architectures import ARCHITECTURES
 from kohya_bucket.musubi.caching.families import FAMILIES, Family
 from kohya_bucket.musubi.caching.geometry import fingerprint_of_clip, fingerprint_of_image, holds_clips, settings_of
 from kohya_bucket.musubi.caching.made_by import MadeBy, why_made_otherwise
@@ -65,13 +67,17 @@ class Caches:
         self.named: dict[str, list[CacheName]] = defaultdict(list)
         self.texts: list[str] = []
         folder, name = self.dataset.cache_directory, self.dataset.architecture
+        killed = []
         for file in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-            if file.endswith(f"_{name}_te.safetensors"):
+            if file.startswith(".") and file.endswith(TEMPORARY_SUFFIX) and f"_{name}" in file:
+                killed.append(Path(folder, file[1:].rsplit(".", 2)[0]))
+            elif file.endswith(f"_{name}_te.safetensors"):
                 self.texts.append(file)
             elif file.endswith(f"_{name}.safetensors"):
                 found = CacheName.of(os.path.join(folder, file), name, clips=self.clips)
                 if found is not None:
                     self.named[found.stem].append(found)
+        remove_leftovers(killed)
 
     def text_path(self, source: Source) -> Path:
         """Where a caption's outputs are."""
@@ -110,7 +116,7 @@ class Caches:
             return [Reason(Stale.MISSING)]
         except BrokenFileError as error:
             return [Reason(Stale.BROKEN, error)]
-        if header.texts.get("caption1") != caption:
+        if header.texts.get("caption1", caption) != caption:
             return [Reason(Stale.CAPTION)]
         for start in (begin,) if begin else self.family.passes:
             if not any(name.startswith(start) for name in header.shapes):
@@ -167,7 +173,7 @@ class Caches:
         return Found(tuple(have[one][0] for one in wanted), tuple(have[one][1] for one in wanted))
 
     def _sections(self, frames: int) -> list[int | None]:
-        if not self.family.in_sections:
+        if not ARCHITECTURES[self.dataset.architecture].in_sections:
             return [None]
         window: Any = getattr(self.dataset, "fp_latent_window_size", 9)
         return list(range(max(1, (frames - 1) // 4 // int(window))))

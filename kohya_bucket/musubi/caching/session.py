@@ -111,7 +111,12 @@ class Session:
             self.clips[source.number].append(clip)
 
     def removable(self, paths: list[str]) -> list[str]:
-        """Of files that the trainer removes unless it made them just now: those that no item has."""
+        """Of files that the trainer removes unless it made them just now: those that no item has.
+
+        A folder without items may be one of a drive that is not there: nothing is removed because of it.
+        """
+        if not self.caches.table.sources:
+            return []
         if self.text:
             keep = {self.caches.text_path(source).name for source in self.caches.table.sources}
             return [path for path in paths if os.path.basename(path) not in keep]

@@ -66,7 +66,8 @@ class SourceTable:
 
     def of_item(self, item: Any, *, clips: bool) -> Source | None:
         """The source that an item of musubi-tuner is of."""
-        key = without_clip(item.item_key)[0] if clips else item.item_key
+        of_clip = clips and item.frame_count is not None  # captions are of videos
+        key = without_clip(item.item_key)[0] if of_clip else item.item_key
         return self._of_item.get((key, None)) or self._of_item.get((key, item.caption))
 
 

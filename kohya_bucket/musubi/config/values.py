@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kohya_bucket.adapter.findings import Findings
-from kohya_bucket.buckets.clips import EXTRACTIONS
+from kohya_bucket.buckets.choices import EXTRACTIONS
 from kohya_bucket.checks import nearest
 from kohya_bucket.musubi.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.musubi.config.model import ClipKeys, DatasetKeys

@@ -132,7 +132,12 @@ def _left_out(
 
 
 def _tell(left_out: tuple[tuple[str, str], ...], what: str, place: str, findings: Findings) -> None:
-    if left_out:
-        names = [f"{path}: {why}" for path, why in left_out]
-        message = f"{counted(len(left_out), what)} cannot be trained ({some(names, 1)})"
-        findings.warning("not-trained", place, message, "repair or remove", names)
+    """Short clips are one thing, and broken files another."""
+    short = [path for path, why in left_out if why == Reason.TOO_SHORT.text]
+    if short:
+        message = f"{counted(len(short), what)} with fewer frames than the shortest of target_frames: {some(short)}"
+        findings.warning("too-short", place, message, "list a shorter length, or leave them out", short)
+    rest = [f"{path}: {why}" for path, why in left_out if why != Reason.TOO_SHORT.text]
+    if rest:
+        message = f"{counted(len(rest), what)} cannot be trained ({some(rest, 1)})"
+        findings.warning("not-trained", place, message, "repair or remove", rest)

@@ -6,10 +6,10 @@ import re
 import sys
 from pathlib import Path
 
+from kohya_bucket.adapter.section import Section
 from kohya_bucket.extras import where_this_came_from
 from kohya_bucket.sdscripts.checkout import CheckoutError, describe_folder, find_checkout
 from kohya_bucket.sdscripts.doctor.packages import version_of
-from kohya_bucket.sdscripts.doctor.section import Section
 from kohya_bucket.sdscripts.patch import PATCH
 from kohya_bucket.texts import some
 

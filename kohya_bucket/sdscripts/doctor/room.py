@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kohya_bucket.adapter.section import Section
 from kohya_bucket.latents.items import LatentItems
-from kohya_bucket.sdscripts.doctor.section import Section
 from kohya_bucket.texts import counted
 
 __all__ = ["Lacking", "check_room", "nbytes_of"]

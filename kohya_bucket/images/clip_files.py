@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable
 from functools import cache
 
-from kohya_bucket.images.files.listing import list_images
-
-__all__ = ["VIDEO_EXTENSIONS", "frame_endings", "frames_in", "is_video", "list_clips"]
+__all__ = ["VIDEO_EXTENSIONS", "frame_endings", "frames_in", "is_video"]
 
 VIDEO_EXTENSIONS = frozenset((".mp4", ".webm", ".avi", ".mkv", ".mov", ".flv", ".wmv", ".m4v", ".mpg", ".mpeg"))
 """File name endings, in lower case, that count as clips when a folder is listed."""
@@ -23,11 +20,6 @@ _FRAMES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif")
 def is_video(path: str | os.PathLike[str]) -> bool:
     """Whether a file's name says that it is a clip."""
     return os.path.splitext(os.fspath(path))[1].lower() in VIDEO_EXTENSIONS
-
-
-def list_clips(source: str | Iterable[str], *, recursive: bool = True) -> list[str]:
-    """Paths of clips; as `list_images`, for the endings of clips."""
-    return list_images(source, recursive=recursive, extensions=VIDEO_EXTENSIONS)
 
 
 def frames_in(folder: str) -> list[str]:

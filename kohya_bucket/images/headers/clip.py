@@ -14,7 +14,7 @@ import stat
 import struct
 from typing import Any
 
-from kohya_bucket.images.clips.endings import frames_in
+from kohya_bucket.images.clip_files import frames_in
 from kohya_bucket.images.headers.by_pillow import pixel_limit
 from kohya_bucket.images.headers.header import read_header
 from kohya_bucket.images.unreadable import UnreadableImageError, explain_os_error
@@ -53,13 +53,14 @@ def read_clip(path: str, *, decode: bool = False) -> ClipRow:
 
     seen = 0
     try:
-        told = 0 if decode else _told(path, status.st_size)
+        told = _told(path, status.st_size)
+        whole = decode or not told
         with av.open(path) as container:
             for frame in container.decode(_video(container)):
                 seen += 1
                 if seen == 1:
                     width, height, turn = frame.width, frame.height, _rotation(frame)
-                if told or seen > MOST_FRAMES:
+                if not whole or seen > MOST_FRAMES:
                     break
             rate = container.streams.video[0].average_rate
     except av.error.FFmpegError as error:
@@ -70,7 +71,8 @@ def read_clip(path: str, *, decode: bool = False) -> ClipRow:
     if seen > MOST_FRAMES:
         raise UnreadableImageError(f"more than {MOST_FRAMES:,} frames")
     per_second = (0, 1) if rate is None else (int(rate.numerator), int(rate.denominator))
-    return width, height, told or seen, *per_second, turn, TOLD if told else COUNTED
+    frames = seen if whole else told
+    return width, height, frames, *per_second, turn, TOLD if told == frames else COUNTED
 
 
 def _video(container: Any) -> Any:

@@ -1,0 +1,114 @@
+"""One copy of a data set for all ranks of a node: its columns lie in a file that every rank maps."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import mmap
+import os
+import pickle
+import platform
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch.distributed as dist
+
+from kohya_bucket.datasets.agreement import gather, time_out
+from kohya_bucket.errors import KohyaBucketError, why_not_written
+
+__all__ = ["shared_on_node"]
+
+Made = TypeVar("Made")
+_ALIGNED = 4096
+
+
+class _Written(NamedTuple):
+    """A pickled object in a file: where its arrays lie, and after them the rest of it; (offset, length) each."""
+
+    path: str
+    arrays: list[tuple[int, int]]
+    rest: tuple[int, int]
+
+
+def shared_on_node(make: Callable[[], Made], folder: str | os.PathLike[str] | None = None) -> Made:
+    """What `make()` gives, made by one rank of each node, with its arrays in memory once for all ranks of the node.
+
+    Every rank of the default process group must call this, with a `make` that gives the same on each. The arrays (of
+    numpy, Arrow and torch's CPU tensors) go into a temporary file of the node, which each rank maps; a rank that writes
+    into one of them changes its own copy of those pages. The file is removed as soon as all have mapped it; on
+    Windows, which removes no file that is mapped, when the program ends. In a single process it is `make()`.
+
+    Args:
+        make: such as `lambda: BucketedLatentDataset("latents")`; what it gives must be picklable, as a data set is that
+            worker processes are given.
+        folder: for the file; by default the system's for temporary files.
+
+    Raises:
+        KohyaBucketError: the rank that makes it failed, or has no room for the file; on every rank.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return make()
+    group = dist.new_group(backend="gloo", timeout=time_out())
+    node = {"node": (platform.node(), uuid.getnode())}
+    leader = [other["node"] for other in gather(node, group)].index(node["node"])
+    told: dict[str, Any] = {"written": None, "failed": ""}
+    failure: BaseException | None = None
+    if dist.get_rank() == leader:
+        try:
+            told["written"] = _write(make(), folder)
+            gc.collect()
+        except Exception as error:
+            failure, told["failed"] = error, f"{type(error).__name__}: {error}"
+    everyone = gather(told, group)
+    mine: _Written | None = everyone[leader]["written"]
+    found = None
+    if mine is not None:
+        with contextlib.suppress(OSError):  # a container of its own, on a machine of the same name
+            found = [_attached(mine)]
+    gather({}, group)
+    if told["written"] is not None:
+        _remove(told["written"].path)
+    if failure is not None:
+        raise failure
+    for rank, other in enumerate(everyone):
+        if other["failed"]:
+            raise KohyaBucketError(f"rank {rank} could not make what ranks share: {other['failed']}")
+    return make() if found is None else found[0]
+
+
+def _write(made: Any, folder: str | os.PathLike[str] | None) -> _Written:
+    buffers: list[pickle.PickleBuffer] = []
+    rest = pickle.dumps(made, protocol=5, buffer_callback=buffers.append)
+    places: list[tuple[int, int]] = []
+    path = ""
+    try:
+        handle, path = tempfile.mkstemp(prefix="kohya_bucket_", suffix=".columns", dir=folder)
+        with os.fdopen(handle, "wb") as file:
+            for part in (*(buffer.raw() for buffer in buffers), memoryview(rest)):
+                file.write(bytes(-file.tell() % _ALIGNED))
+                places.append((file.tell(), part.nbytes))
+                file.write(part)
+    except OSError as error:
+        if path:
+            Path(path).unlink()
+        where, why = folder or tempfile.gettempdir(), why_not_written(error)
+        raise KohyaBucketError(f"{where}: what ranks share cannot be written there: {why}") from error
+    return _Written(path, places[:-1], places[-1])
+
+
+def _attached(written: _Written) -> Any:
+    with open(written.path, "rb") as file:
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    begin, length = written.rest
+    return pickle.loads(view[begin : begin + length], buffers=[view[at : at + n] for at, n in written.arrays])
+
+
+def _remove(path: str) -> None:
+    try:
+        Path(path).unlink()
+    except OSError:
+        atexit.register(lambda: Path(path).unlink(missing_ok=True))

@@ -1,0 +1,52 @@
+"""Commands on tar shards and on lists of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from kohya_bucket.datasets.tar_index import TarIndex
+from tests.command_line import command_line  # noqa: F401
+from tests.datasets.test_shard_lists import SIZES, make_tar, webshart_of, write
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> dict[str, list[str]]:
+    """The same shards, named in each way."""
+    tars = [make_tar(tmp_path / f"x-{n}.tar", SIZES * 2) for n in range(2)]
+    entries = [{"url": tar.name, "nsamples": 6, "filesize": tar.stat().st_size} for tar in tars]
+    return {
+        "tars": [str(tar) for tar in tars],
+        "pattern": [str(tmp_path / "x-*.tar")],
+        "wids": [write(tmp_path / "index.json", {"wids_version": 1, "shardlist": entries})],
+        "webshart": [write(tar.with_suffix(".json"), webshart_of(tar)) for tar in tars],
+    }
+
+
+@pytest.mark.parametrize("way", ["tars", "pattern", "wids", "webshart"])
+def test_every_way_of_naming_shards_gives_the_same(command_line, sources, tmp_path, way) -> None:  # noqa: F811
+    code, shown, _ = command_line("analyze", *sources[way], "--json", "--html", tmp_path / "page.html")
+    assert code == 0
+    found = json.loads(shown)["datasets"][0]
+    assert (found["images"]["found"], found["images"]["readable"]) == (12, 12)
+    assert "x-0.tar" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    code, shown, _ = command_line("compare", *sources[way])
+    assert code == 0
+    assert shown.startswith("12 images of ")
+    kept = tmp_path / "kept.parquet"
+    for again in ([], [], ["--refresh"]):
+        code, shown, _ = command_line("build-cache", *sources[way], "--output", kept, *again)
+        assert code == 0
+        assert shown.startswith("12 images of 2 shards in ")
+    assert TarIndex.load(kept).sizes.tolist() == [list(size) for size in SIZES * 4]
+
+
+def test_nothing_else_beside_shards(command_line, sources, tmp_path) -> None:  # noqa: F811
+    (tmp_path / "folder").mkdir()
+    code, _, errors = command_line("analyze", sources["tars"][0], tmp_path / "folder")
+    assert code == 2
+    assert "name one kind alone" in errors
