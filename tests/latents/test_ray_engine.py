@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -29,15 +30,19 @@ from kohya_bucket.latents.encode.encode_items import encode_items  # noqa: E402
 from kohya_bucket.latents.encode.pieces import pieces_of  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
 from kohya_bucket.latents.on_ray.encode_on_ray import encode_on_ray, encoders  # noqa: E402
+from kohya_bucket.latents.on_ray.encoder import PieceWriter  # noqa: E402
 from kohya_bucket.latents.on_ray.text import text_on_ray  # noqa: E402
+from kohya_bucket.latents.store.generations import Assigned  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.state import verify  # noqa: E402
 from kohya_bucket.latents.text.precompute_text import precompute_text  # noqa: E402
 from kohya_bucket.latents.text.text_store import TextStore  # noqa: E402
 from tests.latents import ray_driver  # noqa: E402
+from tests.latents.latent_helpers import SPACE, bits, entry  # noqa: E402
 from tests.latents.ray_encoders import Telling, Texts, broken, different, told  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.latents.text_outputs import same_outputs  # noqa: E402
+from tests.object_storage import s3_server  # noqa: E402
 
 pytestmark = pytest.mark.slow
 ROOT = str(Path(__file__).parents[2])
@@ -48,21 +53,11 @@ BATCH = 2  # and as many images in a piece, of so few
 @pytest.fixture(scope="module")
 def s3():
     """The address of an S3 server, None where none is installed; whoever starts afterwards asks it."""
-    try:
-        import s3fs  # noqa: F401
-        from moto.server import ThreadedMotoServer
-    except ImportError:
+    if not all(map(importlib.util.find_spec, ("moto", "flask", "s3fs"))):
         yield None
         return
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "any")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*server.get_host_and_port()))
-        yield os.environ["AWS_ENDPOINT_URL"]
-    server.stop()
+    with s3_server() as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +307,16 @@ def test_images_in_s3(cluster, s3, images, tmp_path, expected):
     )
     report = on_ray(images, tmp_path / "out", MeanEncoder, wanted=wanted)
     assert (report.encoded, report.failed) == (32, [])
+    far = on_ray(images, "s3://pictures/latents", partial(Telling, tmp_path / "log", 0.2), wanted=wanted, count=1)
+    assert (far.encoded, far.failed) == (32, [])
     found = rows_of(tmp_path / "out")
+    assert rows_of("s3://pictures/latents") == found
+    assert bucket.ls("pictures/latents/shards")
+    for _ in range(2):  # the first one ended before it could say that it had written
+        writer = PieceWriter("s3://pictures/twice", flush_seconds=None, assigned=Assigned(0, "key"))
+        writer.add(entry("a.png"), bits(0), space=SPACE)
+        writer.flush()
+    assert len(LatentStore("s3://pictures/twice").shards) == 1
     assert sorted(found) == urls
     assert {Path(url).name: bits for url, (_, bits) in found.items()} == {
         source: bits for source, (_, bits) in expected.items()

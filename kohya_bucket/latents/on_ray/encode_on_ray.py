@@ -18,6 +18,7 @@ from kohya_bucket.latents.encode.shard_sink import ShardSink
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.on_ray.actors import Actors
 from kohya_bucket.latents.on_ray.encoder import Done, EncoderFacts, EncoderOnRay, Piece, Run
+from kohya_bucket.latents.remote.remote_path import place_of
 from kohya_bucket.latents.store.generations import Generations
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.texts import some
@@ -63,7 +64,7 @@ def encode_on_ray(
     check_target(wanted.encoding.kind, output_dir, "shards")
     check_kind(wanted.encoding.kind, facts.posterior, facts.name)
     wanted, nameless = distinct(wanted)
-    output = Path(os.path.abspath(output_dir))
+    output = place_of(output_dir)
     report = PrecomputeReport(output, len(wanted) + len(nameless), without_bucket=wanted.without_bucket)
 
     def tell(text: str) -> None:
@@ -77,7 +78,7 @@ def encode_on_ray(
     to_do, report.reasons = sink.missing()
     report.current = len(wanted) - int(to_do.sum())
     ahead = workers or 2 + -(-crew.processors // crew.count)
-    run = Run(str(output), Generations(sink.store.layout).greatest(), batch_size, ahead, seed, shard_bytes)
+    run = Run(os.fspath(output), Generations(sink.store.layout).greatest(), batch_size, ahead, seed, shard_bytes)
     started, busy = time.monotonic(), 0.0
     if to_do.any():
         missing = wanted if to_do.all() else wanted.subset(np.flatnonzero(to_do).tolist())
@@ -128,7 +129,8 @@ def check_seen(layout: Layout, shards: list[str], place: str) -> None:
         if time.monotonic() > deadline:
             raise LatentStoreError(
                 f"{place} has written {some(sorted(unseen))} into {layout.root}, which is not there on this "
-                "machine: give a folder that all machines share"
+                "machine: give "
+                "a folder that all machines share, or an address in object storage"
             )
         time.sleep(0.5)
 

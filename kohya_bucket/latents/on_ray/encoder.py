@@ -15,11 +15,12 @@ from kohya_bucket.latents.encode.worker import PrecomputeWorker
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.on_ray.decode import decode_ahead
+from kohya_bucket.latents.on_ray.first_wins import FirstWins
 from kohya_bucket.latents.store.generations import Assigned
 from kohya_bucket.latents.store.writer import StoreWriter
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, check_encoder, encoder_hash, encoder_space
 
-__all__ = ["Done", "EncoderFacts", "EncoderOnRay", "Piece", "Run"]
+__all__ = ["Done", "EncoderFacts", "EncoderOnRay", "Piece", "PieceWriter", "Run"]
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,19 @@ class Done:
     place: str
 
 
+class PieceWriter(FirstWins, StoreWriter):
+    """Writes the shards of a piece."""
+
+
 class PieceSink:
-    """Encoded batches of one piece into shards of its own, in a folder that all machines see."""
+    """Encoded batches of one piece into shards of its own, in a folder that all machines see, or in object storage."""
 
     def __init__(self, run: Run, piece: Piece, space: LatentSpace) -> None:
         self._wanted = piece.wanted
         self._texts = piece.wanted.interpolations()
         self._space = space
         self._assigned = Assigned(run.above, piece.key)
-        self._writer = StoreWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=self._assigned)
+        self._writer = PieceWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=self._assigned)
 
     def write(self, batch: EncodedBatch) -> None:
         add_batch(self._writer, batch, self._wanted, self._texts, self._space)

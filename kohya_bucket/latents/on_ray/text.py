@@ -15,6 +15,7 @@ import numpy as np
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.on_ray.actors import Actors
 from kohya_bucket.latents.on_ray.encode_on_ray import check_seen
+from kohya_bucket.latents.on_ray.first_wins import FirstWins
 from kohya_bucket.latents.store.generations import Assigned, Generations
 from kohya_bucket.latents.text.caption import Caption, Encoding, caption_bytes
 from kohya_bucket.latents.text.exact_arrays import pack
@@ -45,6 +46,10 @@ class _Run:
     batch_size: int
 
 
+class _PieceWriter(FirstWins, TextWriter):
+    """Writes the shards of a piece."""
+
+
 class _TextOnRay:
     """The actor: it holds text encoders, and turns captions into shards of their outputs."""
 
@@ -62,7 +67,7 @@ class _TextOnRay:
         """Names of the shards that were written, and where this is."""
         key = hashlib.blake2b(caption_bytes(captions), digest_size=8).hexdigest()
         assigned = Assigned(run.above, f"{self._encoding!r} {run.name} {key}")
-        writer = TextWriter(run.root, flush_seconds=None, assigned=assigned)
+        writer = _PieceWriter(run.root, flush_seconds=None, assigned=assigned)
         for start in range(0, len(captions), run.batch_size):
             batch = captions[start : start + run.batch_size]
             with self._turn:
@@ -87,7 +92,7 @@ def text_on_ray(
     with Actors[_TextFacts](_TextOnRay, make, concurrency, on_gpu=on_gpu, say=say) as crew:
         cache, to_do, report = captions_to_do(store, crew.facts().encoding, name)
         layout, seen = cache.opened.layout, set[str]()
-        run = _Run(str(layout.root), name, Generations(layout).greatest(), batch_size)
+        run = _Run(os.fspath(layout.root), name, Generations(layout).greatest(), batch_size)
         lost = 0
         try:
             for captions, done in crew.work(

@@ -157,10 +157,9 @@ class StoreWriter:
 
     def flush(self) -> None:
         """Commit everything that is pending."""
-        if self._pending:
-            above = self._generations.greatest()
-            for key in list(self._pending):
-                self._commit(key, above)
+        above = self._generations.greatest() if self._pending else 0
+        for key in list(self._pending):
+            self._commit(key, above)
         self._flushed = time.monotonic()
 
     def __enter__(self) -> StoreWriter:
