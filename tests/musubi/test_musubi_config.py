@@ -1,4 +1,4 @@
-"""What is said of musubi-tuner's configs. That they are read as it does: `compat_tests/test_musubi_config.py`."""
+"""What is said of musubi-tuner's configs. That they are read as it does: `compat_tests/test_musubi_configs_real.py`."""
 
 import json
 from pathlib import Path
