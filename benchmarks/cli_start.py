@@ -88,12 +88,12 @@ def main() -> None:
             lines.append(row(" ".join(command), contestants, asked.rounds, environment))
             print(*lines[-1], flush=True)
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    before = '"before" is the checkout given by --against. ' if asked.against else ""
     note = (
-        f"Medians of {asked.rounds} rounds, a process for each run. floor: a program of one command and one option, "
-        f"with the same library. {'before: the checkout of --against. ' if asked.against else ''}"
-        f"{os.cpu_count()} cores, Python {sys.version.split()[0]}."
+        f'Medians of {asked.rounds} rounds, one process per run. "floor" is a program with one command and one option, '
+        f"using the same library. {before}{os.cpu_count()} cores, Python {sys.version.split()[0]}."
     )
-    text = f"# How long a command takes to start\n\n{table}\n\n{note}\n"
+    text = f"# Start of a command\n\n{table}\n\n{note}\n"
     (REPO / "benchmarks" / "results" / "cli_start.md").write_text(text, encoding="utf-8", newline="\n")
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 HEAD = """# Benchmarks
 
-One script per claim, peers measured in the same run; medians and ratios. Each script writes its last table into
-`results/`; `python benchmarks/collect.py` gathers them here. The tables come from a virtual machine with 2 cores; where
-it ran other work meanwhile, the table says so. Look at ratios, not at absolute times.
+There is one script per claim, and other programs are measured in the same run. The tables show medians and ratios. Each
+script writes its last table into `results/`; `python benchmarks/collect.py` copies them into this page. The tables come
+from a virtual machine with 2 cores. If other programs ran at the same time, the table says so. Look at ratios, not at
+absolute times.
 
 """
 

@@ -141,8 +141,9 @@ def main() -> None:
                     f"| {images} | {processes} | {workers} | {seed_text} | {who} | {' | '.join(ranges)} |", flush=True
                 )
     print(
-        f"\nThe fewest and most in an epoch, over {len(SEEDS)} runs of {EPOCHS} epochs; batches of {BATCH}, "
-        "every image asked for once."
+        f"\nThe smallest and largest number in an epoch, over {len(SEEDS)} runs of {EPOCHS} epochs. Batches of "
+        f"{BATCH}; "
+        "each image is asked for once."
     )
 
 

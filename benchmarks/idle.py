@@ -199,17 +199,19 @@ def main() -> None:
     ]
     tables = ["\n".join("| " + " | ".join(row) + " |" for row in rows) for rows in (first, second)]
     notes = [
-        "Predicted share of all ranks' time that is spent waiting, by pixels. 20,000 images, 4 per rank and step; "
+        "The predicted share of all ranks' time that they spend waiting, counted in pixels. 20,000 images, 4 per rank "
+        "and step; "
         "aspects around five common ones, megapixels log-normal around one (a third of the images below 0.7). "
-        "`epoch`: the epoch's time as a multiple of all images' pixels divided by the ranks, so it counts waiting, "
-        "repeats and a rank's share in short batches alike. `repeated`: images trained again so that no rank is empty.",
+        "`epoch` is the time of an epoch, where 1 is the time for all pixels divided by the number of ranks; it "
+        "includes "
+        "waiting, repeats and short batches. `repeated` counts images that are trained again so that no rank is empty.",
         f"Measured: {args.steps} steps, 2 images per rank, the no-upscale mixture, a net of three convolutions on a "
-        "CPU, one thread per rank. A step's own compute time is taken before ranks wait for each other. Where two "
-        "ranks share a busy machine, their times differ also when their work is the same: this part of the measured "
-        f"share is not in the prediction. {os.cpu_count()} cores, Python {platform.python_version()}, "
+        "CPU, one thread per rank. The compute time of a step is measured before ranks wait for each other. If "
+        "two ranks share a busy machine, their times differ even for equal work; the prediction does not include this "
+        f"part. {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"numpy {np.__version__}.",
     ]
-    text = "\n\n".join(["# Ranks that wait", notes[0], tables[0], "## Measured", tables[1], notes[1]]) + "\n"
+    text = "\n\n".join(["# Waiting ranks", notes[0], tables[0], "## Measured", tables[1], notes[1]]) + "\n"
     (REPO / "benchmarks" / "results" / "idle.md").write_text(text, encoding="utf-8")
     print(text)
 

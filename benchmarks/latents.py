@@ -97,8 +97,7 @@ class Npz:
         for path in self.paths:
             assert path.exists()
             npz = np.load(path)
-            assert "latents" in npz
-            assert "latents_flipped" in npz
+            assert {"latents", "latents_flipped"} <= {key.rstrip("0123456789x").rstrip("_") for key in npz.files}
             npz.close()
 
 

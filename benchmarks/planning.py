@@ -235,17 +235,18 @@ def main() -> None:
     note = (
         f"Batches of {BATCH} on one rank, Kohya's buckets at 1024x1024. Medians of rounds in which every contestant "
         "ran once; `time / ours` is for planning and reading one epoch together. Ours checks all arguments and makes "
-        "the fingerprint anew for every epoch; nothing is kept from the last one. sd-scripts: `make_buckets` once, "
+        "the fingerprint again for every epoch; nothing is kept from the epoch before. sd-scripts: `make_buckets` "
+        "once, "
         "`shuffle_buckets` per epoch, and the two look-ups of `__getitem__`. NovelAI: `start_epoch` and `generator` "
         "(quadratic, so up to 100,000). bucketsampler lists all batches when iteration starts. torch: RandomSampler "
-        "with BatchSampler, which know no buckets; it draws its order while it is read. Peak memory while planning, "
-        "above input; 0 where it fits into what making the input had left free."
+        "with BatchSampler, without buckets; it draws its order while it is read. Peak memory while planning, "
+        "above the input; 0 if it fits into memory that was already free."
         f" Python {platform.python_version()}, numpy {np.__version__}, {os.cpu_count()} cores."
     )
     more = (
         f"The same images at {', '.join(map(str, planning_resolutions.RESOLUTIONS))}, and at the largest alone: "
         "epochs of one length, as the adapter plans them. For that, the first plan counts the batches of every epoch "
-        "until they come round. Medians of rounds; peak memory of five epochs, above input."
+        "until they repeat. Medians of rounds; peak memory of five epochs, above input."
     )
     text = "\n\n".join(["# Planning an epoch", table, note, *missing, "## Several resolutions", several, more]) + "\n"
     if not args.dry_run:

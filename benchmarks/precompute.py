@@ -184,10 +184,10 @@ def main_() -> None:
     lines = [
         "# Encoding a data set (`benchmarks/precompute.py`)",
         "",
-        "On the CPU, no GPU: with the real VAE nearly all is its arithmetic. The images are upright, wide and square "
-        "by turns. sd-scripts' tool sorts them by the area of their bucket alone, so that upright and wide ones of one "
-        "area alternate and split its batches; and it collects garbage after every batch, or with --highvram whenever "
-        "the shape changes.",
+        "On the CPU, without a GPU: with the real VAE, nearly all time is its computation. Portrait, landscape and "
+        "square images alternate. sd-scripts' tool sorts them only by the area of their bucket, so portrait and "
+        "landscape images of one area alternate and split its batches. It also collects garbage after every batch, or "
+        "with --highvram whenever the shape changes.",
         "",
         "| VAE | images | sd-scripts' tools/cache_latents.py, images/s | images per batch | kohya-bucket precompute, "
         "images/s | images per batch | ratio (rounds) |",

@@ -206,8 +206,9 @@ def main() -> None:
             print(lines[-1], flush=True)
     note = (
         f"Sides uniform from 256 to 4096 pixels, seed 0; medians of {args.rounds} rounds. Placement holds bucket, "
-        f"resized size, SDXL crop box, aspect error, crop loss and reason; the originals compute a bucket. NovelAI's "
-        f"program copies what is left of a bucket for every batch. Python {platform.python_version()}, "
+        "resized size, SDXL crop box, aspect error, crop loss and reason; the originals compute only a bucket. "
+        "NovelAI's "
+        f"program copies the rest of a bucket for every batch. Python {platform.python_version()}, "
         f"numpy {np.__version__}, {os.cpu_count()} cores."
     )
     text = "\n".join(["# Rules", "", *lines, "", note, ""])

@@ -1,4 +1,4 @@
-"""Checkouts of sd-scripts on this machine: which version one is, which Python runs it, which is the newest."""
+"""Checkouts of trainers on this machine: which version one is, which Python runs it, which sd-scripts is the newest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Checkout", "CheckoutError", "checkouts_folder", "commit_of", "environment_of", "identify", "newest"]
+__all__ = [
+    "MUSUBI_TUNER", "SD_SCRIPTS", "Checkout", "CheckoutError", "checkouts_folder", "commit_of", "environment_of",
+    "identify", "newest",
+]  # fmt: skip
+
+SD_SCRIPTS, MUSUBI_TUNER = "sd-scripts", "musubi-tuner"
+_PREFIX = "musubi-"
 
 
 class CheckoutError(Exception):
@@ -17,36 +23,49 @@ class CheckoutError(Exception):
 
 @dataclass(frozen=True)
 class Checkout:
-    """One version of sd-scripts in a folder. `commit` and `date` (of the commit, ISO) are empty where unknown."""
+    """One version of a trainer in a folder. `commit` and `date` (of the commit, ISO) are empty where unknown."""
 
     root: Path
     name: str
     commit: str
     date: str
+    trainer: str = SD_SCRIPTS
+
+    @property
+    def version(self) -> str:
+        return self.name.removeprefix(_PREFIX)
 
     @property
     def is_fork(self) -> bool:
-        return self.name.startswith("fork")
+        return self.version.startswith("fork")
 
 
 def identify(root: str | Path) -> Checkout:
     """Which version lies in a folder, from git, or from a line `COMMIT DATE` in its file `.laid` where there is no git.
 
-    Its name is git's tag, else the folder's name; a folder called `fork-…` holds somebody else's version.
+    Its name is git's tag, else the folder's name; a folder called `fork-…` holds somebody else's version. Names of
+    musubi-tuner's versions begin with `musubi-`.
 
     Raises:
-        CheckoutError: sd-scripts is not there.
+        CheckoutError: no trainer is there.
     """
     root = Path(os.path.abspath(Path(root).expanduser()))  # a link stays one: the environment lies beside it
-    if not (root / "library").is_dir() or not (root / "train_network.py").is_file():
-        raise CheckoutError(f"{root} is no checkout of sd-scripts: it has no library/ and train_network.py")
+    if (root / "src" / "musubi_tuner").is_dir():
+        trainer, prefix = MUSUBI_TUNER, _PREFIX
+    elif (root / "library").is_dir() and (root / "train_network.py").is_file():
+        trainer, prefix = SD_SCRIPTS, ""
+    else:
+        raise CheckoutError(
+            f"{root} is no checkout of sd-scripts, with library/ and train_network.py, nor of musubi-tuner, with "
+            "src/musubi_tuner/"
+        )
     if (root / ".git").exists():
         commit, _, date = _git(root, "log", "-1", "--format=%H %cs").partition(" ")
         tag = _git(root, "tag", "--points-at", "HEAD").partition("\n")[0]
-        return Checkout(root, tag or root.name, commit, date)
+        return Checkout(root, prefix + (tag or root.name).removeprefix(prefix), commit, date, trainer)
     laid = root / ".laid"
     commit, _, date = laid.read_text(encoding="utf-8").strip().partition(" ") if laid.is_file() else ("", "", "")
-    return Checkout(root, root.name, commit, date)
+    return Checkout(root, prefix + root.name.removeprefix(prefix), commit, date, trainer)
 
 
 def environment_of(root: Path) -> Path | None:
@@ -69,7 +88,8 @@ def checkouts_folder() -> Path:
 
 def newest(folder: Path) -> Checkout | None:
     """The youngest of sd-scripts' own versions in a folder that have an environment."""
-    found = [checkout for checkout in _all(folder) if not checkout.is_fork and environment_of(checkout.root)]
+    own = [one for one in _all(folder) if one.trainer == SD_SCRIPTS and not one.is_fork]
+    found = [checkout for checkout in own if environment_of(checkout.root)]
     return max(found, key=lambda checkout: (checkout.date, checkout.name), default=None)
 
 

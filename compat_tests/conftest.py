@@ -48,6 +48,19 @@ def sd_scripts_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
+def musubi_source() -> Path:
+    name = os.environ.get("MUSUBI_DIR")
+    if not name:
+        pytest.skip("MUSUBI_DIR is not set: no checkout of musubi-tuner")
+    source = Path(name).resolve() / "src"
+    if not (source / "musubi_tuner").is_dir():
+        pytest.fail(f"MUSUBI_DIR={name} is no musubi-tuner checkout")
+    for package in ("torch", "accelerate", "safetensors", "einops", "toml", "av"):
+        pytest.importorskip(package, reason=f"{package} is not installed here")
+    return source
+
+
+@pytest.fixture(scope="session")
 def unpatched(sd_scripts_dir: Path) -> SimpleNamespace:
     """sd-scripts as it is, imported once. `train_util` has what was defined there until 0.10, wherever that is now."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

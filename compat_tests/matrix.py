@@ -1,4 +1,4 @@
-"""Runs the compat suite on checkouts of sd-scripts, each in its own environment, and writes `docs/compatibility.md`.
+"""Runs the compat suite on checkouts of trainers, each in its own environment, and writes `docs/compatibility.md`.
 
 `python compat_tests/matrix.py CHECKOUT…`, with any Python. The environment of a checkout is the virtual environment in
 it or beside it (`checkouts.py` has the rule), or the one that `--python` names. What was found is kept after every test
@@ -21,7 +21,15 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from checkouts import Checkout, CheckoutError, commit_of, environment_of, identify  # noqa: E402
+from checkouts import (  # noqa: E402
+    MUSUBI_TUNER,
+    SD_SCRIPTS,
+    Checkout,
+    CheckoutError,
+    commit_of,
+    environment_of,
+    identify,
+)
 from matrix_page import PAGE, RESULTS, read_results, write_page  # noqa: E402
 from suite_process import adapter_report, run_tests, states_of_files  # noqa: E402
 
@@ -31,7 +39,7 @@ SHOWN = 10  # failures of one test file
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("checkouts", nargs="*", metavar="CHECKOUT", help="folder of an sd-scripts checkout")
+    parser.add_argument("checkouts", nargs="*", metavar="CHECKOUT", help="folder of a checkout")
     parser.add_argument("--python", type=Path, help="of the environment to run all of them in")
     parser.add_argument("--only", nargs="+", metavar="FILE", help="run these test files and leave the others")
     parser.add_argument("--again", action="store_true", help="run also what has a result of the code as it is")
@@ -66,13 +74,13 @@ def environment(folder: str, python: Path | None) -> tuple[Checkout, Path]:
     return checkout, found
 
 
-def test_files(only: list[str] | None) -> list[Path]:
-    """The files that need a checkout, or those of them that are named.
+def test_files(trainer: str, only: list[str] | None) -> list[Path]:
+    """The files that need a checkout of a trainer, or those of them that are named.
 
     Raises:
         CheckoutError: a name is none of them.
     """
-    files = sorted(HERE.glob("test_*sdscripts*.py"))
+    files = sorted(HERE.glob({SD_SCRIPTS: "test_*sdscripts*.py", MUSUBI_TUNER: "test_musubi_*.py"}[trainer]))
     wanted = {Path(name).name for name in only or []}
     unknown = wanted - {file.name for file in files}
     if unknown:
@@ -82,7 +90,7 @@ def test_files(only: list[str] | None) -> list[Path]:
 
 def run_suite(checkout: Checkout, python: Path, options: argparse.Namespace) -> int:
     """Run what is to be run on one checkout; how many tests failed in that."""
-    files, (adapter, known) = test_files(options.only), earlier_results(checkout)
+    files, (adapter, known) = test_files(checkout.trainer, options.only), earlier_results(checkout)
     if adapter.get("code") != code_digest() or options.again:
         adapter = {**adapter_report(python, checkout.root), "code": code_digest()}
     print(
@@ -135,8 +143,8 @@ def code_digest(*tests: Path) -> str:
 
 def save(checkout: Checkout, adapter: dict[str, Any], files: dict[str, Any]) -> None:
     """Whole or not at all."""
-    result = {"version": checkout.name, "commit": checkout.commit, "date": checkout.date, "fork": checkout.is_fork}
-    result |= {"adapter": adapter, "files": files}
+    result = {"version": checkout.version, "commit": checkout.commit, "date": checkout.date, "fork": checkout.is_fork}
+    result |= {"trainer": checkout.trainer, "adapter": adapter, "files": files}
     RESULTS.mkdir(exist_ok=True)
     place = RESULTS / f"{checkout.name}.json"
     partly = place.with_suffix(f".{os.getpid()}.partly")

@@ -1,4 +1,4 @@
-"""`docs/compatibility.md` from what `matrix.py` found: a row per version of sd-scripts, and what lies behind it."""
+"""`docs/compatibility.md` from what `matrix.py` found: a row per version of a trainer, and what lies behind it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ __all__ = ["PAGE", "RESULTS", "newest_verified", "page_of", "read_results", "wri
 RESULTS = Path(__file__).resolve().parent / "results"
 PAGE = RESULTS.parents[1] / "docs" / "compatibility.md"
 
-_TOP = """# Which versions of sd-scripts it works with
+_TOP = """# Verified versions of the trainers
 
-Written by `compat_tests/matrix.py`, which runs the adapter in each of these checkouts, in that version's own
-environment, through sd-scripts' real data sets, loaders and trainers. *Seams* are the places in sd-scripts' code that
-the adapter takes hold of; all are checked before one is touched. *Training runs* are those of the real
-`train_network.py`, started by `python -m kohya_bucket.launch` or from a patched checkout, that ended well and trained
-what they should.
+`compat_tests/matrix.py` writes this page. It runs the adapter with each version below, in that version's
+environment, with the trainer's real data sets, loaders and trainers.
+
+- **seams**: places in the trainer's code that the adapter replaces. It checks all of them before it replaces one.
+- **training runs**: runs of a real trainer, started with `python -m kohya_bucket.launch` or from a patched checkout,
+  that finished and trained the expected images: `train_network.py` of sd-scripts, and those of musubi-tuner below.
+- **limited**: what the trainer's own code still does in that version.
 """
+_TRAINERS = ("sd-scripts", "musubi-tuner")
 
 
 def read_results() -> list[dict[str, Any]]:
-    """What is known of each version: sd-scripts' own by age, then forks."""
+    """What is known of each version: the trainers' own by age, then forks."""
     found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob("*.json"))]
     return sorted(found, key=lambda result: (result["fork"], result["date"], result["version"]))
 
@@ -36,7 +39,7 @@ def is_verified(result: dict[str, Any]) -> bool:
 
 def newest_verified(results: list[dict[str, Any]]) -> str:
     """The youngest release of sd-scripts in which everything passed, and what is younger still; empty without one."""
-    verified = [result for result in results if not result["fork"] and is_verified(result)]
+    verified = [one for one in _of("sd-scripts", results) if not one["fork"] and is_verified(one)]
     release = next((result for result in reversed(verified) if re.fullmatch(r"v[\d.]+", result["version"])), None)
     if release is None:
         return ""
@@ -50,30 +53,36 @@ def write_page(results: list[dict[str, Any]]) -> None:
 
 def page_of(results: list[dict[str, Any]]) -> str:
     newest = newest_verified(results)
-    lines = [_TOP, *([f"Newest version verified: **{newest}**.", ""] if newest else [])]
-    lines += [
-        "| sd-scripts | commit | of | verified on | seams | passed | skipped | failed | training runs | limited there |"
-    ]
-    lines += ["| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
+    lines = [_TOP, *([f"Newest version of sd-scripts verified: **{newest}**.", ""] if newest else [])]
+    for trainer in _TRAINERS:
+        lines += _about(trainer, _of(trainer, results))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _of(trainer: str, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [result for result in results if result.get("trainer", _TRAINERS[0]) == trainer]
+
+
+def _about(trainer: str, results: list[dict[str, Any]]) -> list[str]:
+    """The part of the page about one trainer; empty where nothing is known of it."""
+    if not results:
+        return []
+    columns = ("commit", "date", "verified on", "seams", "passed", "skipped", "failed", "training runs", "limited")
+    lines = [f"## {trainer}", "", f"| {' | '.join([trainer, *columns])} |", "|" + " --- |" * (len(columns) + 1)]
     lines += [_row(result) for result in results]
-    lines += [
-        "",
-        "## What was run in which environment",
-        "",
-        "| sd-scripts | this package | other packages | longest |",
-        "| --- | --- | --- | --- |",
-    ]
+    lines += ["", f"### {trainer}: environments", ""]
+    lines += [f"| {trainer} | this package | other packages | duration of the tests |", "| --- | --- | --- | --- |"]
     for result in results:
         packages = ", ".join(f"{name} {version}" for name, version in result["adapter"].get("packages", {}).items())
         seconds = sum(file["seconds"] for file in result["files"].values())
         commits = ", ".join(sorted({file.get("package", "") for file in result["files"].values()} - {""}))
         lines.append(f"| {result['version']} | {commits} | {packages} | {seconds / 60:.0f} minutes |")
-    lines += ["", "## Training runs, and where they were made", "", *_by_text(results, "runs")]
-    lines += ["", "## What is skipped, and why", "", *_by_text(results, "skipped")]
+    lines += ["", f"### {trainer}: training runs by kind", "", *_by_text(results, "runs")]
+    lines += ["", f"### {trainer}: skipped tests, with the reason", "", *_by_text(results, "skipped"), ""]
     failures = [(r["version"], line) for r in results for file in r["files"].values() for line in file["failed"]]
     if failures:
-        lines += ["", "## What fails", "", *(f"- {version}: `{line}`" for version, line in failures)]
-    return "\n".join(lines) + "\n"
+        lines += [f"### {trainer}: failed tests", "", *(f"- {version}: `{line}`" for version, line in failures), ""]
+    return lines
 
 
 def _row(result: dict[str, Any]) -> str:
@@ -81,7 +90,7 @@ def _row(result: dict[str, Any]) -> str:
     skipped = sum(n for file in files for n in file["skipped"].values())
     seams = sum(adapter.get("seams", {}).values())
     limits = [f"{text} ({reason})" for text, reason in adapter.get("left", {}).items()]
-    limits += [f"{text} (nothing there to take hold of)" for text in adapter.get("absent", [])]
+    limits += [f"{text} (this version has no place to replace)" for text in adapter.get("absent", [])]
     limits = [f"refused: {adapter['refused']}"] if "refused" in adapter else limits
     cells = [result["version"], result["commit"][:8], result["date"], max((file["on"] for file in files), default="")]
     cells += [seams or "", sum(file["passed"] for file in files), skipped, sum(len(file["failed"]) for file in files)]

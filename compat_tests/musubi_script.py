@@ -1,7 +1,7 @@
 """Run by `test_musubi_epochs.py`: the real data sets, collator, loader and accelerate of musubi-tuner, without a model.
 
 `musubi_script.py SPEC.json`: trains nothing for some epochs, and writes what each process is given, step by step. With
-`train` in it, the real `zimage_train_network.py` with a tiny random model in place of that.
+`train` in it, the real trainer that `program` names, with a tiny random model, in place of that.
 """
 
 import argparse
@@ -11,9 +11,12 @@ import inspect
 import json
 import os
 import random
+import runpy
 import sys
 from multiprocessing import Value
 from pathlib import Path
+
+EMBEDS = ("llm_embed", "vl_embed", "t5", "llm", "llama_vec")
 
 
 def collator(epoch, group):
@@ -56,65 +59,99 @@ def batches(spec):
                 "epoch": number,
                 "promised": promised,
                 "items": [int(value) for value in latents.flatten(1)[:, 0].tolist()],
-                "captions": [int(embed[0, 0]) for embed in batch["llm_embed"]],
+                "captions": [int(embed[0, 0]) for embed in next(batch[key] for key in EMBEDS if key in batch)],
                 "size": list(latents.shape[-2:]),
                 "timesteps": batch["timesteps"],
             }
 
 
-def train(arguments):
+def train(program, arguments):
+    """A trainer of musubi-tuner, run by its path, with a tiny random model in place of the one that it loads."""
     import accelerate
+
+    dit = Path(arguments[arguments.index("--dit") + 1])
+    {"hv_train": tiny_hunyuan_video, "zimage_train_network": tiny_z_image}[program](dit)
+    from recording import leave_frozen_models_unwrapped
+
+    leave_frozen_models_unwrapped(sys.modules[accelerate.Accelerator.__module__])
+    _write_down_what_is_trained(accelerate.Accelerator)
+    script = Path(sys.modules["musubi_tuner"].__file__).with_name(f"{program}.py")
+    sys.argv = [str(script), *arguments]
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def tiny_z_image(dit):
+    import torch
     from musubi_tuner.zimage import zimage_config
 
     tiny = {"DIM": 64, "N_LAYERS": 2, "N_REFINER_LAYERS": 1, "N_HEADS": 2, "N_KV_HEADS": 2, "CAP_FEAT_DIM": 32}
     for name, value in tiny.items():  # read when the model is made
         setattr(zimage_config, f"DEFAULT_TRANSFORMER_{name}", value)
     zimage_config.ROPE_AXES_DIMS = [8, 12, 12]
-    import torch
     from musubi_tuner.zimage import zimage_model
+
+    _random_weights(dit, lambda: zimage_model.create_model("torch", False, torch.float32))
+
+
+def tiny_hunyuan_video(dit):
+    from musubi_tuner.hunyuan_model import models
+
+    models.HUNYUAN_VIDEO_CONFIG["HYVideo-T/2-cfgdistill"] |= {
+        "mm_double_blocks_depth": 1, "mm_single_blocks_depth": 1, "rope_dim_list": [8, 12, 12], "hidden_size": 64,
+        "heads_num": 2,
+    }  # fmt: skip
+    import torch
+
+    zeros = torch.zeros
+    torch.zeros = lambda *size, device=None, **more: zeros(*size, device=None if device == "cuda" else device, **more)
+    like_theirs = {"device": "cpu", "dtype": None, "attn_mode": "torch", "split_attn": False}
+    _random_weights(dit, lambda: models.load_dit_model(4096, 768, 16, 16, like_theirs))
+
+
+def _random_weights(file, make):
+    import torch
     from safetensors.torch import save_file
 
-    dit = Path(arguments[arguments.index("--dit") + 1])
-    if not dit.exists():
+    if not file.exists():
         torch.manual_seed(0)
-        shapes = zimage_model.create_model("torch", False, torch.float32).state_dict()
-        save_file({name: torch.randn(value.shape) * 0.05 for name, value in shapes.items()}, dit)
-    from recording import leave_frozen_models_unwrapped
-
-    leave_frozen_models_unwrapped(sys.modules[accelerate.Accelerator.__module__])
-    _write_down_what_is_trained(accelerate)
-    sys.argv = ["zimage_train_network.py", *arguments]
-    from musubi_tuner import zimage_train_network
-
-    zimage_train_network.main()
+        shapes = make().state_dict()
+        save_file({name: torch.randn(value.shape) * 0.05 for name, value in shapes.items()}, file)
 
 
-def _write_down_what_is_trained(accelerate):
-    """A batch is written when its step begins: what is fetched ahead is not."""
+def _write_down_what_is_trained(accelerator):
+    """A row for each batch whose loss is used, with what that was multiplied by; what is fetched ahead has none."""
     from accelerate.data_loader import DataLoaderShard
 
-    iterate, accumulate, last = DataLoaderShard.__iter__, accelerate.Accelerator.accumulate, {}
+    original, iterate, last = accelerator.backward, DataLoaderShard.__iter__, {}
     file = Path(os.environ["RECORD_DIR"]) / f"rank{os.environ.get('RANK', '0')}.jsonl"
 
     def remember(self):
         for batch in iterate(self):
-            last["batch"] = batch
+            last["latents"] = batch["latents"] if isinstance(batch, dict) else batch[0]
             yield batch
 
-    def step(self, *models):
-        latents = last["batch"]["latents"]
+    def used(self, loss, **kwargs):
+        latents = last["latents"]
         row = {"items": [int(value) for value in latents.flatten(1)[:, 0].tolist()], "size": list(latents.shape[-2:])}
         with file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(row) + "\n")
-        return accumulate(self, *models)
+            lines.write(json.dumps(row | {"scale": round(loss.item() / last["loss"], 4)}) + "\n")
+        return original(self, loss, **kwargs)
 
-    DataLoaderShard.__iter__, accelerate.Accelerator.accumulate = remember, step
+    accelerator.backward, DataLoaderShard.__iter__ = used, remember
+    importlib.import_module("musubi_tuner.dataset.config_utils")  # the door is open now, if there is one
+    through_door = accelerator.backward
+
+    def asked(self, loss, **kwargs):
+        last["loss"] = loss.item()
+        return through_door(self, loss, **kwargs)
+
+    accelerator.backward = asked
 
 
 if __name__ == "__main__":
     told = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if "train" in told:
-        train(told["train"])
+        train(told["program"], told["train"])
     else:
         rows = list(batches(told))
         out = Path(told["out"]) / f"{os.environ.get('RANK', '0')}.json"

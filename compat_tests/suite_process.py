@@ -1,4 +1,4 @@
-"""Runs tests of this folder on a checkout of sd-scripts, in a process with that checkout's Python, and counts them."""
+"""Runs tests of this folder on a checkout of a trainer, in a process with that checkout's Python, and counts them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def suite_environment(checkout: Path) -> dict[str, str]:
     """The variables that the suite is run with: offline, nothing written beside a source."""
     environment = {name: value for name, value in os.environ.items() if name != "KOHYA_BUCKET_CONFIG"}
     return environment | {
-        "SD_SCRIPTS_DIR": str(checkout),
+        "MUSUBI_DIR" if (checkout / "src" / "musubi_tuner").is_dir() else "SD_SCRIPTS_DIR": str(checkout),
         "PYTHONPATH": str(ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUTF8": "1",

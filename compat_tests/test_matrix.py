@@ -76,7 +76,7 @@ def test_results_are_counted_and_written_down(checkout, suite, capsys):
     assert "- cached on disk: v1.2.3 (2)" in page
     assert "this version has no such thing: v1.2.3 (1)" in page
     assert "one is not two" in page
-    assert "Newest version verified" not in page
+    assert "Newest version of sd-scripts verified" not in page
     assert "2 passed, 1 skipped, 0 failed" in capsys.readouterr().out
 
 
@@ -132,6 +132,17 @@ def test_a_checkout_of_git_is_named_by_its_tag(checkout):
         subprocess.run([*git, *command], check=True)
     found = checkouts.identify(checkout)
     assert (found.name, len(found.commit), len(found.date)) == ("v9.9.9", 40, 10)
+
+
+def test_a_checkout_of_musubi_tuner_has_tests_and_a_name_of_its_own(tmp_path, suite):
+    for folder, fork in (("musubi-v0.1.2", False), ("fork-of-somebody", True)):
+        (tmp_path / folder / "src" / "musubi_tuner").mkdir(parents=True)
+        found = checkouts.identify(tmp_path / folder)
+        assert (found.trainer, found.is_fork) == ("musubi-tuner", fork)
+        assert found.name == f"musubi-{found.version}"
+    (matrix.HERE / "test_musubi_good.py").touch()
+    assert [file.name for file in matrix.test_files("musubi-tuner", None)] == ["test_musubi_good.py"]
+    assert {file.name for file in matrix.test_files("sd-scripts", None)} == set(TESTS)
 
 
 @pytest.mark.parametrize("arguments", [["nowhere"], ["CHECKOUT"], ["CHECKOUT", "--python", "nothing"]])

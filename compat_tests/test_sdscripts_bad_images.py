@@ -6,7 +6,7 @@ import pytest
 from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
 from several_sizes import batches_of, cache_group, config_of, sizes_of
 
-from kohya_bucket.sdscripts import bad_images
+from kohya_bucket.adapter import replaced_images
 
 COUNT = 31
 STOP = {"on_bad_image": "stop"}
@@ -14,7 +14,7 @@ STOP = {"on_bad_image": "stop"}
 
 @pytest.fixture(autouse=True)
 def _nothing_told(monkeypatch):
-    monkeypatch.setattr(bad_images, "_told", set())
+    monkeypatch.setattr(replaced_images, "_told", set())
 
 
 @pytest.fixture
@@ -113,9 +113,9 @@ def test_a_run_without_any_image_ends(patched, tmp_path):
     """sd-scripts says that there is no data, and ends with exit code 0."""
     config = config_of(tmp_path, {"remainder": "keep"})
     config["datasets"][0]["subsets"][0]["image_dir"] = str(tmp_path / "nowhere")
-    with pytest.raises(SystemExit, match="not one image is left to train"):
+    with pytest.raises(SystemExit, match="no image is left to train"):
         build_groups(patched, config)
     (tmp_path / "nowhere").mkdir()
     (tmp_path / "nowhere" / "a.png").write_bytes(b"")
-    with pytest.raises(SystemExit, match="not one image is left to train"):
+    with pytest.raises(SystemExit, match="no image is left to train"):
         build_groups(patched, config)

@@ -145,11 +145,20 @@ def test_images_that_differ_by_extension_have_caches_of_their_own(patched, strat
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_shards_train_what_npz_train(patched, strategies, folder, tmp_path, workers):
+@pytest.mark.parametrize("remote", [False, True])
+def test_shards_train_what_npz_train(patched, strategies, folder, tmp_path, workers, remote, monkeypatch):
     pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+    monkeypatch.setenv("KOHYA_BUCKET_SHARDS", str(tmp_path / "kept"))
+    if remote:
+        pytest.importorskip("fsspec", reason="fsspec is not installed: object storage cannot be asked")
     npz = latents_of(patched, cache(patched, strategies, folder, MeanVAE()))
-    table = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
-    group = cache(patched, strategies, folder, MeanVAE(), table)
+    store = f"memory://{tmp_path.name}/store" if remote else str(tmp_path / "store")
+    table = {"latent_cache": "shards", "latent_cache_dir": store}
+    encoder = MeanVAE()
+    cache(patched, strategies, folder, encoder, table)
+    made = encoder.encoded
+    group = cache(patched, strategies, folder, encoder, table)
+    assert encoder.encoded == made > 0
     shards = latents_of(patched, group, workers)
     assert shards.keys() == npz.keys()
     for name in npz:

@@ -41,7 +41,7 @@ def test_a_known_version(unpatched, copy, tmp_path):
     before = files_of(copy)
     code, found, facts = doctor(tmp_path, "--sd-scripts", copy)
     assert (code, set(found) - {"other-pins"}) == (0, set())
-    assert facts["adapter"] == "every place that it takes hold of looks as it should"
+    assert facts["adapter"] == "every part of sd-scripts that it replaces looks as expected"
     assert facts["patch"].startswith("none; start with ")
     assert files_of(copy) == before
 
@@ -62,9 +62,9 @@ def test_a_config_is_read_as_this_version_reads_it(copy, unpatched, tmp_path):
 
 
 def test_a_patched_checkout_is_found_from_within(copy):
-    from kohya_bucket.sdscripts.patch import patch_install
+    from kohya_bucket.sdscripts.patch import PATCH
 
-    patch_install(copy)
+    PATCH.install(copy)
     code, found, facts = doctor(copy)
     assert (code, set(found) - {"other-pins"}) == (0, set())
     assert facts["patch"].startswith("installed")

@@ -8,7 +8,7 @@ import pytest
 from sdscripts_support import metadata, random_sizes, write_images
 from training_runs import train, write_config
 
-from kohya_bucket.sdscripts.patch import patch_install
+from kohya_bucket.sdscripts.patch import PATCH
 
 COUNT = 11
 NAMES = {f"number {i}": 1 for i in range(COUNT)}
@@ -130,7 +130,7 @@ def test_no_upscale_on_images_that_end_in_a_division_by_zero(sd_scripts_dir, dat
 def test_through_the_patch(sd_scripts_dir, data, tmp_path):
     checkout = tmp_path / "checkout"
     shutil.copytree(sd_scripts_dir, checkout, ignore=shutil.ignore_patterns(".git", "__pycache__", ".venv", "venv"))
-    patch_install(checkout)
+    PATCH.install(checkout)
     run = train(checkout, write_config(tmp_path, data), "--max_train_epochs", 2, out=tmp_path / "out", door=())
     run.assert_trained(len(run.batches))
     assert epochs_of(run.batches, 2) == [NAMES, NAMES]

@@ -100,7 +100,7 @@ def test_another_layer_and_the_mask(models):
         ("nowhere", {}, "no text encoder with its tokenizer at '.*nowhere'"),
         ("tokenizer_2", {}, "no text encoder with its tokenizer"),
         ("gpt2", {}, "is of the kind 'gpt2'"),
-        ("text_encoder_2", {}, "--max-length of .*: give one, its tokenizer says none"),
+        ("text_encoder_2", {}, "--max-length of .*: give one, because its tokenizer has no limit"),
         ("clip", {"lengths": [78]}, "--max-length of .*: 78, at most 77"),
         ("clip", {"lengths": [77, 77]}, "2 lengths for 1 text encoders"),
         ("clip", {"layer": -4}, "--layer -4: these encoders have -1, the last one, to -3"),

@@ -14,6 +14,7 @@ __all__ = [
     "LatentStoreError",
     "PlanError",
     "ResumeError",
+    "StorageError",
     "as_damage",
     "why_not_written",
 ]
@@ -47,6 +48,10 @@ class LatentStoreError(KohyaBucketError):
     """A latent store or cache file that cannot be read, written or trusted."""
 
 
+class StorageError(KohyaBucketError):
+    """Object storage that does not answer, refuses, or lacks what is needed."""
+
+
 @contextmanager
 def as_damage(what: str, remedy: str = "", *, error: type[KohyaBucketError] = LatentStoreError) -> Iterator[None]:
     """Around the reading of a file that anybody may have changed: whatever a parser raises at it becomes `error`.
@@ -63,8 +68,8 @@ def as_damage(what: str, remedy: str = "", *, error: type[KohyaBucketError] = La
 
 
 _REASONS = {
-    errno.ENOSPC: "the disk is full; what was finished before is safe: free some space and run again",
-    errno.EDQUOT: "the disk quota is used up; what was finished before is safe: free some space and run again",
+    errno.ENOSPC: "the disk is full; everything finished before is safe: free some space and run again",
+    errno.EDQUOT: "the disk quota is used up; everything finished before is safe: free some space and run again",
     errno.EFBIG: "the file is larger than the file system or a limit of this account (ulimit -f) allows",
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.EACCES: "it is not writable, or held open by a program; change its permissions or choose another folder",

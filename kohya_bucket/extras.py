@@ -17,6 +17,8 @@ EXTRAS = {
     "webdataset": ("webdataset",),
     "ray": ("ray[data]",),
     "remote": ("fsspec",),
+    "s3": ("s3fs", "obstore"),
+    "video": ("av",),
 }
 PURPOSES = {
     "torch": "datasets and samplers for a loop of your own",
@@ -28,6 +30,8 @@ PURPOSES = {
     "webdataset": "tar shards",
     "ray": "scans on Ray",
     "remote": "images in object storage",
+    "s3": "stores of latents in S3",
+    "video": "frames, sizes and rates of clips",
 }
 
 

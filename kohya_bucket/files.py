@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ __all__ = [
     "remove_leftovers",
     "replace_file",
     "replacing",
+    "user_cache",
     "write_file",
 ]
 
@@ -202,6 +204,15 @@ def remove_leftovers(paths: Iterable[Path]) -> int:
                             os.unlink(entry.path)
                             removed += 1
     return removed
+
+
+def user_cache() -> Path:
+    """The user's folder for what can be made again."""
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA")
+        return (Path(base) if base else Path.home() / "AppData" / "Local") / "kohya_bucket"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kohya_bucket"
 
 
 def _rename_over(source: Path, target: Path) -> None:

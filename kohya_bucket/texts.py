@@ -12,7 +12,10 @@ from typing import Any
 
 from kohya_bucket.errors import ConfigError
 
-__all__ = ["MAX_CONFIG_BYTES", "counted", "one_line", "parse_json", "parse_toml", "read_regular", "read_text", "some"]
+__all__ = [
+    "MAX_CONFIG_BYTES", "counted", "json_mistake", "one_line", "parse_json", "parse_toml", "read_regular", "read_text",
+    "some",
+]  # fmt: skip
 
 MAX_CONFIG_BYTES = 1 << 26
 _MAX_DEPTH = 64
@@ -39,9 +42,11 @@ def some(names: Sequence[str], limit: int = 3) -> str:
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
-def counted(count: int, what: str) -> str:
-    """1 -> "1 image", 1200 -> "1,200 images"."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
+def counted(count: int, what: str, one: str = "", many: str = "") -> str:
+    """1 -> "1 image", 1200 -> "1,200 images"; with a verb, `one` or `many`, behind it: "1 image is"."""
+    ending = "" if count == 1 else "es" if what.endswith(("ch", "s")) else "s"
+    verb = one if count == 1 else many
+    return f"{count:,} {what}{ending}{' ' * bool(verb)}{verb}"
 
 
 def read_regular(path: str | os.PathLike[str], limit: int | None = None, want: str = _WANT) -> bytes:
@@ -107,16 +112,47 @@ def parse_json(text: str) -> Any:
     """What a JSON text holds.
 
     Raises:
-        ValueError: it is none, or nested more than 64 deep.
+        ValueError: it is not JSON, with the place and what is wrong there; or it is nested more than 64 deep.
     """
     try:
         data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {error.lineno}, column {error.colno}: {json_mistake(text, error)}") from error
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     _check_depth(data)
     return data
 
 
+def json_mistake(text: str, error: json.JSONDecodeError) -> str:
+    """What is wrong at the place where the parser stopped, in words for who wrote the file."""
+    before, rest = text[: error.pos].rstrip(), text[error.pos :].lstrip(" ")
+    if (re.match(r"[\]}]", rest) and before.endswith(",")) or re.match(r",\s*[\]}]", rest):
+        return "there is a comma before the closing bracket: remove it"
+    if rest.startswith("\\"):
+        return "a backslash starts an escape: write Windows paths with / or with two backslashes"
+    if rest[:1] in ("\n", "\t") or (rest[:1] == '"' and not re.match(r'"(\\.|[^"\\\n])*"', rest)):
+        return "a text is not closed: put a double quote at its end"
+    if not rest.strip():
+        return "the file ends too early: a bracket is not closed" if before else "it is empty"
+    for wrong, say in _NOT_JSON.items():
+        if rest.startswith(wrong):
+            return say
+    if re.match(r"[\"\w\[{:-]", rest) and before[-1:] not in tuple(",:[{"):
+        return "a comma or a colon is missing before this, or a bracket was closed too early"
+    if rest[:1] in ("]", "}"):
+        return "this bracket closes nothing, or a value is missing before it"
+    return "text is written in double quotes" if re.match(r"\w", rest) else error.msg
+
+
+_NOT_JSON = {
+    "'": "text is written in double quotes",
+    "#": "JSON has no comments",
+    "//": "JSON has no comments",
+    "True": "write true",
+    "False": "write false",
+    "None": "write null",
+}
 _TOO_DEEP = f"tables or lists are nested more than {_MAX_DEPTH} deep"
 
 

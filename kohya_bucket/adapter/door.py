@@ -52,7 +52,7 @@ class TrainerDoor(ABC):
         self.root = Path()
         self.refusal = ""
         self.unknown: dict[str, Unknown] = {}
-        self.quiet = self.at_once = False
+        self.quiet = self.at_once = self._entering = False
         self._options = AdapterOptions()
 
     # -- what a trainer's own door says -----------------------------------------------------------
@@ -128,6 +128,10 @@ class TrainerDoor(ABC):
         """Whether the trainer's code is replaced in this process at the moment."""
         return bool(self.patches)
 
+    def left_alone(self) -> dict[str, str]:
+        """{subject: why} of what is left to the trainer in a version that is known only in part."""
+        return {name: "; ".join(unknown.problems) for name, unknown in self.unknown.items()}
+
     def close(self) -> None:
         """Restore everything that was replaced. Data sets made in between keep what they were given."""
         self.watch.stop()
@@ -139,18 +143,19 @@ class TrainerDoor(ABC):
         """Take the next step that what is imported allows."""
         if hasattr(sys.modules.get(_LOADER), "DataLoader"):
             watch(self)
-        if not self.patches and not self.refusal:
+        if not (self.patches or self.refusal or self._entering):
             home = self.home()
             if home is not None:
-                self._enter(home)
+                self._entering = True  # what it imports comes here too
+                try:
+                    self._enter(home)
+                finally:
+                    self._entering = False
 
     def _enter(self, home: ModuleType) -> None:
         """Check everything, then replace everything."""
         self.root = Path(home.__file__ or ".").resolve().parent.parent
-        foreign = self.complete()
-        if self.patches or self.refusal:  # what was imported just now came here by itself
-            return
-        self.owners = Owners(self.package, home, foreign)
+        self.owners = Owners(self.package, home, self.complete())
         subjects = self.subjects()
         wrong = [
             Unknown(subject, tuple(problems)) for subject in subjects if (problems := subject.problems(self.owners))

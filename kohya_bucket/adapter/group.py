@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.planning import EpochPlan, EpochPlanner
 from kohya_bucket.planning.remainders import policies_of
 from kohya_bucket.planning.resume import TrainedPart
@@ -42,6 +43,9 @@ class ImagesInBuckets(Protocol):
     def batch_size(self) -> int: ...
 
     @property
+    def frames(self) -> Sequence[int]: ...
+
+    @property
     def no_upscale(self) -> bool: ...
 
 
@@ -66,7 +70,7 @@ class GroupPlanner:
             ]
         ).astype(np.int32)
         self._no_upscale = np.repeat([i.no_upscale for i in images], buckets_of)
-        self._planners: dict[int, EpochPlanner] = {}
+        self._planners: dict[tuple[int, bool | str], EpochPlanner] = {}
         self.repeats = np.concatenate([i.repeats for i in images])
         self.bucket_sizes = np.array([size for i in images for size in i.buckets], dtype=np.int32).reshape(-1, 2)
         # Nothing moves from one dataset to another, nor from one resolution to another.
@@ -75,6 +79,8 @@ class GroupPlanner:
             [number * resolutions + i.resolution_of_bucket for number, i in enumerate(images)]
         ).astype(np.int64)
         self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
+        grid = None if options.model is None else TOKEN_GRIDS[options.model]
+        self._tokens = None if grid is None else grid.tokens(self.bucket_sizes, [n for i in images for n in i.frames])
 
     def plan(self, seed: int, epoch: int, world_size: int, trained: Sequence[TrainedPart] = ()) -> EpochPlan:
         """The plan of one epoch, or what is left of it.
@@ -87,18 +93,25 @@ class GroupPlanner:
         """
         return self.planner(world_size).plan(seed, epoch, trained)
 
-    def planner(self, world_size: int) -> EpochPlanner:
-        """What plans any epoch for a number of processes."""
-        if world_size not in self._planners:
-            options = self.options
-            self._planners[world_size] = EpochPlanner(
+    def planner(self, world_size: int, same_shape: bool | str | None = None) -> EpochPlanner:
+        """What plans any epoch for a number of processes; with `same_shape`, in another way than the options say."""
+        options = self.options
+        # With batches of its own for each process, plans are asked for one process.
+        how = (options.same_shape or True) if same_shape is None else same_shape
+        key = world_size, how
+        if key not in self._planners:
+            self._planners[key] = EpochPlanner(
                 self.bucket_ids,
-                None if options.max_pixels is not None else self.batch_sizes,
+                None if options.has_budget else self.batch_sizes,
                 world_size=world_size,
                 repeats=self.repeats,
                 bucket_sizes=self.bucket_sizes,
                 bucket_groups=self.bucket_groups,
+                bucket_tokens=self._tokens,
+                token_cost=options.token_cost,
                 max_pixels=options.max_pixels,
+                max_tokens=options.max_tokens,
+                max_cost=options.max_cost,
                 remainder=options.remainder,
                 small_buckets=options.small_buckets,
                 max_crop=options.merge_max_crop,
@@ -108,8 +121,9 @@ class GroupPlanner:
                 resolutions=options.resolution_mode if options.resolutions else None,
                 resolution_weights=options.resolution_weights,
                 equal_epochs=True,
+                same_shape=how,
             )
-        return self._planners[world_size]
+        return self._planners[key]
 
     def dataset_of(self, bucket: int) -> int:
         """Which dataset of the group a bucket belongs to."""

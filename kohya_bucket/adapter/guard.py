@@ -81,7 +81,7 @@ def _stand_ins() -> list[StandIn]:
                 make_loader(self, **arguments)
                 return
             if not _holds_plan(signature, args, kwargs):
-                door.end(door.why_inactive() or "this loader is none that a trainer of a known version makes")
+                door.end(door.why_inactive() or "no known version of the trainer makes such a loader")
         make_loader(self, *args, **kwargs)
 
     @functools.wraps(make_group)

@@ -10,7 +10,6 @@ import hashlib
 import importlib.util
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.files import user_cache
 from kohya_bucket.images import MetadataCache, read_sizes
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.images.scan.size_scan import SizeScan
@@ -43,7 +43,7 @@ def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress |
     try:
         cache = MetadataCache.load(file) if file.is_file() else None
     except KohyaBucketError as error:
-        logger.warning("%s; it is made anew", one_line(error))
+        logger.warning("%s; it is created again", one_line(error))
         cache = None
     fresh = MetadataCache.build(paths, progress=progress) if cache is None else cache.refresh(paths, progress=progress)
     changes = fresh.changes
@@ -79,12 +79,4 @@ def cache_file(paths: Sequence[str], setting: str) -> Path | None:
         return None
     folders = sorted({os.path.abspath(folder) for folder in {os.path.dirname(path) for path in paths}})  # noqa: PTH100, PTH120
     name = hashlib.sha256("\n".join(folders).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    return _user_cache() / "sizes" / f"{name}.parquet"
-
-
-def _user_cache() -> Path:
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA")
-        return (Path(base) if base else Path.home() / "AppData" / "Local") / "kohya_bucket"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kohya_bucket"
+    return user_cache() / "sizes" / f"{name}.parquet"

@@ -41,11 +41,12 @@ def left_over(group: GroupPlanner, world_size: int) -> LeftOver:
     policy, remainder = planner.options.policies[-1], group.options.remainder
     if policy.leaves_out:
         names = tuple(group.name_of(image) for image in never_trained(planner).tolist())
-        count = "1 image is" if len(names) == 1 else f"{len(names):,} images are"
+        count = counted(len(names), "image", "is", "are")
         return LeftOver(
             names,
-            f"{count} never trained ({some(names, _SHOWN)}): what {where} hold fills no batch of {world_size} process"
-            f"{'es' * (world_size > 1)}, and small_buckets = '{policy.name}'; small_buckets = 'keep' trains them",
+            f"{count} never trained ({some(names, _SHOWN)}): what {where} hold fills no batch of "
+            f"{counted(world_size, 'process')}, and small_buckets = '{policy.name}'; small_buckets = 'keep' "
+            "trains them",
         )
     images = np.isin(planner.demand_model.ids, small)
     held = int(np.count_nonzero(images if images.ndim == 1 else images.any(axis=1)))

@@ -9,8 +9,11 @@ from typing import Any
 from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, listed
 from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
 from kohya_bucket.errors import ConfigError, PlanError
+from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.planning import ORDERS, REMAINDERS, RESOLUTION_MODES
+from kohya_bucket.planning.option_values import COST
 from kohya_bucket.planning.resolutions import weighted_cycle
+from kohya_bucket.texts import counted
 
 __all__ = ["CHOICES", "TABLE", "check_together", "expected_value", "parsed"]
 
@@ -28,6 +31,7 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "text_cache": lambda: ("npz", "shards"),
     "on_bad_image": lambda: ("leave_out", "stop"),
     "resolution_mode": lambda: RESOLUTION_MODES,
+    "model": lambda: TOKEN_GRIDS,
 }
 """Options that are one of some names; those that are not registered when this is read are found too."""
 
@@ -40,19 +44,24 @@ def expected_value(key: str, value: Any) -> str:
     if key == "resolutions":
         good = isinstance(value, (list, tuple)) and len(value) > 0 and all(_as_resolution(v) is not None for v in value)
         if not good:
-            return "a list of sides or [width, height] pairs, e.g. [512, 768]"
+            return "a list of sides or of [width, height] pairs, e.g. [512, 768]"
         return "" if len({_as_resolution(v) for v in value}) == len(value) else "a list without repeats"
     if key == "resolution_weights":
         good = isinstance(value, (list, tuple)) and len(value) > 0 and all(_is_weight(v) for v in value)
         return "" if good and sum(value) > 0 else "a list of numbers, 0 or more and not all 0, e.g. [3, 1]"
     if key in ("max_crop", "merge_max_crop"):
         return "" if number and 0 <= value < 1 else "a share from 0 to less than 1, e.g. 0.05"
+    if key == "cost":
+        good = isinstance(value, (list, tuple)) and len(value) == 2 and all(_is_weight(v) for v in value)
+        return "" if good and sum(value) > 0 else "two numbers a, b of a * L + b * L * L, 0 or more and not both 0"
+    if key == "max_cost":
+        return "" if _is_weight(value) and value > 0 else "a number above 0"
     if key == "latent_cache_dir":
         return "" if isinstance(value, str) and value else "the path of a folder"
     if key == "metadata_cache":
         return "" if isinstance(value, str) and value else "auto, off or the path of a Parquet file"
     if key == "same_shape":
-        return "" if isinstance(value, bool) else "true or false"
+        return "" if isinstance(value, bool) or value == COST else f"true, false or {COST!r}"
     return "" if isinstance(value, int) and number and value > 0 else "a whole number above 0"
 
 
@@ -69,7 +78,7 @@ def _is_weight(value: Any) -> bool:
 def parsed(key: str, value: Any) -> Any:
     if key == "resolutions":
         return tuple(_as_resolution(v) for v in value)
-    return tuple(value) if key == "resolution_weights" else value
+    return tuple(value) if key in ("resolution_weights", "cost") else value
 
 
 def _check_resolutions(merged: Mapping[str, Any]) -> None:
@@ -88,7 +97,8 @@ def _check_resolutions(merged: Mapping[str, Any]) -> None:
     if weights is not None:
         if len(weights) != len(resolutions):
             raise ConfigError(
-                f"[{TABLE}] resolution_weights has {len(weights)} numbers for {len(resolutions)} resolutions"
+                f"[{TABLE}] resolution_weights has {counted(len(weights), 'number')} for "
+                f"{counted(len(resolutions), 'resolution')}"
             )
         try:
             weighted_cycle(weights, len(weights))
@@ -111,6 +121,15 @@ def _check_small_buckets(merged: Mapping[str, Any]) -> None:
         )
 
 
+def _check_tokens(merged: Mapping[str, Any]) -> None:
+    alone = [key for key in ("max_tokens", "max_cost", "cost") if merged.get(key) is not None]
+    if alone and merged.get("model") is None:
+        raise ConfigError(
+            f"[{TABLE}] {alone[0]} is set without model, which says how many tokens an image has: "
+            f"one of {', '.join(TOKEN_GRIDS)}"
+        )
+
+
 def check_together(merged: Mapping[str, Any]) -> None:
     """Refuse options that need or exclude each other.
 
@@ -119,3 +138,4 @@ def check_together(merged: Mapping[str, Any]) -> None:
     """
     _check_resolutions(merged)
     _check_small_buckets(merged)
+    _check_tokens(merged)

@@ -15,6 +15,7 @@ from typing import Any
 from kohya_bucket.adapter.option_values import CHOICES, TABLE, check_together, expected_value, parsed
 from kohya_bucket.checks import nearest, one_of
 from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.planning.remainders import policies_of
 from kohya_bucket.texts import parse_json, parse_toml, read_text
 
@@ -52,8 +53,14 @@ class AdapterOptions:
         run_length: steps of one shape in a row, with order `runs`.
         max_pixels: bound of images x width x height for one process and step; small buckets then train larger
             batches, and `batch_size` is not used.
-        same_shape: every process trains the same shape in a step. Switched off, each process has batches of its
-            own, as in sd-scripts, at the price of waiting for the largest.
+        max_tokens: the same in tokens that `model` makes of an image or a clip.
+        max_cost: the same in cost: `cost` says of what.
+        model: the transformer whose tokens and cost count, e.g. `flux` or `wan-1.3b`; `TOKEN_GRIDS` has them all.
+        cost: [a, b], so that an image of L tokens costs a * L + b * L * L, as `kohya-bucket measure-cost` prints it;
+            by default in tokens, with what the model's attention adds.
+        same_shape: every process trains the same shape in a step. `cost`: where a bucket has too few batches for all
+            processes, batches of nearly equal cost meet in a step, in place of repeats: of `model`, else of pixels.
+            Switched off, each process has batches of its own, as in sd-scripts, and waits for the largest.
         on_bad_image: what happens to an image that turns out unreadable in training: `leave_out` names it and trains
             another of its bucket in its place; `stop` ends the run with one line.
         metadata_cache: where image sizes are kept between runs: `auto` (large data sets, in the user's cache
@@ -81,12 +88,28 @@ class AdapterOptions:
     order: str = "shuffled"
     run_length: int = 8
     max_pixels: int | None = None
-    same_shape: bool = True
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    model: str | None = None
+    cost: tuple[float, float] | None = None
+    same_shape: bool | str = True
     on_bad_image: str = "leave_out"
     metadata_cache: str = "auto"
     latent_cache: str = "npz"
     text_cache: str = "npz"
     latent_cache_dir: str | None = None
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether batch sizes follow from a budget, and not from the trainer's own number."""
+        return any(budget is not None for budget in (self.max_pixels, self.max_tokens, self.max_cost))
+
+    @property
+    def token_cost(self) -> tuple[float, float]:
+        """(a, b) of the cost of an image."""
+        if self.cost is not None or self.model is None:
+            return self.cost or (1.0, 0.0)
+        return TOKEN_GRIDS[self.model].token_cost
 
     @property
     def several_sizes(self) -> bool:

@@ -68,6 +68,11 @@ class PlacedDataset:
         """The sizes in use, resolution by resolution, sorted by (width, height): sd-scripts' `resos`."""
         return [(int(k >> 32), int(k & 0xFFFFFFFF)) for values, _ in self._distinct for k in values]
 
+    @property
+    def frames(self) -> list[int]:
+        """[K] ones: these are images."""
+        return [1] * len(self.buckets)
+
     @cached_property
     def resolution_of_bucket(self) -> npt.NDArray[np.intp]:
         """[K] resolution that a bucket belongs to."""

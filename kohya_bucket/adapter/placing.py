@@ -44,7 +44,7 @@ def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: b
     if own_sizes and (options.resolutions or moving):
         raise ConfigError(
             f"[kohya_bucket] {moving or 'resolutions'} trains images at other sizes, but this dataset's metadata "
-            "prescribes the size of each and comes with latents made beforehand: leave it out, or train from the images"
+            "sets the size of each image and comes with finished latents: leave it out, or train from the images"
         )
     if keys.enable_bucket and keys.bucket_no_upscale:
         for option, policy in moved_by:

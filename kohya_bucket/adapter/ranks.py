@@ -18,6 +18,7 @@ __all__ = [
     "collector_paused",
     "is_first_process",
     "quiet_worker",
+    "rank",
     "stop_all_ranks_on_error",
     "wait_for_ranks",
     "world_size",
@@ -67,10 +68,21 @@ def _start_worker(
 
 def world_size() -> int:
     """How many processes train together."""
+    return _of_group("get_world_size", 1)
+
+
+def rank() -> int:
+    """Which of them this one is."""
+    return _of_group("get_rank", 0)
+
+
+def _of_group(question: str, alone: int) -> int:
     import torch.distributed
 
     distributed = torch.distributed
-    return int(distributed.get_world_size()) if distributed.is_available() and distributed.is_initialized() else 1
+    return (
+        int(getattr(distributed, question)()) if distributed.is_available() and distributed.is_initialized() else alone
+    )
 
 
 _waits: Counter[str] = Counter()

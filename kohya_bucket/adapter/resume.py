@@ -73,7 +73,11 @@ class ResumeHooks:
     def found_no_place(self, sampler: PlanSampler, folder: Path, error: NoPlaceError) -> None:
         """The state in `folder` does not say at which image of this data set it was saved."""
         if is_first_process():
-            logger.warning("%s: the epoch begins anew", one_line(error))
+            logger.warning("%s: the epoch starts again from its first image", one_line(error))
+
+    def loss_scale(self) -> float:
+        """What the mean loss of the batch that is trained now is multiplied by: see `EpochPlan.loss_scale`."""
+        return 1.0 if self.sampler is None or self.accelerator is None else self.sampler.loss_scale(self._batches())
 
     def _batches(self) -> int:
         """Batches of the present epoch that each process has trained; 0 where it is complete."""

@@ -16,7 +16,7 @@ from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.guard import Planned, end_run
 from kohya_bucket.adapter.left_over import left_over
-from kohya_bucket.adapter.ranks import is_first_process, world_size
+from kohya_bucket.adapter.ranks import is_first_process, rank, world_size
 from kohya_bucket.datasets.agreement import gather
 from kohya_bucket.planning import EpochPlan, EpochPosition
 from kohya_bucket.planning.batch_sizes import one_or_all
@@ -106,13 +106,13 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
     def begin_at(self, epoch: int, batches: int) -> ResumePoint:
         """Leave out `batches` batches of each process at the beginning of an epoch that this run plans."""
         steps = batches * self.world_size // self.planned_ranks
-        return self.resume(EpochPosition(self.seed, epoch).at_step(steps, self._global_batch))
+        return self.resume(EpochPosition(self.seed, epoch).at_step(steps, *self._trained_with))
 
     def position(self, batches: int) -> EpochPosition:
         """Where the present epoch stands, when each process has trained so many of its batches (0: all)."""
         first, end = self._current.first_step, self._current.first_step + self._current.steps
         step = min(batches * self.world_size // self.planned_ranks, end) if batches else end
-        return self._start.at_step(max(step, first), self._global_batch)
+        return self._start.at_step(max(step, first), *self._trained_with)
 
     def summary(self, batches: int) -> str:
         """One line on what the present epoch trained, when each process has trained so many of its batches (0: all)."""
@@ -120,15 +120,21 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         bad = f", {counted(unreadable, 'time')} an unreadable one left out" if unreadable else ""
         if batches:
             of = self._first(plan) + self._length(plan) // self.world_size
-            return f"epoch {plan.epoch} ended after {batches:,} of {of:,} batches{bad}"
+            return f"epoch {plan.epoch} ended after {batches:,} of {counted(of, 'batch')}{bad}"
         return f"epoch {plan.epoch}: {plan.ledger().text}{bad}"
+
+    def loss_scale(self, batches: int) -> float:
+        """Of the batch with which this process has trained so many of the present epoch (0: all)."""
+        plan = self._current
+        last = batches - self._first(plan) if batches else self._length(plan) // self.world_size
+        return self._loss_scale(plan, (last - 1) * self.world_size + rank())
 
     @property
     def unequal_steps(self) -> int:
         """Steps of the present epoch whose ranks train unequal numbers of images."""
-        lengths = self.plan.length
         if self.planned_ranks == self.world_size:
-            return int(np.count_nonzero(lengths % self.world_size))
+            return self.plan.unequal_steps
+        lengths = self.plan.length
         lengths = np.append(lengths, np.zeros(-len(lengths) % self.world_size, dtype=lengths.dtype))
         return int(np.count_nonzero(np.ptp(lengths.reshape(-1, self.world_size), axis=1)))
 
@@ -138,8 +144,10 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         return self.planner.fingerprint(self.planned_ranks)
 
     @property
-    def _global_batch(self) -> int | list[int]:
-        return one_or_all(self.planner.planner(self.planned_ranks).global_batch)
+    def _trained_with(self) -> tuple[int | list[int], int | None]:
+        """The global batch, and the number of processes where the plan depends on it."""
+        planner = self.planner.planner(self.planned_ranks)
+        return one_or_all(planner.global_batch), planner.ranks
 
     def __len__(self) -> int:
         return self._length(self.plan)
@@ -173,7 +181,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             self._stop_at_bad_images()
             step, rank = divmod(i, self.planned_ranks)
             step %= plan.steps  # without one shape for all, the last ranks may have to begin again
-            bucket = int(plan.bucket_of_step[step])
+            bucket = plan.bucket(step, rank)
             dataset = planner.dataset_of(bucket)
             bucket -= int(planner.first_bucket[dataset])
             images = np.asarray(plan.indices(step, rank) - planner.first_image[dataset], dtype=np.int32)

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.patching import StandIn
+from kohya_bucket.adapter.patching import Patches, StandIn
 from kohya_bucket.adapter.shapes import Check
 
 __all__ = ["Door", "Owners", "Seam", "Subject", "Unknown"]
@@ -21,6 +21,7 @@ class Door(Protocol):
     """What stand-ins ask of the adapter that put them there."""
 
     owners: Owners
+    patches: Patches
     resume: Any
 
     @property

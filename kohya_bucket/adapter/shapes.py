@@ -131,7 +131,7 @@ class Offers:
 
     def __call__(self, found: Any) -> str:
         if not inspect.isclass(found):
-            return "is no class"
+            return "is not a class"
         missing = set(self.names) - attributes_of(found)
         return f"has no {', '.join(sorted(missing))}" if missing else ""
 
@@ -148,7 +148,7 @@ class CoveredBy:
 
     def __call__(self, found: Any) -> str:
         if not inspect.isclass(found):
-            return "is no class"
+            return "is not a class"
         more = {name for name in attributes_of(found) - attributes_of(self.ours) if not name.startswith("__")}
         return f"has {', '.join(sorted(more))} too" if more else ""
 

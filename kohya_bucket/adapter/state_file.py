@@ -19,7 +19,7 @@ from kohya_bucket.files import write_file
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.batch_sizes import one_or_all
 from kohya_bucket.planning.resume import OtherDataError, position_of
-from kohya_bucket.texts import parse_json, read_text
+from kohya_bucket.texts import counted, parse_json, read_text
 
 __all__ = ["STATE_FILE", "NoPlaceError", "read_position", "write_position"]
 
@@ -64,7 +64,7 @@ def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosit
 def _before_fingerprints(state: Mapping[str, Any], planner: GroupPlanner) -> EpochPosition:
     """A state as it was written while it held a digest: `format` 1, with seed and epoch in each part."""
     if state["format"] != 1 or state["images"] != planner.digest:
-        raise OtherDataError("its place", [f"{state['count']} images then, {len(planner.bucket_ids)} now"])
+        raise OtherDataError("its place", [f"{counted(state['count'], 'image')} then, {len(planner.bucket_ids)} now"])
     first = state["trained"][0]
     parts = [(one_or_all(np.array(part["global_batch"])), part["steps"]) for part in state["trained"]]
     return position_of(first["seed"], first["epoch"], parts)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AUTO_METHODS", "NO_UPSCALE_FITS", "SWITCHING_METHODS", "Choice", "described", "listed"]
+__all__ = ["AUTO_METHODS", "EXTRACTIONS", "NO_UPSCALE_FITS", "SWITCHING_METHODS", "Choice", "described", "listed"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,17 @@ AUTO_METHODS: Mapping[str, Choice] = {
     "optimal": Choice("the set that crops least", f"{_HERE}.auto_sets.methods:optimum"),
 }
 """How a set is made from images. See `auto_sets.methods` for what a home takes and gives."""
+
+
+EXTRACTIONS: Mapping[str, Choice] = {
+    "largest": Choice("from the start, the longest listed length that fits"),
+    "head": Choice("from the start, every listed length that fits"),
+    "chunk": Choice("one after the other, for every listed length"),
+    "slide": Choice("every `stride` frames, for every listed length"),
+    "uniform": Choice("`sample` of them spread evenly, for every listed length"),
+    "full": Choice("from the start, as long as the grid and `max_frames` allow"),
+}
+"""Which runs of frames are taken from a clip."""
 
 
 def described(choices: Mapping[str, Choice]) -> str:

@@ -93,7 +93,7 @@ class Shortened:
         return (
             f"no bucket is longer than max_bucket_reso {self.current}, so {self.images:,} of {self.placed:,} images "
             f"train with {self.lost:.0%} fewer pixels than with {self.proposed} ({self.size[0]}x{self.size[1]} at "
-            f"{self.bucket} in place of {self.instead})"
+            f"{self.bucket} instead of {self.instead})"
         )
 
 

@@ -27,6 +27,7 @@ class Reason(enum.IntEnum):
     NO_SMALLER_BUCKET = 7
     SIDE_LIMIT = 8
     TOO_LONG = 9
+    TOO_SHORT = 10
 
     @property
     def text(self) -> str:
@@ -39,10 +40,11 @@ _REASON_TEXT = {
     Reason.TOO_SMALL: "a side is shorter than one bucket step after resizing, so its bucket would have side 0",
     Reason.ASPECT_ERROR: "its aspect is further from every bucket than the limit allows",
     Reason.CROP_LIMIT: "every bucket would crop off more than the limit allows",
-    Reason.NOT_A_MULTIPLE: "its size is no multiple of the step, and resizing is off",
+    Reason.NOT_A_MULTIPLE: "its size is not a multiple of the step, and resizing is off",
     Reason.UNDERFILLED: "its bucket holds fewer images than a batch, and such buckets are dropped",
     Reason.NO_SMALLER_BUCKET: "every bucket of the set is larger than it, and enlarging is off",
     Reason.TOO_LONG: "scaled to cover its bucket it would have a side of more than 2,147,483,647 pixels",
+    Reason.TOO_SHORT: "it has fewer frames than the shortest length asked for",
     Reason.SIDE_LIMIT: "a side is outside the limits, and resizing or enlarging is off",
 }
 

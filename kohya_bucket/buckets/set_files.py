@@ -41,7 +41,7 @@ def load_from_toml(path: str | Path) -> BucketSet:
     except KohyaBucketError:
         raise
     except ValueError as error:
-        raise ConfigError(f"{path} is no valid TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
     return parse_bucket_set(data, str(path))
 
 
@@ -52,7 +52,7 @@ def load_from_json(path: str | Path) -> BucketSet:
     except KohyaBucketError:
         raise
     except ValueError as error:
-        raise ConfigError(f"{path} is no valid JSON: {error}") from error
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
     return parse_bucket_set(data, str(path))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kohya_bucket.cli.console import say
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.latents.maintenance.report import MaintenanceReport
@@ -20,7 +21,10 @@ _SHOWN = 10
 def print_status(found: StoreStatus, store: Path) -> None:
     """What is in a store, and what is wrong with it."""
     per_item = found.nbytes / max(1, found.items)
-    say(f"{store}: {found.items} items, {found.nbytes / 1e6:.1f} MB, {found.shards} shards, {per_item:.0f} B an item")
+    say(
+        f"{store}: {counted(found.items, 'item')}, {found.nbytes / 1e6:.1f} MB, {counted(found.shards, 'shard')}, "
+        f"{per_item:.0f} B an item"
+    )
     for (collection, bucket, dtype, kind, vae), n in sorted(found.groups.items()):
         name = f"{collection} " if collection else ""
         if kind == "text":
@@ -30,19 +34,19 @@ def print_status(found: StoreStatus, store: Path) -> None:
     for count, text in (
         (found.superseded, "rows replaced by newer ones (cache prune frees them)"),
         (found.unindexed, "shards not in the manifest yet (opened a little slower; cache pack indexes them)"),
-        (len(found.temporary), "unfinished files, of writers that run or died"),
+        (len(found.temporary), "unfinished files, of runs that are active or were stopped"),
         (len(found.quarantined), "files in quarantine"),
     ):
         if count:
             say(f"{count} {text}")
     if found.no_images:
-        say("the images are not here, so nothing can be said about their state; --images names their folder")
+        say("the images are not here, so their state is unknown; give their folder with --images")
     else:
         print_rows([(path, "its image is gone") for path in found.absent])
     print_rows([(path, "its image changed: stale") for path in found.changed])
     print_rows(found.damage)
     print_rows([(source, "lost with a damaged shard") for source in found.lost])
-    say("everything is as it should be" if found.healthy else "see above")
+    say("everything is up to date" if found.healthy else "see above")
 
 
 def print_rows(rows: list[tuple[str, str]], limit: int | None = _SHOWN) -> None:
@@ -57,7 +61,11 @@ def print_rows(rows: list[tuple[str, str]], limit: int | None = _SHOWN) -> None:
 def print_files_in_use(done: MaintenanceReport) -> None:
     """Files that could not be removed."""
     if done.in_use:
-        say(f"{len(done.in_use)} files are open in another program and stay for now: {done.in_use[0]}", err=True)
+        say(
+            f"{counted(len(done.in_use), 'file', 'is', 'are')} open in another program and not removed yet: "
+            f"{done.in_use[0]}",
+            err=True,
+        )
 
 
 def print_exchange(done: Exchange, verb: str, what: str = "latents") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import parse_json, parse_toml, read_text
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kohya_bucket.cli.rule_options import RuleOptions
     from kohya_bucket.sdscripts.config import Config
 
-__all__ = ["adapter_options", "given_config", "only_one", "rules_of_config"]
+__all__ = ["adapter_options", "given_config", "is_musubi_config", "only_one", "rules_of_config"]
 
 
 def adapter_options(read: Config) -> AdapterOptions:
@@ -97,12 +97,24 @@ def _is_settings(path: Path) -> bool:
     return not is_shard_list(path)
 
 
-def _holds_buckets(path: Path) -> bool | None:
-    """Whether a file holds a bucket set (True) or a dataset config (False); None where it is neither."""
+def is_musubi_config(path: Path) -> bool:
+    """Whether a file is a dataset config of musubi-tuner, and not of sd-scripts."""
+    from kohya_bucket.musubi.config import is_musubi
+
+    return is_musubi(_content(path))
+
+
+def _content(path: Path) -> Any:
+    """What a TOML or JSON file holds; None where it is none."""
     try:
-        data = (parse_json if path.suffix.lower() == ".json" else parse_toml)(read_text(path))
+        return (parse_json if path.suffix.lower() == ".json" else parse_toml)(read_text(path))
     except (OSError, ValueError):
         return None
+
+
+def _holds_buckets(path: Path) -> bool | None:
+    """Whether a file holds a bucket set (True) or a dataset config (False); None where it is neither."""
+    data = _content(path)
     if not isinstance(data, dict) or not {"buckets", "datasets"} & data.keys():
         return None
     return "datasets" not in data

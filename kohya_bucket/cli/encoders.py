@@ -27,14 +27,24 @@ class VaeOptions:
     xformers: Annotated[bool, typer.Option("--xformers", help="xformers' attention.")] = False
     compile: Annotated[bool, typer.Option("--compile", help="Let torch.compile translate the VAE.")] = False
 
+    def check(self) -> None:
+        """What can be said without loading anything.
+
+        Raises:
+            ConfigError: no VAE is named, or there is no such model family.
+        """
+        if not self.vae:
+            raise ConfigError("no VAE to encode with: add --vae, e.g. --vae stabilityai/sdxl-vae")
+        if self.arch and self.arch not in ARCHITECTURES:
+            raise ConfigError(f"--arch is {self.arch!r}, but must be one of {', '.join(ARCHITECTURES)}")
+
     def load(self) -> Any:
         """The encoder.
 
         Raises:
             KohyaBucketError: none is named, or it cannot be loaded.
         """
-        if not self.vae:
-            raise ConfigError("nothing to encode with: add --vae, e.g. --vae stabilityai/sdxl-vae")
+        self.check()
         return load_vae(
             self.vae, device=self.device, dtype=self.dtype, architecture=self.arch, tiling=self.tiling,
             slicing=self.slicing, xformers=self.xformers, compile=self.compile,

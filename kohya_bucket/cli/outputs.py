@@ -31,4 +31,6 @@ def check_output(option: str, output: Path | None, what: str, inputs: Iterable[s
         raise KohyaBucketError(f"{option} is {output}, named as an image, but {what} is written: give another name")
     for given in inputs:
         if given is not None and Path(given).is_file() and output.exists() and output.samefile(given):
-            raise KohyaBucketError(f"{option} is {output}, which is read as input and would be lost: give another name")
+            raise KohyaBucketError(
+                f"{option} is {output}, which is also an input and would be overwritten: give another name"
+            )

@@ -41,7 +41,7 @@ def plan_as_dict(read: Config, seen: Overview, images: bool) -> dict[str, Any]:
         "config": str(read.path) if read.path else None,
         "settings": asdict(seen.options),
         "datasets": datasets,
-        "gpus": [asdict(row) for row in seen.gpus],
+        "gpus": [row.as_dict() for row in seen.gpus],
         "findings": [f.as_dict() for f in read.findings],
     }
 

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from kohya_bucket.adapter.gpu_rows import GpuRow
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli.console import print_fitting, print_table, wide_console
 from kohya_bucket.cli.plan_json import not_trained, plan_as_dict
@@ -19,10 +20,10 @@ from kohya_bucket.images.headers.exif import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.config import Config, Findings
 from kohya_bucket.sdscripts.datasets.wording import rule_text
-from kohya_bucket.sdscripts.plan.overview import DatasetOverview, GpuRow, Overview
+from kohya_bucket.sdscripts.plan.overview import DatasetOverview, Overview
 from kohya_bucket.texts import counted
 
-__all__ = ["show_findings", "show_plan"]
+__all__ = ["bucket_table", "findings_table", "gpu_table", "lost_table", "show_findings", "show_plan"]
 
 _LIMIT = 20
 
@@ -32,7 +33,7 @@ def show_findings(read: Config, names: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"findings": [f.as_dict() for f in read.findings]}, indent=2))
     else:
-        _findings_table(wide_console(), read.findings, names)
+        findings_table(wide_console(), read.findings, names)
 
 
 def show_plan(read: Config, seen: Overview, images: bool, accumulate: int, as_json: bool) -> None:
@@ -44,13 +45,15 @@ def show_plan(read: Config, seen: Overview, images: bool, accumulate: int, as_js
     for number, dataset in enumerate(seen.datasets, 1):
         _print_dataset(console, number, dataset, seen.options, images)
     if seen.gpus:
-        _gpu_table(console, seen.gpus, accumulate)
+        gpu_table(console, seen.gpus, accumulate, "sd-scripts")
+        lost_table(console, seen.gpus, seen.options.model)
     if len(read.findings):
         console.print()
-        _findings_table(console, read.findings, images)
+        findings_table(console, read.findings, images)
 
 
-def _findings_table(console: Console, findings: Findings, names: bool) -> None:
+def findings_table(console: Console, findings: Findings, names: bool) -> None:
+    """The findings, the worst first; with `names` all that each is about."""
     styles = {"error": "bold red", "warning": "yellow", "note": "dim"}
     for finding in findings:
         console.print(f"{finding.severity.value}: ", style=styles[finding.severity.value], end="")
@@ -135,14 +138,17 @@ def _bucket_table(console: Console, dataset: DatasetOverview) -> None:
         f"{placed.batches:,}", str(short or ""), f"{loss.mean():.1%}", f"{loss.max():.1%}",
         _enlarged(sum(up.images for up in enlarged), max(up.most for up in enlarged)),
     )  # fmt: skip
-    print_fitting(console, partial(_table, cells, total), ("aspect", "short", "samples", "batches"))
+    print_fitting(console, partial(bucket_table, _COLUMNS, cells, total), ("aspect", "short", "samples", "batches"))
 
 
-def _table(rows: Sequence[Sequence[str]], total: Sequence[str], without: Collection[str]) -> Table:
-    kept = [k for k, name in enumerate(_COLUMNS) if name not in without]
+def bucket_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str], without: Collection[str]
+) -> Table:
+    """A row for each bucket and one for all, without some of the columns."""
+    kept = [k for k, name in enumerate(columns) if name not in without]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for k in kept:
-        table.add_column(_COLUMNS[k], justify="right", no_wrap=True)
+        table.add_column(columns[k], justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(row[k] for k in kept))
     table.add_section()
@@ -178,11 +184,12 @@ def _size(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def _gpu_table(console: Console, rows: tuple[GpuRow, ...], accumulate: int) -> None:
+def gpu_table(console: Console, rows: tuple[GpuRow, ...], accumulate: int, trainer: str) -> None:
+    """The epoch on each number of GPUs, beside what the trainer would do alone."""
     console.print()
     console.print("[bold]An epoch[/bold]" + (f", {accumulate} batches per update" if accumulate > 1 else ""))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    names = ["GPUs", "steps", "samples", "missed", "repeated", "idle", "idle in sd-scripts alone"]
+    names = ["GPUs", "steps", "samples", "missed", "repeated", "idle", f"idle in {trainer} alone"]
     for name in names[:2] + (["updates"] if accumulate > 1 else []) + names[2:]:
         table.add_column(name, justify="right")
     for row in rows:
@@ -195,3 +202,18 @@ def _gpu_table(console: Console, rows: tuple[GpuRow, ...], accumulate: int) -> N
             console.print(f"{row.gpus} GPUs: {row.ledger}", soft_wrap=True)
         if row.left_over:
             console.print(f"{row.gpus} GPUs: {row.left_over}", markup=False, soft_wrap=True)
+
+
+def lost_table(console: Console, rows: Sequence[GpuRow], model: str | None) -> None:
+    """What each way of giving GPUs their batches loses, where there are several GPUs and it is known."""
+    known = [(row.gpus, row.lost) for row in rows if row.gpus > 1 and row.lost is not None]
+    if not known:
+        return
+    console.print()
+    console.print(f"[bold]Time lost to waiting and repeats[/bold], by the {f'cost of {model}' if model else 'pixels'}")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("GPUs", "shuffled", "one shape", "equal cost"):
+        table.add_column(name, justify="right")
+    for gpus, lost in known:
+        table.add_row(f"{gpus}", *(f"{share:.1%}" for share in lost))
+    print_table(console, table)

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kohya_bucket.cli.console import say
 from kohya_bucket.latents.encode.report import PrecomputeReport
+from kohya_bucket.texts import counted
 
 __all__ = ["Shown", "print_report"]
 
@@ -58,12 +59,12 @@ def print_report(report: PrecomputeReport) -> None:
     elsewhere = f", {report.elsewhere} by other processes" if report.elsewhere else ""
     say(
         f"{report.encoded} encoded{elsewhere}, {report.current} were current, {len(report.failed)} failed; "
-        f"{report.total} images in {len(report.buckets)} buckets, {where}"
+        f"{counted(report.total, 'image')} in {counted(len(report.buckets), 'bucket')}, {where}"
     )
     if report.encoded:
         seconds = max(report.seconds, 1e-9)
         idle = 100 * report.device_idle / seconds
-        say(f"{seconds:.1f} s, {report.encoded / seconds:.1f}/s, VAE idle {idle:.0f} % of it")
+        say(f"{seconds:.1f} s, {report.encoded / seconds:.1f}/s, VAE idle {idle:.0f} % of the time")
     for path, reason in report.without_bucket[:10]:
         say(f"no bucket: {path}: {reason}")
     if len(report.without_bucket) > 10:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.cli.configs import adapter_options
@@ -16,12 +17,17 @@ from kohya_bucket.cli.sizes import images_in
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import read_sizes
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.sdscripts.config import Config, Severity, read_config
 from kohya_bucket.sdscripts.plan.latents import wanted_by_config
-from kohya_bucket.texts import read_text, some
+from kohya_bucket.texts import counted, read_text, some
 
-__all__ = ["Part", "by_config", "by_path", "captions_of"]
+if TYPE_CHECKING:
+    from kohya_bucket.adapter.options import AdapterOptions
+    from kohya_bucket.buckets import BucketRule
+
+__all__ = ["Part", "captions_of", "chosen", "parts_of", "planned", "store_of"]
 
 
 @dataclass
@@ -32,51 +38,81 @@ class Part:
     root: Path
 
 
-def by_path(
-    sources: list[str], options: RuleOptions, encoding: EncodeOptions, output: Path | None, *, content_hash: bool,
-    recursive: bool, captions_file: Path | None, quiet: bool,
-) -> list[Part]:  # fmt: skip
-    """All images that `sources` name, in the buckets that the options say."""
+@dataclass(frozen=True)
+class Chosen:
+    """Images that a command line names, with their captions; the rule is None where it is made from all sizes."""
+
+    sources: list[str]
+    paths: list[str]
+    captions: list[str | None]
+    options: RuleOptions
+    rule: BucketRule | None
+
+
+def chosen(sources: list[str], options: RuleOptions, *, recursive: bool, captions_file: Path | None) -> Chosen:
+    """The images that `sources` name. No header is read yet, so mistakes are named at once.
+
+    Raises:
+        KohyaBucketError: no image is there, the options make no rule, or the captions cannot be read.
+    """
     if not sources:
         raise ConfigError("nothing to encode: name a folder, e.g. kohya-bucket precompute data/ --vae …")
-    rule = None if options.from_images else options.make()  # mistakes are named before a million headers are read
+    rule = None if options.from_images else options.make()
     paths = images_in(sources, recursive=recursive)
-    captions = captions_of(paths, captions_file)
+    return Chosen(sources, paths, captions_of(paths, captions_file), options, rule)
+
+
+def _by_path(
+    images: Chosen, encoding: EncodeOptions, output: Path | None, *, content_hash: bool, quiet: bool
+) -> list[Part]:
+    """All of these images, in the buckets that the options say."""
+    paths = images.paths
     with scan_progress("reading headers", quiet=quiet) as progress:
         scan = read_sizes(paths, progress=progress)
-    placement = (rule or options.make(scan.sizes)).place(scan.sizes)
-    root = _root(paths, sources, output)
+    placement = (images.rule or images.options.make(scan.sizes)).place(scan.sizes)
+    root = _root(paths, images.sources, output)
     wanted = LatentItems.from_placement(
-        paths, scan.sizes, placement, encoding, root, captions=captions, content_hash=content_hash
+        paths, scan.sizes, placement, encoding, root, captions=images.captions, content_hash=content_hash
     )
     reasons = {path: reason for _, path, reason in scan.failures}
     wanted.without_bucket = [(path, reasons.get(path, reason)) for path, reason in wanted.without_bucket]
     return [Part(wanted, root)]
 
 
-def usable_config(config: Path, train_batch_size: int | None) -> Config:
-    """A config of which everything can be cached.
+@dataclass(frozen=True)
+class Planned:
+    """A dataset config, its `[kohya_bucket]` table, and the numbers of GPUs that will train it."""
+
+    read: Config
+    adapter: AdapterOptions
+    gpus: list[int]
+    gpus_said: bool
+
+
+def planned(config: Path, train_batch_size: int | None, gpus: str) -> Planned:
+    """A config of which everything can be cached; `gpus` is "" for the number that this run has.
 
     Raises:
-        ConfigError: it has a mistake at which sd-scripts stops.
+        KohyaBucketError: it has a mistake at which sd-scripts stops, or an option has an unknown value.
     """
     read = read_config(config, {} if train_batch_size is None else {"train_batch_size": train_batch_size})
     errors = read.findings.of(Severity.ERROR)
     if errors:
         raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {config}` lists everything")
-    return read
+    # Every process must come to the same list, whatever devices it sees.
+    return Planned(read, adapter_options(read), gpu_counts(gpus or os.environ.get("WORLD_SIZE", "1")), bool(gpus))
 
 
-def store_of_config(read: Config) -> Path | None:
+def store_of(config: Planned) -> Place | None:
     """Where training with this config looks for shards; None where it looks for npz.
 
     Raises:
         ConfigError: in several folders, one for each data set.
     """
-    adapter = adapter_options(read)
+    adapter, read = config.adapter, config.read
     if adapter.latent_cache != "shards":
         return None
-    folders = sorted({store_folder(adapter, one.images.paths[0]) for one in read.datasets if len(one.images)})
+    folders = sorted({store_folder(adapter, one.images.paths[0]) for one in read.datasets if len(one.images)}, key=str)
     if len(folders) > 1:
         raise ConfigError(
             f"latents of the config's data sets lie in {len(folders)} folders ({some(list(map(str, folders)))}): set "
@@ -85,24 +121,16 @@ def store_of_config(read: Config) -> Path | None:
     return folders[0] if folders else None
 
 
-def by_config(
-    read: Config,
-    encoding: EncodeOptions,
-    output: Path | None,
-    *,
-    content_hash: bool,
-    gpus: str,
-    quiet: bool,
+def _by_config(
+    config: Planned, encoding: EncodeOptions, output: Path | None, *, content_hash: bool, quiet: bool
 ) -> list[Part]:
     """All that sd-scripts would cache for a dataset config, one part for each kind of caching."""
-    adapter = adapter_options(read)
-    # Every process must come to the same list, whatever devices it sees.
-    counts = gpu_counts(gpus or os.environ.get("WORLD_SIZE", "1"))
+    read, adapter, counts = config.read, config.adapter, config.gpus
     if adapter.moves_images and not quiet:
         batches = " and ".join(str(n) for n in sorted({dataset.config.batch_size for dataset in read.datasets}))
         numbers = ", ".join(map(str, counts))
         where = f"on {numbers} GPU{'s' * (counts != [1])} " if adapter.same_shape else ""
-        more = "" if gpus or not adapter.same_shape else "; for another number add --gpus"
+        more = "" if config.gpus_said or not adapter.same_shape else "; for another number add --gpus"
         say(f"remainder {adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = _root(paths, [], output)
@@ -113,12 +141,24 @@ def by_config(
     return [Part(wanted, root) for wanted in found]
 
 
+def parts_of(
+    source: Chosen | Planned, encoding: EncodeOptions, output: Path | None, *, content_hash: bool, quiet: bool
+) -> list[Part]:
+    """What is to be encoded, in the order in which it is; reads the headers of the images."""
+    if isinstance(source, Planned):
+        return _by_config(source, encoding, output, content_hash=content_hash, quiet=quiet)
+    return _by_path(source, encoding, output, content_hash=content_hash, quiet=quiet)
+
+
 def captions_of(paths: list[str], file: Path | None) -> list[str | None]:
     """One per image: the lines of a file, or what stands in the .txt beside each; None where there is none."""
     if file is not None:
         lines: list[str | None] = [*_utf8(file).splitlines()]
         if len(lines) != len(paths):
-            raise ConfigError(f"{file} has {len(lines)} lines for {len(paths)} images: give one per image, in order")
+            raise ConfigError(
+                f"{file} has {counted(len(lines), 'line')} for {counted(len(paths), 'image')}: give one per "
+                "image, in order"
+            )
         return lines
     out: list[str | None] = []
     for path in paths:

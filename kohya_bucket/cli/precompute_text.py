@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.texts import counted
 
 __all__ = ["PrecomputeCommand", "TextOptions", "encode_captions", "run_until_encoded"]
 
@@ -63,7 +64,7 @@ def run_until_encoded(context: typer.Context, arguments: list[str]) -> None:
     from kohya_bucket.sdscripts.caching.ahead import encode_ahead
 
     others = [name for name in context.params if name not in ("path", "text", "quiet")]
-    refuse_beside(context, f"{arguments[0]} encodes captions with its own arguments, which stand behind it", others)
+    refuse_beside(context, f"{arguments[0]} encodes captions with its own arguments, which follow its name", others)
     encode_ahead(True)
     run_trainer(arguments[0], arguments[1:], _USAGE)
     raise ConfigError(f"{arguments[0]} ended before it made a loader of sd-scripts' data sets: nothing was encoded")
@@ -85,9 +86,11 @@ def encode_captions(
         raise ConfigError(f"{what}: leave out {' '.join(path)}")
     refuse_beside(context, what, [name for name in context.params if name not in own])
     from kohya_bucket.cli.precompute_console import Shown
+    from kohya_bucket.latents.store.latent_store import LatentStore
     from kohya_bucket.latents.text.precompute_text import precompute_text
     from kohya_bucket.latents.text.transformers_encoder import load_text_encoder
 
+    LatentStore(output)  # no model is loaded for a store that is not there
     encoder = load_text_encoder(
         options.text_encoder, lengths=options.max_length or [], dtype=dtype, device=device, layer=options.layer,
         apply_mask=options.apply_mask,
@@ -97,4 +100,4 @@ def encode_captions(
     if not quiet:
         for reason, n in report.reasons.items():
             say(f"{n} to do: {reason}")
-        say(f"{report.encoded} encoded, {report.current} were current; {report.total} captions, {output}")
+        say(f"{report.encoded} encoded, {report.current} were current; {counted(report.total, 'caption')}, {output}")

@@ -37,22 +37,22 @@ class RuleOptions:
     want it given; 512 is that of its own program that sorts images into buckets, `prepare_buckets_latents.py`.
     """
 
-    rule: Annotated[str | None, typer.Option(help="{}; kohya if nothing is given."), _rules] = None
+    rule: Annotated[str | None, typer.Option(help="{}. Default: kohya."), _rules] = None
     preset: Annotated[str | None, typer.Option("--preset", "-p", help="A bundled bucket set, e.g. sdxl.")] = None
     bucket_config: Annotated[
         Path | None, typer.Option("--bucket-config", "-c", help="A bucket set in a TOML or JSON file.")
     ] = None
     resolution: Annotated[str, typer.Option(help="As in sd-scripts: 512 or 832,1216.")] = "512"
     min_bucket_reso: Annotated[int, typer.Option(help="As in sd-scripts.")] = 256
-    max_bucket_reso: Annotated[
-        int, typer.Option(min=1, help="As in sd-scripts, which stops where the resolution is above it.")
-    ] = 1024
+    max_bucket_reso: Annotated[int, typer.Option(min=1, help="As in sd-scripts; must not be below the resolution.")] = (
+        1024
+    )
     bucket_reso_steps: Annotated[int, typer.Option(help="As in sd-scripts.")] = 64
     bucket_no_upscale: Annotated[
         bool, typer.Option("--bucket-no-upscale", "--no-upscale", help="As in sd-scripts.")
     ] = False
     switching: Annotated[
-        str | None, typer.Option(help="{}; else the rule's own."), partial(described, SWITCHING_METHODS)
+        str | None, typer.Option(help="{}. Default: the rule's own."), partial(described, SWITCHING_METHODS)
     ] = None
     no_upscale_fit: Annotated[str, typer.Option(help="{}."), partial(described, NO_UPSCALE_FITS)] = "kohya"
     max_crop: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.tar_sources import tars_in
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets.sizes import IntArray
@@ -30,14 +31,19 @@ class SizedImages:
     def __str__(self) -> str:
         broken = f" ({self.unreadable:,} unreadable left out)" if self.unreadable else ""
         foreign = f" ({self.foreign:,} left out that sd-scripts does not read)" if self.foreign else ""
-        return f"{len(self.sizes):,} images of {self.source}{broken}{foreign}"
+        return f"{counted(len(self.sizes), 'image')} of {self.source}{broken}{foreign}"
 
 
-def images_in(sources: list[str], *, recursive: bool = True) -> list[str]:
-    """The images that folders, files, patterns and lists name. `KohyaBucketError` where there is none."""
+def images_in(sources: list[str], *, recursive: bool = True, extensions: Collection[str] | None = None) -> list[str]:
+    """The images that folders, files, patterns and lists name. `KohyaBucketError` where there is none.
+
+    Args:
+        extensions: endings that count in folders; by default those of images.
+    """
     from kohya_bucket.images import list_images
+    from kohya_bucket.images.formats import IMAGE_EXTENSIONS
 
-    paths = list_images(sources, recursive=recursive)
+    paths = list_images(sources, recursive=recursive, extensions=extensions or IMAGE_EXTENSIONS)
     if not paths:
         raise KohyaBucketError(f"{', '.join(sources)}: no images found there")
     return paths
@@ -51,7 +57,7 @@ def not_read(paths: Sequence[str]) -> dict[str, str]:
     known = supported_extensions()
     endings = {path: Path(path).suffix for path in paths}
     return {
-        path: f"sd-scripts reads no {ending}: convert it to PNG, JPEG or WebP"
+        path: f"sd-scripts does not read {ending} files: convert it to PNG, JPEG or WebP"
         for path, ending in endings.items()
         if format_of_extension(ending) and (ending.lower() if os.name == "nt" else ending) not in known
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,12 +39,18 @@ class StoreOptions:
             raise ConfigError("--for says which sd-scripts will read npz: add --format npz, or leave it out")
         return version_for(self.for_) if self.format == "npz" else ""
 
-    def recipe(self, encoder: Any, dtype: str) -> EncodeOptions:
-        """The same with the encoder, whose latents they are."""
+    def recipe(self, dtype: str, output: Path | None) -> EncodeOptions:
+        """How latents are made with these options; the hash of the encoder is still missing.
+
+        Raises:
+            KohyaBucketError: an option has an unknown value, or the format cannot hold what is asked for.
+        """
+        from kohya_bucket.images.pixels.resize import choose_interpolation
         from kohya_bucket.latents.dtypes import dtype_name
+        from kohya_bucket.latents.encode.encode_items import check_target
         from kohya_bucket.latents.items import EncodeOptions
-        from kohya_bucket.latents.vae.encoder import encoder_hash
 
         kind = "posterior" if self.posterior else "latents"
-        made = encoder_hash(encoder), dtype_name(dtype), kind
-        return EncodeOptions(*made, self.flip, self.mask, self.interpolation, self.collection)
+        check_target(kind, output, self.format)
+        choose_interpolation((1, 1), (1, 1), self.interpolation)
+        return EncodeOptions("", dtype_name(dtype), kind, self.flip, self.mask, self.interpolation, self.collection)

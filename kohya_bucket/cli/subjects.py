@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,17 +12,24 @@ import numpy as np
 
 from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
 from kohya_bucket.cli.configs import adapter_options
+from kohya_bucket.cli.console import say
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import images_in, not_read
 from kohya_bucket.cli.tar_sources import tars_in
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.extras import pip_install
 from kohya_bucket.images import MetadataCache
+from kohya_bucket.images.clip_files import VIDEO_EXTENSIONS, is_video
+from kohya_bucket.images.clips import read_clips
+from kohya_bucket.images.formats import IMAGE_EXTENSIONS
 from kohya_bucket.images.pixels.undecodable import undecodable
 from kohya_bucket.images.scan.pool import Engine
 from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer
+from kohya_bucket.reports.clips import ClipFacts
 from kohya_bucket.reports.images import ImageTable, Subject
 from kohya_bucket.sdscripts.config import NEWEST, Config, Finding, ReadDataset, Release, Severity, read_config
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.datasets.tar_index import TarIndex
@@ -56,6 +64,14 @@ class Reading:
             hashes = [content.decode("ascii") for content in known.hashes.tolist()]
         return ImageTable.from_scan(known.scan(), hashes=hashes)
 
+    def clips(self, paths: Sequence[str]) -> tuple[ClipFacts, ImageTable]:
+        """What is known of clips, and their frames as images."""
+        with scan_progress("reading clips", quiet=self.quiet) as progress:
+            scan = read_clips(paths, decode=self.decode, workers=self.workers, engine=self.engine, progress=progress)
+        return ClipFacts(scan), replace(
+            ImageTable.of(paths, scan.sizes), failures={i: why for i, _, why in scan.failures}
+        )
+
     def undecodable(self, images: ImageTable) -> dict[str, str]:
         """{path: reason} of readable images whose pixels are not, where they are to be decoded."""
         if not self.decode:
@@ -65,17 +81,31 @@ class Reading:
 
 
 def from_folders(sources: list[str], options: RuleOptions, batch_size: int, reading: Reading) -> list[Subject]:
-    """One data set of all images that `sources` name."""
+    """One data set of all images that `sources` name, and one of all clips."""
     if not sources:
         raise ConfigError("nothing to analyse: name a folder, e.g. kohya-bucket analyze data/, or give --config")
-    if (tars := tars_in(sources)) is not None:
-        images = _of_tars(tars)
-    else:
-        images = reading.table(images_in(sources, recursive=reading.recursive))
-        images = images.without(not_read(images.paths)).without(reading.undecodable(images))
     name = ", ".join(Path(source).name or Path(source).resolve().name for source in sources)
     origin = "" if options.name == "kohya" else options.name.replace(":", " ", 1)
-    return [Subject(name, images, options.make(images.sizes), batch_size, origin, reading.trainer)]
+
+    def subject(name: str, images: ImageTable, clips: ClipFacts | None = None) -> Subject:
+        return Subject(name, images, options.make(images.sizes), batch_size, origin, reading.trainer, clips)
+
+    if (tars := tars_in(sources)) is not None:
+        return [subject(name, _of_tars(tars))]
+    paths = images_in(sources, recursive=reading.recursive, extensions=IMAGE_EXTENSIONS | VIDEO_EXTENSIONS)
+    clips = [path for path in paths if is_video(path)]
+    paths = [path for path in paths if not is_video(path)]
+    subjects = []
+    if paths:
+        images = reading.table(paths)
+        subjects.append(subject(name, images.without(not_read(images.paths)).without(reading.undecodable(images))))
+    if clips and paths and importlib.util.find_spec("av") is None:
+        say(f"{counted(len(clips), 'clip')} left out: PyAV, which reads them, is not installed: {pip_install('video')}",
+            err=True)  # fmt: skip
+    elif clips:
+        facts, images = reading.clips(clips)
+        subjects.append(subject(f"{name}, clips", images, facts))
+    return subjects
 
 
 def _of_tars(index: TarIndex) -> ImageTable:

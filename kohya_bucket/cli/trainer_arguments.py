@@ -9,14 +9,14 @@ import typer
 
 __all__ = ["TrainerArguments"]
 
-_SILENT = "where the config is silent"
+_SILENT = "if the config does not set it"
 
 
 @dataclass(frozen=True)
 class TrainerArguments:
-    """What sd-scripts' trainer is started with, where the config is silent; each field is an option."""
+    """What sd-scripts' trainer is started with, if the config does not set it; each field is an option."""
 
-    resolution: Annotated[str | None, typer.Option(help="512 or 512,768, where the config is silent")] = None
+    resolution: Annotated[str | None, typer.Option(help="512 or 512,768, if the config does not set it")] = None
     train_batch_size: Annotated[int | None, typer.Option("--train-batch-size", "--batch-size", min=1, help=_SILENT)] = (
         None
     )

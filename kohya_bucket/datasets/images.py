@@ -66,7 +66,8 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         interpolation: "auto" as sd-scripts (area down, Lanczos up) or one of
             `kohya_bucket.images.pixels.resize.INTERPOLATIONS`.
         decode: "exact", or "fast": JPEG are decoded at a half, a quarter or an eighth where that is still not below
-            the resized size. Sizes, buckets and crops stay; pixels differ a little, see docs/datasets.md.
+            the resized size, and others are shrunk with torch's filter. Sizes, buckets and crops stay; pixels differ a
+            little, see docs/datasets.md.
         obey_exif: turn images upright as their EXIF asks; sd-scripts does not, so this is off.
         num_workers: at most this many threads or processes to read headers with; 0: none; None: as measured.
         progress: called as `progress(done, total)` while headers are read.
@@ -238,7 +239,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         name, caption = self.source.name(number), self.source.caption(number)
         item = build_item(
             picture, self.bucket_set[at], fit, path=name, caption=caption, interpolation=self.interpolation,
-            transform=self.transform, pixel_range=self.pixel_range,
+            transform=self.transform, pixel_range=self.pixel_range, fast=fast is not None,
         )  # fmt: skip
         item["bucket_idx"] = at
         return item

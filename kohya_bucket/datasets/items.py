@@ -12,7 +12,7 @@ from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.datasets.collate import Item
-from kohya_bucket.datasets.tensors import PixelRange, check_pixel_range, to_unit_tensor
+from kohya_bucket.datasets.tensors import PixelRange, check_pixel_range, shrink_fast, to_unit_tensor
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.pixels.jpeg import Fit
@@ -57,12 +57,14 @@ def build_item(
     interpolation: str = "auto",
     transform: Transform | None = None,
     pixel_range: PixelRange = (-1, 1),
+    fast: bool = False,
 ) -> Item:
     """The dict that `BucketedDataset` describes.
 
     Args:
         picture: pixels are [H, W, 3] uint8.
         fit: from the image's size to that which it is scaled to before the centre crop, both (width, height).
+        fast: shrink with torch's filter in place of the area filter.
 
     Raises:
         KohyaBucketError: pixels of another shape or type, or `transform` returned nothing.
@@ -74,7 +76,8 @@ def build_item(
         )
     size, scale = picture.size, picture.scale
     extent = None if scale == 1 else (size[0] / scale, size[1] / scale)
-    fitted = resize_and_crop(pixels, fit(size), bucket.as_tuple(), interpolation, extent=extent)
+    shrink = shrink_fast if fast else None
+    fitted = resize_and_crop(pixels, fit(size), bucket.as_tuple(), interpolation, extent=extent, shrink=shrink)
     tensor = to_unit_tensor(fitted, pixel_range)
     sides = np.array([bucket.width]), np.array([bucket.height])
     crop = geometry.crop_ltrb(*sides, np.array([bucket.aspect_ratio]), np.array([size[0] / size[1]]))
@@ -109,7 +112,7 @@ def check_settings(
         raise KohyaBucketError(f"decode is {decode!r}, but must be one of {', '.join(DECODING)}")
     if decode == "fast" and interpolation not in _BY_AREA:
         raise KohyaBucketError(
-            f"decode='fast' shrinks by area, but interpolation is {interpolation!r}: leave out one of them"
+            f"decode='fast' chooses the filter itself, but interpolation is {interpolation!r}: leave out one of them"
         )
 
 

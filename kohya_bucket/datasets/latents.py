@@ -36,7 +36,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
     copy.
 
     Args:
-        path: the store's folder.
+        path: the store's folder, or its address in object storage ("s3://bucket/latents").
         scaled: latents as training takes them, `(raw - shift) * scale`; False gives what the VAE gave.
         flip: probability of the mirrored image's latent (and mask), drawn at every read; needs stored flips.
         collection: which part of the store; needed only if it holds several.
@@ -71,8 +71,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         self.generator = generator
         self._own: tuple[int, torch.Generator] | None = None  # of this worker process
         self._rows = self._choose(collection)
-        sizes = self.store.bucket_sizes[self._rows]
-        distinct, inverse = np.unique(sizes, axis=0, return_inverse=True)
+        distinct, inverse = np.unique(self.store.bucket_sizes[self._rows], axis=0, return_inverse=True)
         self.bucket_set = BucketSet.from_dims(distinct, name="latents")
         self.bucket_indices: npt.NDArray[np.int32] = inverse.reshape(-1).astype(np.int32)
         table = self.store.table
@@ -167,7 +166,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             if bucket_of(index, at) != at:
                 raise LatentStoreError(
                     f"item {int(index)} is to be trained in bucket {self.bucket_set[bucket_of(index, at)]}, but was "
-                    f"encoded for {self.bucket_set[at]}: latents cannot be cropped anew, so plan without 'merge', "
+                    f"encoded for {self.bucket_set[at]}: latents cannot be cropped again, so plan without 'merge', "
                     "'catch_all' and resolutions"
                 )
         rows = [int(self._rows[index]) for index in indices]
@@ -175,6 +174,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         flips = [bool(torch.rand((), generator=random) < self.flip) if self.flip else False for _ in rows]
         if len({int(self.bucket_indices[index]) for index in indices}) > 1:
             return [self.__getitems__([index])[0] for index in indices]
+        self.store.expect_latents(rows, flips, masks=self._with_masks)
         latents = self._latents(rows, flips)
         items = [self._item(index, row, flip) for index, row, flip in zip(indices, rows, flips, strict=True)]
         for k, item in enumerate(items):
@@ -187,8 +187,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         bits = store.gather(rows, flips)
         if len({store.info(row).space for row in rows}) > 1:  # imported and encoded ones may be scaled otherwise
             return torch.cat([self._latents([row], [flip]) for row, flip in zip(rows, flips, strict=True)])
-        stored, space = store.storage(rows[0]), store.info(rows[0]).space
-        if stored == "bfloat16":
+        space = store.info(rows[0]).space
+        if store.storage(rows[0]) == "bfloat16":
             out = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
         else:
             out = torch.from_numpy(bits)

@@ -59,5 +59,5 @@ def rank_indices(plan: EpochPlan, rank: int) -> Iterator[list[int]]:
     batches = plan.rank_batches(rank)
     if not plan.moves:
         return batches
-    buckets = plan.bucket_of_step.tolist()
+    buckets = plan.rank_buckets(rank).tolist()
     return ([PlannedIndex(i, k) for i in batch] for k, batch in zip(buckets, batches, strict=True))

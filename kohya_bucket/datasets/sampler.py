@@ -27,7 +27,8 @@ __all__ = ["BucketBatchSampler"]
 
 
 class BucketBatchSampler(Sampler[list[int]]):
-    """Yields lists of data set indices, all of one bucket; in each step, of the same bucket on every rank.
+    """Yields lists of data set indices, all of one bucket; in each step, of the same bucket on every rank (or, with
+    same_shape="cost", of buckets of equal cost where it has to be).
 
     Every epoch is `plan_epoch` of the arguments: each image exactly as often as asked, with exceptions only as
     the remainder policy makes them, all of them in `ledger()`. The sampler counts its epochs itself: an epoch
@@ -156,12 +157,12 @@ class BucketBatchSampler(Sampler[list[int]]):
         if replicas > 1:
             agree_on(plan)
         planner = self._planner(replicas)
-        size = planner.fingerprint["global_batch"]
+        trained_with = planner.fingerprint["global_batch"], planner.ranks
         self._live_steps = plan.first_step + plan.steps
         for step, batches in enumerate(zip(*(rank_indices(plan, r) for r in ranks), strict=True)):
             for number, batch in enumerate(batches):
                 if number == len(batches) - 1:
-                    self._live = start.at_step(plan.first_step + step + 1, size)
+                    self._live = start.at_step(plan.first_step + step + 1, *trained_with)
                 yield batch
         self._start = start.next_epoch()
 
@@ -178,7 +179,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         """
         replicas = self._view()[0]
         planner = self._planner(replicas)
-        position, size = self._live, planner.fingerprint["global_batch"]
+        position = self._live
         read_to_its_end = self._start.epoch == position.epoch + 1
         if step is not None:
             step = whole("step", step, 0)
@@ -189,7 +190,7 @@ class BucketBatchSampler(Sampler[list[int]]):
                     "not of the run; images would be missed after a resume"
                 )
             read_to_its_end = 0 < self._live_steps <= step
-            position = position.at_step(step, size)
+            position = position.at_step(step, planner.fingerprint["global_batch"], planner.ranks)
         if read_to_its_end:
             position = position.next_epoch()
         return position.state_dict(planner.fingerprint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.planning import ORDERS
 from kohya_bucket.planning.keywords import PlanKeywords
 
@@ -17,5 +18,7 @@ def with_shards(options: PlanKeywords, dataset: Any) -> PlanKeywords:
         return options
     for holder in (dataset, getattr(dataset, "source", None)):
         if (shards := getattr(holder, "shards", None)) is not None:
+            if isinstance(store := getattr(holder, "store", None), LatentStore):
+                store.keep_shards()
             return {**options, "shards": shards}
     return options

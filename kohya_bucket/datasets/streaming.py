@@ -239,5 +239,5 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             raise explained(name, error) from error
         return build_item(
             picture, bucket, fit, path=name, caption=caption, interpolation=self._interpolation,
-            transform=self._transform, pixel_range=self._pixel_range,
+            transform=self._transform, pixel_range=self._pixel_range, fast=self._fast,
         )  # fmt: skip

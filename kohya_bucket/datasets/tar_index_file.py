@@ -102,6 +102,6 @@ def _refuse_impossible(rows: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -
     for name in ("", "caption_"):
         start, length = rows[f"{name}offset"], rows[f"{name}length"]
         if ((start < 0) | (length < 0) | (start > ends) | (length > ends - start)).any():
-            raise ValueError("a sample behind the end of its shard")
+            raise ValueError("a sample after the end of its shard")
     if min(rows["width"].min(), rows["height"].min()) < 0 or not 0 <= rows["orientation"].min() <= 8:
         raise ValueError("an image of less than no pixels, or an unknown orientation")

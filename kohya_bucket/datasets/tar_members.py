@@ -44,8 +44,8 @@ def grouped(
             current, sample = key, {}
         if ending in sample:
             raise KohyaBucketError(
-                f"{shard}: {name} is there twice in one sample, so that nobody knows which is meant: build the shard "
-                "again without one of them"
+                f"{shard}: {name} is there twice in one sample, so it is not clear which one to use: build the "
+                "shard again without one of them"
             )
         sample[ending] = place
     if sample:
@@ -106,17 +106,19 @@ class Oddities:
         """Say what was odd about the samples of `where`."""
         if self._without.count:
             _log.warning(
-                "%s: no image in %d of the samples, which are left out: %s; members of a sample must follow each other",
+                "%s: no image in %d of the samples, so these are left out: %s; the members of a sample must follow "
+                "each other",
                 one_line(where), self._without.count, one_line(self._without),
             )  # fmt: skip
         if self._several.count:
             _log.warning(
-                "%s: several images in %d of the samples, of which the first is taken: %s; image=... names its ending",
+                "%s: several images in %d of the samples, so the first one is used: %s; choose another by its ending, "
+                "image=...",
                 one_line(where), self._several.count, one_line(self._several),
             )  # fmt: skip
         if self.caption is not None and self._endings and self.caption not in self._endings:
             _log.warning(
-                "%s: no caption, since no member ends in .%s, only in %s; caption=... chooses another ending",
+                "%s: no captions: no member ends in .%s, only in %s; choose another ending with caption=...",
                 one_line(where), self.caption,
                 one_line(", ".join(f".{ending}" for ending in sorted(self._endings)[:_MOST_ENDINGS])),
             )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.pixels.floats import to_floats
 
-__all__ = ["PixelRange", "check_pixel_range", "to_unit_tensor"]
+__all__ = ["PixelRange", "check_pixel_range", "shrink_fast", "to_unit_tensor"]
 
 PixelRange = tuple[float, float]
 
@@ -38,3 +38,15 @@ def to_unit_tensor(pixels: npt.NDArray[np.uint8], pixel_range: PixelRange = (-1,
     tensor = torch.empty((3, *pixels.shape[:2]), dtype=torch.float32)
     to_floats(pixels, tensor.numpy())
     return tensor
+
+
+def shrink_fast(pixels: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """[H, W, C] -> [height, width, C] of `size` (width, height), which is not larger in either side.
+
+    Torch's bilinear filter, widened so that every pixel counts: a third to two thirds of the area filter's time, and as
+    close to it as Pillow's bicubic filter is (`benchmarks/pixels.py`). The channels lie one after the other in memory.
+    """
+    image = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).permute(2, 0, 1)[None]
+    smaller = torch.nn.functional.interpolate(image, (size[1], size[0]), mode="bilinear", antialias=True)
+    found: npt.NDArray[np.uint8] = smaller[0].permute(1, 2, 0).numpy()
+    return found

@@ -28,6 +28,8 @@ class Stale(enum.Enum):
     INTERPOLATION = "the interpolation changed ({} -> {})"
     DTYPE = "the dtype changed ({} -> {})"
     KIND = "the kind changed ({} -> {})"
+    CLIP = "the config does not ask for {} frames from {} on"
+    OPTION = "{} changed ({} -> {})"
     FLIP = "the flipped latent is missing"
     MASK = "the alpha mask is missing"
     CAPTION = "the caption changed"

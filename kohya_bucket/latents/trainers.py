@@ -52,7 +52,7 @@ class Trainer:
 ANY_TRAINER = Trainer("", {file: step for a in ARCHITECTURES.values() for file, step in a.trainers})
 
 
-NAME_THE_MODEL = f"name the model for advice that fits: --arch {', '.join(ARCHITECTURES)}"
+NAME_THE_MODEL = f"name your model, for advice that fits it: --arch {', '.join(ARCHITECTURES)}"
 
 
 def trainer_named(word: str) -> Trainer:

@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kohya_bucket.adapter.batches import PlannedBatch
+from kohya_bucket.adapter.replaced_images import batch_of_the_readable
 from kohya_bucket.musubi.items import CachedItems
 from kohya_bucket.musubi.objects import BatchManager, Group
 
-__all__ = ["HELD", "TimestepPool", "first_example", "planned_item"]
+__all__ = ["HELD", "Held", "TimestepPool", "planned_item"]
 
 HELD = "_kohya_bucket"
-"""Attribute of a group: what its workers need, besides the group itself."""
+"""Attribute of a group: its `Held`."""
+
+
+class Held(NamedTuple):
+    """What a group's workers need, besides the group itself."""
+
+    items: list[CachedItems]
+    timesteps: TimestepPool
+    on_bad_image: str
 
 
 def planned_item(group: Group, index: PlannedBatch) -> Any:
     """The batch that `index` describes, whatever epoch the data set believes it is in."""
-    items, pool = getattr(group, HELD)
-    mine: CachedItems = items[index.dataset]
+    held: Held = getattr(group, HELD)
+    mine = held.items[index.dataset]
     manager: BatchManager = group.datasets[index.dataset].batch_manager
-    chosen = [mine.items[i] for i in index.images.tolist()]
-    bucket = mine.bucket_keys[index.bucket]
-    timesteps = pool.of(manager.num_timestep_buckets, index)
-    one_batch = SimpleNamespace(
-        batch_size=len(chosen),
-        buckets={bucket: chosen},
-        bucket_batch_indices=[(bucket, 0)],
-        num_timestep_buckets=manager.num_timestep_buckets,
-        timestep_pool=None if timesteps is None else [timesteps],
-    )
-    return type(manager).__getitem__(one_batch, 0)  # type: ignore[index]
 
+    def make(index: PlannedBatch) -> Any:
+        chosen = [mine.items[i] for i in index.images.tolist()]
+        bucket = mine.bucket_keys[index.bucket]
+        timesteps = held.timesteps.of(manager.num_timestep_buckets, index)
+        one_batch = copy.copy(manager)
+        vars(one_batch).update(
+            batch_size=len(chosen),
+            buckets={bucket: chosen},
+            bucket_batch_indices=[(bucket, 0)],
+            timestep_pool=None if timesteps is None else [timesteps],
+        )
+        return type(manager).__getitem__(one_batch, 0)  # type: ignore[index]
 
-def first_example(examples: list[Any]) -> Any:
-    """In place of the trainer's collator, which insists on an epoch that its data sets count themselves."""
-    return examples[0]
+    try:
+        return make(index)
+    except MemoryError:
+        raise
+    except Exception as error:
+        return batch_of_the_readable(make, index, mine, error, held.on_bad_image)
 
 
 class TimestepPool:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
@@ -15,14 +13,13 @@ from kohya_bucket.adapter.door import TrainerDoor
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.adapter.seams import Subject
-from kohya_bucket.errors import ConfigError
+from kohya_bucket.musubi.options import check_options
 
-__all__ = ["install", "is_active", "uninstall", "why_inactive"]
+__all__ = ["install", "is_active", "left_alone", "uninstall", "why_inactive"]
 
 _PACKAGE = "musubi_tuner"
 _HOME = f"{_PACKAGE}.dataset.image_video_dataset"
 _CLASSES = {"BaseDataset", "DatasetGroup"}
-_MEANT_HERE = {"remainder", "small_buckets", "order", "run_length", "max_pixels", "same_shape"}
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -31,40 +28,30 @@ class MusubiDoor(TrainerDoor):
     """What is musubi-tuner's own about its door."""
 
     trainer, package = "musubi-tuner", _PACKAGE
-    advice = "Update kohya-bucket, or train without it: leave out `-m kohya_bucket.launch`"
+    advice = (
+        "Update kohya-bucket; or train without it: leave out `-m kohya_bucket.launch`, or `kohya-bucket patch remove` "
+        "the checkout"
+    )
 
     def home(self) -> ModuleType | None:
         module = sys.modules.get(_HOME)
         return module if hasattr(module, "DatasetGroup") else None
 
     def complete(self) -> dict[str, Any]:
-        for name in ("dataset.config_utils", "training.accelerator_setup", "hv_train_network"):
-            if _exists(f"{_PACKAGE}.{name}"):
-                importlib.import_module(f"{_PACKAGE}.{name}")
-                if "prepare_accelerator" in vars(sys.modules[f"{_PACKAGE}.{name}"]):
-                    break
-        return {}
+        from accelerate import Accelerator
+
+        importlib.import_module(f"{_PACKAGE}.dataset.config_utils")
+        return {"Accelerator": Accelerator}
 
     def subjects(self) -> Sequence[Subject]:
-        from kohya_bucket.adapter.resume import ResumeHooks
+        from kohya_bucket.musubi.resuming import MusubiResume
         from kohya_bucket.musubi.seams import SUBJECTS
 
-        self.resume = ResumeHooks()
+        self.resume = MusubiResume()
         return SUBJECTS
 
     def check_options(self, options: AdapterOptions) -> None:
-        usual = AdapterOptions()
-        for field in fields(options):
-            if field.name not in _MEANT_HERE and getattr(options, field.name) != getattr(usual, field.name):
-                raise ConfigError(
-                    f"[kohya_bucket] {field.name} is set, but musubi-tuner trains from caches that were made without "
-                    f"it: leave it out; {', '.join(sorted(_MEANT_HERE))} can be set"
-                )
-        if options.moves_images:
-            raise ConfigError(
-                f"[kohya_bucket] remainder is {options.remainder!r}, which trains images at other sizes, but caches "
-                "have one size each: use 'keep', 'pad' or 'drop'"
-            )
+        check_options(options)
 
     def is_group(self, dataset: Any) -> bool:
         return any(base.__name__ in _CLASSES and base.__module__ == _HOME for base in type(dataset).__mro__)
@@ -73,7 +60,8 @@ class MusubiDoor(TrainerDoor):
         from kohya_bucket.adapter.group import GroupPlanner
         from kohya_bucket.adapter.loader import call_arguments, draws_by_itself, with_plan
         from kohya_bucket.adapter.sampler import PlanSampler
-        from kohya_bucket.musubi.batches import HELD, TimestepPool, first_example
+        from kohya_bucket.musubi.batches import HELD, Held, TimestepPool
+        from kohya_bucket.musubi.hv_train import handing_over
         from kohya_bucket.musubi.items import CachedItems
 
         arguments = call_arguments(signature, args, kwargs)
@@ -90,32 +78,21 @@ class MusubiDoor(TrainerDoor):
                              "cache_text_encoder_outputs.py first")  # fmt: skip
         sampler = PlanSampler(GroupPlanner(items, self.options()), int(group.datasets[0].seed), counter)
         batch_size = max(one.batch_size for one in items)
-        setattr(group, HELD, (items, TimestepPool(len(sampler) * batch_size, batch_size)))
+        pool = TimestepPool(len(sampler) * batch_size, batch_size)
+        setattr(group, HELD, Held(items, pool, self.options().on_bad_image))
         self.resume.attach(sampler)
         if is_first_process():
-            if self.resume.accelerator is None and self.knows("resuming"):
-                logger.warning(
-                    "this trainer makes its accelerator by a function of its own: saved states do not say where the "
-                    "epoch stands, and a run that is resumed begins its epoch anew"
-                )
             logger.info(
                 "%d items in %d buckets, %d trainings an epoch",
                 sum(len(one.items) for one in items),
                 sum(len(one.bucket_keys) for one in items),
                 sum(int(one.repeats.sum()) for one in items),
             )
-        return {**with_plan(arguments, sampler, self.in_worker), "collate_fn": first_example}
+        return {**with_plan(arguments, sampler, self.in_worker), "collate_fn": handing_over(collator)}
 
     @property
     def in_worker(self) -> Callable[[], None]:
         return install_in_worker
-
-
-def _exists(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def install(*, quiet: bool = False, at_once: bool = False) -> None:
@@ -131,3 +108,4 @@ def install_in_worker() -> None:
 _door = MusubiDoor()
 
 uninstall, is_active, why_inactive = _door.close, _door.is_active, _door.why_inactive
+left_alone = _door.left_alone

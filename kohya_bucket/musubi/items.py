@@ -66,6 +66,19 @@ class CachedItems:
         return [(int(key[0]), int(key[1])) for key in self.bucket_keys]
 
     @cached_property
+    def frames(self) -> list[int]:
+        """[K] frames of a clip, 1 of an image."""
+        frames = [1] * len(self.bucket_keys)
+        for bucket, item in zip(self.bucket_ids.tolist(), self.items, strict=True):
+            frames[bucket] = int(getattr(item, "frame_count", None) or 1)
+        return frames
+
+    @cached_property
+    def pairs(self) -> tuple[npt.NDArray[np.intp], IntArray]:
+        """([N] item, [N] bucket)."""
+        return np.arange(len(self.keys)), self.bucket_ids
+
+    @cached_property
     def resolution_of_bucket(self) -> npt.NDArray[Any]:
         """[K] zeros: a cache has one resolution."""
         return np.zeros(len(self.bucket_keys), dtype=np.intp)

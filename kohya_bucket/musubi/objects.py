@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["BatchManager", "Bucket", "Dataset", "Group", "Item"]
+__all__ = ["Accelerator", "BatchManager", "Bucket", "CachedDataset", "Dataset", "Group", "Item", "Selector"]
 
 Bucket = tuple[Any, ...]
 """Width, height, then what else must be equal in a batch: frames, sizes of control images."""
@@ -26,6 +26,12 @@ class BatchManager(Protocol):
     timestep_pool: list[list[float]] | None
 
 
+class Selector(Protocol):
+    """The bucket of a size."""
+
+    def get_bucket_resolution(self, image_size: tuple[int, int]) -> tuple[int, int]: ...
+
+
 class Dataset(Protocol):
     """One data set of the config."""
 
@@ -33,7 +39,28 @@ class Dataset(Protocol):
     seed: int
 
 
+class CachedDataset(Protocol):
+    """The same, as far as its caches go."""
+
+    architecture: str
+    cache_directory: str
+    resolution: tuple[int, int]
+    enable_bucket: bool
+    bucket_no_upscale: bool
+    datasource: Any
+
+
 class Group(Protocol):
     """All data sets of the config."""
 
     datasets: list[Dataset]
+
+
+class Accelerator(Protocol):
+    """accelerate's, as far as states and the place in an epoch are concerned."""
+
+    step: int
+
+    def register_save_state_pre_hook(self, hook: Any) -> Any: ...
+
+    def register_load_state_pre_hook(self, hook: Any) -> Any: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
@@ -10,7 +11,9 @@ from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Inherits, Offers, Takes, TakesAmong, Uses
 from kohya_bucket.musubi.batches import planned_item
-from kohya_bucket.musubi.objects import BatchManager, Dataset, Group, Item
+from kohya_bucket.musubi.cache_seams import CACHING
+from kohya_bucket.musubi.hv_train import mend
+from kohya_bucket.musubi.objects import Accelerator, BatchManager, Dataset, Group, Item
 
 __all__ = ["SUBJECTS"]
 
@@ -18,7 +21,10 @@ __all__ = ["SUBJECTS"]
 def _group_item(original: Any, door: Door) -> Any:
     @functools.wraps(original)
     def item(self: Group, index: Any) -> Any:
-        return planned_item(self, index) if isinstance(index, PlannedBatch) else original(self, index)
+        if not isinstance(index, PlannedBatch):
+            return original(self, index)
+        with exit_with_message():
+            return planned_item(self, index)
 
     return item
 
@@ -33,14 +39,32 @@ def _sanitize(original: Any, door: Door) -> Any:
     return sanitize_user_config
 
 
-def _prepare_accelerator(original: Any, door: Door) -> Any:
+def _make_accelerator(original: Any, door: Door) -> Any:
     @functools.wraps(original)
-    def prepare_accelerator(args: Any) -> Any:
-        accelerator = original(args)
-        door.resume.watch(accelerator)
-        return accelerator
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        door.resume.watch(self)
 
-    return prepare_accelerator
+    return init
+
+
+def _backward(original: Any, door: Door) -> Any:
+    @functools.wraps(original)
+    def backward(self: Any, loss: Any, **kwargs: Any) -> Any:
+        scale = door.resume.loss_scale()
+        return original(self, loss if scale == 1 else loss * scale, **kwargs)
+
+    return backward
+
+
+def _make_group(original: Any, door: Door) -> Any:
+    @functools.wraps(original)
+    def generate_dataset_group_by_blueprint(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("training") and "shared_epoch" not in kwargs:
+            mend(sys._getframe(1), door)
+        return original(*args, **kwargs)
+
+    return generate_dataset_group_by_blueprint
 
 
 def _order(owners: Owners) -> tuple[Seam, ...]:
@@ -55,14 +79,21 @@ def _order(owners: Owners) -> tuple[Seam, ...]:
         Seam(manager, (Offers(BatchManager),)),
         Seam(f"{manager}.__getitem__", (Takes("idx"), Uses(*used))),
         Seam("ConfigSanitizer.sanitize_user_config", (TakesAmong("user_config"),), _sanitize),
+        Seam("generate_dataset_group_by_blueprint", (TakesAmong("training"),), _make_group),
     )
 
 
 def _resuming(owners: Owners) -> tuple[Seam, ...]:
-    return (Seam("prepare_accelerator", (Takes("args"),), _prepare_accelerator),)
+    return (Seam("Accelerator", (Offers(Accelerator),)), Seam("Accelerator.__init__", (), _make_accelerator))
+
+
+def _weighing(owners: Owners) -> tuple[Seam, ...]:
+    return (Seam("Accelerator.backward", (TakesAmong("loss"),), _backward),)
 
 
 SUBJECTS = (
     Subject("order", "epochs are musubi-tuner's own", _order, orders_epochs=True),
     Subject("resuming", "a run that is resumed begins its epoch anew", _resuming),
+    Subject("weighing", "items of a batch that is shorter than another process' count for more", _weighing),
+    CACHING,
 )

@@ -3,8 +3,19 @@
 import warnings
 from typing import TYPE_CHECKING
 
+from kohya_bucket.planning.cost_fit import CostFit, fit_cost, measure_cost
 from kohya_bucket.planning.epoch import plan_epoch
-from kohya_bucket.planning.idle import idle_share, idle_share_independent, idle_share_of, independent_costs, rank_costs
+from kohya_bucket.planning.idle import (
+    dealt_costs,
+    idle_share,
+    idle_share_independent,
+    idle_share_of,
+    independent_costs,
+    lost_share,
+    lost_share_of,
+    rank_costs,
+    trained_cost,
+)
 from kohya_bucket.planning.ledger import Ledger, LedgerReason
 from kohya_bucket.planning.never_trained import never_full, never_trained
 from kohya_bucket.planning.options import PlanOptions
@@ -19,20 +30,27 @@ __all__ = [
     "ORDERS",
     "REMAINDERS",
     "RESOLUTION_MODES",
+    "CostFit",
     "EpochPlan",
     "EpochPlanner",
     "EpochPosition",
     "Ledger",
     "LedgerReason",
     "PlanOptions",
+    "dealt_costs",
+    "fit_cost",
     "idle_share",
     "idle_share_independent",
     "idle_share_of",
     "independent_costs",
+    "lost_share",
+    "lost_share_of",
+    "measure_cost",
     "never_full",
     "never_trained",
     "plan_epoch",
     "rank_costs",
+    "trained_cost",
 ]
 
 if not TYPE_CHECKING:

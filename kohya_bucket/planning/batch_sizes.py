@@ -1,30 +1,42 @@
-"""How many images of a bucket make a global batch: a number, one per bucket, or a budget of pixels."""
+"""How many images of a bucket make a global batch: a number, one per bucket, or a budget of pixels, tokens or cost."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.budgets import Budget
 
 __all__ = ["as_global_batch", "count_buckets", "one_or_all", "per_rank_batches"]
 
 _TOO_MANY = 2**31
 
 
-def count_buckets(highest: int, batch_size: npt.ArrayLike | None, bucket_sizes: IntArray | None) -> int:
-    """Number of buckets K: as many as `bucket_sizes` or a per-bucket `batch_size` name, else highest id + 1.
+def count_buckets(
+    highest: int,
+    batch_size: npt.ArrayLike | None,
+    bucket_sizes: IntArray | None,
+    bucket_tokens: npt.NDArray[np.int64] | None = None,
+) -> int:
+    """Number of buckets K: as many as sizes, tokens or a per-bucket `batch_size` name, else highest id + 1.
 
     Raises:
-        PlanError: an id beyond the buckets that are described.
+        PlanError: an id beyond the buckets that are described, or descriptions of different lengths.
     """
-    described = None if bucket_sizes is None else len(bucket_sizes)
-    if batch_size is not None and np.ndim(batch_size) == 1:
-        entries = np.size(batch_size)
-        if described is not None and described != entries:
-            raise PlanError(f"batch_size has {entries} entries and bucket_sizes {described}: give one for every bucket")
-        described = entries
+    entries = {
+        "batch_size": np.size(batch_size) if batch_size is not None and np.ndim(batch_size) == 1 else None,
+        "bucket_sizes": None if bucket_sizes is None else len(bucket_sizes),
+        "bucket_tokens": None if bucket_tokens is None else len(bucket_tokens),
+    }
+    given = {name: n for name, n in entries.items() if n is not None}
+    if len(set(given.values())) > 1:
+        (one, n), (other, m), *_ = given.items()
+        raise PlanError(f"{one} has {n} entries and {other} {m}: give one for every bucket")
+    described = next(iter(given.values()), None)
     if described is None:
         return highest + 1
     if highest >= described:
@@ -35,24 +47,24 @@ def count_buckets(highest: int, batch_size: npt.ArrayLike | None, bucket_sizes: 
 def per_rank_batches(
     batch_size: npt.ArrayLike | None,
     n_buckets: int,
-    *,
-    max_pixels: int | None = None,
+    budgets: Sequence[Budget] = (),
     bucket_sizes: IntArray | None = None,
 ) -> npt.NDArray[np.int64]:
     """[K] images that one rank trains in one full step of each bucket.
 
     Args:
-        batch_size: images, the same for all buckets or [K]; None only together with `max_pixels`.
+        batch_size: images, the same for all buckets or [K]; None only together with a budget.
         n_buckets: K.
-        max_pixels: upper bound of images x width x height on one rank, so that small buckets train larger
-            batches. Where `batch_size` is given too, both bounds hold.
-        bucket_sizes: [K, 2] (width, height), needed by `max_pixels`.
+        budgets: further bounds, by which small buckets train larger batches; all of them hold.
+        bucket_sizes: [K, 2] (width, height), for messages.
 
     Raises:
-        PlanError: sizes below 1, fractions, neither bound, or a bucket of which not even one image fits.
+        PlanError: sizes below 1, fractions, no bound at all, or a bucket of which not even one image fits.
     """
-    if batch_size is None and max_pixels is None:
-        raise PlanError("batch_size is None and max_pixels is not set: one of the two must bound the batches")
+    if batch_size is None and not budgets:
+        raise PlanError(
+            "batch_size is None and max_pixels is not set, nor max_tokens or max_cost: one of these must bound batches"
+        )
     bound = np.full(n_buckets, np.iinfo(np.int32).max, dtype=np.int64)
     if batch_size is not None:
         given = np.asarray(batch_size)
@@ -63,17 +75,14 @@ def per_rank_batches(
         if given.size and given.max() >= _TOO_MANY:
             raise PlanError(f"batch_size is {given.max()}, but must be less than {_TOO_MANY:,}")
         bound = np.broadcast_to(given.astype(np.int64), (n_buckets,)).copy()
-    if max_pixels is not None:
-        if bucket_sizes is None:
-            raise PlanError("max_pixels is set without bucket_sizes: the budget needs to know the buckets' sizes")
-        sizes = bucket_sizes.astype(np.int64)
-        pixels = sizes[:, 0] * sizes[:, 1]
-        fits = max_pixels // np.maximum(pixels, 1)
+    for budget in budgets:
+        fits = budget.images()
         if fits.size and fits.min() < 1:
-            width, height = sizes[int(fits.argmin())]
+            k = int(fits.argmin())
+            name = f"{k}" if bucket_sizes is None else "{}x{}".format(*bucket_sizes[k])
             raise PlanError(
-                f"max_pixels is {max_pixels:,}, but one image of bucket {width}x{height} has {width * height:,} "
-                "pixels: raise the budget, or leave that bucket out"
+                f"{budget.name} is {budget.limit:,}, but one image of bucket {name} has {budget.each[k]:,} "
+                f"{budget.unit}: raise the budget, or leave that bucket out"
             )
         bound = np.minimum(bound, fits)
     return bound

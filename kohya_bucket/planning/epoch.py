@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kohya_bucket.planning.keywords import PlanKeywords, known_options
 from kohya_bucket.planning.plan import EpochPlan
-from kohya_bucket.planning.planner import EpochPlanner
+from kohya_bucket.planning.planner import Done, EpochPlanner
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -24,7 +24,7 @@ def plan_epoch(
     world_size: int = 1,
     seed: int = 0,
     epoch: int = 0,
-    done: Sequence[tuple[npt.ArrayLike, int]] = (),
+    done: Sequence[Done] = (),
     **options: Unpack[PlanKeywords],
 ) -> EpochPlan:
     """Plan one epoch for all ranks.
@@ -41,7 +41,8 @@ def plan_epoch(
         epoch: 0 or more.
         done: what of the epoch has been trained already, as (global batch, steps) in order. The plan then holds
             the rest: with the same global batch the very steps that would have followed, on any number of ranks;
-            with another one the images that are left, planned anew. A global batch is a number or [K].
+            with another one the images that are left, planned anew. A global batch is a number or [K]. With
+            same_shape="cost", (global batch, steps, ranks), and another number of ranks is planned anew too.
         options: see `PlanOptions`.
 
     Raises:

@@ -1,9 +1,10 @@
-"""How long ranks wait for each other, predicted from the pixels they train in each step.
+"""How long ranks wait for each other, predicted from what they train in each step.
 
-In data-parallel training a step ends when its slowest rank is done. With the pixels of a rank's batch as its
-cost, the ranks of a step are idle for `1 - mean cost / largest cost` of it, and over an epoch for
-`1 - sum of means / sum of largest`. What a model does not spend in proportion to pixels is not seen: attention
-grows faster, fixed costs per step not at all.
+In data-parallel training a step ends when its slowest rank is done. With the cost of a rank's batch (the tokens that
+the plan was made with, by its `token_cost`; else pixels), the ranks of a step are idle for `1 - mean cost / largest
+cost` of it, and over an epoch for `1 - sum of means / sum of largest`. Images that are trained again so that no rank is
+empty are no idle time; to compare plans that repeat with plans that wait, count both as lost. What a model does not
+spend in proportion to the cost is not seen: attention grows faster than pixels, fixed costs per step not at all.
 """
 
 from __future__ import annotations
@@ -12,11 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import as_sizes
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.costs import pixels_of
 from kohya_bucket.planning.options import RepeatsLike
 from kohya_bucket.planning.plan import EpochPlan
 from kohya_bucket.planning.planner import EpochPlanner
 
-__all__ = ["idle_share", "idle_share_independent", "idle_share_of", "independent_costs", "rank_costs"]
+__all__ = [
+    "dealt_costs",
+    "idle_share",
+    "idle_share_independent",
+    "idle_share_of",
+    "independent_costs",
+    "lost_share",
+    "lost_share_of",
+    "rank_costs",
+    "trained_cost",
+]
 
 Costs = npt.NDArray[np.float64]
 
@@ -28,16 +41,64 @@ def idle_share(costs: npt.ArrayLike) -> float:
     return 1 - float(array.mean(axis=1).sum()) / longest if longest else 0.0
 
 
-def rank_costs(plan: EpochPlan, bucket_sizes: npt.ArrayLike | None = None) -> Costs:
-    """[S, W] pixels that each rank of a plan trains in each step.
+def lost_share(costs: npt.ArrayLike, trained: float) -> float:
+    """Share of all ranks' time that is spent waiting or on repeats.
 
     Args:
-        bucket_sizes: [K, 2]; by default those the plan was made with.
+        costs: [S, W] of each step and rank.
+        trained: cost of the images that were to be trained, each as often as it was.
     """
-    sizes = as_sizes(plan.bucket_sizes if bucket_sizes is None else bucket_sizes).astype(np.int64)
-    pixels = (sizes[:, 0] * sizes[:, 1])[plan.bucket_of_step]
-    images = np.stack([plan.rank_lengths(r) for r in range(plan.world_size)], axis=1)
-    return (images * pixels[:, None]).astype(np.float64)
+    array = np.asarray(costs, dtype=np.float64)
+    longest = float(array.max(axis=1).sum()) * array.shape[1] if array.size else 0.0
+    return 1 - trained / longest if longest else 0.0
+
+
+def rank_costs(plan: EpochPlan, bucket_sizes: npt.ArrayLike | None = None) -> Costs:
+    """[S, W] what each rank of a plan spends in each step.
+
+    Args:
+        bucket_sizes: [K, 2] to count pixels; by default the costs that the plan was made with.
+
+    Raises:
+        PlanError: the plan knows neither tokens nor sizes.
+    """
+    each = _item_costs(plan, bucket_sizes)
+    columns = [plan.rank_lengths(r) * each[plan.rank_buckets(r)] for r in range(plan.world_size)]
+    return np.stack(columns, axis=1)
+
+
+def trained_cost(plan: EpochPlan) -> float:
+    """Cost of what a plan trains, without the repeats that fill ranks."""
+    each, one = _item_costs(plan, None), plan.bucket_of_step >= 0
+    rows = -1 - plan.bucket_of_step[~one]
+    mixed = plan.mixed.length[rows] * each[plan.mixed.bucket[rows]]
+    return float((plan.length[one] * each[plan.bucket_of_step[one]]).sum()) + float(mixed.sum())
+
+
+def lost_share_of(plan: EpochPlan) -> float:
+    """Predicted share of all ranks' time that a plan spends waiting or on images that fill ranks."""
+    return lost_share(rank_costs(plan), trained_cost(plan))
+
+
+def dealt_costs(plan: EpochPlan, world_size: int, seed: int = 0) -> Costs:
+    """[S, W] what ranks spend if the steps of a plan for one rank are shuffled and dealt out to W.
+
+    Rank r then takes batch s*W + r in step s, as sd-scripts' loader and others do: ranks train different shapes in one
+    step. At the end, batches from the start fill the last step.
+    """
+    costs = rank_costs(plan)[:, 0]
+    order = np.arange(len(costs))
+    np.random.RandomState(seed & 0xFFFFFFFF).shuffle(order)
+    steps = -(-len(costs) // world_size)
+    return np.resize(costs[order], steps * world_size).reshape(steps, world_size)
+
+
+def _item_costs(plan: EpochPlan, bucket_sizes: npt.ArrayLike | None) -> Costs:
+    if bucket_sizes is not None:
+        return pixels_of(as_sizes(bucket_sizes)).astype(np.float64)
+    if plan.item_costs is None:
+        raise PlanError("the plan was made without bucket_sizes and bucket_tokens: costs depend on them")
+    return plan.item_costs
 
 
 def idle_share_of(plan: EpochPlan, bucket_sizes: npt.ArrayLike | None = None) -> float:
@@ -59,14 +120,9 @@ def independent_costs(
     bucket_ids: npt.ArrayLike, batch_size: npt.ArrayLike | None, bucket_sizes: npt.ArrayLike, *, world_size: int,
     seed: int = 0, repeats: RepeatsLike | None = None,
 ) -> Costs:  # fmt: skip
-    """[S, W] pixels that each rank trains in each step if batches are handed out as sd-scripts' loader does.
+    """[S, W] pixels that each rank trains in each step if batches of `batch_size` are cut per bucket and dealt out.
 
-    There, batches of `batch_size` are cut per bucket and shuffled, and rank r takes batch s*W + r in step s:
-    ranks train different shapes in one step. At the end, batches from the start fill the last step.
+    See `dealt_costs`.
     """
     planner = EpochPlanner(bucket_ids, batch_size, bucket_sizes=bucket_sizes, repeats=repeats)
-    costs = rank_costs(planner.plan(seed))[:, 0]
-    order = np.arange(len(costs))
-    np.random.RandomState(seed & 0xFFFFFFFF).shuffle(order)
-    steps = -(-len(costs) // world_size)
-    return np.resize(costs[order], steps * world_size).reshape(steps, world_size)
+    return dealt_costs(planner.plan(seed), world_size, seed)

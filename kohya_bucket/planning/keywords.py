@@ -26,7 +26,11 @@ class PlanKeywords(TypedDict, total=False):
     repeats: RepeatsLike | None
     accumulate: int
     max_pixels: int | None
+    max_tokens: int | None
+    max_cost: float | None
     bucket_sizes: npt.ArrayLike | None
+    bucket_tokens: npt.ArrayLike | None
+    token_cost: tuple[float, float]
     regularization: npt.ArrayLike | None
     regularization_uses: int | None
     resolutions: str | None
@@ -40,6 +44,7 @@ class PlanKeywords(TypedDict, total=False):
     bucket_groups: npt.ArrayLike | None
     no_upscale: npt.ArrayLike
     equal_epochs: bool
+    same_shape: bool | str
 
 
 _NAMES = tuple(field.name for field in fields(PlanOptions))

@@ -35,6 +35,12 @@ class LedgerRows:
             np.concatenate([none, *(np.full(len(c.image), why) for c, why in changes)]).astype(np.uint8),
         )
 
+    def sorted(self) -> LedgerRows:
+        """The same rows by reason and image."""
+        order = np.lexsort((self.image, self.reason))
+        image, bucket, to_bucket = self.image[order], self.bucket[order], self.to_bucket[order]
+        return LedgerRows(image, bucket, to_bucket, self.delta[order], self.reason[order])
+
     def __add__(self, other: LedgerRows) -> LedgerRows:
         return LedgerRows(
             np.concatenate([self.image, other.image]),

@@ -14,7 +14,7 @@ __all__ = ["never_full", "never_trained"]
 def never_full(planner: EpochPlanner) -> npt.NDArray[np.intp]:
     """Numbers of the buckets that hold images, of which no epoch asks as many trainings as fill a global batch."""
     most = _most_asked(planner.demand_model)
-    return np.flatnonzero((most > 0) & (most < planner.global_batch))
+    return np.flatnonzero((most > 0) & (most < planner.full_batch))
 
 
 def never_trained(planner: EpochPlanner) -> npt.NDArray[np.intp]:

@@ -13,10 +13,13 @@ import numpy.typing as npt
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.checks import as_flag, integer, one_of, whole
 from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.budgets import Budget, budgets_of
+from kohya_bucket.planning.costs import cost_of, pixels_of
+from kohya_bucket.planning.option_values import COST, as_same_shape, as_share, as_token_cost, as_tokens, positive
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.orders.order import Order
 from kohya_bucket.planning.policy import RemainderContext, RemainderPolicy
-from kohya_bucket.planning.remainders import REMAINDERS, policies_of
+from kohya_bucket.planning.remainders import REMAINDERS, checked_small_buckets, policies_of
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, ResolutionMode
 
 __all__ = ["PlanOptions", "RepeatsLike"]
@@ -38,7 +41,11 @@ class PlanOptions:
         repeats: how often an image is trained in an epoch: a number or [N], whole or fractions such as 2.5 or 0.1.
         accumulate: steps for one update; the plan's steps do not depend on it.
         max_pixels: bound of images x width x height per rank and step, in place of or besides `batch_size`.
+        max_tokens: the same in tokens of the model; needs `bucket_tokens`.
+        max_cost: the same in cost, see `token_cost`; needs `bucket_tokens`.
         bucket_sizes: [K, 2] (width, height); needed by `max_pixels`, "merge", and "catch_all" without base.
+        bucket_tokens: [K] tokens that the model makes of one image (or clip) of each bucket.
+        token_cost: (a, b): an image of L tokens costs a * L + b * L**2. Its unit is that of `max_cost`: seconds, say.
         regularization: [N] bool, images that are used in rotation instead of `repeats` times.
         regularization_uses: trainings of regularization images per epoch; by default as many as of all others.
         resolutions: how [N, R] ids are used, e.g. "all": each image at each resolution; see `RESOLUTION_MODES`.
@@ -55,6 +62,9 @@ class PlanOptions:
             [K] by its own bucket; pixels lost by scaling down then count towards `max_crop` too.
         equal_epochs: every epoch has as many steps as the longest. With "rotate" and "weighted", epochs have the same
             number of images, but their buckets leave other remainders; shorter epochs split batches in two.
+        same_shape: True: all ranks train one bucket in a step. "cost": where a bucket has too few batches for all
+            ranks, batches of nearly equal cost meet in a step: of `bucket_tokens` by `token_cost`, else of the pixels
+            of `bucket_sizes`. A remainder is then what does not fill a batch of one rank.
 
     Raises:
         PlanError: a value outside of its range, or an option without what it needs.
@@ -66,7 +76,11 @@ class PlanOptions:
     repeats: RepeatsLike | None = None
     accumulate: int = 1
     max_pixels: int | None = None
+    max_tokens: int | None = None
+    max_cost: float | None = None
     bucket_sizes: npt.ArrayLike | None = None
+    bucket_tokens: npt.ArrayLike | None = None
+    token_cost: tuple[float, float] = (1.0, 0.0)
     regularization: npt.ArrayLike | None = None
     regularization_uses: int | None = None
     resolutions: str | None = None
@@ -80,23 +94,29 @@ class PlanOptions:
     bucket_groups: npt.ArrayLike | None = None
     no_upscale: npt.ArrayLike = False
     equal_epochs: bool = False
+    same_shape: bool | str = True
 
     def __post_init__(self) -> None:
-        uses, pixels = self.regularization_uses, self.max_pixels
+        uses, pixels, tokens = self.regularization_uses, self.max_pixels, self.max_tokens
         checked = {
             "accumulate": whole("accumulate", self.accumulate, 1, bits=31),
             "run_length": whole("run_length", self.run_length, 1, bits=31),
             "remainder": one_of("remainder", self.remainder, REMAINDERS),
-            "small_buckets": self._checked_small_buckets(),
+            "small_buckets": checked_small_buckets(self.remainder, self.small_buckets),
             "order": one_of("order", self.order, ORDERS),
             "open_shards": whole("open_shards", self.open_shards, 2, bits=31),
             "nodes": whole("nodes", self.nodes, 1, bits=31),
             "bucket_sizes": None if self.bucket_sizes is None else as_sizes(self.bucket_sizes),
             "max_pixels": None if pixels is None else whole("max_pixels", pixels, 1),
-            "max_crop": _share("max_crop", self.max_crop),
+            "max_tokens": None if tokens is None else whole("max_tokens", tokens, 1),
+            "max_cost": None if self.max_cost is None else positive("max_cost", self.max_cost),
+            "bucket_tokens": None if self.bucket_tokens is None else as_tokens(self.bucket_tokens),
+            "token_cost": as_token_cost(self.token_cost),
+            "max_crop": as_share("max_crop", self.max_crop),
             "base_bucket": None if self.base_bucket is None else integer("base_bucket", self.base_bucket),
             "regularization_uses": None if uses is None else whole("regularization_uses", uses, 0),
             "equal_epochs": as_flag("equal_epochs", self.equal_epochs, PlanError),
+            "same_shape": as_same_shape(self.same_shape),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -114,8 +134,14 @@ class PlanOptions:
             raise PlanError(
                 f"resolution_weights is set, but resolutions is {self.resolutions!r}: weights belong to 'weighted'"
             )
-        if self.regularization is None and uses is not None:
+        if self.by_cost and self.item_costs is None:
+            raise PlanError("same_shape is 'cost' without bucket_tokens or bucket_sizes: the cost depends on them")
+        if self.regularization is None and self.regularization_uses is not None:
             raise PlanError("regularization_uses is set without regularization: say which images they are")
+        if self.by_cost and self.arrangement.heeds_shards:
+            raise PlanError(
+                f"same_shape is 'cost' and order is {self.order!r}, whose steps have one bucket: leave out one of them"
+            )
 
     @property
     def policy(self) -> RemainderPolicy:
@@ -146,6 +172,34 @@ class PlanOptions:
     def sizes(self) -> IntArray | None:
         """`bucket_sizes` as the array that they were made."""
         return cast("IntArray | None", self.bucket_sizes)
+
+    @property
+    def by_cost(self) -> bool:
+        """Batches of several buckets may meet in a step."""
+        return self.same_shape == COST
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int64] | None:
+        """`bucket_tokens` as the array that they were made."""
+        return cast("npt.NDArray[np.int64] | None", self.bucket_tokens)
+
+    @property
+    def item_costs(self) -> npt.NDArray[np.float64] | None:
+        """[K] cost of one image of each bucket: of its tokens, else its pixels; None where neither is known."""
+        if self.tokens is not None:
+            return cost_of(self.tokens, self.token_cost)
+        return None if self.sizes is None else pixels_of(self.sizes).astype(np.float64)
+
+    def budgets(self) -> list[Budget]:
+        """The bounds of a batch that are set.
+
+        Raises:
+            PlanError: one that needs to know more of the buckets.
+        """
+        return budgets_of(
+            max_pixels=self.max_pixels, max_tokens=self.max_tokens, max_cost=self.max_cost,
+            sizes=self.sizes, tokens=self.tokens, token_cost=self.token_cost,
+        )  # fmt: skip
 
     def context(self, global_batch: npt.NDArray[np.int64]) -> RemainderContext:
         """What the policy may look at, for [K] buckets, at the first epoch of seed 0.
@@ -190,26 +244,7 @@ class PlanOptions:
             "equal_epochs": True if self.equal_epochs else None,
             # Before there was a choice, they were left out.
             "small_buckets": self.policies[1].name if len(self.policies) > 1 else None,
+            "same_shape": COST if self.by_cost else None,
+            "item_costs": self.item_costs if self.by_cost else None,
             **({name: getattr(self, name) for name in _OF_SHARDS} if self.arrangement.heeds_shards else {}),
         }
-
-    def _checked_small_buckets(self) -> str | None:
-        if self.small_buckets is None:
-            return None
-        one_of("remainder", self.remainder, REMAINDERS)
-        if not self.policy.leaves_out:
-            raise PlanError(
-                f"small_buckets is {self.small_buckets!r}, but remainder={self.remainder!r} trains the images of all "
-                "buckets: leave small_buckets out, or take remainder='drop'"
-            )
-        return one_of("small_buckets", self.small_buckets, REMAINDERS)
-
-
-def _share(name: str, value: float) -> float:
-    try:
-        share = float(value)
-    except (TypeError, ValueError):
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise PlanError(f"{name} is {value!r}, but is a share of the image: from 0 to 1, e.g. 0.25 for a quarter")
-    return share

@@ -16,6 +16,8 @@ from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.demand import Change
 from kohya_bucket.planning.ledger import Ledger, LedgerReason
 from kohya_bucket.planning.ledger_rows import LedgerRows
+from kohya_bucket.planning.mixed_steps import MixedSteps
+from kohya_bucket.planning.rank_fillers import rank_fillers
 
 __all__ = ["EpochPlan"]
 
@@ -29,6 +31,7 @@ class EpochPlan:
     Step s trains the global batch `items[start[s] : start[s] + length[s]]`, all of one bucket. Rank r of W gets
     a slice: `length // W` images, the first `length % W` ranks one more. With fewer images than ranks, rank r
     gets image `r % length` of the batch, so that every rank always has one; those repeats are in the ledger.
+    With same_shape="cost", some steps are mixed: each rank's slice is of a bucket of its own.
 
     Attributes:
         world_size: W, number of ranks.
@@ -38,12 +41,14 @@ class EpochPlan:
         images: N, images in the data set.
         asked: trainings asked of the epoch.
         items: [T] int32 image numbers.
-        start: [S] int64, length: [S] int32, bucket_of_step: [S] int32.
+        start: [S] int64, length: [S] int32, bucket_of_step: [S] int32; -1 - m of a mixed step, row m of `mixed`.
         moves: some images are trained in another bucket than the one they were given (`merge`, `catch_all`),
             or are given several: the bucket has to be taken from the step.
         first_step: step of the epoch that step 0 of this plan is: 0, or the steps done before a resume.
         fingerprint: what the plan was made from, as plain values: equal fingerprints give equal plans.
         bucket_sizes: [K, 2] int32 (width, height), or None if they were not given.
+        item_costs: [K] what an image of each bucket costs, or None where neither tokens nor sizes are known.
+        mixed: what ranks train in mixed steps.
     """
 
     world_size: int
@@ -60,6 +65,8 @@ class EpochPlan:
     moves: bool
     fingerprint: dict[str, Any] = field(repr=False)
     bucket_sizes: IntArray | None = field(default=None, repr=False)
+    item_costs: npt.NDArray[np.float64] | None = field(default=None, repr=False)
+    mixed: MixedSteps = field(default_factory=MixedSteps, repr=False)
     first_step: int = 0
     ledger_rows: LedgerRows = field(default_factory=lambda: LedgerRows.of([]), repr=False)
 
@@ -99,11 +106,21 @@ class EpochPlan:
         """
         self._check_rank(rank)
         begin, n = self._slice(step)
-        if n < self.world_size:
-            return self.items[begin + rank % n : begin + rank % n + 1]
-        share, more = divmod(n, self.world_size)
-        at = begin + rank * share + min(rank, more)
-        return self.items[at : at + share + (rank < more)]
+        offset, images = self._share(step, rank, n)
+        return self.items[begin + offset : begin + offset + images]
+
+    def bucket(self, step: int, rank: int) -> int:
+        """The bucket that a rank trains in a step."""
+        k = int(self.bucket_of_step[step])
+        return k if k >= 0 else int(self.mixed.bucket[-1 - k, rank])
+
+    def rank_buckets(self, rank: int) -> npt.NDArray[np.int32]:
+        """[S] the bucket that a rank trains in each step."""
+        self._check_rank(rank)
+        buckets: npt.NDArray[np.int32] = self.bucket_of_step.copy()
+        at = np.flatnonzero(buckets < 0)
+        buckets[at] = self.mixed.bucket[-1 - buckets[at], rank % self.mixed.bucket.shape[1]]
+        return buckets
 
     def rank_lengths(self, rank: int) -> npt.NDArray[np.int64]:
         """[S] images that a rank trains in each step."""
@@ -126,8 +143,14 @@ class EpochPlan:
         world = self.world_size
         if n < world:
             return world / (n * len(range(rank % n, world, n)))
-        share, more = divmod(n, world)
-        return world * (share + (rank < more)) / n
+        return world * self._share(step, rank, n)[1] / n
+
+    @property
+    def unequal_steps(self) -> int:
+        """Steps in which `loss_scale` is not 1 on every rank."""
+        one = self.bucket_of_step >= 0
+        mixed = self.mixed.unequal[-1 - self.bucket_of_step[~one]]
+        return int(np.count_nonzero(self.length[one] % self.world_size)) + int(np.count_nonzero(mixed))
 
     def rank_batches(self, rank: int, first_step: int = 0) -> Iterator[list[int]]:
         """The rank's batches as lists of ints, from `first_step` on; nothing before it is looked at."""
@@ -169,59 +192,30 @@ class EpochPlan:
 
     def ledger(self) -> Ledger:
         """Every image that the epoch trains other than asked, with the reason."""
-        rows = self.ledger_rows
-        short = np.flatnonzero(self.length < self.world_size)
-        length = self.length[short].astype(np.int64)
-        extra = self.world_size - length
-        spare = np.arange(int(extra.sum())) - np.repeat(np.cumsum(extra) - extra, extra)
-        at = np.repeat(self.start[short], extra) + spare % np.repeat(length, extra)
-        filled = np.repeat(self.bucket_of_step[short], extra)
-        image = np.concatenate([rows.image, self.items[at]])
-        reason = np.concatenate([rows.reason, np.full(len(at), LedgerReason.RANK_FILLED, dtype=np.uint8)])
-        order = np.lexsort((image, reason))
-        return Ledger(
-            self.images,
-            self.asked,
-            image[order],
-            np.concatenate([rows.bucket, filled])[order],
-            np.concatenate([rows.to_bucket, filled])[order],
-            np.concatenate([rows.delta, np.ones(len(at), dtype=np.int8)])[order],
-            reason[order],
-            self.bucket_sizes,
-        )
+        steps = self.start, self.length, self.bucket_of_step
+        filled = rank_fillers(self.items, *steps, self.mixed, self.world_size)
+        rows = (self.ledger_rows + LedgerRows.of([(filled, LedgerReason.RANK_FILLED)])).sorted()
+        columns = rows.image, rows.bucket, rows.to_bucket, rows.delta, rows.reason
+        return Ledger(self.images, self.asked, *columns, self.bucket_sizes)
 
     @cached_property
     def hash(self) -> str:
         """Digest of every step of every rank: ranks that have the same one train the same plan."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(f"{self.world_size} {self.accumulate} {self.steps}".encode())
-        for array, kind in (
-            (self.items, "<i4"),
-            (self.start, "<i8"),
-            (self.length, "<i4"),
-            (self.bucket_of_step, "<i4"),
-        ):
-            digest.update(np.ascontiguousarray(array, dtype=kind).data)
+        digest.update(np.ascontiguousarray(self.items, dtype="<i4").data)
+        digest.update(np.ascontiguousarray(self.start, dtype="<i8").data)
+        for array in (self.length, self.bucket_of_step, self.mixed.length, self.mixed.bucket):
+            digest.update(np.ascontiguousarray(array, dtype="<i4").data)
         return digest.hexdigest()
 
     def _repr_html_(self) -> str:
-        """For notebooks: steps and images of each bucket, and the ledger in one line."""
-        from kohya_bucket.html_view import bars, fullest, view
+        from kohya_bucket.planning.plan_view import as_html
 
-        k, trained = len(self.global_batch), np.maximum(self.length, self.world_size)
-        steps = np.bincount(self.bucket_of_step, minlength=k)
-        samples = np.bincount(self.bucket_of_step, weights=trained, minlength=k).astype(np.int64)
-        short = np.bincount(self.bucket_of_step[self.length < self.global_batch[self.bucket_of_step]], minlength=k)
-        ledger, shown = self.ledger(), fullest(samples.tolist())
-        names = [ledger.bucket_name(i) for i in shown]
-        rows = [(name, *(f"{n[i]:,}" for n in (steps, samples, short))) for name, i in zip(names, shown, strict=True)]
-        notes = [ledger.text]
-        if (hidden := int(np.count_nonzero(samples)) - len(shown)) > 0:
-            notes.append(f"{hidden:,} smaller buckets are not shown")
         ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
         title = f"epoch {self.epoch}, seed {self.seed}: {self.steps:,} steps on {ranks}"
-        header = ("bucket", "steps", "images", "short batches")
-        return view(title, notes, header, rows, bars(names, samples[shown].tolist(), "images"))
+        steps = self.length, self.bucket_of_step, self.mixed
+        return as_html(title, self.ledger(), *steps, self.global_batch, self.world_size)
 
     def _slice(self, step: int) -> tuple[int, int]:
         if not 0 <= step < self.steps:
@@ -232,8 +226,21 @@ class EpochPlan:
         if not 0 <= rank < self.world_size:
             raise PlanError(f"rank {rank} does not exist: the plan is for ranks 0 to {self.world_size - 1}")
 
+    def _share(self, step: int, rank: int, n: int) -> tuple[int, int]:
+        """(where in a step of n images a rank's begin, how many it trains)."""
+        row = -1 - int(self.bucket_of_step[step])
+        if row >= 0:
+            return int(self.mixed.offset[row, rank]), int(self.mixed.images[row, rank])
+        share, more = divmod(n, self.world_size)
+        return (rank * share + min(rank, more), share + (rank < more)) if share else (rank % n, 1)
+
     def _shares(self, rank: int, steps: slice) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         n = self.length[steps].astype(np.int64)
         share, more = n // self.world_size, n % self.world_size
         offset = np.where(share > 0, rank * share + np.minimum(rank, more), rank % np.maximum(n, 1))
-        return self.start[steps] + offset, np.maximum(share + (rank < more), 1)
+        images = np.maximum(share + (rank < more), 1)
+        if len(self.mixed):
+            at = np.flatnonzero(self.bucket_of_step[steps] < 0)
+            rows = -1 - self.bucket_of_step[steps][at]
+            offset[at], images[at] = self.mixed.offset[rows, rank], self.mixed.images[rows, rank]
+        return self.start[steps] + offset, images

@@ -15,9 +15,11 @@ from kohya_bucket.planning.batch_layout import cut_batches, split_batches
 from kohya_bucket.planning.batch_sizes import as_global_batch, count_buckets, one_or_all, per_rank_batches
 from kohya_bucket.planning.demand import Change, Demand
 from kohya_bucket.planning.demand_model import DemandModel, as_bucket_ids
+from kohya_bucket.planning.equal_cost import equal_cost, step_count
 from kohya_bucket.planning.fingerprint import fingerprint_of
 from kohya_bucket.planning.keywords import PlanKeywords, known_options
 from kohya_bucket.planning.ledger import LedgerReason
+from kohya_bucket.planning.mixed_steps import MixedSteps
 from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.plan import EpochPlan
 from kohya_bucket.planning.remainders.keep import KEEP
@@ -31,9 +33,11 @@ from kohya_bucket.planning.windows import Windows, checked_shards
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["EpochPlanner"]
+__all__ = ["Done", "EpochPlanner"]
 
 _GlobalBatch = npt.NDArray[np.int64]
+Done = tuple[npt.ArrayLike, int] | tuple[npt.ArrayLike, int, int | None]
+"""A trained part of an epoch: (global batch, steps), or with ranks."""
 
 
 class EpochPlanner:
@@ -44,6 +48,8 @@ class EpochPlanner:
         fingerprint: the data and the options as plain values, ready for JSON; equal ones give equal plans for
             an equal seed and epoch.
         demand_model: what epochs are asked to train.
+        global_batch: [K] images that fill a step of each bucket, on all ranks together.
+        full_batch: [K] images that leave no remainder: the same; with same_shape="cost", what fills a rank's batch.
         period: with `equal_epochs`, the epochs after which what is trained of every bucket comes round.
     """
 
@@ -58,9 +64,10 @@ class EpochPlanner:
         self.options = chosen = PlanOptions(**known_options(EpochPlanner, options))
         self.world_size = whole("world_size", world_size, 1, bits=31)
         ids, highest = as_bucket_ids(bucket_ids)
-        self.n_buckets = count_buckets(highest, batch_size, chosen.sizes)
-        per_rank = per_rank_batches(batch_size, self.n_buckets, max_pixels=chosen.max_pixels, bucket_sizes=chosen.sizes)
+        self.n_buckets = count_buckets(highest, batch_size, chosen.sizes, chosen.tokens)
+        per_rank = per_rank_batches(batch_size, self.n_buckets, chosen.budgets(), chosen.sizes)
         self.global_batch = per_rank * self.world_size
+        self.full_batch = per_rank if chosen.by_cost else self.global_batch
         self._context = chosen.context(self.global_batch)
         self._shards: npt.NDArray[np.int32] | None = None
         if chosen.arrangement.heeds_shards and chosen.shards is not None:
@@ -73,14 +80,14 @@ class EpochPlanner:
                 "round, so no length fits all epochs; use whole repeats, or leave equal_epochs out"
             )
         self.period = period
-        self._longest: dict[tuple[int, bytes], int] = {}
+        self._longest: dict[tuple[int, int, bytes], int] = {}
         self.fingerprint = fingerprint_of(
             ids,
             self.demand_model.images_per_bucket,
             {**chosen.stored(self._context), "global_batch": one_or_all(self.global_batch)},
         )
 
-    def plan(self, seed: int = 0, epoch: int = 0, done: Sequence[tuple[npt.ArrayLike, int]] = ()) -> EpochPlan:
+    def plan(self, seed: int = 0, epoch: int = 0, done: Sequence[Done] = ()) -> EpochPlan:
         """Plan an epoch, or what is left of it; see `plan_epoch`."""
         try:
             return self._plan(integer("seed", seed), epoch, done)
@@ -89,22 +96,34 @@ class EpochPlanner:
                 f"epoch {epoch} does not fit into memory ({error}): lower repeats and train more epochs"
             ) from None
 
-    def _plan(self, seed: int, epoch: int, done: Sequence[tuple[npt.ArrayLike, int]]) -> EpochPlan:
+    def _plan(self, seed: int, epoch: int, done: Sequence[Done]) -> EpochPlan:
         asked = self.demand_model.for_epoch(seed, whole("epoch", epoch, 0, bits=31))
-        stages = [(as_global_batch(size, self.n_buckets), whole("done", steps, 0)) for size, steps in done]
-        stages.append((self.global_batch, 0))
-        plan = self._arranged(asked.demand, asked.demand, stages[0][0], seed, epoch, 0)
+        stages = [self._stage(*part) for part in done] + [(self.global_batch, self.world_size, 0)]
+        plan = self._arranged(asked.demand, asked.demand, stages[0][0], stages[0][1], seed, epoch, 0)
         lost = Change(asked.unplaced, _nowhere(asked.unplaced), _nowhere(asked.unplaced), -1)
         plan = plan.with_ledger(asked.total, [(lost, LedgerReason.NO_BUCKET)])
         part, moved = 0, plan.ledger_rows
-        for global_batch, steps in stages:
-            if not np.array_equal(global_batch, plan.global_batch):
+        for global_batch, ranks, steps in stages:
+            if ranks != plan.world_size or not np.array_equal(global_batch, plan.global_batch):
                 part += 1
                 left = untrained(plan, self.n_buckets, moved)
-                rest = self._arranged(left, asked.demand, global_batch, seed, epoch, part)
+                rest = self._arranged(left, asked.demand, global_batch, ranks, seed, epoch, part)
                 plan, moved = replace(rest, first_step=plan.first_step), rest.ledger_rows
             plan = plan.after(steps)
         return plan
+
+    @property
+    def ranks(self) -> int | None:
+        """What a trained part of an epoch is to be saved with, where the plan depends on it."""
+        return self.world_size if self.options.by_cost else None
+
+    def _stage(self, size: npt.ArrayLike, steps: int, ranks: int | None = None) -> tuple[_GlobalBatch, int, int]:
+        """(global batch, ranks, steps) of a trained part. Ranks only count where the plan depends on them."""
+        world = self.world_size if ranks is None or not self.options.by_cost else whole("ranks", ranks, 1)
+        global_batch = as_global_batch(size, self.n_buckets)
+        if self.options.by_cost and (global_batch % world).any():
+            raise PlanError(f"global batch is {size!r}, but must be a multiple of the {world} ranks that trained it")
+        return global_batch, world, whole("done", steps, 0)
 
     def moved_pairs(self) -> list[tuple[int, int]]:
         """(own bucket, bucket trained in) between which whole epochs move images, whichever the seed.
@@ -117,70 +136,81 @@ class EpochPlanner:
         found: set[tuple[int, int]] = set()
         for epoch in range(self.period):
             demand = self.demand_model.for_epoch(0, epoch).demand
-            for change, _ in self._remainder(demand, demand, self.global_batch, 0, epoch, 0)[1]:
+            for change, _ in self._remainder(demand, demand, self.full_batch, 0, epoch, 0)[1]:
                 found.update(zip(change.bucket.tolist(), change.to_bucket.tolist(), strict=True))
         return sorted(pair for pair in found if pair[0] != pair[1])
 
-    def _steps_of_longest(self, global_batch: _GlobalBatch, seed: int) -> int:
+    def _steps_of_longest(self, global_batch: _GlobalBatch, ranks: int, seed: int) -> int:
         """Steps of the longest epoch; 0 where all are equally long by themselves."""
         if self.period == 1:
             return 0
-        key = (seed, global_batch.tobytes())
+        key = (seed, ranks, global_batch.tobytes())
+        full = global_batch // ranks if self.options.by_cost else global_batch
         if key not in self._longest:
             lengths = []
             for epoch in range(self.period):
                 demand = self.demand_model.for_epoch(seed, epoch).demand
-                demand, _ = self._remainder(demand, demand, global_batch, seed, epoch, 0)
-                lengths.append(int((-(-demand.per_bucket() // global_batch)).sum()))
+                counts = self._remainder(demand, demand, full, seed, epoch, 0)[0].per_bucket()
+                by_cost = self.options.by_cost
+                lengths.append(
+                    step_count(counts, global_batch, ranks) if by_cost else int((-(-counts // global_batch)).sum())
+                )
             self._longest[key] = max(lengths)
         return self._longest[key]
 
     def _remainder(
-        self, demand: Demand, whole: Demand, global_batch: _GlobalBatch, seed: int, epoch: int, part: int
+        self, demand: Demand, whole: Demand, full: _GlobalBatch, seed: int, epoch: int, part: int
     ) -> tuple[Demand, list[tuple[Change, LedgerReason]]]:
         # What is left of an epoch trains where it was asked: whoever prepared the moves of whole epochs (cached
         # latents at the other size, say) need not prepare for every place at which a run may stop.
         policies = tuple(KEEP if part and policy.moves_images else policy for policy in self.options.policies)
-        context = replace(self._context, global_batch=global_batch, seed=seed, epoch=epoch)
+        context = replace(self._context, global_batch=full, seed=seed, epoch=epoch)
         return apply_policies(policies, demand, whole, context)
 
     def _arranged(
-        self, demand: Demand, whole: Demand, global_batch: _GlobalBatch, seed: int, epoch: int, part: int
+        self, demand: Demand, whole: Demand, global_batch: _GlobalBatch, ranks: int, seed: int, epoch: int, part: int
     ) -> EpochPlan:
         asked = len(demand.image) if demand.times is None else int(demand.times.sum())
+        options, order = self.options, self.options.arrangement
         windows = None
         if self._shards is not None:
-            rng, most = stream(Purpose.SHARDS, seed, epoch, part), self.options.open_shards
-            windows = Windows.of(self._shards, demand, global_batch, most, self.options.nodes, rng)
-        demand, changes = self._remainder(demand, whole, global_batch, seed, epoch, part)
-        order, rng = self.options.arrangement, stream(Purpose.IMAGES, seed, epoch, part)
-        parts = None if windows is None else windows.parts
+            rng = stream(Purpose.SHARDS, seed, epoch, part)
+            windows = Windows.of(self._shards, demand, global_batch, options.open_shards, options.nodes, rng)
+        full = global_batch // ranks if options.by_cost else global_batch
+        demand, changes = self._remainder(demand, whole, full, seed, epoch, part)
+        parts, rng = None if windows is None else windows.parts, stream(Purpose.IMAGES, seed, epoch, part)
         items, counts = sequence_items(demand, rng, shuffle=order.shuffles, parts=parts)
-        layout = cut_batches(counts, global_batch)
-        if part == 0:
-            layout = split_batches(layout, self._steps_of_longest(global_batch, seed))
-        rng = stream(Purpose.STEPS, seed, epoch, part)
+        layout = cut = cut_batches(counts, global_batch)
+        longest = self._steps_of_longest(global_batch, ranks, seed) if part == 0 else 0
+        rng, met = stream(Purpose.STEPS, seed, epoch, part), None
+        if options.by_cost and options.item_costs is not None:
+            met = equal_cost(cut, global_batch, ranks, options.item_costs, rng if order.shuffles else None, longest)
+            layout = met.layout
+        else:
+            layout = cut = split_batches(cut, longest)
         groups, turn = (layout, None) if windows is None else windows.grouped(items, layout, rng)
-        steps = order.arrange(groups, rng, self.options.run_length)
+        steps = order.arrange(groups, rng, options.run_length)
         if turn is not None:
             steps = steps[np.argsort(turn[steps], kind="stable")]
         if order.shuffles and demand.times is not None:
-            separate_repeats(items, groups, rng)
+            separate_repeats(items, cut if windows is None else groups, rng)
         plan = EpochPlan(
-            world_size=self.world_size,
+            world_size=ranks,
             global_batch=global_batch,
-            accumulate=self.options.accumulate,
+            accumulate=options.accumulate,
             seed=seed,
             epoch=epoch,
             images=self.fingerprint["images"],
             asked=asked,
-            items=items,
+            items=items if met is None else items[met.take],
             start=layout.start[steps],
             length=layout.length[steps],
-            bucket_of_step=layout.bucket[steps],
+            bucket_of_step=layout.bucket[steps] if met is None else met.numbered(steps),
             moves=self.demand_model.several_buckets or any(change.delta == 0 for change, _ in changes),
             fingerprint={**self.fingerprint, "seed": seed, "epoch": epoch},
-            bucket_sizes=self.options.sizes,
+            bucket_sizes=options.sizes,
+            item_costs=options.item_costs,
+            mixed=MixedSteps() if met is None else met.mixed,
         )
         return plan.with_ledger(asked, changes)
 

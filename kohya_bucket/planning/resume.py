@@ -30,10 +30,14 @@ class OtherDataError(ResumeError):
 
 
 class TrainedPart(NamedTuple):
-    """Steps of an epoch that were trained with one global batch: so many images, or [K] for the buckets."""
+    """Steps of an epoch that were trained with one global batch: so many images, or [K] for the buckets.
+
+    `ranks` is their number, where the plan depends on it (same_shape="cost").
+    """
 
     global_batch: int | list[int]
     steps: int
+    ranks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,17 +73,18 @@ class EpochPosition:
         """Steps of the epoch that are trained."""
         return sum(part.steps for part in self.done)
 
-    def at_step(self, step: int, global_batch: int | list[int]) -> EpochPosition:
+    def at_step(self, step: int, global_batch: int | list[int], ranks: int | None = None) -> EpochPosition:
         """The position after `step` steps of the epoch, if all since the last change had this global batch.
 
         Raises:
             ResumeError: that lies before the point where the global batch last changed.
         """
-        parts = self.done[:-1] if self.done and self.done[-1].global_batch == global_batch else self.done
+        same = self.done and (self.done[-1].global_batch, self.done[-1].ranks) == (global_batch, ranks)
+        parts = self.done[:-1] if same else self.done
         before = sum(part.steps for part in parts)
         if step < before:
             raise ResumeError(f"step {step} of epoch {self.epoch} lies before step {before}, where this run resumed")
-        more = (TrainedPart(global_batch, step - before),) if step > before else ()
+        more = (TrainedPart(global_batch, step - before, ranks),) if step > before else ()
         return EpochPosition(self.seed, self.epoch, parts + more)
 
     def next_epoch(self) -> EpochPosition:
@@ -93,7 +98,7 @@ class EpochPosition:
             "seed": self.seed,
             "epoch": self.epoch,
             "step": self.step,
-            "done": [[size, steps] for size, steps in self.done],
+            "done": [[size, steps] if ranks is None else [size, steps, ranks] for size, steps, ranks in self.done],
             "fingerprint": dict(fingerprint),
         }
 
@@ -138,7 +143,9 @@ def position_of(seed: Any, epoch: Any, done: Any) -> EpochPosition:
         TypeError, ValueError: one of them is none that a position was saved with.
     """
     return EpochPosition(
-        _seed(seed), whole("epoch", epoch, 0, bits=31), tuple(_part(size, steps) for size, steps in done)
+        _seed(seed),
+        whole("epoch", epoch, 0, bits=31),
+        tuple(_part(size, steps, *ranks) for size, steps, *ranks in done),
     )
 
 
@@ -149,7 +156,8 @@ def _seed(value: Any) -> int:
     return seed
 
 
-def _part(global_batch: Any, steps: Any) -> TrainedPart:
+def _part(global_batch: Any, steps: Any, ranks: Any = None) -> TrainedPart:
     sizes = global_batch if isinstance(global_batch, (list, tuple)) else [global_batch]
     checked = [whole("global batch", size, 1) for size in sizes]
-    return TrainedPart(checked if sizes is global_batch else checked[0], whole("steps", steps, 0))
+    size = checked if sizes is global_batch else checked[0]
+    return TrainedPart(size, whole("steps", steps, 0), None if ranks is None else whole("ranks", ranks, 1))

@@ -19,6 +19,8 @@ def untrained(plan: EpochPlan, n_buckets: int, changes: LedgerRows) -> Demand:
     `changes` are what the remainder policy changed when the epoch was planned.
     """
     bucket = np.repeat(plan.bucket_of_step.astype(np.int64), plan.length)
+    mixed = plan.bucket_of_step < 0
+    bucket[np.repeat(mixed, plan.length)] = plan.mixed.buckets_of_images(-1 - plan.bucket_of_step[mixed])
     ends = np.cumsum(plan.length, dtype=np.int64)
     at = np.repeat(plan.start - ends + plan.length, plan.length) + np.arange(len(bucket))
     keys, times = np.unique(_sent_home(bucket << 32 | plan.items[at], changes), return_counts=True)

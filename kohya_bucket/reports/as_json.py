@@ -48,6 +48,7 @@ def analysis_as_dict(analysis: Analysis, limit: int = 100) -> dict[str, Any]:
         "rule": repr(subject.rule),
         "source": subject.source,
         "batch_size": subject.batch_size,
+        "clips": None if subject.clips is None else subject.clips.as_dict(),
         "images": {
             "found": len(images),
             "readable": int(readable.sum()),

@@ -14,6 +14,7 @@ from kohya_bucket.buckets import BucketSet, switching_points
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.reports.drawing import Drawing
 from kohya_bucket.reports.labels import spread_labels
+from kohya_bucket.texts import counted
 
 __all__ = ["aspect_chart"]
 
@@ -60,7 +61,7 @@ def aspect_chart(
     drawing.text(_LEFT, 24, heading, size=18, bold=True)
     note = f"blue: buckets; orange: where one bucket hands over to the next ({method})"
     if rug:
-        note += f"; bars: {len(images):,} images"
+        note += f"; bars: {counted(len(images), 'image')}"
     drawing.text(_LEFT, 48, note, size=13, colour="#555555")
     for number, side in enumerate(sides):
         _panel(drawing, side, 64 + panel * number, reach, rug)
@@ -101,7 +102,7 @@ def _panel(drawing: Drawing, side: _Side, top: float, reach: float, rug: int) ->
     drawing.text(left, top + 14, side.title, size=15, bold=True)
     if rug:
         beyond = int((side.images > reach).sum())
-        count = f"{len(side.images):,} images" + (f", {beyond:,} of them beyond the axis" if beyond else "")
+        count = f"{counted(len(side.images), 'image')}" + (f", {beyond:,} of them beyond the axis" if beyond else "")
         drawing.text(left + 108, top + 15, count, size=12, colour="#555555")
     drawing.text(right, top + 14, side.unit, size=12, colour="#555555", anchor="end")
     strip = top + 154 + rug

@@ -105,7 +105,7 @@ def _limits(rule: KohyaBuckets, tried: Tried) -> Iterator[Change]:
             yield from _tried(both, now, then, why, rule, min_size=lowest, max_size=longest)
     why = "Each image keeps its own aspect, in as many buckets as there are sizes"
     if tried.now.enlarged:
-        why = "Images smaller than their bucket are scaled up, which trains blur"
+        why = "Images smaller than their bucket are scaled up, so blurred images are trained"
     yield from _tried("bucket_no_upscale", "false", "true", why, rule, no_upscale=True, switching="midpoint")
 
 

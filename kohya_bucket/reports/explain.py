@@ -61,7 +61,7 @@ def explain(rule: BucketRule, width: int, height: int) -> Explanation:
         ValueError: a side below 1.
     """
     if min(width, height) < 1:
-        raise ValueError(f"{width}x{height} is no image size: both sides must be 1 or more")
+        raise ValueError(f"{width}x{height} is not an image size: both sides must be 1 or more")
     placement = rule.place([(width, height)])
     bucket = placement.bucket(0)
     if bucket is None:

@@ -16,6 +16,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS
 from kohya_bucket.reports.images import ImageTable
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
+from kohya_bucket.texts import counted
 
 __all__ = ["MOST_IMAGES", "GivenConfig", "render_explorer"]
 
@@ -86,7 +87,7 @@ def render_explorer(
         "sets": {preset: _bundled(preset) for preset in list_presets()},
         "start": start,
     }
-    title = f"{name}: {count:,} images - bucket explorer" if images else "Bucket explorer - kohya-bucket"
+    title = f"{name}: {counted(count, 'image')} - bucket explorer" if images else "Bucket explorer - kohya-bucket"
     return one_file(
         data,
         _SCRIPTS,

@@ -14,6 +14,7 @@ from kohya_bucket.buckets import BucketRule
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images import SizeScan
 from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer
+from kohya_bucket.reports.clips import ClipFacts
 
 __all__ = ["ImageTable", "Subject"]
 
@@ -129,6 +130,7 @@ class Subject:
         batch_size: images per process and step.
         source: where the rule comes from, for the reader, e.g. a config's path.
         trainer: what settings are proposed for.
+        clips: where the images are the frames of clips, what else is known of these.
     """
 
     name: str
@@ -137,6 +139,7 @@ class Subject:
     batch_size: int = 1
     source: str = ""
     trainer: Trainer = ANY_TRAINER
+    clips: ClipFacts | None = None
 
 
 def shared_folder(paths: Sequence[str]) -> tuple[int, bool]:

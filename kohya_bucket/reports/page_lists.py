@@ -46,7 +46,7 @@ def image_lists(analysis: Analysis, limit: int) -> list[dict[str, Any]]:
     ]
     for title, notes, about in (
         ("Broken", images.failures, "No size could be read from these; they are not trained."),
-        ("Named wrongly", images.mislabelled, "They load all the same."),
+        ("Named wrongly", images.mislabelled, "They load anyway."),
     ):
         some = sorted(notes.items())
         listed = [[images.short_name(i), why] for i, why in some[:limit]]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.browser_rule import describe_rule
 from kohya_bucket.reports.one_file import markup_safe, table_markup
+from kohya_bucket.texts import counted
 
 __all__ = ["in_one_line", "plain_report"]
 
@@ -19,7 +20,7 @@ def in_one_line(analyses: Sequence[Analysis]) -> str:
     buckets = sum(a.summary.buckets for a in analyses)
     placed = sum(int(a.placement.placed.sum()) for a in analyses)
     crop = sum(a.summary.mean_crop * int(a.placement.placed.sum()) for a in analyses) / max(placed, 1)
-    return f"{images:,} images in {buckets:,} buckets, {crop:.1%} cut off on average"
+    return f"{counted(images, 'image')} in {counted(buckets, 'bucket')}, {crop:.1%} cut off on average"
 
 
 def plain_report(analyses: Sequence[Analysis]) -> str:

@@ -68,7 +68,7 @@ def _small(analysis: Analysis) -> Iterator[Recommendation]:
         yield _without(
             analysis, small, f"{_images(small)} enlarged more than {MUCH_ENLARGED:g} times",
             "replace by larger ones or leave out",
-            f"Their sides are scaled up {_span(analysis.scale[small], '{:.3g}')} times, which trains blur",
+            f"Their sides are scaled up {_span(analysis.scale[small], '{:.3g}')} times, so blurred images are trained",
         )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def _copies(analysis: Analysis) -> Iterator[Recommendation]:
         after = _summary_without(analysis, spare)
         yield Recommendation(
             "files", f"{int(spare.sum()):,} copies", "keep one of each group",
-            f"{len(duplicates):,} images are there more than once, and are trained that much more often",
+            f"{counted(len(duplicates), 'image', 'is', 'are')} there more than once, and trained that much more often",
             _samples(analysis.summary, after), "", analysis.summary, after,
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ from kohya_bucket.images.files.paths import from_here
 from kohya_bucket.latents.trainers import NAME_THE_MODEL
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.recommend import Recommendation, recommend
-from kohya_bucket.texts import one_line, some
+from kohya_bucket.texts import counted, one_line, some
 
 __all__ = ["print_analysis", "render_analysis"]
 
@@ -49,12 +49,17 @@ def _head(analysis: Analysis) -> RenderableType:
     text = Text()
     text.append(f"{one_line(analysis.subject.name)}\n", style="bold")
     text.append(f"{one_line(repr(analysis.subject.rule))}, batch size {analysis.subject.batch_size}\n", style="dim")
-    text.append(f"{len(images):,} images: {readable:,} readable, {len(images) - readable:,} broken")
+    what = "image" if analysis.subject.clips is None else "clip"
+    text.append(f"{counted(len(images), what)}: {readable:,} readable, {len(images) - readable:,} broken")
     text.append(f", {len(analysis.unplaced):,} without a bucket\n")
+    for line in [] if analysis.subject.clips is None else analysis.subject.clips.lines():
+        text.append(f"{line}\n")
     if s.placed:
         text.append(
-            f"{s.buckets} buckets in use; {s.samples:,} samples, {s.batches:,} batches an epoch, "
-            f"{s.short_batches:,} of them not full ({len(analysis.underfilled)} buckets never fill one)\n"
+            f"{counted(s.buckets, 'bucket')} in use; {counted(s.samples, 'sample')}, "
+            f"{counted(s.batches, 'batch')} an epoch, "
+            f"{s.short_batches:,} of them not full "
+            f"({counted(len(analysis.underfilled), 'bucket', 'never fills', 'never fill')} one)\n"
         )
         text.append(
             f"Cropped off: mean {s.mean_crop:.2%}, median {s.median_crop:.2%}, 95th percentile {s.p95_crop:.1%}, worst "

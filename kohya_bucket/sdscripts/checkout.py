@@ -28,7 +28,7 @@ def find_checkout(folder: Path) -> Path:
         ):  # that module has been taken apart once
             return candidate
     raise CheckoutError(
-        f"{folder} is no sd-scripts checkout: neither it nor its sd-scripts folder holds library/ beside "
+        f"{folder} is not an sd-scripts checkout: neither it nor its sd-scripts folder has library/ beside "
         f"train_network.py; name the folder that train_network.py lies in"
     )
 

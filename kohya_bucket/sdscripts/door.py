@@ -120,8 +120,4 @@ def install_in_worker() -> None:
 _door = SdScriptsDoor()
 
 uninstall, is_active, why_inactive = _door.close, _door.is_active, _door.why_inactive
-
-
-def left_alone() -> dict[str, str]:
-    """{subject: why} of what is left to sd-scripts in a version that is known only in part."""
-    return {name: "; ".join(unknown.problems) for name, unknown in _door.unknown.items()}
+left_alone = _door.left_alone

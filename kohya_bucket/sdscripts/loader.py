@@ -29,7 +29,8 @@ def refuse_empty(group: Any) -> None:
     training = all(getattr(one, "is_training_dataset", True) for one in datasets)
     if training and tables and len(tables) == len(datasets) and not any(len(table.images.keys) for table in tables):
         raise SystemExit(
-            "kohya_bucket: not one image is left to train: the folders hold none, or each was left out with its reason "
+            "kohya_bucket: no image is left to train: the folders are empty, or every image was left out for the "
+            "reason "
             "above; `kohya-bucket plan` shows the same without training"
         )
 

@@ -27,7 +27,7 @@ def say_what_is_not_weighed(sampler: PlanSampler) -> None:
     unequal = sampler.unequal_steps
     if unequal and is_first_process() and not _trainer_heeds_weights():
         logger.warning(
-            "%d of %d steps leave GPUs with unequal numbers of images, and this trainer does not heed loss_weights: "
+            "%d of %d steps leave GPUs with unequal numbers of images, and this trainer ignores loss_weights: "
             "images on the GPU with fewer count for more; remainder = 'pad' makes the numbers equal",
             unequal,
             len(sampler) // sampler.world_size,

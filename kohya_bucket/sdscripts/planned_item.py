@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
+from kohya_bucket.adapter.replaced_images import batch_of_the_readable
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.sdscripts.bad_images import batch_of_the_readable
 from kohya_bucket.sdscripts.caching.extra_sizes import at_planned_size
 from kohya_bucket.sdscripts.datasets.masks import drop_unwanted_masks
 from kohya_bucket.sdscripts.loss_weights import weighed
@@ -44,7 +44,8 @@ def planned_item(group: Group, index: PlannedBatch) -> Any:
     except (MemoryError, ConfigError):
         raise
     except Exception as error:
-        return batch_of_the_readable(make, index, dataset.buckets_indices, error)
+        table = dataset.buckets_indices
+        return batch_of_the_readable(make, index, table.images, error, table.options.on_bad_image)
 
 
 def numbered_item(group: Group, number: int) -> Any:

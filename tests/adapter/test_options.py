@@ -79,3 +79,27 @@ def test_a_file_of_the_environment_may_have_a_byte_order_mark(tmp_path, monkeypa
     (tmp_path / "a.toml").write_text('order = "runs"\n', encoding="utf-8-sig")
     monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(tmp_path / "a.toml"))
     assert AdapterOptions.from_tables(*environment_table()).order == "runs"
+
+
+@pytest.mark.parametrize("key", ["max_tokens", "max_cost", "cost"])
+def test_tokens_are_those_of_a_model(key):
+    value = [1, 0.5] if key == "cost" else 10_000
+    with pytest.raises(ConfigError, match=rf"{key} is set without model, .*: one of sd3-medium, .*wan-1\.3b"):
+        AdapterOptions.from_tables(("here", {key: value}))
+    options = AdapterOptions.from_tables(("here", {key: value, "model": "wan-1.3b"}))
+    assert options.token_cost == ((1, 0.5) if key == "cost" else (1, 1 / (6 * 1536)))
+    assert options.has_budget == (key != "cost")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"model": "wan"}, "model is 'wan', but must be one of .*; the nearest is 'wan-14b'"),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5, but must be a whole number above 0"),
+        ({"max_cost": 0}, "max_cost is 0, but must be a number above 0"),
+        ({"cost": [1]}, r"cost is \[1\], but must be two numbers a, b of a \* L \+ b \* L \* L"),
+    ],
+)
+def test_budgets_that_are_none(table, message):
+    with pytest.raises(ConfigError, match=message):
+        AdapterOptions.from_tables(("here", table))

@@ -1,5 +1,6 @@
 """Where the sampler behind sd-scripts' loader goes on after stops, whatever the batch size and the options."""
 
+import json
 from collections import Counter
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import place_images
 from kohya_bucket.adapter.sampler import PlanSampler
+from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.ranks_agree import RanksDifferError
 
 IMAGES = 60
@@ -57,6 +59,39 @@ def test_stopped_again_and_again_an_epoch_trains_each_image_once(table, stops):
                 break
         position = sampler.position(begun[0] + trained)
     assert seen == dict.fromkeys(range(IMAGES), 1)
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 10**6])
+@pytest.mark.parametrize("worlds", [(3, 3), (4, 2), (2, 5), (8, 1)])
+def test_equal_costs_are_resumed_on_any_number_of_processes(monkeypatch, worlds, stop_at):
+    """Each image once by what counts in the loss; each batch of one bucket; and a state that JSON can hold."""
+    monkeypatch.setattr("kohya_bucket.adapter.sampler.gather", lambda mine: [mine])
+    counted, position, mixed = np.zeros(IMAGES), None, 0
+    for world, steps in zip(worlds, (stop_at, 10**6), strict=True):
+        monkeypatch.setattr("kohya_bucket.adapter.sampler.world_size", lambda world=world: world)
+        sampler = sampler_of({"same_shape": "cost"}, 3)
+        if position is not None:
+            state = json.loads(json.dumps(position.state_dict(sampler.fingerprint)))
+            sampler.resume(EpochPosition.from_state_dict(state, sampler.fingerprint))
+        if sampler._rest is not None and sampler._rest[1].epoch == 2:
+            break  # the epoch was complete
+        batches = list(sampler)[: steps * world]
+        assert len(batches) % world == 0
+        for first in range(0, len(batches), world):
+            step = batches[first : first + world]
+            mixed += len({batch.bucket for batch in step}) > 1
+            weights = [batch.loss_scale / len(batch.images) / world for batch in step]
+            for batch, weight in zip(step, weights, strict=True):
+                assert set(sampler.planner.bucket_ids[batch.images]) == {batch.bucket}
+                np.add.at(counted, batch.images, weight * _images_of(step))
+        position = sampler.position(sampler._first(sampler._current) + len(batches) // world)
+    assert np.allclose(counted, 1)
+    assert mixed
+
+
+def _images_of(step):
+    """Images of a global batch, one that fills several ranks once."""
+    return len({int(i) for batch in step for i in batch.images})
 
 
 def test_ranks_take_the_first_ones_seed_and_refuse_other_data(monkeypatch):

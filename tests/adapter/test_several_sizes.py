@@ -157,7 +157,7 @@ def test_what_a_data_set_rules_out(table, keys, own_sizes, words):
         ({"resolutions": [512, 768], "resolution_weights": [1, 2]}, "weights belong to 'weighted'"),
         (
             {"resolutions": [512, 768], "resolution_mode": "weighted", "resolution_weights": [1]},
-            "1 numbers for 2 resolutions",
+            "1 number for 2 resolutions",
         ),
         (
             {"resolutions": [512, 768], "resolution_mode": "weighted", "resolution_weights": [0, 0]},

@@ -79,7 +79,7 @@ class LatentItems(Protocol):
         (Inherits("fly"), Child, "has no fly"),
         (Offers(LatentItems), Child, ""),
         (Offers(LatentItems), Base, "has no run, trace"),
-        (Offers(LatentItems), Child(), "is no class"),
+        (Offers(LatentItems), Child(), "is not a class"),
         (CoveredBy(Child), Base, ""),
         (CoveredBy(Base), Child, "has run, trace too"),
     ],

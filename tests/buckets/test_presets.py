@@ -84,7 +84,7 @@ def test_files_round_trip(tmp_path) -> None:
         ("[[buckets]]\nwidth = 8", ConfigError, "bucket 1 is .* must have exactly width and height"),
         ("step = 8\nbuckets = []", ConfigError, "key 'step', which does not exist"),
         ("name = 3\nbuckets = []", ConfigError, "name is 3, but must be a str"),
-        ("name = ", ConfigError, "no valid TOML"),
+        ("name = ", ConfigError, "not valid TOML"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_by_name(tmp_path, text, error, message) -> None:
@@ -98,7 +98,7 @@ def test_what_cannot_be_trained_is_refused_by_name(tmp_path, text, error, messag
 def test_a_json_file_that_is_none(tmp_path) -> None:
     path = tmp_path / "bad.json"
     path.write_text("[1, 2", encoding="utf-8")
-    with pytest.raises(ConfigError, match="no valid JSON"):
+    with pytest.raises(ConfigError, match="not valid JSON"):
         load_from_json(path)
     path.write_text("[1, 2]", encoding="utf-8")
     with pytest.raises(ConfigError, match="holds a list"):

@@ -146,7 +146,7 @@ def test_a_longest_side_that_is_the_resolution_is_said_with_images_and_pixels(mi
         found = findings(command, config, *named, *(["--quick"] if command == "doctor" else []))["short-buckets"]
         assert found["severity"] == "warning"
         assert lost in found["message"]
-        assert "fewer pixels than with 2048 (416x608 at 704x1024 in place of 832x1216)" in found["message"]
+        assert "fewer pixels than with 2048 (416x608 at 704x1024 instead of 832x1216)" in found["message"]
         assert found["remedy"] == "max_bucket_reso = 2048"
         assert "short-buckets" not in findings(command, write(tmp_path, mixed, resolution=1024, max_bucket_reso=2048))
         config = write(tmp_path, mixed, resolution=1024)
@@ -219,11 +219,21 @@ def test_simulate_and_previews_say_what_exif_asks_for(mixed, tmp_path) -> None:
     assert "EXIF" not in run("simulate", mixed / "square0.png").output
 
 
+def test_simulate_says_what_sd_scripts_does_not_read(mixed) -> None:
+    gif = mixed / "moving.gif"
+    assert "sd-scripts does not read .gif files: convert it" in run("simulate", gif).output
+    (row,) = json.loads(run("simulate", gif, "--json").stdout)
+    assert row["bucket"]
+    assert "sd-scripts does not read .gif files" in row["not_read"]
+    assert "sd-scripts does not read" not in run("simulate", mixed / "square0.png").output
+    assert json.loads(run("simulate", "300x200", "--json").stdout)[0]["not_read"] == ""
+
+
 def test_what_sd_scripts_does_not_read_is_not_counted_as_trained(mixed) -> None:
     (one,) = json.loads(run("analyze", mixed, "--json").stdout)["datasets"]
     assert (one["images"]["found"], one["images"]["readable"]) == (27, 25)
     reasons = {Path(b["path"]).name: b["reason"] for b in one["broken"]["listed"]}
-    assert reasons["moving.gif"] == "sd-scripts reads no .gif: convert it to PNG, JPEG or WebP"
+    assert reasons["moving.gif"] == "sd-scripts does not read .gif files: convert it to PNG, JPEG or WebP"
     assert one["summary"]["placed"] == 25
     output = run("buckets-from-dataset", mixed).output
     assert "(1 unreadable left out) (1 left out that sd-scripts does not read)" in output

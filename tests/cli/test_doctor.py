@@ -68,9 +68,9 @@ def test_a_healthy_data_set(folder):
     found, facts = findings(write(folder))
     assert found == {}
     assert facts["config"]["dataset 1"] == "7 images in 5 buckets, 6 batches an epoch"
-    assert facts["config"]["decoded"] == "7 images, 0 of them cannot be"
+    assert facts["config"]["decoded"] == "7 images, 0 of them cannot be decoded"
     assert facts["this"]["numpy"] == np.__version__
-    assert "nothing found that would stop the training or spoil it" in run(folder.parent / "dataset.toml").output
+    assert "nothing found that would stop the training or harm it" in run(folder.parent / "dataset.toml").output
 
 
 def test_nothing_on_disk_is_changed(folder):
@@ -159,7 +159,7 @@ def test_a_full_disk(folder, monkeypatch):
 
     free(10_000)
     found, _ = findings(config, code=1)
-    assert "has room for 10.0 kB" in found["disk-full"]["message"]
+    assert "has 10.0 kB free, but latents" in found["disk-full"]["message"]
     assert "latent_cache_dir" in found["disk-full"]["remedy"]
     free(200_000)  # 7 images of 256x256 / 16 x 4 B fit, four times as many bytes do not
     found, _ = findings(config)
@@ -334,14 +334,14 @@ def test_a_checkout_is_found_where_one_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "sd-scripts" / "library")
     assert "sd-scripts" not in findings("--quick")[1]
     result = run("--sd-scripts", tmp_path / "elsewhere")
-    assert "no sd-scripts checkout" in str(result.exception)
+    assert "not an sd-scripts checkout" in str(result.exception)
 
 
 def test_the_patch_of_another_version(tmp_path):
-    from kohya_bucket.sdscripts.patch import patch_install
+    from kohya_bucket.sdscripts.patch import PATCH
 
     there = checkout(tmp_path / "sd", "x = 1")
-    status = patch_install(there)
+    status = PATCH.install(there)
     assert findings("--sd-scripts", there, "--quick")[1]["sd-scripts"]["patch"].startswith("installed")
     status.file.write_text(status.file.read_text(encoding="utf-8").replace("ERROR", "Error"), encoding="utf-8")
     found, _ = findings("--sd-scripts", there, "--quick")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from kohya_bucket.adapter.trial import Trial
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.sdscripts.probe import Trial
 from tests.full_disk import NoRoom
 
 COMMANDS = [
@@ -94,7 +94,7 @@ def test_what_cannot_be_written_leaves_what_was_there(
     tmp_path: Path, folder: Path, place: NoRoom, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr("kohya_bucket.sdscripts.probe.try_adapter", lambda _: Trial(active=True))
+    monkeypatch.setattr("kohya_bucket.adapter.checkout_patch.try_adapter", lambda *_: Trial(active=True))
     out, store = place.folder, tmp_path / "store"
     arguments = [part.format(data=folder, out=out, store=store) for part in command]
     if command[0] == "cache":
@@ -112,9 +112,9 @@ def test_what_cannot_be_written_leaves_what_was_there(
         (out / "checkout" / "library" / "__init__.py").write_text("x = 1\n" * 40, encoding="utf-8")
         (out / "checkout" / "library" / "train_util.py").touch()
         if command[1] == "remove":
-            from kohya_bucket.sdscripts.patch import patch_install
+            from kohya_bucket.sdscripts.patch import PATCH
 
-            patch_install(out / "checkout")
+            PATCH.install(out / "checkout")
     else:
         assert CliRunner().invoke(app, arguments).exit_code == 0
         if command[0] in ("analyze", "build-cache"):

@@ -52,7 +52,7 @@ def test_regularization_beside_metadata_is_named(config: str) -> None:
     folder = str(Path(config).parent / "data")
     options = ["--in-json", "meta.json", "--reg-data-dir", folder]
     result = CliRunner().invoke(app, ["plan", "--train-data-dir", folder, *options])
-    assert "does not count beside --in_json" in result.output
+    assert "is ignored with --in_json" in result.output
 
 
 def test_a_config_of_which_nothing_can_be_trained_is_an_error(config: str, folder: Path) -> None:
@@ -61,4 +61,4 @@ def test_a_config_of_which_nothing_can_be_trained_is_an_error(config: str, folde
         image.write_bytes(b"no image")
     result = CliRunner().invoke(app, ["plan", config])
     assert result.exit_code == 1
-    assert "error: not one image can be trained" in result.output
+    assert "error: no image can be trained" in result.output

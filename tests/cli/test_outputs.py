@@ -44,7 +44,7 @@ def test_no_table_or_list_is_written_over(folder: Path) -> None:
     for command, file in (("build-cache", paths), ("buckets-from-dataset", sizes)):
         before = file.read_bytes()
         result = CliRunner().invoke(app, [command, str(file), "--output", str(file)])
-        assert "which is read as input and would be lost" in str(result.exception)
+        assert "which is also an input and would be overwritten" in str(result.exception)
         assert file.read_bytes() == before
 
 
@@ -101,7 +101,7 @@ def test_build_cache_replaces_no_file_of_another_kind(folder: Path) -> None:
     build = ["build-cache", str(folder), "--output", str(output)]
     output.write_text("to be kept", encoding="utf-8")
     result = CliRunner().invoke(app, build)
-    assert "a file that no build-cache wrote, and would be lost" in str(result.exception)
+    assert "a file that build-cache did not write, and it would be overwritten" in str(result.exception)
     assert output.read_text(encoding="utf-8") == "to be kept"
     output.unlink()
     for _ in range(2):  # one of ours is replaced
@@ -112,7 +112,7 @@ def test_build_cache_replaces_no_file_of_another_kind(folder: Path) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"width": [1], "height": [2]}), output)
-    assert "a file that no build-cache wrote" in str(CliRunner().invoke(app, build).exception)
+    assert "a file that build-cache did not write" in str(CliRunner().invoke(app, build).exception)
 
 
 def test_a_bucket_set_replaces_bucket_sets_only(folder: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_bucket_set_replaces_bucket_sets_only(folder: Path) -> None:
     for _ in range(2):
         assert CliRunner().invoke(app, ["buckets-from-dataset", str(folder), "--output", str(own)]).exit_code == 0
     result = CliRunner().invoke(app, ["buckets-from-dataset", str(folder), "--output", str(config)])
-    assert "holds no bucket set, and would be lost: give another name" in str(result.exception)
+    assert "is not a bucket set, and it would be overwritten: give another name" in str(result.exception)
     assert config.read_text(encoding="utf-8").startswith("[[datasets]]")
 
 

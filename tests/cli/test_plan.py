@@ -56,6 +56,8 @@ def test_the_numbers_add_up(folder):
     assert [g["gpus"] for g in data["gpus"]] == [1, 2, 4]
     assert all(g["missed"] == 0 for g in data["gpus"])
     assert data["gpus"][0]["repeated"] == 0
+    assert [g["lost"]["shuffled"] > 0 for g in data["gpus"]] == [False, True, True]
+    assert all(g["lost"]["equal_cost"] <= g["lost"]["one_shape"] for g in data["gpus"])
     for row in dataset["image_rows"]:
         left, top, right, bottom = row["cut"]
         assert row["resized"][0] - left - right == row["bucket"][0]
@@ -106,8 +108,19 @@ def test_the_table_can_be_read(folder):
     assert "256x256" in output
     assert "worst" in output
     assert "idle in sd-scripts alone" in output
+    assert "Time lost to waiting and repeats, by the pixels" in output
     assert all(f"{i}.png" in output for i in range(7))
     assert "\x1b[" not in output
+
+
+def test_equal_cost_is_planned_as_it_trains(folder):
+    table = '[kohya_bucket]\nmodel = "flux"\nsame_shape = "cost"\n'
+    file = write(folder)
+    file.write_text(table + file.read_text(encoding="utf-8"), encoding="utf-8")
+    (row,) = as_json("plan", file, "--gpus", "4")["gpus"]
+    assert (row["missed"], row["repeated"]) == (0, 0)
+    assert (row["steps"], row["samples"]) == (4, 21)
+    assert "Time lost to waiting and repeats, by the cost of flux" in run("plan", file, "--gpus", "4").output
 
 
 def test_a_mistyped_key_ends_with_the_nearest(folder):
@@ -133,7 +146,7 @@ def test_without_a_config(folder):
         (["plan"], "name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir"),
         (["plan", "missing.toml"], "missing.toml"),
         (["plan", "CONFIG", "--gpus", "two"], "--gpus is 'two'"),
-        (["simulate", "0x5"], "0x5 is no image size"),
+        (["simulate", "0x5"], "0x5 is not an image size"),
         (["simulate", "nothing.png"], "neither a size such as 576x768 nor a readable image"),
         (["simulate", "512x512", "--resolution", "big"], "resolution is 'big'"),
         (["simulate", "512x512", "--rule", "none"], "rule is 'none', but must be one of kohya"),
@@ -216,7 +229,7 @@ def test_sizes_that_do_not_fit_stop_the_plan(folder):
     make_pictures(control, [(width // 2, height) for width, height in SIZES])
     result = run("plan", write(folder, subset=f"conditioning_data_dir = '{control}'"))
     assert result.exit_code == 1
-    assert "7 control images have another size than their image" in result.output
+    assert "7 control images have a different size than their image" in result.output
 
 
 def test_the_command_line_is_spelled_either_way_and_gives_way_to_the_config(folder):
@@ -233,7 +246,7 @@ def test_the_release_of_sd_scripts_counts(folder):
     assert result.exit_code == 1
     assert "new in sd-scripts 0.10" in result.output
     assert (
-        "--sd-scripts is 'newest', but must be a version such as 0.11.1, or: newest is no sd-scripts"
+        "--sd-scripts is 'newest', but must be a version such as 0.11.1, or: newest is not an sd-scripts checkout"
         in exit_message("plan", file, "--sd-scripts", "newest")
     )
 

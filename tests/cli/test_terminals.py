@@ -60,7 +60,7 @@ def test_paths_are_relative_where_they_were_given_so(folder: Path, monkeypatch: 
 
 
 def test_a_name_with_colons_is_no_picture(folder: Path) -> None:
-    assert "is no folder" in run("plan", config_of(folder, "data:cat:x"))
+    assert "is not a folder" in run("plan", config_of(folder, "data:cat:x"))
     assert "data:cat:x" in run("plan", config_of(folder, "data:cat:x"))
 
 

@@ -134,7 +134,7 @@ def test_mistakes_and_broken_rows_are_named() -> None:
         (np.full((4, 5, 3), -0.5), r"must lie in \[0, 1\], found -0.5"),
         (np.full((4, 5, 3), 300), "must lie in 0 to 255"),
         ({"bytes": None, "path": None}, "neither bytes nor a path"),
-        (np.zeros(7), "is no image"),
+        (np.zeros(7), "is not an image"),
     ],
 )
 def test_arrays_that_are_no_images_are_refused(cell: Any, message: str) -> None:

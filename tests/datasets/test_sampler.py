@@ -253,3 +253,25 @@ def test_a_state_of_an_earlier_version_is_read():
     other = BucketBatchSampler(ids, 3, **{**options, "max_crop": 0.25})
     with pytest.raises(ResumeError, match=r"max_crop was 0\.5, now 0\.25; no_upscale was a list, now None"):
         other.load_state_dict(state)
+
+
+def test_equal_costs_on_ranks_and_a_resume_on_others() -> None:
+    options = {"bucket_tokens": [9, 4, 8, 30, 31], "same_shape": "cost"}
+    ranks = [BucketBatchSampler(IDS, 4, num_replicas=6, rank=r, **options) for r in range(6)]
+    read = [iter(sampler) for sampler in ranks]
+    batches = [next(one) for _ in range(4) for one in read]
+    assert all(len(set(IDS[batch].tolist())) == 1 for batch in batches)
+    state = json.loads(json.dumps(ranks[0].state_dict()))
+    assert state["done"] == [[24, 4, 6]]
+    for number in (6, 5):
+        others = [BucketBatchSampler(IDS, 4, num_replicas=number, rank=r, **options) for r in range(number)]
+        for sampler in others:
+            sampler.load_state_dict(state)
+        left = others[0].plan()
+        assert left.ledger().repeated == {6: 0, 5: 1}[number]
+        seen = [i for batch in batches for i in batch]
+        rest = [i for sampler in others for batch in sampler for i in batch]
+        assert sorted([*seen, *set(rest)]) == list(range(len(IDS)))
+        if number == 6:
+            whole = plan_epoch(IDS, 4, world_size=6, **options)
+            assert [left.indices(0, r).tolist() for r in range(6)] == [whole.indices(4, r).tolist() for r in range(6)]

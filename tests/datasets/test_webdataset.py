@@ -206,7 +206,7 @@ def test_captions_by_any_spelling_of_their_ending(shards: list[str], caplog: pyt
     assert "no caption" not in caplog.text
     for captions in both_ways(shards[0], caption="text"):
         assert set(captions.values()) == {""}
-    assert caplog.text.count("no caption, since no member ends in .text, only in .jpg, .json, .md") == 2
+    assert caplog.text.count("no captions: no member ends in .text, only in .jpg, .json, .md") == 2
 
 
 def test_captions_in_json_members(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_which_of_several_images_is_meant(tmp_path: Path, caplog: pytest.LogCapt
         (batch,) = stream_from_shards(shard, RULE, 1, **options)
         assert batch["original_size"][0].tolist() == size
         warned = caplog.text.count(
-            "several images in 1 of the samples, of which the first is taken: a (mask.png, jpg, txt)"
+            "several images in 1 of the samples, so the first one is used: a (mask.png, jpg, txt)"
         )
         assert warned == (0 if options else 2)
 
@@ -244,7 +244,8 @@ def test_samples_without_an_image_are_named(tmp_path: Path, caplog: pytest.LogCa
     shard = tar_of(tmp_path / "a.tar", *images, ("a.txt", b"1"), ("b.txt", b"2"))
     assert both_ways(shard) == [{"a": "", "b": ""}] * 2
     said = (
-        "no image in 2 of the samples, which are left out: a (txt), b (txt); members of a sample must follow each other"
+        "no image in 2 of the samples, so these are left out: a (txt), b (txt); the members of a sample must follow "
+        "each other"
     )
     assert caplog.text.count(said) == 2
     assert f"{shard}#a has no bucket and is not trained: no image in this sample, only txt" in caplog.text

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
+from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents import LatentStore  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
@@ -54,7 +55,7 @@ def test_precompute_status_verify(tmp_path, images, run):
     assert store.entry(int(store.find(["img_000.png"])[0])).caption == "a caption"
     assert "0 encoded, 5 were current" in run("precompute", folder, *options)[1]
     code, text, _ = run("cache", "status", out)
-    assert (code, "everything is as it should be" in text) == (0, True)
+    assert (code, "everything is up to date" in text) == (0, True)
     code, text, _ = run("cache", "status", out, "--json")
     assert json.loads(text)["items"] == 5
     assert run("cache", "verify", out)[:2] == (0, "5 items read, 0 damaged, 0 files unusable\n")
@@ -62,6 +63,25 @@ def test_precompute_status_verify(tmp_path, images, run):
     code, text, _ = run("cache", "status", out)
     assert code == 1
     assert f"{images[1]}: its image changed: stale" in text
+
+
+def test_precompute_to_an_address(tmp_path, images, run, monkeypatch):
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    monkeypatch.setenv("KOHYA_BUCKET_SHARDS", str(tmp_path / "kept"))
+    folder, out = tmp_path / "images", f"memory://{tmp_path.name}/cli/latents"
+    options = ["--vae", "mean", "-c", bucket_file(tmp_path)]
+    code, text, _ = run("precompute", folder, *options, "-o", out)
+    assert (code, "5 encoded, 0 were current, 0 failed" in text) == (0, True)
+    assert "0 encoded, 5 were current" in run("precompute", folder, *options, "-o", out)[1]
+    code, text, _ = run("cache", "status", out)
+    assert (code, text.startswith(f"{out}: 5 items"), "everything is up to date" in text) == (0, True, True)
+    code, text, _ = run("cache", "pack", out, "--to", tmp_path / "here")
+    assert (code, "5 items copied" in text) == (0, True)
+    assert LatentStore(tmp_path / "here").images_root() == folder
+    code, text, _ = run("cache", "export", out, "--arch", "sd", "-o", tmp_path / "npz")
+    assert (code, "5 latents exported" in text) == (0, True)
+    code, _, errors = run("precompute", folder, *options, "-o", out, "--format", "npz", "--arch", "sd")
+    assert (code, "npz files are read from folders" in errors) == (2, True)
 
 
 def test_damage_repair_prune_pack(tmp_path, images, run):
@@ -139,7 +159,7 @@ def test_npz_have_the_keys_that_the_sd_scripts_at_hand_reads(tmp_path, images, r
         assert keys_in(tmp_path / str(n)) == kind
     for value, words in (
         ("0.9.1", "looks for IMAGE.npz"), (checkout(tmp_path / "v0.9.1"), "looks for IMAGE.npz"),
-        ("main", "neither a version of sd-scripts"), (tmp_path, "no sd-scripts checkout"),
+        ("main", "neither a version of sd-scripts"), (tmp_path, "not an sd-scripts checkout"),
     ):  # fmt: skip
         code, _, err = run("cache", "export", out, "--arch", "sd", "-o", tmp_path / "wrong", "--for", value)
         assert (code, len(err.splitlines()), words in err) == (2, 1, True)
@@ -332,3 +352,39 @@ def test_a_linked_folder_keeps_its_names_and_its_npz(tmp_path, images, run):
     run("precompute", tmp_path / "link", *options, "-o", tmp_path / "npz", "--format", "npz", "--arch", "sd")
     assert len(list((tmp_path / "npz").glob("*.npz"))) == 5
     assert not list((tmp_path / "images").glob("*.npz"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "-p", "sdxl", "-o", "out"], "nowhere"),
+        (["images", "-p", "sdxxl", "-o", "out"], "sdxxl"),
+        (["images", "-p", "sdxl"], "add --output"),
+        (["images", "-p", "sdxl", "-o", "out", "--dtype", "int3"], "int3"),
+        (["images", "-p", "sdxl", "-o", "out", "--arch", "sd9"], "--arch is 'sd9'"),
+        (["images", "-p", "sdxl", "-o", "out", "--interpolation", "best"], "'best'"),
+        (["images", "-p", "sdxl", "--format", "zip"], "'zip'"),
+        (["images", "-p", "sdxl", "--format", "npz", "--posterior"], "--posterior"),
+        (["images", "-p", "sdxl", "-o", "out", "--captions-file", "nowhere.txt"], "nowhere.txt"),
+        (["--config", "nowhere.toml", "-o", "out"], "nowhere.toml"),
+        (["--config", "config.toml", "-o", "out", "--gpus", "0"], "--gpus is '0'"),
+        (["--config", "config.toml", "-o", "out", "--dtype", "int3"], "int3"),
+    ],
+)
+def test_all_input_is_judged_before_a_vae_is_loaded(tmp_path, images, command_line, monkeypatch, arguments, message):
+    def load(name, **_):
+        raise AssertionError(f"{name} was loaded")
+
+    monkeypatch.setattr(diffusers_vae, "load_encoder", load)
+    monkeypatch.chdir(tmp_path)
+    several_sizes(tmp_path, "remainder = 'keep'").rename(tmp_path / "config.toml")
+    code, _, err = command_line("precompute", *arguments, "--vae", "some/vae")
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "warp:0"])
+def test_a_device_is_judged_before_a_vae_is_looked_for(tmp_path, device):
+    pytest.importorskip("diffusers")
+    with pytest.raises(KohyaBucketError, match=re.escape(f"device is {device!r}")):
+        diffusers_vae.load_encoder(tmp_path / "nowhere", device=device)

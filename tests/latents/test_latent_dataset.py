@@ -77,7 +77,7 @@ def test_with_the_sampler_as_on_the_page(tmp_path, images):
 def test_latents_are_not_cropped_anew(tmp_path, images):
     dataset = BucketedLatentDataset(stored(images, tmp_path / "out"))
     sampler = kohya_bucket.BucketBatchSampler(dataset, batch_size=4, remainder="catch_all")
-    with pytest.raises(KohyaBucketError, match="latents cannot be cropped anew, so plan without 'merge'"):
+    with pytest.raises(KohyaBucketError, match="latents cannot be cropped again, so plan without 'merge'"):
         list(DataLoader(dataset, batch_sampler=sampler))
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import sys
 import time
 from dataclasses import replace
 
@@ -60,6 +61,20 @@ def test_any_array_comes_back_to_the_last_bit(array, repeats, halves):
         assert len(packed.bits) < len(array)
     if halves and array.dtype == np.float32 and array.size:
         assert packed.bits.itemsize == 2
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_every_half_is_widened_to_its_own_bits_with_torch_and_without(monkeypatch, imported):
+    if imported:
+        pytest.importorskip("torch", reason="torch is not installed")
+    else:
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+    halves = np.arange(2**16, dtype=np.uint32).reshape(256, 256) << 16
+    halves.flags.writeable = False
+    packed = pack(halves.view(np.float32))
+    packed.bits.flags.writeable = False  # as in a mapped shard
+    assert packed.storage == "bfloat16"
+    assert np.array_equal(unpack(packed).view(np.uint32), halves)
 
 
 def test_negative_zeros_and_nan_payloads_are_bits_like_others():

@@ -37,7 +37,7 @@ ALLOWED = {
     ("images/pixels/jpeg.py", "smooth.save(file, 'JPEG', quality=85, subsampling=subsampling)"): "into memory",
     ("images/cache/parquet_file.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
     ("datasets/tar_index_file.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
-    ("latents/maintenance/rewrite.py", "os.replace(source, store.layout.quarantine / name)"): "moves a whole file",
+    ("latents/remote/remote_path.py", "os.replace(source, target)"): "moves a whole file",
     ("latents/store/writer.py", "info.to_json()"): "gives a value",
     # which are caught where they end in one of those above
     ("adapter/kept_sizes.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"): "a MetadataCache",
@@ -47,6 +47,7 @@ ALLOWED = {
     ("images/cache/metadata_cache.py", "parquet.save(os.fspath(path), self if keep.all() else self.where(keep))"): "it",
     ("datasets/tar_index.py", "save(os.fspath(path), self)"): "a TarIndex",
     ("datasets/webdataset.py", "built.save(index)"): "a TarIndex",
+    ("cli/commands/build_cache.py", "tars.save(output)"): "a TarIndex",
     ("sdscripts/caching/session.py", "self.save(path, item, latents, crop_ltrb, flipped, alpha_mask, "
      "bool(key_reso_suffix))"): "an npz or a store",
     ("sdscripts/caching/shards.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)"): "a store",
@@ -54,14 +55,19 @@ ALLOWED = {
     ("latents/text/precompute_text.py", "cache.save(Caption(text), encoding, arrays)"): "a store of captions",
     ("sdscripts/caching/text.py", "session.save(file, without_unread(arrays) if left_out else arrays)"): "a store",
     ("sdscripts/caching/text_shards.py", "self.cache.save(self.captions[key], self.encoding, arrays)"): "a store",
+    ("musubi/caching/saving.py", "save()"): "musubi-tuner's own, for `replacing`",
+    ("musubi/caching/saving.py", "shutil.copyfile(keeps, temporary)"): "for `replacing`",
+    ("musubi/caching/tensor_file.py", "open(temporary, 'wb')"): "for `replacing`",
     # signs between processes, of which an empty or missing one is a sign, too
-    ("latents/encode/work_claims.py", "(self.folder / f'{piece}.{self._mine[piece]}.done').touch()"): "a sign",
+    ("latents/encode/work_claims.py", "done.touch()"): "a sign",
     ("latents/encode/work_claims.py", "os.link(self.signs.name, path)"): "a sign",
     ("latents/encode/work_claims.py", "open(path, 'x', encoding='utf-8')"): "a sign",
+    ("latents/remote/node_cache.py", "open(path, 'x', encoding='utf-8')"): "a sign",
     ("latents/encode/signs_of_life.py", "clock.touch()"): "a sign",
     ("latents/encode/signs_of_life.py", "unborn.write_text(f'{_node()} {os.getpid()}', encoding='utf-8')"): "a sign",
     ("latents/encode/signs_of_life.py", "os.replace(unborn, self.alive)"): "a sign",
-    ("latents/encode/signs_of_life.py", "self.name.write_text(self.owner, encoding='utf-8')"): "a sign",
+    ("latents/encode/signs_of_life.py",
+     "self.alive.with_suffix('.name').write_text(self.owner, encoding='utf-8')"): "a sign",
 }  # fmt: skip
 
 

@@ -185,13 +185,16 @@ def test_what_saved_states_know_keeps_its_names() -> None:
     assert list(fingerprint) == [
         "plan_version", "images", "images_per_bucket", "bucket_ids", "remainder", "order", "repeats", "regularization",
         "regularization_uses", "resolutions", "resolution_weights", "bucket_sizes", "bucket_groups", "run_length",
-        "crop_limit", "base_bucket", "enlarge", "equal_epochs", "small_buckets", "global_batch",
+        "crop_limit", "base_bucket", "enlarge", "equal_epochs", "small_buckets", "same_shape",
+        "item_costs", "global_batch",
     ]  # fmt: skip
     assert fingerprint["crop_limit"] == 0.25
-    # Two options are not in it: updates do not change steps, and pixels only change the global batch.
+    # Not in it: updates do not change steps, and budgets only change the global batch.
     names = {{"crop_limit": "max_crop", "enlarge": "no_upscale"}.get(key, key) for key in fingerprint}
     of_shards = {"shards", "open_shards", "nodes"}
-    assert set(PlanOptions.__annotations__) - names == {"accumulate", "max_pixels"} | of_shards
+    assert set(PlanOptions.__annotations__) - names == of_shards | {
+        "accumulate", "max_pixels", "max_tokens", "max_cost", "bucket_tokens", "token_cost"
+    }  # fmt: skip
     assert of_shards < EpochPlanner(IDS, 4, order="local", shards=IDS).fingerprint.keys()
     assert EpochPlanner(IDS, 4, max_crop=0.5, run_length=3).fingerprint == EpochPlanner(IDS, 4).fingerprint
 

@@ -73,7 +73,7 @@ def test_json_is_plain_stable_and_printable(sizes, rule) -> None:
 def test_the_keys_of_the_json_format() -> None:
     (one,) = report_as_dict([analyze(Subject("set", table([(900, 700)]), RULES[0]))])["datasets"]
     assert list(one) == [
-        "name", "rule", "source", "batch_size", "images", "aspects", "summary", "buckets", "underfilled",
+        "name", "rule", "source", "batch_size", "clips", "images", "aspects", "summary", "buckets", "underfilled",
         "rarely_used", "broken", "without_bucket", "outliers", "most_cropped", "most_enlarged", "exif_rotated",
         "mislabelled", "duplicates", "recommendations",
     ]  # fmt: skip

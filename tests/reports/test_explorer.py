@@ -80,10 +80,7 @@ def test_a_folder_in_its_buckets(browser, images, tmp_path) -> None:
     open_explorer(browser, tmp_path)
     give(browser, images, 32)
     assert "30" in numbers(browser)[0] or "32" in numbers(browser)[0]
-    assert (
-        "2 of them not readable, 1 other file passed over (.txt)"
-        in browser.find_element("css selector", ".status").text
-    )
+    assert "2 of them not readable, 1 other file skipped (.txt)" in browser.find_element("css selector", ".status").text
     for settings, rule in (
         ({}, KohyaBuckets(1024, 256, 2048)),
         ({"resolution": [512, 512], "max": 1024}, KohyaBuckets(512)),
@@ -249,7 +246,7 @@ def test_what_the_trainer_does_not_read_is_named(browser, images, tmp_path) -> N
     open_explorer(browser, tmp_path, render_explorer(trained=[".jpg"]))
     give(browser, images, 32)
     reasons = asked(browser, "return explorer.images.items.filter((i) => i.path.endsWith('.png')).map((i) => i.reason)")
-    assert set(reasons) == {"sd-scripts reads no .png: convert it to PNG, JPEG or WebP"}
+    assert set(reasons) == {"sd-scripts does not read .png files: convert it to PNG, JPEG or WebP"}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

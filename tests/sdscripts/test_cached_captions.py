@@ -48,7 +48,7 @@ def test_the_first_line_or_every_one_that_is_not_blank() -> None:
 def test_a_caption_at_which_sd_scripts_stops_is_named(caption: bytes, why: str) -> None:
     image("a", b"fine")
     image("b", caption)
-    with pytest.raises(ConfigError, match=f"b.caption {why}.*, at which sd-scripts stops"):
+    with pytest.raises(ConfigError, match=f"b.caption {why}.*, which makes sd-scripts stop"):
         stored("class_tokens = 'cat'")
 
 

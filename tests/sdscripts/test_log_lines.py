@@ -38,4 +38,4 @@ def test_auto_at_several_resolutions_names_the_buckets_of_each():
 
 def test_where_no_rule_decides():
     assert said({}, enable_bucket=False) == "no buckets: enable_bucket is off"
-    assert said({}, prescribed=True) == "buckets as the metadata prescribes"
+    assert said({}, prescribed=True) == "buckets from the metadata"

@@ -42,7 +42,7 @@ class DiffusionPipeBuckets(SetTrainer):
     ) -> None:
         positive(resolution=resolution, num_ar_buckets=num_ar_buckets, multiple=multiple)
         if not 0 < min_ar <= max_ar:
-            raise BucketSettingsError(f"min_ar {min_ar} and max_ar {max_ar} are no range of positive aspects")
+            raise BucketSettingsError(f"min_ar {min_ar} and max_ar {max_ar} are not a range of positive aspects")
         aspects = np.geomspace(min_ar, max_ar, num_ar_buckets) if ar_buckets is None else list(ar_buckets)
         rounded = sorted({round(float(a), _DIGITS) for a in aspects})
         self._log_aspects = np.log(rounded)

@@ -31,6 +31,7 @@ class MusubiTunerBuckets(SetTrainer):
         width, height = (resolution, resolution) if isinstance(resolution, int) else resolution
         positive(resolution=min(width, height), steps=steps)
         self.area, self.steps, self.no_upscale = width * height, steps, no_upscale
+        self._resolution = width, height
         side = int(math.sqrt(self.area))
         positive(half_the_side_in_steps=side // 2 // steps)
         widths = range(side // 2 - side // 2 % steps, side + steps, steps)
@@ -38,6 +39,9 @@ class MusubiTunerBuckets(SetTrainer):
         dims = sorted({*pairs, *((h, w) for w, h in pairs)})
         super().__init__(BucketSet.from_dims(dims, name="musubi-tuner", vae_factor=steps))
         self._switch = AspectSwitch.nearest(self.bucket_set.aspects)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._resolution}, steps={self.steps}, no_upscale={self.no_upscale})"
 
     def _nearest(self, width: IntArray, height: IntArray) -> IntArray:
         return self._switch.index(width / height)

@@ -4,18 +4,19 @@
 """
 
 COMMANDS = {
-    "analyze": "Count, place and judge a data set before training: crops, buckets, outliers, broken files, advice.",
-    "buckets-from-dataset": "Make a bucket set from your images' aspects, and say what it crops.",
+    "analyze": "Check a data set before training: buckets, crops, outliers, broken files, and what to change.",
+    "buckets-from-dataset": "Make a bucket set from the aspects of your images, and print what it crops.",
     "build-cache": "Read the size of every image into a Parquet file, so that later runs open none of them.",
     "chart": "Show which aspects go to which bucket: a table, or with --output a picture.",
     "compare": "Compare rules, also those of other trainers, on your images: crops, upscaling, batches.",
     "doctor": "Look at this environment, a checkout of sd-scripts, and a config with its images and caches.",
     "explore": "Open a page that shows every image in its bucket, and moves with the settings; drop folders on it.",
+    "measure-cost": "Time what a model's tokens cost on this device, for batches of equal cost.",
     "plan": "Show what a dataset config trains: buckets, batches, crops, what is left out, steps per epoch.",
     "precompute": "Encode images with a VAE once; run it again at any time, and it does only what is missing or stale.",
     "presets": "List the bundled bucket sets and their sizes.",
     "simulate": "Explain one image: its bucket, the neighbours, the switching points, resize and crop.",
     "version": "Print the version.",
-    "cache": "Look after stored latents.",
-    "patch": "Put the adapter into an sd-scripts checkout for good, or take it out.",
+    "cache": "Check, repair and move stored latents.",
+    "patch": "Install the adapter permanently into an sd-scripts checkout, or remove it.",
 }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, Workers
-from kohya_bucket.cli.configs import given_config
+from kohya_bucket.cli.configs import given_config, is_musubi_config
 from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
 from kohya_bucket.cli.given import refuse_beside
@@ -39,7 +40,7 @@ def register(app: typer.Typer) -> None:
 def analyze(
     context: typer.Context,
     path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, lists, tar shards.")] = None,
-    config: Annotated[Path | None, typer.Option(help="An sd-scripts dataset config: its images, its rules.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A dataset config of sd-scripts or musubi-tuner.")] = None,
     *,
     options: RuleOptions,
     batch_size: Annotated[
@@ -48,21 +49,22 @@ def analyze(
     recursive: Recursive = True,
     hash: Annotated[bool, typer.Option("--hash", help="Hash every file's content, to find duplicates.")] = False,
     decode: Annotated[
-        bool, typer.Option("--decode", help="Decode every image: some are broken behind a whole header.")
+        bool, typer.Option("--decode", help="Decode every image, to find files with a good header and damaged pixels.")
     ] = False,
     cache: Annotated[
-        Path | None, typer.Option(help="A file of build-cache: spares opening unchanged images, and is updated.")
+        Path | None,
+        typer.Option(help="A file made by build-cache. Unchanged images are not opened, and the file is updated."),
     ] = None,
     workers: Workers = None,
     engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "local",
-    min_count: Annotated[int, typer.Option(help="Buckets with fewer images are named as rarely used.")] = 10,
+    min_count: Annotated[int, typer.Option(help="List buckets with fewer images as rarely used.")] = 10,
     outlier_threshold: Annotated[
-        float, typer.Option(help="Images further than this in log aspect from their bucket are outliers.")
+        float, typer.Option(help="Images whose log aspect differs more from their bucket are outliers.")
     ] = 0.25,
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write the report to this file, too.")] = None,
     list_bad: Annotated[
-        Path | None, typer.Option(help="Write the paths of images to repair, split or leave out to this file.")
+        Path | None, typer.Option(help="Write the paths of images to repair, split or leave out into this file.")
     ] = None,
     arch: Arch = None,
     thumbnails: Annotated[int, typer.Option(min=0, help="At most this many small pictures in the HTML.")] = 240,
@@ -79,10 +81,8 @@ def analyze(
     from kohya_bucket.cli.subjects import Reading
     from kohya_bucket.reports.analysis import analyze as look_at
 
-    release, checkout = release_at_hand(None)
-    trainer = trainer_at_hand(arch, checkout)
-    reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine), decode, trainer, release)
-    subjects, findings = _subjects(context, path, config, options, batch_size, reading)
+    reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine), decode)
+    subjects, findings = _subjects(context, path, config, options, batch_size, arch, reading)
     analyses = [look_at(s, min_count=min_count, outlier_threshold=outlier_threshold) for s in subjects]
     if list_bad is not None:
         _write_list(analyses, list_bad)
@@ -96,16 +96,23 @@ def analyze(
 
 def _subjects(
     context: typer.Context, path: list[str], config: Path | None, options: RuleOptions, batch_size: int | None,
-    reading: Reading,
+    arch: str | None, reading: Reading,
 ) -> tuple[list[Subject], list[Finding]]:  # fmt: skip
+    from kohya_bucket.cli.musubi_subjects import from_musubi_config
     from kohya_bucket.cli.subjects import from_config, from_folders
 
+    of_musubi = config is not None and is_musubi_config(config)
+    if not of_musubi:
+        release, checkout = release_at_hand(None)
+        reading = replace(reading, trainer=trainer_at_hand(arch, checkout), release=release)
     if config is None:
         return from_folders(path, options, batch_size or 1, reading), []
     what = f"--config {config} brings its own images and rules"
     if path:
         raise ConfigError(f"{what}: leave out {' '.join(path)}")
     refuse_beside(context, what, (*options.fields, "recursive"))
+    if of_musubi:
+        return from_musubi_config(config, arch, batch_size, reading)
     return from_config(config, batch_size, reading)
 
 
@@ -133,7 +140,12 @@ def _write_list(analyses: Sequence[Analysis], target: Path) -> None:
     bad = list(dict.fromkeys(name for analysis in analyses for name in bad_files(analysis)))
     listed = [name for name in bad if not {"\n", "\r"} & set(name)]
     replace_file(target, "".join(f"{name}\n" for name in listed).encode("utf-8", "surrogateescape"))
-    unlisted = "" if len(listed) == len(bad) else f"; {len(bad) - len(listed)} names with a line break are not in it"
+    unlisted = (
+        ""
+        if len(listed) == len(bad)
+        else f"; {counted(len(bad) - len(listed), 'name', 'has', 'have')} a line break, so the list leaves "
+        f"{'it' if len(bad) - len(listed) == 1 else 'them'} out"
+    )
     say(f"{counted(len(listed), 'path')} of images to repair, split or leave out in {target}{unlisted}", err=True)
 
 

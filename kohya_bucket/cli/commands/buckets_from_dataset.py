@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,10 @@ from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import sizes_of
 from kohya_bucket.errors import BucketSettingsError, KohyaBucketError
 from kohya_bucket.files import replace_file
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
-    from kohya_bucket.buckets import BucketSet
+    from kohya_bucket.buckets import BucketRule
     from kohya_bucket.buckets.auto_sets.generate import AutoBucketResult
     from kohya_bucket.buckets.sizes import IntArray
 
@@ -46,14 +47,17 @@ def buckets_from_dataset(
     *,
     options: RuleOptions,
     target: Annotated[
-        int | None, typer.Option("--target", "-t", help="Instead of --resolution: a side, and no limits of the sides.")
+        int | None,
+        typer.Option(
+            "--target", "-t", help="Instead of --resolution: one side, without limits for the sides of buckets."
+        ),
     ] = None,
     method: Annotated[str, typer.Option(help="{}."), partial(described, AUTO_METHODS)] = "kmeans",
     min_fill: Annotated[
-        float, typer.Option(help="optimal: least share of the target's area a bucket has; 0 allows any.")
+        float, typer.Option(help="For optimal: a bucket has at least this share of the target's area; 0 allows any.")
     ] = _LOW_FILL,
     name: Annotated[str, typer.Option("--name", help="Name in the file.")] = "auto",
-    seed: Annotated[int, typer.Option("--seed", help="Decides only where k-means' start is ambiguous.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Only used if k-means can start in several ways.")] = 0,
     compare_to: Annotated[
         str | None, typer.Option("--compare-to", help="A preset, or a set in a .toml file, to compare with.")
     ] = None,
@@ -63,7 +67,7 @@ def buckets_from_dataset(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    from kohya_bucket.buckets import bucket_set_to_toml, generate_buckets
+    from kohya_bucket.buckets import FixedBuckets, bucket_set_to_toml, generate_buckets
 
     check_output("--output", output, "a bucket set", path)
     if output is not None and output.is_file() and output.stat().st_size:
@@ -76,24 +80,28 @@ def buckets_from_dataset(
     generate = partial(
         generate_buckets, images.sizes, num_buckets=options.num, target=size, vae_factor=options.bucket_reso_steps,
         seed=seed, name=name, min_side=sides[0], max_side=sides[1],
-        description=f"Generated ({method}) from {len(images.sizes)} images",
+        description=f"Generated ({method}) from {counted(len(images.sizes), 'image')}",
     )  # fmt: skip
     result = generate(method=method, min_fill=min_fill)
+    made = _Compared("auto", FixedBuckets(result.bucket_set), images.sizes)
     compared = [] if compare_to is None else [_Compared(compare_to, _set_named(compare_to), images.sizes)]
-    default = _default_set(options, target)
+    default = _default_rule(options, target)
     if default is not None:
         compared.append(_Compared(_DEFAULT, default, images.sizes))
     if output is not None:
         replace_file(output, bucket_set_to_toml(result.bucket_set).encode("utf-8"))
     if as_json:
-        summary = _summary(result, images.unreadable, compared, compare_to, output)
+        summary = _summary(result, images.unreadable, made.loss, compared, compare_to, output)
         typer.echo(json.dumps({"root": images.source, **summary}, indent=2))
         return
     say(str(images))
-    _print(result, compared, size[0] * size[1])
+    _print(result, made.loss, compared, size[0] * size[1])
     for one in compared:
-        if one.name == _DEFAULT and result.crop_loss_mean > one.loss:
-            _say_worse(result, one.buckets, partial(generate, method="optimal", min_fill=min_fill))
+        if one.name == _DEFAULT and made.loss > one.loss:
+            _say_worse(made, one.buckets)
+            if method == "kmeans" and options.num <= _QUICKLY_SOLVED:
+                best = generate(method="optimal", min_fill=min_fill).bucket_set
+                _say_better(made, _Compared("optimal", FixedBuckets(best), images.sizes), options.num)
     say()
     if output is None:
         say("To train with it, write it to a file: --output my_buckets.toml")
@@ -103,12 +111,10 @@ def buckets_from_dataset(
 
 
 class _Compared:
-    """Another set of buckets, and the mean crop loss of the images in it."""
+    """A rule with its own set, and what it crops of the images on average, as `analyze` has it."""
 
-    def __init__(self, name: str, bucket_set: BucketSet, sizes: IntArray) -> None:
-        from kohya_bucket.reports.set_summary import crop_loss_summary
-
-        self.name, self.buckets, self.loss = name, len(bucket_set), crop_loss_summary(sizes, bucket_set).mean
+    def __init__(self, name: str, rule: BucketRule, sizes: IntArray) -> None:
+        self.name, self.buckets, self.loss = name, len(rule.bucket_set or ()), _mean_loss(rule, sizes)
 
 
 def _refuse_other(output: Path) -> None:
@@ -119,37 +125,47 @@ def _refuse_other(output: Path) -> None:
         load_from_toml(output)
     except KohyaBucketError as error:
         raise KohyaBucketError(
-            f"--output is {output}, a file that holds no bucket set, and would be lost: give another name, or "
+            f"--output is {output}, a file that is not a bucket set, and it would be overwritten: give another "
+            "name, or "
             "delete it first"
         ) from error
 
 
-def _set_named(compare_to: str) -> BucketSet:
-    from kohya_bucket.buckets import load_from_toml, load_preset
+def _mean_loss(rule: BucketRule, sizes: IntArray) -> float:
+    import numpy as np
 
-    return load_from_toml(compare_to) if compare_to.lower().endswith(".toml") else load_preset(compare_to)
+    return float(np.nanmean(rule.place(sizes).crop_loss))
 
 
-def _default_set(options: RuleOptions, target: int | None) -> BucketSet | None:
-    """The buckets of sd-scripts with these options, or at this target; None where it would have none."""
+def _set_named(compare_to: str) -> BucketRule:
+    from kohya_bucket.buckets import FixedBuckets, load_from_toml, load_preset
+
+    by_name = load_from_toml if compare_to.lower().endswith(".toml") else load_preset
+    return FixedBuckets(by_name(compare_to))
+
+
+def _default_rule(options: RuleOptions, target: int | None) -> BucketRule | None:
+    """sd-scripts' own rule with these options, or at this target; None where it would have none."""
     if target is not None:
         lowest, longest = min(options.min_bucket_reso, target), max(options.max_bucket_reso, 2 * target)
         options = replace(options, resolution=str(target), min_bucket_reso=lowest, max_bucket_reso=longest)
     try:
-        return options.make().bucket_set
+        return options.make()
     except BucketSettingsError:
         return None
 
 
-def _say_worse(result: AutoBucketResult, own: int, generate_optimal: Callable[[], AutoBucketResult]) -> None:
-    """Where sd-scripts' own buckets crop less: what else there is."""
+def _say_worse(made: _Compared, own: int) -> None:
     say()
-    made = len(result.bucket_set)
-    say(f"These {made} buckets crop more than sd-scripts' own {own}: raise --num, or train with sd-scripts' own")
-    if result.method == "kmeans" and result.requested_k <= _QUICKLY_SOLVED:
-        loss = generate_optimal().crop_loss_mean
-        if loss < result.crop_loss_mean:
-            say(f"--method optimal crops {loss:.2%} with --num {result.requested_k}")
+    say(
+        f"{'This' if made.buckets == 1 else 'These'} {counted(made.buckets, 'bucket', 'crops', 'crop')} more than "
+        f"sd-scripts' own {own}: raise --num, or train with sd-scripts' own"
+    )
+
+
+def _say_better(made: _Compared, optimal: _Compared, num: int) -> None:
+    if optimal.loss < made.loss:
+        say(f"--method optimal crops {optimal.loss:.2%} with --num {num}")
 
 
 def _say_use(output: Path, steps: int) -> None:
@@ -163,10 +179,14 @@ def _say_use(output: Path, steps: int) -> None:
         say(f"and bucket_reso_steps = {steps} in its [[datasets]]")
 
 
-def _print(result: AutoBucketResult, compared: Sequence[_Compared], area: int) -> None:
-    how = f"k-means converged in {result.iterations} iterations" if result.method == "kmeans" else "exact optimum"
+def _print(result: AutoBucketResult, loss: float, compared: Sequence[_Compared], area: int) -> None:
+    how = (
+        (f"k-means converged in {counted(result.iterations, 'iteration')}")
+        if result.method == "kmeans"
+        else "exact optimum"
+    )
     say()
-    say(f"Generated {len(result.bucket_set)} buckets (requested {result.requested_k}, {how}):")
+    say(f"Generated {counted(len(result.bucket_set), 'bucket')} (requested {result.requested_k}, {how}):")
     for bucket, centre, size in zip(result.bucket_set, result.cluster_centers, result.cluster_sizes, strict=True):
         fill = bucket.pixel_count / area
         say(
@@ -175,9 +195,9 @@ def _print(result: AutoBucketResult, compared: Sequence[_Compared], area: int) -
         )
     width = max(len(f"({name})") for name in ("auto", *(one.name for one in compared)))
     say()
-    say(f"Mean crop loss {'(auto)':<{width}}  {result.crop_loss_mean:6.2%}")
+    say(f"Mean crop loss {'(auto)':<{width}}  {loss:6.2%}")
     for one in compared:
-        points = (result.crop_loss_mean - one.loss) * 100
+        points = (loss - one.loss) * 100
         label = f"({one.name})"
         say(f"Mean crop loss {label:<{width}}  {one.loss:6.2%}  (auto is {points:+.2f} pts vs {one.name})")
 
@@ -185,6 +205,7 @@ def _print(result: AutoBucketResult, compared: Sequence[_Compared], area: int) -
 def _summary(
     result: AutoBucketResult,
     unreadable: int,
+    loss: float,
     compared: Sequence[_Compared],
     compare_to: str | None,
     output: Path | None,
@@ -196,7 +217,7 @@ def _summary(
         "method": result.method,
         "requested_k": result.requested_k,
         "iterations": result.iterations,
-        "crop_loss_mean": result.crop_loss_mean,
+        "crop_loss_mean": loss,
         "compare_to": compare_to,
         "compare_to_crop_loss_mean": losses.get(compare_to or ""),
         "default_crop_loss_mean": losses.get(_DEFAULT),

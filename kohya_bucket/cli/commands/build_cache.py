@@ -45,7 +45,8 @@ def build_cache(
     runs_on = engine_of(engine)
     if output.is_file() and output.stat().st_size and not (is_metadata_cache(str(output)) or is_tar_index(str(output))):
         raise KohyaBucketError(
-            f"--output is {output}, a file that no build-cache wrote, and would be lost: give another name, or "
+            f"--output is {output}, a file that build-cache did not write, and it would be overwritten: give "
+            "another name, or "
             "delete it first"
         )
     if (tars := tars_in(path, output if refresh and output.is_file() else None)) is not None:
@@ -63,7 +64,7 @@ def build_cache(
     except ScanInterrupted as interrupt:
         if interrupt.cache is not None and len(interrupt.cache):
             interrupt.cache.save(output)
-            kept = f"{len(interrupt.cache)} rows kept in {output}: go on with --refresh"
+            kept = f"{counted(len(interrupt.cache), 'row')} kept in {output}: continue with --refresh"
             raise KeyboardInterrupt(f"{interrupt}; {kept}") from None
         raise
     cache.save(output)
@@ -75,7 +76,7 @@ def _report(cache: MetadataCache, output: Path) -> None:
     changes = cache.changes
     assert changes is not None
     say(
-        f"{len(cache)} files in {output}: {changes.reused} unchanged, {changes.reread} read again, "
+        f"{counted(len(cache), 'file')} in {output}: {changes.reused} unchanged, {changes.reread} read again, "
         f"{changes.added} new, {changes.dropped} gone, {changes.unreadable} unreadable"
     )
     console = plain_console(stderr=True)

@@ -11,6 +11,7 @@ import typer
 
 from kohya_bucket.cli.cache_console import print_exchange, print_files_in_use, print_rows, print_status
 from kohya_bucket.cli.common_options import AsJson, Quiet
+from kohya_bucket.cli.common_options import path as folder
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.encoders import load_vae
 from kohya_bucket.cli.for_sd_scripts import FOR_HELP, version_for
@@ -18,15 +19,16 @@ from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.text_exchange import export_texts, import_texts
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.latents import LatentStore
 
-_Store = Annotated[Path, typer.Argument(help="The store's folder.")]
+_Store = Annotated[Path, typer.Argument(parser=folder, help="The store's folder, or its address, as s3://…")]
 _Images = Annotated[Path | None, typer.Option("--images", help="Where the images are, if they were moved.")]
 _Collection = Annotated[str, typer.Option(help="Part of the store.")]
-_Text = Annotated[bool, typer.Option("--text", help="Outputs of text encoders in place of latents.")]
-_Captions = Annotated[str, typer.Option(help="With --text: ending of the files of captions, e.g. .txt.")]
+_Text = Annotated[bool, typer.Option("--text", help="Outputs of text encoders instead of latents.")]
+_Captions = Annotated[str, typer.Option(help="With --text: ending of the caption files, e.g. .txt.")]
 _Family = Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTURES)}.")]
 
 
@@ -72,9 +74,9 @@ def verify(store: _Store, quiet: Quiet = False) -> None:
     sources = opened.strings("source")
     print_rows([*files, *((sources[i], problem) for i, problem in bad)], limit=None)
     lost = len(opened.lost_entries())
-    say(f"{len(opened)} items read, {len(bad) + lost} damaged, {len(files)} files unusable")
+    say(f"{counted(len(opened), 'item')} read, {len(bad) + lost} damaged, {counted(len(files), 'file')} unusable")
     if bad or lost or files:
-        say(f"kohya-bucket cache repair {store} puts that right", err=True)
+        say(f"kohya-bucket cache repair {store} repairs that", err=True)
         raise typer.Exit(1)
 
 
@@ -100,7 +102,7 @@ def repair(
         what = "run precompute again, or repair with --vae and the VAE they were encoded with"
         if not opened.of_images:
             what = "train again, which encodes these captions, or import them again"
-        raise KohyaBucketError(f"{len(done.missing)} items are lost: {what}")
+        raise KohyaBucketError(f"{counted(len(done.missing), 'item', 'is', 'are')} lost: {what}")
 
 
 def prune(
@@ -110,7 +112,7 @@ def prune(
     stale: Annotated[bool, typer.Option("--stale", help="Drop items whose image has changed.")] = False,
     collection: Annotated[str | None, typer.Option(help="Drop this whole collection.")] = None,
     quarantine: Annotated[bool, typer.Option("--quarantine", help="Empty the quarantine.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
     """Free the space of replaced rows and of what dead writers left. Not while something writes."""
     from kohya_bucket.latents.maintenance.prune import prune as prune_store
@@ -138,7 +140,7 @@ def prune(
     done = prune_store(opened, drop, quarantine=quarantine, dry_run=dry_run)
     would = "would be " if dry_run else ""
     say(
-        f"{done.dropped} items {would}dropped, {len(done.removed)} files {would}removed, "
+        f"{counted(done.dropped, 'item')} {would}dropped, {counted(len(done.removed), 'file')} {would}removed, "
         f"about {done.freed / 1e6:.1f} MB {would}freed"
     )
     print_files_in_use(done)
@@ -146,7 +148,12 @@ def prune(
 
 def pack(
     store: _Store,
-    to: Annotated[Path | None, typer.Option("--to", help="Write a new store there, to be carried away.")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", parser=folder, help="Write a new store to this folder or address, e.g. for another machine."
+        ),
+    ] = None,
     shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Size of a shard.")] = 256,
     cluster_by: Annotated[str | None, typer.Option(help="bucket: shards for order local, all written anew.")] = None,
 ) -> None:
@@ -156,19 +163,24 @@ def pack(
     opened = _open(store)
     before = len(opened.shards)
     done = pack_store(opened, to, shard_bytes=shard_mb << 20, cluster_by=cluster_by)
-    say(f"{done.copied} items copied; {before} shards before, {len(_open(to or store).shards)} now")
+    say(
+        f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, "
+        f"{len(_open(to or store).shards)} now"
+    )
     print_files_in_use(done)
 
 
 def import_(
     path: Annotated[list[str], typer.Argument(help="Folders of images with sd-scripts' npz beside them.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The store's folder.")],
+    output: Annotated[Path, typer.Option("--output", "-o", parser=folder, help="The store's folder, or its address.")],
     arch: _Family,
     dtype: Annotated[str, typer.Option(help="float32 keeps every bit.")] = "float32",
     vae: Annotated[
-        str, typer.Option("--vae", help="That made the files which do not say: hub name, folder or .safetensors.")
+        str, typer.Option("--vae", help="The VAE of files that do not name theirs: hub name, folder or .safetensors.")
     ] = "",
-    vae_hash: Annotated[str, typer.Option("--vae-hash", help="Its hash instead, as a store knows it.")] = "",
+    vae_hash: Annotated[
+        str, typer.Option("--vae-hash", help="The hash of that VAE, as in a store, instead of --vae.")
+    ] = "",
     interpolation: Annotated[
         str, typer.Option(help="How sd-scripts resized for them; auto-0.9 for 0.9 and before.")
     ] = "auto",
@@ -207,7 +219,7 @@ def export(
     store: _Store,
     arch: _Family,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Instead of beside the images, in this folder.")
+        Path | None, typer.Option("--output", "-o", help="Write to this folder instead of beside the images.")
     ] = None,
     images: _Images = None,
     collection: _Collection = "",

@@ -16,6 +16,7 @@ from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import images_in, sizes_of
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import replace_file
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketSet
@@ -68,5 +69,5 @@ def _print(bucket_set: BucketSet, switching: str) -> None:
     for point in switching_points(bucket_set, switching):
         table.add_row(str(point.narrower), str(point.wider), f"{point.aspect:.4f}", f"{1 / point.aspect:.4f}")
     console = plain_console()
-    console.print(f"{bucket_set.name}: {len(bucket_set)} buckets, switching by {switching}")
+    console.print(f"{bucket_set.name}: {counted(len(bucket_set), 'bucket')}, switching by {switching}")
     print_table(console, table)

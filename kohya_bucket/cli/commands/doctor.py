@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import only_one
+from kohya_bucket.cli.configs import is_musubi_config, only_one
 from kohya_bucket.cli.console import plain_console, say
+from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.trainer_named import Arch, trainer_at_hand
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kohya_bucket.sdscripts.doctor import Section
+    from kohya_bucket.adapter.section import Section
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _SHOWN = 10
@@ -28,14 +29,15 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
+    context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="as for `plan`")] = None,
     config_option: Annotated[Path | None, typer.Option("--config", "-c", help="the same as CONFIG")] = None,
     sd_scripts: Annotated[
         Path | None, typer.Option("--sd-scripts", help="its checkout; by default the folder one is in")
     ] = None,
-    resolution: Annotated[str | None, typer.Option(help="512 or 512,768, where the config is silent")] = None,
+    resolution: Annotated[str | None, typer.Option(help="512 or 512,768, if the config does not set it")] = None,
     train_batch_size: Annotated[
-        int | None, typer.Option("--train-batch-size", min=1, help="where the config is silent")
+        int | None, typer.Option("--train-batch-size", min=1, help="if the config does not set it")
     ] = None,
     arch: Arch = None,
     quick: Annotated[bool, typer.Option("--quick", help="decode no image and import no sd-scripts")] = False,
@@ -48,7 +50,12 @@ def doctor(
     given = {"resolution": resolution, "train_batch_size": train_batch_size}
     given = {key: value for key, value in given.items() if value is not None}
     sections = []
-    for section in _sections(config, sd_scripts, given, arch, quick):
+    found = _sections(config, sd_scripts, given, arch, quick)
+    if config is not None and is_musubi_config(config):
+        own = ("sd_scripts", "resolution", "train_batch_size")
+        refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
+        found = _musubi_sections(config, arch, quick)
+    for section in found:
         sections.append(section)
         if not as_json:
             _print(plain_console(), section)
@@ -86,6 +93,16 @@ def _sections(
         yield cache_section(examined.read, examined.options)
 
 
+def _musubi_sections(config: Path, arch: str | None, quick: bool) -> Iterator[Section]:
+    from kohya_bucket.musubi.architectures import architecture_named
+    from kohya_bucket.musubi.doctor import config_section
+    from kohya_bucket.sdscripts.doctor.packages import packages_section
+
+    architecture = None if arch is None else architecture_named(arch)
+    yield packages_section()
+    yield config_section(config, architecture, scan_progress, decode=not quick)
+
+
 def _print(console: Console, section: Section) -> None:
     console.print()
     console.print(section.title, style="bold", markup=False, soft_wrap=True)
@@ -113,10 +130,10 @@ def _conclude(sections: list[Section]) -> None:
     errors, warnings = counts[Severity.ERROR], counts[Severity.WARNING]
     if errors:
         say()
-        say(f"{errors} found that would stop the training, {warnings} that would spoil it")
+        say(f"{errors} found that would stop the training, {warnings} that would harm it")
     elif warnings:
         say()
-        say(f"nothing found that would stop the training, {warnings} that would spoil it")
+        say(f"nothing found that would stop the training, {warnings} that would harm it")
     else:
         say()
-        say("nothing found that would stop the training or spoil it")
+        say("nothing found that would stop the training or harm it")

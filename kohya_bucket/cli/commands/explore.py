@@ -26,7 +26,7 @@ def explore(
     source: Annotated[
         str | None, typer.Argument(metavar="[FOLDER|CONFIG]", help="A folder of images, or a dataset config.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the page to this file; else to a temporary one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the page to this file. Default: a temporary file.")] = None,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
     recursive: Recursive = True,
     workers: Workers = None,

@@ -1,4 +1,4 @@
-"""`kohya-bucket patch install|status|remove DIR`: the permanent hook in an sd-scripts checkout."""
+"""`kohya-bucket patch install|status|remove DIR`: the permanent hook in a trainer's checkout."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import typer
 from kohya_bucket.cli.console import say
 
 if TYPE_CHECKING:
+    from kohya_bucket.adapter.checkout_patch import CheckoutPatch
     from kohya_bucket.adapter.marked_block import PatchStatus
-    from kohya_bucket.sdscripts.probe import Trial
+    from kohya_bucket.adapter.trial import Trial
 
-Checkout = Annotated[Path, typer.Argument(metavar="DIR", help="the sd-scripts checkout, or a kohya_ss GUI folder")]
+Checkout = Annotated[
+    Path, typer.Argument(metavar="DIR", help="the checkout of sd-scripts or musubi-tuner, or a kohya_ss GUI folder")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -26,35 +29,47 @@ def register(app: typer.Typer) -> None:
 
 
 def _install(folder: Checkout) -> None:
-    """Write the marked block into library/__init__.py, once the adapter was tried there."""
-    from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout
-    from kohya_bucket.sdscripts.patch import patch_install
-    from kohya_bucket.sdscripts.probe import try_adapter
+    """Write the marked block into the trainer's package, once the adapter was tried there."""
+    from kohya_bucket.adapter.marked_block import CheckoutError
 
-    root = find_checkout(folder)
-    say(f"trying the adapter in {root} …", err=True)
-    trial = try_adapter(root)
+    patch = _patch_of(folder)
+    root = patch.find(folder)
+    say(f"testing the adapter in {root} …", err=True)
+    trial = patch.attempt(root)
     if trial.refused:
         raise CheckoutError(f"{trial.refused}. The block was not written: update kohya-bucket, or train without it")
-    _print(patch_install(folder))
-    _print_trial(trial)
+    _print(patch.install(folder))
+    _print_trial(patch, trial)
 
 
 def _status(folder: Checkout) -> None:
     """Say whether the block is there, and what the adapter does in this checkout."""
-    from kohya_bucket.sdscripts.checkout import find_checkout
-    from kohya_bucket.sdscripts.patch import patch_status
-    from kohya_bucket.sdscripts.probe import try_adapter
-
-    _print(patch_status(folder))
-    _print_trial(try_adapter(find_checkout(folder)))
+    patch = _patch_of(folder)
+    _print(patch.status(folder))
+    _print_trial(patch, patch.attempt(patch.find(folder)))
 
 
 def _remove(folder: Checkout) -> None:
     """Take the block out; the file is then what it was."""
-    from kohya_bucket.sdscripts.patch import patch_remove
+    _print(_patch_of(folder).remove(folder))
 
-    _print(patch_remove(folder))
+
+def _patch_of(folder: Path) -> CheckoutPatch:
+    """That of the trainer whose checkout the folder is."""
+    from kohya_bucket.adapter.marked_block import CheckoutError
+    from kohya_bucket.musubi.patch import PATCH as MUSUBI_TUNER
+    from kohya_bucket.sdscripts.patch import PATCH as SD_SCRIPTS
+
+    for patch in (SD_SCRIPTS, MUSUBI_TUNER):
+        try:
+            patch.find(folder)
+        except CheckoutError:
+            continue
+        return patch
+    raise CheckoutError(
+        f"{folder} is not a checkout of sd-scripts, which holds library/ beside train_network.py, and none of "
+        "musubi-tuner, which holds src/musubi_tuner/: name the folder that these lie in"
+    )
 
 
 def _print(status: PatchStatus) -> None:
@@ -64,15 +79,15 @@ def _print(status: PatchStatus) -> None:
     say(f"{status.file}: {state}")
 
 
-def _print_trial(trial: Trial) -> None:
+def _print_trial(patch: CheckoutPatch, trial: Trial) -> None:
     if trial.active:
-        say("the adapter knows this checkout: once patched, every training that is started from it has the plan")
+        say("this checkout is a known version: after patching, every training started from it uses kohya_bucket")
     elif trial.refused:
-        say(f"the adapter does not know this checkout, and patched, no training would begin: {trial.refused}")
+        say(f"this checkout is not a known version, and after patching no training would start: {trial.refused}")
     else:
         say(
-            f"the adapter could not be tried with this Python ({sys.executable}): {trial.error or 'no answer'}. Ask "
+            f"the adapter could not be tested with this Python ({sys.executable}): {trial.error or 'no answer'}. Ask "
             "again in the environment that trains"
         )
     for subject, why in trial.left_alone.items():
-        say(f"{subject} is left to sd-scripts: {why}")
+        say(f"{subject} is left to {patch.trainer}: {why}")

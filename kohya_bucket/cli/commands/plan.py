@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import adapter_options, only_one
+from kohya_bucket.cli.configs import adapter_options, is_musubi_config, only_one
+from kohya_bucket.cli.given import refuse_beside
 from kohya_bucket.cli.gpus import gpu_counts
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.progress import scan_progress
@@ -22,8 +24,12 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
+    context: typer.Context,
     config: Annotated[
-        Path | None, typer.Argument(help="dataset config of sd-scripts, file for --config_file, or preset of the GUI")
+        Path | None,
+        typer.Argument(
+            help="dataset config of sd-scripts or musubi-tuner, file for --config_file, or preset of the GUI"
+        ),
     ] = None,
     config_option: Annotated[Path | None, typer.Option("--config", "-c", help="the same as CONFIG")] = None,
     gpus: Annotated[str, typer.Option(help="numbers of GPUs to plan for, e.g. 1,2,4,8")] = "1",
@@ -36,7 +42,9 @@ def plan(
     in_json: Annotated[str | None, typer.Option(help="fine-tuning metadata, with --train-data-dir")] = None,
     *,
     arguments: TrainerArguments,
-    sd_scripts: Annotated[str | None, typer.Option(help="its checkout or version; by default the one at hand")] = None,
+    sd_scripts: Annotated[
+        str | None, typer.Option(help="its checkout or version; by default the checkout that you are in")
+    ] = None,
     arch: Arch = None,
 ) -> None:
     """Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input."""
@@ -46,6 +54,12 @@ def plan(
     from kohya_bucket.sdscripts.plan.unreadable import name_unreadable
 
     config = only_one(config, config_option)
+    if config is not None and is_musubi_config(config):
+        from kohya_bucket.cli.musubi_plan import plan_musubi
+
+        own = (*(field.name for field in fields(arguments)), "train_data_dir", "reg_data_dir", "in_json", "sd_scripts")
+        refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
+        plan_musubi(config, arch, gpu_counts(gpus), accumulate, images, as_json, strict)
     release, checkout = release_at_hand(sd_scripts)
     trainer = trainer_at_hand(arch, checkout)
     if config is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from kohya_bucket.cli.common_options import Recursive
+from kohya_bucket.cli.common_options import path as folder
 from kohya_bucket.cli.configs import given_config
 from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.encoders import VaeOptions
@@ -19,9 +20,10 @@ from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.stored_latents import StoreOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.architectures import ARCHITECTURES
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
-    from kohya_bucket.cli.precompute_items import Part
+    from kohya_bucket.cli.precompute_items import Chosen, Part, Planned
     from kohya_bucket.latents.encode.report import PrecomputeReport
 
 _ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai": "sd"}
@@ -39,18 +41,24 @@ def precompute(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Folder of the store, else that of --config; npz go beside the images without."
+            "--output",
+            "-o",
+            parser=folder,
+            help="Folder or address of the store, else that of --config; npz go beside the images without.",
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="An sd-scripts dataset config instead of PATH.")] = None,
     gpus: Annotated[
-        str, typer.Option(help="With --config: numbers of GPUs that will train, e.g. 1,2; else those used here.")
+        str,
+        typer.Option(help="With --config: numbers of GPUs that you train on, e.g. 1,2. Default: the number used here."),
     ] = "",
-    train_batch_size: Annotated[int | None, typer.Option(min=1, help="With --config, where it is silent.")] = None,
+    train_batch_size: Annotated[int | None, typer.Option(min=1, help="With --config, if it does not set one.")] = None,
     options: RuleOptions,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per run of the VAE.")] = 8,
     stored: StoreOptions,
-    captions_file: Annotated[Path | None, typer.Option(help="One caption per line; else .txt files are read.")] = None,
+    captions_file: Annotated[
+        Path | None, typer.Option(help="A file with one caption per line. Default: the .txt file beside each image.")
+    ] = None,
     captions: TextOptions,
     hash: Annotated[bool, typer.Option("--hash", help="Store a hash of each image's content.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")] = None,
@@ -68,34 +76,32 @@ def precompute(
         return
     if options_of_texts := given(context, (name for name in vars(captions) if name != "text")):
         raise ConfigError(f"{' and '.join(options_of_texts)} are about captions: add --text, or leave them out")
-    from kohya_bucket.cli.precompute_items import by_config, by_path, store_of_config, usable_config
+    from kohya_bucket.cli.precompute_items import chosen, parts_of, planned, store_of
+    from kohya_bucket.latents.vae.encoder import encoder_hash
 
     reader = stored.reader()
     config, options, path = given_config(config, options, path or [])
     if not vae.arch:
         vae = replace(vae, arch=_ARCH_OF_PRESET.get(options.name, ""))
-    read = None
-    if config is not None:  # before a model is fetched and loaded
+    # All that is given is checked before a model is downloaded and loaded.
+    source: Chosen | Planned
+    vae.check()
+    if config is not None:
         _check_config(context, config, path, options)
-        read = usable_config(config, train_batch_size)
+        source = planned(config, train_batch_size, gpus)
         if output is None and stored.format == "shards":
-            output = store_of_config(read)
+            output = cast("Path | None", store_of(source))
     else:
         _check_rule(context, options)
+        source = chosen(path, options, recursive=recursive, captions_file=captions_file)
+    recipe = stored.recipe(vae.dtype, output)
     encoder = vae.load()
 
-    recipe = stored.recipe(encoder, vae.dtype)
-    if read is not None:
-        todo = by_config(read, recipe, output, content_hash=hash, gpus=gpus, quiet=quiet)
-    else:
-        todo = by_path(
-            path, options, recipe, output, content_hash=hash, recursive=recursive, captions_file=captions_file,
-            quiet=quiet,
-        )  # fmt: skip
+    todo = parts_of(source, replace(recipe, vae=encoder_hash(encoder)), output, content_hash=hash, quiet=quiet)
     failed = _encode(todo, encoder, output, quiet, batch_size=batch_size, format=stored.format, architecture=vae.arch,
                      workers=workers, sd_scripts=reader)  # fmt: skip
     if failed:
-        raise KohyaBucketError(f"{failed} images could not be encoded, see above; the others are done")
+        raise KohyaBucketError(f"{counted(failed, 'image')} could not be encoded, see above; all others are done")
 
 
 def _check_config(context: typer.Context, config: Path, path: list[str], options: RuleOptions) -> None:

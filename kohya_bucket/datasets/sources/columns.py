@@ -81,7 +81,7 @@ def _array(cell: Any) -> npt.NDArray[Any]:
         cell = cell.detach().cpu().numpy()
     array = np.asarray(cell)
     if array.dtype.kind not in "uif" and array.dtype.kind != "b":
-        raise UnreadableImageError(f"{type(cell).__name__} of dtype {array.dtype} is no image")
+        raise UnreadableImageError(f"a {type(cell).__name__} of dtype {array.dtype} is not an image")
     return array
 
 
@@ -90,7 +90,9 @@ def _as_height_width(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3:
-        raise UnreadableImageError(f"shape {list(array.shape)} is no image: [H, W], [H, W, C] or [C, H, W] is")
+        raise UnreadableImageError(
+            f"an array of shape {list(array.shape)} is not an image: it must be [H, W], [H, W, C] or [C, H, W]"
+        )
     if array.shape[2] not in _CHANNELS and array.shape[0] in _CHANNELS:
         array = array.transpose(1, 2, 0)
     if array.shape[2] not in _CHANNELS or 0 in array.shape:

@@ -126,7 +126,7 @@ def _path_texts(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 def _texts(captions: Sequence[str]) -> TextColumn:
     if isinstance(captions, Mapping):
         raise KohyaBucketError(
-            "captions is a mapping, whose keys would be taken for texts: give a list in the order of the paths, e.g. "
+            "captions is a mapping, and iterating over it gives its keys: give a list in the order of the paths, e.g. "
             "[captions[path] for path in paths]"
         )
     listed = list(captions)

@@ -38,7 +38,7 @@ class HuggingFaceSource:
         refuse_splits(dataset)
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise KohyaBucketError(
-                f"{type(dataset).__name__} is a stream, whose length and order are unknown: "
+                f"{type(dataset).__name__} is a stream, and its length and order are unknown: "
                 "use kohya_bucket.datasets.streaming.StreamingBuckets"
             )
         names = getattr(dataset, "column_names", None)

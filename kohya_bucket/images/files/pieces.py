@@ -122,8 +122,8 @@ class _HeaderFile(io.BufferedReader):
         if self._left <= 0:
             self._left = 0
             raise UnreadableImageError(
-                f"its size would take more than {MAX_HEADER_BYTES >> 20} MiB of reading, of {self._length:,} bytes in "
-                "all: damaged, or no picture"
+                f"its size was not found after reading {MAX_HEADER_BYTES >> 20} MiB of {self._length:,} bytes: "
+                "damaged, or not an image"
             )
 
 

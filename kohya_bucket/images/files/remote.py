@@ -14,7 +14,16 @@ from typing import Any, TypeVar
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
 
-__all__ = ["RemoteFile", "is_url", "list_remote", "read_remote", "stat_remote"]
+__all__ = [
+    "RemoteFile",
+    "as_os_error",
+    "changed_at",
+    "is_url",
+    "list_remote",
+    "read_remote",
+    "stat_remote",
+    "storage_of",
+]
 
 _Answer = TypeVar("_Answer")
 _FIRST = 1 << 16
@@ -29,7 +38,7 @@ class RemoteFile:
     """A file behind a URL that is read in pieces; see `Pieces`. `OSError` if it cannot be."""
 
     def __init__(self, url: str) -> None:
-        self._system, self._path = _open(url)
+        self._system, self._path = storage_of(url)
         self.length = int(_info(self._system, self._path)["size"] or 0)
         self._head = self._read(0, min(_FIRST, self.length))
 
@@ -42,37 +51,40 @@ class RemoteFile:
     def _read(self, start: int, stop: int) -> bytes:
         if start >= stop:
             return b""
-        data: bytes = _guarded(lambda: self._system.cat_file(self._path, start=start, end=stop))
+        data: bytes = as_os_error(lambda: self._system.cat_file(self._path, start=start, end=stop))
         return data
 
 
 def read_remote(url: str) -> bytes:
     """The whole file. `OSError` if it cannot be read."""
-    system, path = _open(url)
-    data: bytes = _guarded(lambda: system.cat_file(path))
+    system, path = storage_of(url)
+    data: bytes = as_os_error(lambda: system.cat_file(path))
     return data
 
 
 def stat_remote(url: str) -> tuple[int, int]:
     """(time of the last change in ns, 0 if the storage does not tell; bytes). `OSError` if it does not exist."""
-    system, path = _open(url)
+    system, path = storage_of(url)
     info = _info(system, path)
+    return int(changed_at(info) * 1_000_000_000), int(info["size"] or 0)
+
+
+def changed_at(info: dict[str, Any]) -> float:
+    """Time of the last change in seconds, of what `fsspec` says of a file; 0 if the storage does not tell."""
     when = next((info[name] for name in _TIMES if info.get(name)), 0)
     if isinstance(when, str):
         when = datetime.datetime.fromisoformat(when.replace("Z", "+00:00"))
-    if isinstance(when, datetime.datetime):
-        when = when.timestamp()
-    return int(when * 1_000_000_000), int(info["size"] or 0)
+    return when.timestamp() if isinstance(when, datetime.datetime) else float(when)
 
 
 def list_remote(url: str, recursive: bool, extensions: Collection[str]) -> list[str]:
     """URLs of the images in a folder, or that match a pattern, or of the one file that `url` names; sorted."""
-    system, path = _open(url)
+    system, path = storage_of(url)
     if any(sign in path for sign in "*?["):
-        found = _guarded(lambda: system.glob(path))
-    elif _guarded(lambda: system.isdir(path)):
-        found = _guarded(lambda: system.find(path, maxdepth=None if recursive else 1))
-    elif _guarded(lambda: system.exists(path)):
+        found = as_os_error(lambda: system.glob(path))
+    elif as_os_error(lambda: system.isdir(path)):
+        found = as_os_error(lambda: system.find(path, maxdepth=None if recursive else 1))
+    elif as_os_error(lambda: system.exists(path)):
         return [url]
     else:
         raise KohyaBucketError(f"{url}: no such file or folder there; check the address and your access to it")
@@ -95,17 +107,18 @@ def _system(protocol: str, _process: int) -> Any:
         raise KohyaBucketError(f"{protocol}:// cannot be read here: {error}") from None
 
 
-def _open(url: str) -> tuple[Any, str]:
+def storage_of(url: str) -> tuple[Any, str]:
+    """What `fsspec` has for the storage of a URL, and the path in it."""
     system = _system(url.split("://", 1)[0], os.getpid())
     return system, system._strip_protocol(url)
 
 
 def _info(system: Any, path: str) -> dict[str, Any]:
-    info: dict[str, Any] = _guarded(lambda: system.info(path))
+    info: dict[str, Any] = as_os_error(lambda: system.info(path))
     return info
 
 
-def _guarded(ask: Callable[[], _Answer]) -> _Answer:
+def as_os_error(ask: Callable[[], _Answer]) -> _Answer:
     """Storage libraries raise what they like; here it is an `OSError`."""
     try:
         return ask()

@@ -8,6 +8,7 @@ differ visibly, because Pillow's smooth when they shrink, and "nearest" now and 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -55,6 +56,7 @@ def resize_and_crop(
     crop: tuple[int, int] | None = None,
     *,
     extent: tuple[float, float] | None = None,
+    shrink: Callable[[Pixels, tuple[int, int]], Pixels] | None = None,
 ) -> Pixels:
     """Scale `pixels` [H, W, C] to `resized_size`, then cut `bucket_size` out; all sizes are (width, height).
 
@@ -64,9 +66,10 @@ def resize_and_crop(
             extra pixel on the right or at the bottom.
         extent: (width, height) in these pixels of the image, which ends within the last of them, where it was decoded
             at a fraction of its size; it is then shrunk by area. None: all of them.
+        shrink: makes [H, W, C] as large as (width, height), in place of the area filter where no side grows.
 
     Returns:
-        [bucket height, bucket width, C] uint8, contiguous.
+        [bucket height, bucket width, C] uint8; contiguous, but for what `shrink` made.
 
     Raises:
         KohyaBucketError: the resized image does not cover the bucket, or the cut lies outside.
@@ -82,11 +85,14 @@ def resize_and_crop(
         pixels = shrink_by_area(pixels, (resized_width, resized_height), extent)
     elif size != (resized_width, resized_height):
         name = choose_interpolation(size, resized_size, interpolation)
-        pixels = _resize(pixels, (int(resized_width), int(resized_height)), name)
+        smaller = shrink if name == "area" and size[0] >= resized_width and size[1] >= resized_height else None
+        target = int(resized_width), int(resized_height)
+        pixels = smaller(pixels, target) if smaller else _resize(pixels, target, name)
     left, top = crop or ((resized_width - width) // 2, (resized_height - height) // 2)
     if not (0 <= left <= resized_width - width and 0 <= top <= resized_height - height):
         raise KohyaBucketError(f"crop at {left},{top} of {width}x{height} leaves {resized_width}x{resized_height}")
-    return np.ascontiguousarray(pixels[top : top + height, left : left + width])
+    cut = pixels[top : top + height, left : left + width]
+    return cut if shrink else np.ascontiguousarray(cut)
 
 
 def resampler(name: str, *, shrinks: bool = True) -> str:

@@ -13,11 +13,14 @@ __all__ = ["Rows", "row_dtype"]
 
 Rows = npt.NDArray[Any]
 
+_CLIP = [(name, "i8") for name in ("width", "height", "frames", "rate", "per", "rotation", "source")]
 _DTYPES = {
     "size": np.dtype([("width", "i8"), ("height", "i8"), ("orientation", "i8"), ("format", "i8")]),
     "stat": np.dtype([("mtime_ns", "i8"), ("bytes", "i8")]),
     "hash": np.dtype([("hash", f"S{HASH_LENGTH}")]),
     "verify": np.dtype([("ok", "u1")]),
+    "clip": np.dtype(_CLIP),
+    "decoded clip": np.dtype(_CLIP),
 }
 
 

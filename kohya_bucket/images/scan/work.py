@@ -69,9 +69,17 @@ def _verify(path: str) -> tuple[int]:
     return (1,)
 
 
+def _clip(path: str, decode: bool = False) -> Iterable[int]:
+    from kohya_bucket.images.headers.clip import read_clip
+
+    return read_clip(path, decode=decode)
+
+
 WORK: dict[str, Callable[[list[str]], tuple[bytes, Failures]]] = {
     "size": partial(_one_by_one, read_header, 4, "q"),
     "stat": _stats,
     "hash": partial(_one_by_one, _hash, HASH_LENGTH, "B"),
     "verify": partial(_one_by_one, _verify, 1, "B"),
+    "clip": partial(_one_by_one, _clip, 7, "q"),
+    "decoded clip": partial(_one_by_one, partial(_clip, decode=True), 7, "q"),
 }

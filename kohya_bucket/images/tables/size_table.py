@@ -73,7 +73,7 @@ def _csv_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
         _need(path, reader.fieldnames or [])
         return [(row["id"], row["width"], row["height"]) for row in reader]
     except csv.Error as error:
-        raise KohyaBucketError(f"{path}, line {reader.line_num}: no valid CSV: {error}") from None
+        raise KohyaBucketError(f"{path}, line {reader.line_num}: not valid CSV: {error}") from None
 
 
 def _json_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
@@ -82,7 +82,7 @@ def _json_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
     except KohyaBucketError:
         raise
     except ValueError as error:
-        raise KohyaBucketError(f"{path} is no valid JSON: {error}") from error
+        raise KohyaBucketError(f"{path} is not valid JSON: {error}") from error
     if isinstance(data, dict):
         return _mapping_rows(data, path)
     if not isinstance(data, list):

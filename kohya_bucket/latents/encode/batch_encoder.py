@@ -93,7 +93,7 @@ class BatchEncoder:
                     raise
             size = max(1, size // 2)
             self._largest[shape] = size
-            self._say(f"out of memory at {shape[2]}x{shape[1]}: going on with batches of {size}")
+            self._say(f"out of memory at {shape[2]}x{shape[1]}: continuing with batches of {size}")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         spreads = [spread for _, spread in parts if spread is not None]

@@ -19,12 +19,13 @@ from kohya_bucket.latents.encode.sinks import Sink
 from kohya_bucket.latents.encode.work_claims import WorkBoard
 from kohya_bucket.latents.encode.worker import PrecomputeWorker
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.latents.remote.remote_path import RemotePath, as_given
 from kohya_bucket.latents.store.layout import is_text
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, encoder_space
 
 __all__ = ["check_family", "encode_items"]
 
-_NAMELESS = "its name is no UTF-8, which a store cannot hold: rename it, or use --format npz"
+_NAMELESS = "its name is not UTF-8, and a store cannot hold such names: rename it, or use --format npz"
 
 
 def encode_items(
@@ -55,7 +56,7 @@ def encode_items(
         wanted = replace(wanted, encoding=replace(wanted.encoding, dtype="float32"))
     else:
         wanted, nameless = _distinct(wanted)
-    output = None if output_dir is None else Path(output_dir)
+    output = None if output_dir is None else as_given(output_dir)
     report = PrecomputeReport(output, len(wanted) + len(nameless), without_bucket=wanted.without_bucket)
     worker = PrecomputeWorker(
         wanted, encoder, batch_size, report, say, progress_callback, workers or os.cpu_count() or 1, seed
@@ -64,6 +65,7 @@ def encode_items(
     sink: Sink
     if format == "npz" or output is None:
         arch = ARCHITECTURES[architecture].read_by(sd_scripts)
+        assert not isinstance(output, RemotePath)  # which `_check` refuses
         sink = NpzSink(output, wanted, space, arch, images_root, worker.safe, paths=npz_paths, sync=sync)
     else:
         sink = ShardSink(
@@ -102,24 +104,40 @@ def _check(
     format: str,
     architecture: str,
 ) -> None:
-    if format not in ("shards", "npz"):
-        raise KohyaBucketError(f"format {format!r}: use 'shards' or 'npz'")
-    if format == "shards" and output_dir is None:
-        raise KohyaBucketError("shards need an output folder: give --output")
+    check_target(encoding.kind, output_dir, format)
     if encoding.kind == "posterior" and not isinstance(encoder, PosteriorEncoder):
         raise KohyaBucketError(
             f"{type(encoder).__name__} has no posterior method, so there is no distribution to store: "
             "leave out --posterior"
         )
     if format == "npz":
-        if encoding.kind == "posterior":
-            raise KohyaBucketError("sd-scripts' npz hold latents, no distribution: use --format shards for --posterior")
         if architecture not in ARCHITECTURES:
             raise KohyaBucketError(
-                f"npz are named by model family, and {architecture or 'none'!r} is none: "
+                f"npz files are named by model family, and {architecture or 'none'!r} is not one: "
                 f"add --arch, one of {', '.join(ARCHITECTURES)}"
             )
         check_family(encoder, ARCHITECTURES[architecture])
+
+
+def check_target(kind: str, output_dir: str | os.PathLike[str] | None, format: str) -> None:
+    """Refuse what cannot be written, whatever the encoder.
+
+    Raises:
+        KohyaBucketError: an unknown format, shards without a folder, npz in object storage, or a distribution
+            in npz.
+    """
+    if format not in ("shards", "npz"):
+        raise KohyaBucketError(f"format {format!r} does not exist: use 'shards' or 'npz'")
+    if format == "shards" and output_dir is None:
+        raise KohyaBucketError("shards need an output folder: add --output")
+    if format == "npz" and "://" in os.fspath(output_dir or ""):
+        raise KohyaBucketError(
+            f"{output_dir}: npz files are read from folders, not from object storage: use --format shards"
+        )
+    if format == "npz" and kind == "posterior":
+        raise KohyaBucketError(
+            "sd-scripts' npz files hold latents, not a distribution: use --format shards with --posterior"
+        )
 
 
 def check_family(encoder: VAEEncoder, arch: Architecture) -> None:

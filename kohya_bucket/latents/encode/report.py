@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from kohya_bucket.latents.remote.remote_path import Place
 
 __all__ = ["PrecomputeReport", "joined"]
 
@@ -28,7 +29,7 @@ class PrecomputeReport:
         seconds: how long it took; `device_idle`: how much of that no batch was in the encoder.
     """
 
-    output: Path | None
+    output: Place | None
     total: int
     current: int = 0
     encoded: int = 0

@@ -14,6 +14,7 @@ from kohya_bucket.latents.encode.comparison import compare
 from kohya_bucket.latents.encode.sinks import EncodedBatch, OnDone
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
@@ -28,7 +29,7 @@ class ShardSink:
     """Writes into a `LatentStore`."""
 
     def __init__(
-        self, root: Path, wanted: LatentItems, space: LatentSpace, images_root: Path, on_done: OnDone,
+        self, root: Place, wanted: LatentItems, space: LatentSpace, images_root: Path, on_done: OnDone,
         *, shard_bytes: int, flush_seconds: float | None,
     ) -> None:  # fmt: skip
         self._wanted = wanted

@@ -13,6 +13,9 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+from kohya_bucket.errors import StorageError
+from kohya_bucket.latents.remote.remote_path import Place, RemotePath
+
 __all__ = ["SignsOfLife"]
 
 _TRIES = 20
@@ -34,7 +37,7 @@ class SignsOfLife:
         OSError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, stale_after: float) -> None:
+    def __init__(self, folder: Place, stale_after: float) -> None:
         self.folder = folder
         self.owner = uuid.uuid4().hex[:16]
         self.alive = folder / f"{self.owner}.alive"
@@ -59,13 +62,16 @@ class SignsOfLife:
 
     def appear(self) -> None:
         """Make the folder and this process' files; again where the last of an earlier run just clears it away."""
+        if isinstance(self.alive, RemotePath):
+            self.alive.put(f"{_node()} {os.getpid()}")
+            return
         for left in reversed(range(_TRIES)):
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                unborn = self.folder / f"{self.owner}.unborn"
+                unborn = self.alive.with_suffix(".unborn")
                 unborn.write_text(f"{_node()} {os.getpid()}", encoding="utf-8")
                 os.replace(unborn, self.alive)
-                self.name.write_text(self.owner, encoding="utf-8")
+                self.alive.with_suffix(".name").write_text(self.owner, encoding="utf-8")
                 return
             except (FileNotFoundError, PermissionError) as error:
                 # Windows refuses what is being removed, as it refuses what is forbidden
@@ -76,20 +82,24 @@ class SignsOfLife:
     def vanish(self) -> None:
         """Remove this process' files, and the folder if nothing else is in it."""
         for kind in ("unborn", "alive", "name", "clock"):
-            with suppress(OSError):
+            with suppress(OSError, StorageError):
                 (self.folder / f"{self.owner}.{kind}").unlink()
-        with suppress(OSError):
-            self.folder.rmdir()
+        if isinstance(self.folder, Path):
+            with suppress(OSError):
+                self.folder.rmdir()
 
     def now(self) -> float:
         """The time, as the file system of the folder gives it."""
         clock = self.folder / f"{self.owner}.clock"
         with suppress(OSError):
-            clock.touch()
+            if isinstance(clock, RemotePath):
+                clock.put("")
+            else:
+                clock.touch()
             return clock.stat().st_mtime
         return time.time()
 
-    def is_fresh(self, path: Path) -> bool:
+    def is_fresh(self, path: Place) -> bool:
         """Whether a file was changed lately. `OSError` if there is none."""
         return self.now() - path.stat().st_mtime < self._stale_after
 
@@ -107,9 +117,12 @@ class SignsOfLife:
 
     def _beat(self) -> None:
         while not self._stop.wait(min(2.0, self._stale_after / 5)):
-            with suppress(OSError):
+            with suppress(OSError, StorageError):
                 try:
-                    os.utime(self.alive)
+                    if isinstance(self.alive, RemotePath):
+                        self.appear()
+                    else:
+                        os.utime(self.alive)
                 except FileNotFoundError:  # see `WorkBoard._claim`
                     self.appear()
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from kohya_bucket.latents.remote.remote_path import Place
 
 if TYPE_CHECKING:
     import torch
@@ -32,12 +33,14 @@ class Sink(Protocol):
     """Takes batches; says through an `OnDone` which items are safe on disk.
 
     Attributes:
-        work: folder in which the processes that write there share their work.
         notes: what a user should know before anything is written.
     """
 
-    work: Path
     notes: list[str]
+
+    @property
+    def work(self) -> Place:
+        """Folder in which the processes that write there share their work."""
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
         """[N] bool: the items that are not on disk as they should be; and how many there are by reason."""

@@ -12,12 +12,15 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import LatentStoreError, StorageError
 from kohya_bucket.latents.encode.signs_of_life import SignsOfLife
+from kohya_bucket.latents.remote.remote_path import Place, RemotePath, sizes_in
+from kohya_bucket.latents.remote.storage import create
 
 __all__ = ["WorkBoard"]
+
+_SECONDS = 2.0  # between looks at object storage
 
 
 class WorkBoard:
@@ -32,9 +35,12 @@ class WorkBoard:
         LatentStoreError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, *, stale_after: float = 30.0, poll: float = 0.5) -> None:
+    def __init__(self, folder: Place, *, stale_after: float = 30.0, poll: float = 0.5) -> None:
         self.folder = folder
         self._poll = poll
+        self._remote = isinstance(folder, RemotePath)  # where each look is a request
+        self._owners: dict[str, str] = {}  # there, of claims that were read
+        self._seen: tuple[float, set[str]] = (-_SECONDS, set())
         self._mine: dict[str, int] = {}
         self._finished: set[str] = set()
         try:
@@ -53,14 +59,14 @@ class WorkBoard:
         self.signs.stop()
         unfinished = [f"{p}.{generation}.claim" for p, generation in self._mine.items() if p not in self._finished]
         for name in [*unfinished, self.signs.alive.name, self.signs.name.name]:
-            with suppress(OSError):
+            with suppress(OSError, StorageError):
                 (self.folder / name).unlink()
-        paths: list[Path] = []
-        with suppress(OSError):  # another one that leaves at this instant may have cleared it away
+        paths: list[Place] = []
+        with suppress(OSError, StorageError):  # another one that leaves at this instant may have cleared it away
             paths = list(self.folder.iterdir())
         if not self.signs.living():  # asked after the listing, so that nothing of one that comes now is in it
             for path in paths:
-                with suppress(OSError):
+                with suppress(OSError, StorageError):
                     path.unlink()
         self.signs.vanish()
 
@@ -83,8 +89,12 @@ class WorkBoard:
     def finish(self, piece: str) -> None:
         """Say that a claimed piece is done and safe on disk."""
         self._finished.add(piece)
+        done = self.folder / f"{piece}.{self._mine[piece]}.done"
         with suppress(OSError):
-            (self.folder / f"{piece}.{self._mine[piece]}.done").touch()
+            if isinstance(done, RemotePath):
+                done.put("")
+            else:
+                done.touch()
 
     def take_over(self, ids: Sequence[str]) -> list[str]:
         """Wait until all `ids` are done, or return pieces of dead processes that are now this one's to do."""
@@ -102,11 +112,16 @@ class WorkBoard:
                 return taken
             if not any(p in held for p in rest):
                 return []
-            time.sleep(self._poll)
+            time.sleep(_SECONDS if self._remote else self._poll)
 
     def finished_pieces(self) -> set[str]:
         """Pieces that are done, by whomever, since this process began."""
-        return self._finished_among(self._listing()[1])
+        if not self._remote:
+            return self._finished_among(self._listing()[1])
+        if time.monotonic() - self._seen[0] > _SECONDS:
+            done = [path.stem for path in self.folder.iterdir() if path.name.endswith(".done")]
+            self._seen = time.monotonic(), self._finished_among(done)
+        return self._seen[1] | self._finished
 
     def _finished_among(self, done: list[str]) -> set[str]:
         return {name.rsplit(".", 1)[0] for name in done if name not in self._void} | self._finished
@@ -125,8 +140,11 @@ class WorkBoard:
         self._mine[piece] = after + 1
         return True
 
-    def _sign(self, path: Path) -> None:
+    def _sign(self, path: Place) -> None:
         """Create `path` with this process' name in it; `FileExistsError` if it is another's."""
+        if isinstance(path, RemotePath):
+            create(path.url, self.owner.encode("utf-8"))
+            return
         try:
             os.link(self.signs.name, path)
         except FileExistsError:
@@ -143,14 +161,19 @@ class WorkBoard:
         """Claims ("piece.generation" -> owner, "" while it is being written) and finished ones."""
         claims, done = {}, []
         with suppress(FileNotFoundError):
-            for name in os.listdir(self.folder):
+            for name in sizes_in(self.folder, "") if self._remote else os.listdir(self.folder):
                 stem, _, kind = name.rpartition(".")
                 if kind == "done":
                     done.append(stem)
                 elif kind == "claim":
                     with suppress(OSError):
-                        claims[stem] = (self.folder / name).read_text(encoding="utf-8") or self._unsigned(name)
+                        claims[stem] = self._owners.get(stem) or self._owner_of(name)
+                        if self._remote:
+                            self._owners[stem] = claims[stem]
         return claims, done
+
+    def _owner_of(self, name: str) -> str:
+        return (self.folder / name).read_text(encoding="utf-8") or self._unsigned(name)
 
     def _unsigned(self, name: str) -> str:
         """Owner of a claim without a name: "" while it may still be signed, else nobody that lives."""

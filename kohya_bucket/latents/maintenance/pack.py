@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
 from kohya_bucket.latents.maintenance.rewrite import copy_items, remove_shards, writer_like
 from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 
 __all__ = ["pack"]
@@ -100,12 +100,12 @@ def _already_clustered(store: LatentStore, order: list[npt.NDArray[np.int64]], s
 def _packed_copy(
     store: LatentStore, target: str | os.PathLike[str], shard_bytes: int, order: list[npt.NDArray[np.int64]] | None
 ) -> MaintenanceReport:
-    if any(Path(target).glob("shards/*.safetensors")):
+    if Layout(target).shard_sizes():
         raise LatentStoreError(f"{target} holds a latent store already: choose an empty folder")
     if lost := len(store.lost_entries()) + sum(not name.endswith(".parquet") for name, _ in store.damage):
         raise LatentStoreError(
-            f"{store.layout.root} has {lost} lost items or damaged shards, which the copy would lack: run "
-            "`kohya-bucket cache repair` first; `cache prune` forgets what cannot be brought back"
+            f"{store.layout.root} has {lost} lost items or damaged shards, which the copy would not have: run "
+            "`kohya-bucket cache repair` first; `cache prune` removes what cannot be repaired"
         )
     options: dict[str, Any] = {"images_root": store.images_root(), "shard_bytes": shard_bytes, "flush_seconds": None}
     with writer_like(store, target, **options) as out:

@@ -10,6 +10,7 @@ from pathlib import Path
 from kohya_bucket.files import TEMPORARY_AGE
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
 from kohya_bucket.latents.maintenance.rewrite import copy_items, remove_file, remove_shards, writer_like
+from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.state import temporary_files
 
@@ -35,15 +36,17 @@ def prune(
     done.dropped = len(dropped)
     done.copied = sum(len(live[name]) for name in loose)
     done.freed = sum(int(store.shards[n].nbytes * (1 - len(live[n]) / max(1, rows[n]))) for n in loose)
-    old = [path for path in temporary_files(store) if time.time() - os.path.getmtime(path) > TEMPORARY_AGE]
+    old: list[Place] = [
+        Path(path) for path in temporary_files(store) if time.time() - os.path.getmtime(path) > TEMPORARY_AGE
+    ]
     if quarantine and store.layout.quarantine.is_dir():
-        old += [str(path) for path in store.layout.quarantine.iterdir()]
+        old += store.layout.quarantine.iterdir()
     if dry_run:
-        done.removed = [*loose, *old]
+        done.removed = [*loose, *map(str, old)]
         return done
     with writer_like(store, store.layout.root) as writer:
         copy_items(store, [i for name in loose for i in live[name]], writer)
     remove_shards(store, loose, done, forget_lost=not store.damage)
     for path in old:
-        remove_file(Path(path), done)
+        remove_file(path, done)
     return done

@@ -6,15 +6,16 @@ open are left where the system refuses to remove them (Windows), and named.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
+from kohya_bucket.latents.remote.remote_path import Place, move
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.latents.text.text_store import TextStore
@@ -26,7 +27,7 @@ __all__ = ["copy_items", "quarantine", "remove_file", "remove_shards", "writer_l
 def copy_items(store: LatentStore, items: Iterable[int], writer: StoreWriter) -> None:
     """Write items of `store` again, with their checksums looked at on the way and their numbers kept."""
     times = store.column("written_ns")
-    for i in items:
+    for i in _expected(store, items):
         entry = store.entry(i)
         if isinstance(store, TextStore) and isinstance(writer, TextWriter) and store.info(i).arrays:
             kept = {name: replace(packed, bits=np.array(packed.bits)) for name, packed in store.packed(i).items()}
@@ -39,6 +40,17 @@ def copy_items(store: LatentStore, items: Iterable[int], writer: StoreWriter) ->
             entry, np.array(store.read(i)), flipped=flipped, mask=None if alpha is None else np.array(alpha),
             space=store.info(i).space, written_ns=int(times[i]),
         )  # fmt: skip
+
+
+def _expected(store: LatentStore, items: Iterable[int]) -> Iterator[int]:
+    """`items`; where they lie in object storage, some are asked for together."""
+    if not store.is_remote:
+        yield from items
+        return
+    left = iter(items)
+    while part := list(itertools.islice(left, 64)):
+        store.expect(part)
+        yield from part
 
 
 def writer_like(store: LatentStore, root: str | os.PathLike[str], **options: Any) -> StoreWriter:
@@ -58,7 +70,7 @@ def remove_shards(
     store.refresh()
 
 
-def remove_file(path: Path, done: MaintenanceReport) -> None:
+def remove_file(path: Place, done: MaintenanceReport) -> None:
     try:
         path.unlink()
         done.removed.append(path.name)
@@ -73,7 +85,7 @@ def quarantine(store: LatentStore, name: str, done: MaintenanceReport) -> None:
     store.release()
     try:
         store.layout.quarantine.mkdir(exist_ok=True)
-        os.replace(source, store.layout.quarantine / name)
+        move(source, store.layout.quarantine / name)
         done.removed.append(name)
     except FileNotFoundError:
         pass

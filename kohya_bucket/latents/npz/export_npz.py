@@ -77,7 +77,9 @@ def export_npz(
 def _refuse_other_values(store: LatentStore, i: int, source: str, arch: Architecture) -> None:
     info = store.info(i)
     if info.is_posterior:
-        raise LatentStoreError(f"{source} is stored as a posterior, and npz hold latents: encode it without")
+        raise LatentStoreError(
+            f"{source} is stored as a posterior, but npz files hold latents: encode it without --posterior"
+        )
     made_for = ARCHITECTURES.get(info.space.architecture, arch)
     if (made_for.scale_factor, made_for.shift_factor) != (arch.scale_factor, arch.shift_factor):
         raise LatentStoreError(

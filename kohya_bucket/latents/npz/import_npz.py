@@ -105,7 +105,9 @@ def _import_one(
         return
     source = relative_source([image], options.images_root)[0]
     if not is_text(source):
-        result.skipped.append((str(path), "the image's name is no UTF-8, which a store cannot hold: rename it"))
+        result.skipped.append(
+            (str(path), "the image's name is not UTF-8, and a store cannot hold such names: rename it")
+        )
         return
     for rank, (bucket, (item, known, why)) in enumerate(sorted(sizes.items(), key=lambda s: -s[0][0] * s[0][1])):
         if why:

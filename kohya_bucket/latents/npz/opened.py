@@ -60,7 +60,7 @@ class OpenNpz:
         with self._member(f"{name}.npy") as (file, nbytes):
             shape, in_columns, dtype = _header(file)
             if dtype.hasobject or math.prod(shape) * dtype.itemsize != nbytes - file.tell():
-                raise ValueError(f"{name} has {nbytes} bytes, which are no array of shape {shape} of {dtype}")
+                raise ValueError(f"{name} has {nbytes} bytes, which is not an array of shape {shape} and type {dtype}")
             data = bytearray(file.read())
             array: npt.NDArray[Any] = np.ndarray(shape, dtype, data, order="F" if in_columns else "C")
             return array
@@ -68,7 +68,7 @@ class OpenNpz:
     def numbers(self, name: str, count: int) -> list[float]:
         """The values of an array of `count` finite numbers."""
         if self.shape(name) != (count,):
-            raise BrokenNpzError(f"{name} is no row of {count} numbers")
+            raise BrokenNpzError(f"{name} is not a row of {count} numbers")
         array = self.array(name)
         if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
             raise BrokenNpzError(f"{name} holds {array.tolist()}")
@@ -119,7 +119,7 @@ class OpenNpz:
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     shape, in_columns, dtype = _READERS[np.lib.format.read_magic(file)](file)
     if not all(type(side) is int and side >= 0 for side in shape) or not dtype.itemsize:
-        raise ValueError(f"there is no array of shape {shape} of {dtype}")
+        raise ValueError(f"no array has shape {shape} and type {dtype}")
     return tuple(shape), in_columns, dtype
 
 

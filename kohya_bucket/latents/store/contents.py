@@ -6,15 +6,16 @@ yet are read from their own description, and manifests that are lost, old or dam
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.remote.remote_path import Place, RemotePath
 from kohya_bucket.latents.store.checked_rows import check_rows
 from kohya_bucket.latents.store.entries import arrow, decode, schema
 from kohya_bucket.latents.store.layout import Layout
@@ -24,6 +25,7 @@ from kohya_bucket.latents.store.shard_info import ShardInfo, given_arrays
 __all__ = ["Contents", "contents_of", "contents_of_shards", "in_shards", "manifest_of", "self_described"]
 
 _LOOKS = 5
+_AT_ONCE = 16  # requests to object storage
 Shards = dict[str, ShardInfo]
 
 
@@ -87,6 +89,8 @@ def _look(layout: Layout, known: Shards) -> tuple[Contents, bool]:
     found.indexed = found.manifest is not None and found.named == sizes.keys()
     parts = [] if found.manifest is None else [found.manifest]
     whole = True
+    unknown = {name: nbytes for name, nbytes in sizes.items() if name not in from_manifest}
+    describe = _describer(layout, unknown)
     for name, nbytes in sorted(sizes.items()):
         info = from_manifest.get(name)
         if info is not None and info.nbytes == nbytes:
@@ -97,7 +101,7 @@ def _look(layout: Layout, known: Shards) -> tuple[Contents, bool]:
             found.damage.append((name, f"{problem}: {nbytes} bytes of {info.nbytes}"))
             continue
         try:
-            part, found.shards[name] = self_described(layout, name, nbytes)
+            part, found.shards[name] = describe(name)
             parts.append(part)
         except FileNotFoundError:
             whole = False
@@ -110,9 +114,18 @@ def _look(layout: Layout, known: Shards) -> tuple[Contents, bool]:
     return found, whole
 
 
+def _describer(layout: Layout, sizes: dict[str, int]) -> Callable[[str], tuple[Any, ShardInfo]]:
+    """`self_described` of these shards; in object storage many are asked for at once."""
+    if not isinstance(layout.root, RemotePath) or len(sizes) < 2:
+        return lambda name: self_described(layout, name, sizes[name])
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = {name: pool.submit(self_described, layout, name, nbytes) for name, nbytes in sizes.items()}
+    return lambda name: answers[name].result()
+
+
 def _newest_manifest(layout: Layout, known: Shards, damage: list[tuple[str, str]]) -> tuple[Any, Shards, bool]:
     """Rows and shards of the newest manifest that can be read, and whether its rows are as `Contents` has them."""
-    tried: set[Path] = set()
+    tried: set[Place] = set()
     while left := [path for path in layout.manifests() if path not in tried]:
         path = left[0]
         tried.add(path)
@@ -125,7 +138,7 @@ def _newest_manifest(layout: Layout, known: Shards, damage: list[tuple[str, str]
     return None, {}, False
 
 
-def manifest_of(layout: Layout, path: Path, known: Shards) -> tuple[Any, Shards, bool]:
+def manifest_of(layout: Layout, path: Place, known: Shards) -> tuple[Any, Shards, bool]:
     """Rows and shards of a manifest, and whether its rows are as `Contents` has them; `known`: shards seen before.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import zlib
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.store.contents import Contents, contents_of, contents_of_shards, in_shards
 from kohya_bucket.latents.store.entries import StoreEntry, arrow, entry_at, schema
-from kohya_bucket.latents.store.item_table import ItemTable
 from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.store.mapped_shards import MappedShards
+from kohya_bucket.latents.store.mapped_shards import OneShard, Tensors
+from kohya_bucket.latents.store.read_ahead import ReadAhead
+from kohya_bucket.latents.store.remote_shards import shard_files
 from kohya_bucket.latents.store.shard_info import ShardInfo
 
 __all__ = ["LatentStore"]
@@ -24,11 +26,11 @@ __all__ = ["LatentStore"]
 _PLAIN, _FLIPPED, _MASK = 0, 1, 2
 
 
-class LatentStore(ItemTable):
+class LatentStore(ReadAhead):
     """An open store. Safe to share with worker processes; each maps the shards it reads.
 
     Args:
-        root: the store's folder.
+        root: the store's folder, or its address in object storage ("s3://bucket/latents").
         verify: "first" checks an item's checksum when this process first reads it (the default), "always" at
             every read, "never" not at all.
 
@@ -65,7 +67,7 @@ class LatentStore(ItemTable):
         self._row, self._mask_row = self.column("row"), self.column("mask_row")
         self._crc = [self.column(name) for name in ("crc_plain", "crc_flipped", "crc_mask")]
         self._checked = np.zeros((3, len(self)), dtype=bool)
-        self._files = MappedShards(self.layout.shards)
+        self._files = shard_files(self.layout.shards, self.shards, self.problem_in_copy)
 
     def refresh(self) -> None:
         """Look again at what is on disk, while other processes may add to it, pack or prune it."""
@@ -103,6 +105,12 @@ class LatentStore(ItemTable):
         """The rows of the items in one shard."""
         return self.table.filter(in_shards(self.table, {name: self.shards[name]}))
 
+    def items_in(self, name: str) -> list[int]:
+        """Positions of the items in one shard."""
+        codes = [code for code, info in enumerate(self._infos) if info is not None and info.name == name]
+        found: list[int] = np.flatnonzero(np.isin(self._shard, codes)).tolist()
+        return found
+
     def rows_on_disk(self) -> int:
         """Rows of all usable shards, those included that newer ones have replaced."""
         return sum(info.rows for info in self.shards.values())
@@ -137,7 +145,7 @@ class LatentStore(ItemTable):
             raise LatentStoreError(
                 f"{self.table['source'][i]} has no flipped latent: run `kohya-bucket precompute` again with --flip"
             )
-        return self._checked_row(i, tensors[name], int(self._row[i]), _FLIPPED if flipped else _PLAIN)
+        return self._checked_row(i, tensors[name], name, int(self._row[i]))
 
     def read_mask(self, i: int) -> npt.NDArray[np.uint8] | None:
         """Alpha channel of item `i`, [H, W] uint8 pixels of the bucket; None if the image is opaque.
@@ -152,7 +160,7 @@ class LatentStore(ItemTable):
             raise LatentStoreError(
                 f"{self.table['source'][i]} has no alpha mask: run `kohya-bucket precompute` again with --mask"
             )
-        return self._checked_row(i, self._tensors(i)["alpha_mask"], row, _MASK)
+        return self._checked_row(i, self._tensors(i)["alpha_mask"], "alpha_mask", row)
 
     def gather(
         self, indices: Sequence[int] | npt.NDArray[Any], flipped: Sequence[bool] | None = None
@@ -162,6 +170,7 @@ class LatentStore(ItemTable):
         Raises:
             LatentStoreError: the items have different shapes or types, or as `read`.
         """
+        self.expect_latents(indices, flipped)
         rows = [self.read(int(i), flipped=flipped is not None and bool(flipped[k])) for k, i in enumerate(indices)]
         first = rows[0]
         if any(row.shape != first.shape or row.dtype != first.dtype for row in rows):
@@ -181,7 +190,7 @@ class LatentStore(ItemTable):
         try:
             tensors = self._tensors(i)
             for name, array in tensors.items():
-                role = _MASK if name == "alpha_mask" else _FLIPPED if name.endswith("_flipped") else _PLAIN
+                role = _role(name)
                 row = int(self._mask_row[i] if role == _MASK else self._row[i])
                 if row >= 0 and zlib.crc32(array[row].data) != int(self._crc[role][i]):
                     return f"checksum of {name} is wrong"
@@ -189,15 +198,28 @@ class LatentStore(ItemTable):
             return str(error)
         return None
 
-    def _checked_row(self, i: int, array: npt.NDArray[Any], row: int, role: int) -> npt.NDArray[Any]:
+    def problem_in_copy(self, info: ShardInfo, path: Path) -> str | None:
+        """What is wrong with the bytes of the items in a copy of a shard, or None. Reads all of them."""
+        part = copy.copy(self)
+        part._files = OneShard(path)
+        problems = (part.check(i) for i in self.items_in(info.name))
+        return next((problem for problem in problems if problem is not None), None)
+
+    def _checked_row(self, i: int, array: Any, name: str, row: int) -> npt.NDArray[Any]:
         out: npt.NDArray[Any] = array[row]
-        if self.verify != "never" and not (self._checked[role, i] and self.verify == "first"):
-            if zlib.crc32(out.data) != int(self._crc[role][i]):
-                raise LatentStoreError(
-                    f"{self.table['source'][i]}: its latent in shard {self.info(i).name} is damaged (checksum); "
-                    "run `kohya-bucket cache repair`"
-                )
-            self._checked[role, i] = True
+        role = _role(name)
+        stays = isinstance(array, np.ndarray)  # or else it came just now, and will come anew
+        if self.verify != "never" and not (self._checked[role, i] and self.verify == "first" and stays):
+            wanted = int(self._crc[role][i])
+            if zlib.crc32(out.data) != wanted:
+                again = self._files.again(self.info(i), name, row)
+                if again is None or zlib.crc32(again.data) != wanted:
+                    raise LatentStoreError(
+                        f"{self.table['source'][i]}: its latent in shard {self.info(i).name} is damaged (checksum); "
+                        "run `kohya-bucket cache repair`"
+                    )
+                return again
+            self._checked[role, i] = stays
         return out
 
     def _kind(self, i: int) -> str:
@@ -207,5 +229,9 @@ class LatentStore(ItemTable):
             raise LatentStoreError(f"{self.layout.root} holds outputs of text encoders, not latents")
         return "latents" if info is None else info.kind
 
-    def _tensors(self, i: int) -> dict[str, npt.NDArray[Any]]:
+    def _tensors(self, i: int) -> Tensors:
         return self._files.tensors(self.info(i))
+
+
+def _role(tensor: str) -> int:
+    return _MASK if tensor == "alpha_mask" else _FLIPPED if tensor.endswith("_flipped") else _PLAIN

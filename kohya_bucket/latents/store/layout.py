@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from kohya_bucket.errors import LatentStoreError, as_damage
-from kohya_bucket.files import write_file
+from kohya_bucket.latents.remote.remote_path import Place, RemotePath, open_to_read, place_of, sizes_in, write_new
+from kohya_bucket.latents.remote.storage import check_exclusive
 
 __all__ = ["Layout", "common_root", "is_text", "relative_source"]
 
@@ -25,7 +26,7 @@ class Layout:
     """Paths inside a store."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(os.path.abspath(root))
+        self.root: Place = place_of(root)
         self.shards = self.root / "shards"
         self.work = self.root / "work"
         self.quarantine = self.root / "quarantine"
@@ -41,10 +42,13 @@ class Layout:
             self.shards.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LatentStoreError(f"cannot make the latent store {self.root}: {error.strerror or error}") from error
+        if isinstance(self.root, RemotePath):
+            check_exclusive(self.root.url)
         if not self.store_file.exists():
             images = "." if images_root is None else _relative(images_root, self.root)
             text = json.dumps({"format": "kohya_bucket.latents", "version": _VERSION, "images": images}, indent=2)
-            write_file(self.store_file, [text.encode("utf-8")])
+            with suppress(FileExistsError):  # in object storage, of another process that makes the same store
+                write_new(self.store_file, [text.encode("utf-8")])
 
     def exists(self) -> bool:
         return self.store_file.is_file() or self.shards.is_dir()
@@ -53,42 +57,38 @@ class Layout:
         """Folder that the sources' paths start from; it need not exist here."""
         remedy = "run `kohya-bucket cache repair --images DIR`"
         try:
-            with as_damage(f"{self.store_file} cannot be read", remedy), open(self.store_file, "rb") as file:
+            with as_damage(f"{self.store_file} cannot be read", remedy), open_to_read(self.store_file) as file:
                 data = json.loads(file.read(_MOST_TEXT).decode("utf-8"))
                 version, images = data["version"], data["images"]
                 if type(version) is not int or not isinstance(images, str) or not is_text(images) or "\0" in images:
                     raise ValueError(f"version {version!r}, images {images!r}"[:200])
         except FileNotFoundError:
-            return self.root
+            return Path(os.fspath(self.root))
         if version > _VERSION:
             raise LatentStoreError(f"{self.root} was written by a newer kohya-bucket (format {version}): upgrade")
+        if isinstance(self.root, RemotePath):  # a folder of a machine that wrote there, or what lies nowhere
+            return Path(images) if os.path.isabs(images) else Path(self.root.url, images)
         return Path(os.path.normpath(self.root / images))
 
-    def new_shard(self, bucket_size: tuple[int, int], dtype: str) -> Path:
+    def new_shard(self, bucket_size: tuple[int, int], dtype: str) -> Place:
         return self.shards / f"{bucket_size[0]}x{bucket_size[1]}-{dtype}-{uuid.uuid4().hex[:16]}.safetensors"
 
     def shard_sizes(self) -> dict[str, int]:
-        """Name -> length in bytes of every shard on disk."""
-        sizes = {}
-        with suppress(FileNotFoundError), os.scandir(self.shards) as found:
-            for entry in found:
-                if entry.name.endswith(".safetensors") and entry.name[0] != ".":
-                    with suppress(FileNotFoundError):  # removed by another process since it was listed
-                        sizes[entry.name] = entry.stat().st_size
-        return sizes
+        """Name -> length in bytes of every shard there."""
+        return sizes_in(self.shards, ".safetensors")
 
-    def manifests(self) -> list[Path]:
+    def manifests(self) -> list[Place]:
         """Manifests, newest first: that of the greatest number, see `new_manifest`."""
         return sorted(self.root.glob("manifest-*.parquet"), key=lambda path: (_number(path), path.name), reverse=True)
 
-    def new_manifest(self, data: bytes) -> Path:
+    def new_manifest(self, data: bytes) -> Place:
         """Name for a manifest: one more than the greatest number there, then a hash of its content, by which damage is
         noticed. (The number was the time before stores counted; a clock that runs ahead made an old one newest.)
         """
         number = 1 + max((_number(path) for path in self.manifests()), default=0)
         return self.root / f"manifest-{number:020d}-{content_tag(data)}.parquet"
 
-    def read_manifest(self, path: Path) -> bytes:
+    def read_manifest(self, path: Place) -> bytes:
         """Content of a manifest; `LatentStoreError` if it is not what was written under this name."""
         if path.stat().st_size > _MOST_MANIFEST:
             raise LatentStoreError(f"manifest {path} is damaged: none is that long")
@@ -98,7 +98,7 @@ class Layout:
         return data
 
 
-def _number(manifest: Path) -> int:
+def _number(manifest: Place) -> int:
     digits = manifest.stem.split("-")[1]
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS else -1
 
@@ -120,8 +120,8 @@ def relative_source(paths: Sequence[str | os.PathLike[str]], images_root: Path) 
 
 def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None) -> Path:
     """Folder that sources are named from: the one the store remembers, or the deepest that holds all images."""
-    if output_dir is not None and Layout(output_dir).store_file.is_file():
-        return Layout(output_dir).images_root()
+    if output_dir is not None and (layout := Layout(output_dir)).store_file.is_file():
+        return layout.images_root()
     if not paths:
         return Path.cwd()
     try:
@@ -140,7 +140,9 @@ def is_text(source: str) -> bool:
     return True
 
 
-def _relative(path: Path, start: Path) -> str:
+def _relative(path: Path, start: Place) -> str:
+    if isinstance(start, RemotePath):
+        return Path(os.path.abspath(path)).as_posix()
     try:
         return os.path.relpath(os.path.abspath(path), os.path.abspath(start)).replace(os.sep, "/")
     except ValueError:  # another drive

@@ -16,10 +16,10 @@ from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.store.shard_info import ShardInfo
 
-__all__ = ["MappedShards"]
+__all__ = ["MappedShards", "OneShard", "Tensors"]
 
 _MOST = 512  # each mapping holds a file handle
-Tensors = dict[str, npt.NDArray[Any]]
+Tensors = dict[str, Any]  # arrays, or what gives their rows as an array does
 
 
 class MappedShards:
@@ -41,7 +41,7 @@ class MappedShards:
         found = self._mapped.get(info.name)
         if found is None:
             try:
-                found = _mapped(self._folder / info.name, info)
+                found = mapped(self._folder / info.name, info)
             except FileNotFoundError as error:
                 raise LatentStoreError(
                     f"shard {info.name} is gone from {self._folder}: the store was packed or pruned meanwhile"
@@ -53,12 +53,30 @@ class MappedShards:
                 self._mapped.popitem(last=False)
         return found
 
+    def again(self, info: ShardInfo, tensor: str, row: int) -> npt.NDArray[Any] | None:
+        """A row whose checksum was wrong, from where it may be right; None where there is no such place."""
+        return None
+
     def release(self) -> None:
         """Let go of all files, so that they can be removed on Windows too."""
         self._mapped.clear()
 
 
-def _mapped(path: Path, info: ShardInfo) -> Tensors:
+class OneShard(MappedShards):
+    """A copy of one shard, under whatever name."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path.parent)
+        self._path = path
+
+    def tensors(self, info: ShardInfo) -> Tensors:
+        if info.name not in self._mapped:
+            self._mapped[info.name] = mapped(self._path, info)
+        return self._mapped[info.name]
+
+
+def mapped(path: Path, info: ShardInfo) -> Tensors:
+    """A shard's tensors as arrays over its mapped file."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size != info.nbytes:

@@ -14,15 +14,14 @@ import os
 import struct
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import as_damage
-from kohya_bucket.files import write_file
 from kohya_bucket.latents.dtypes import CODES, carrier
+from kohya_bucket.latents.remote.remote_path import Place, open_to_read, write_new
 
 __all__ = ["ENTRIES", "MOST_AXES", "TensorSpec", "read_header", "write_shard"]
 
@@ -55,11 +54,11 @@ class TensorSpec:
 
 
 def write_shard(
-    path: Path, tensors: dict[str, tuple[str, npt.NDArray[Any]]], entries: bytes, metadata: dict[str, str]
+    path: Place, tensors: dict[str, tuple[str, npt.NDArray[Any]]], entries: bytes, metadata: dict[str, str]
 ) -> tuple[int, dict[str, TensorSpec]]:
     """Write `tensors` (name -> storage type and array of bits) and the rows' description as one new file.
 
-    Returns the file's length and each tensor's place. Raises `LatentStoreError` as `write_file` does.
+    Returns the file's length and each tensor's place. Raises as `write_new` does.
     """
     arrays = {name: (dtype, np.ascontiguousarray(bits)) for name, (dtype, bits) in tensors.items()}
     arrays[ENTRIES] = ("uint8", np.frombuffer(entries, dtype=np.uint8))
@@ -76,17 +75,18 @@ def write_shard(
         for name, (dtype, bits) in arrays.items()
     }
     parts = [struct.pack("<Q", len(text)), text, *(bits.reshape(-1).view(np.uint8) for _, bits in arrays.values())]
-    return write_file(path, parts), specs
+    return write_new(path, parts), specs
 
 
-def read_header(path: Path) -> tuple[dict[str, TensorSpec], bytes, dict[str, str]]:
+def read_header(path: Place) -> tuple[dict[str, TensorSpec], bytes, dict[str, str]]:
     """Places of the tensors, the description of the rows, and the metadata of a shard.
 
     Raises:
         LatentStoreError: truncated, or any byte of what is read here is not what was written.
     """
-    with as_damage(f"shard {path} is damaged"), open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+    with as_damage(f"shard {path} is damaged"), open_to_read(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         length = struct.unpack("<Q", file.read(8))[0]
         if length > min(size, _MAX_HEADER):
             raise ValueError(f"its header of {length} bytes does not fit into {size}")
@@ -102,7 +102,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorSpec], bytes, dict[str, str
         if 8 + length + end != size:
             raise ValueError(f"it is truncated: {size} bytes of {8 + length + end}")
         if specs[ENTRIES].dtype != "uint8" or len(specs[ENTRIES].shape) != 1:
-            raise ValueError("its entries are no bytes")
+            raise ValueError("its entries are not bytes")
         file.seek(specs[ENTRIES].offset)
         entries = file.read(specs[ENTRIES].nbytes)
         if f"{zlib.crc32(entries):08x}" != metadata["entries_crc32"]:

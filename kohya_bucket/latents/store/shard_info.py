@@ -109,7 +109,7 @@ def _check_latents(info: ShardInfo) -> None:
     if found or main is None or main.dtype not in LATENT_DTYPES or len(main.shape) != 4 + info.is_posterior:
         raise ValueError(f"shard {info.name!r} cannot hold the tensors {sorted(info.tensors)}")
     if info.space.values == "text":
-        raise ValueError(f"shard {info.name!r} holds latents that are said to be of texts")
+        raise ValueError(f"shard {info.name!r} holds latents, but its note says text outputs")
     if info.is_posterior and main.shape[1] != 2:
         raise ValueError(f"shard {info.name!r} holds no mean and deviation, but a shape of {list(main.shape)}")
     if flipped is None or (flipped.dtype, flipped.shape) != (main.dtype, main.shape) or not main.nbytes:
@@ -125,7 +125,7 @@ def _check_texts(info: ShardInfo) -> None:
     if found.keys() != info.arrays.keys() or list(info.arrays) != sorted(info.arrays) or info.space.values != "text":
         raise ValueError(f"shard {info.name!r} cannot hold the tensors {sorted(info.tensors)} of {list(info.arrays)}")
     if spans is None or spans.dtype != "int64" or spans.shape[1:] != (len(found), 3) or not spans.nbytes:
-        raise ValueError(f"shard {info.name!r} does not say which rows are of which text")
+        raise ValueError(f"shard {info.name!r} does not say which rows belong to which text")
     for name, (given, axes) in info.arrays.items():
         spec = found[name]
         if not isinstance(given, str) or spec.dtype not in STORED_AS.get(given, ()):

@@ -88,26 +88,33 @@ def status(store: LatentStore, *, images_root: Path | None = None, content: bool
         absent=[paths[i] for i in np.flatnonzero(state.absent).tolist()],
         no_images=bool(len(store)) and bool(state.absent.all()),
         temporary=temporary_files(store),
-        quarantined=sorted(os.listdir(layout.quarantine)) if layout.quarantine.is_dir() else [],
+        quarantined=sorted(path.name for path in layout.quarantine.iterdir()) if layout.quarantine.is_dir() else [],
     )
 
 
 def temporary_files(store: LatentStore) -> list[str]:
-    """What interrupted writers left behind, and what running ones are writing."""
-    folders = [store.layout.root, store.layout.shards]
+    """What interrupted writers left behind, and what running ones are writing. In object storage nothing is."""
+    folders = [folder for folder in (store.layout.root, store.layout.shards) if isinstance(folder, Path)]
     return sorted(str(p) for f in folders if f.is_dir() for p in f.glob(f".*{TEMPORARY_SUFFIX}"))
 
 
 def verify(
     store: LatentStore, *, progress: Callable[[int, int], None] | None = None, threads: int | None = None
 ) -> list[tuple[int, str]]:
-    """Read every byte of every item: (position, what is wrong) of those that are not as they were written."""
+    """Read every byte of every item: (position, what is wrong) of those that are not as they were written.
+
+    In object storage that is what lies there, whatever this node has kept of it.
+    """
+    store = store.without_copies()
     order = np.lexsort((store.column("row"), np.asarray(store.table["shard"].combine_chunks().indices)))
     found: list[tuple[int, str]] = []
     done = 0
+    step = 4096 if isinstance(store.layout.root, Path) else 256
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
-        for start in range(0, len(order), 4096):
-            part: list[int] = order[start : start + 4096].tolist()
+        for start in range(0, len(order), step):
+            part: list[int] = order[start : start + step].tolist()
+            with suppress(LatentStoreError):  # which `check` says of each
+                store.expect(part)
             found += [(i, bad) for i, bad in zip(part, pool.map(store.check, part), strict=True) if bad is not None]
             done += len(part)
             if progress is not None:

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.files import write_file
 from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.remote.remote_path import Place, write_new
 from kohya_bucket.latents.store.checked_rows import check_rows
 from kohya_bucket.latents.store.entries import StoreEntry, arrow, encode, to_table
 from kohya_bucket.latents.store.generations import Generations
@@ -189,8 +189,9 @@ class StoreWriter:
         self._write(path, rows, above, places, tensors, common.space, {"bucket": f"{bucket_size[0]}x{bucket_size[1]}"})
 
     def _write(
-        self, path: Path, rows: Pending, above: int, places: dict[str, list[Any]], tensors: dict[str, tuple[str, Bits]],
-        space: LatentSpace, metadata: dict[str, str], arrays: dict[str, tuple[str, int]] | None = None,
+        self, path: Place, rows: Pending, above: int, places: dict[str, list[Any]],
+        tensors: dict[str, tuple[str, Bits]], space: LatentSpace, metadata: dict[str, str],
+        arrays: dict[str, tuple[str, int]] | None = None,
     ) -> None:  # fmt: skip
         """One shard, whole: `places` as for `to_table`, but for what follows from `above` and where the rows lie."""
         self._generations.is_mine(path.name)
@@ -218,14 +219,14 @@ def _checksums(bits: Bits, n: int) -> list[int]:
     return [zlib.crc32(bits[i].data) for i in range(n)]
 
 
-def write_manifest(store: LatentStore, table: Any = None, *, forget_lost: bool = False) -> Path | None:
+def write_manifest(store: LatentStore, table: Any = None, *, forget_lost: bool = False) -> Place | None:
     """Index all shards of an open store in one new manifest, and remove those it replaces.
 
     Args:
         table: the rows to index instead of the store's own, e.g. with other captions.
         forget_lost: leave out the rows of lost items, which are kept otherwise, so that they can be encoded again.
 
-    Returns the manifest, or None if the newest one says the same already. Raises as `write_file` does.
+    Returns the manifest, or None if the newest one says the same already. Raises as `write_new` does.
     """
     lost = store.lost_rows()
     forgets = forget_lost and len(lost) > 0
@@ -241,7 +242,7 @@ def write_manifest(store: LatentStore, table: Any = None, *, forget_lost: bool =
         table = arrow()[0].concat_tables([table, lost]).unify_dictionaries()
     data = encode(table, description)
     path = store.layout.new_manifest(data)
-    write_file(path, [data])
+    write_new(path, [data])
     for old in older:
         with suppress(OSError):
             old.unlink()

@@ -9,6 +9,8 @@ masks padding gives the same row for each position that is further behind the ca
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,11 +84,18 @@ def unpack(packed: Packed) -> Array:
 
 
 def _widen(bits: Array, out: Array) -> None:
-    """bfloat16 into float32, a part at a time that stays in the processor's cache.
+    """bfloat16 into float32.
 
-    0.9 ms for 512 x 4096 numbers; 1.4 ms by one shift, 8 ms by a shift of a copy.
+    Where torch has been imported, by its own conversion: 0.19 ms for 512 x 4096 numbers. Else a part at a time that
+    stays in the processor's cache: 0.28 ms; 0.4 ms by one shift.
     """
-    halves, whole = bits.reshape(-1), out.view(np.uint32).reshape(-1)
+    halves, whole = np.ascontiguousarray(bits).reshape(-1), out.view(np.uint32).reshape(-1)
+    torch = sys.modules.get("torch")
+    if torch is not None and halves.size:
+        # By address, because torch warns of memory that must not be written to, which a mapped shard is.
+        memory = (ctypes.c_uint16 * halves.size).from_address(halves.ctypes.data)
+        torch.from_numpy(whole.view(np.float32)).copy_(torch.frombuffer(memory, dtype=torch.bfloat16))
+        return
     for start in range(0, len(halves), _PART):
         part = whole[start : start + _PART]
         part[...] = halves[start : start + _PART]

@@ -133,7 +133,7 @@ def _files_of(image: str, family: TextFamily) -> list[Path]:
 def _read(path: Path, family: TextFamily, text: str | None) -> tuple[Caption, str, dict[str, Array]]:
     with as_damage("what it says cannot be read", error=BrokenNpzError), OpenNpz(path) as file:
         if missing := [name for name in family.arrays if name not in file.names]:
-            raise BrokenNpzError(f"it has no {missing[0]}, so it is none of {family.name}")
+            raise BrokenNpzError(f"it has no {missing[0]}, so it does not belong to {family.name}")
         if damaged := file.damaged():
             raise BrokenNpzError(f"the checksum of {damaged} is wrong")
         arrays = {name: file.array(name) for name in file.names}
@@ -144,5 +144,5 @@ def _read(path: Path, family: TextFamily, text: str | None) -> tuple[Caption, st
             raise BrokenNpzError("it does not say its caption, and none that is older is beside it")
         encoders = "" if marks[ENCODERS_KEY] is None else marks[ENCODERS_KEY].tobytes().decode("ascii")
         if not encoders.isprintable() or len(encoders) > _MOST_HASH:
-            raise BrokenNpzError("what it says of its text encoders is no hash")
+            raise BrokenNpzError("its entry for the text encoders is not a hash")
         return Caption(text, float(arrays.get(DROPOUT_KEY, 0.0))), encoders, arrays

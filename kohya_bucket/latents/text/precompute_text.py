@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from kohya_bucket.errors import LatentStoreError
@@ -81,7 +80,7 @@ def precompute_text(
     rank, ranks = (int(os.environ.get(variable, default)) for variable, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     share = sorted(texts)[rank::ranks]
     encoding = Encoding(encoder.weights, encoder.tokens)
-    cache = TextCache(Path(latents.layout.root) / TEXT_FOLDER, name)
+    cache = TextCache(latents.layout.root / TEXT_FOLDER, name)
     cache.refresh()
     reasons = {text: cache.why_missing(Caption(text).key, encoding) for text in share}
     to_do = sorted((text for text in share if reasons[text]), key=len)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.stale import Reason, Stale
+from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.writer import write_manifest
 from kohya_bucket.latents.text.caption import ENCODING_COLUMNS, Caption, Encoding, why_text_stale
 from kohya_bucket.latents.text.exact_arrays import Array, pack
@@ -29,7 +30,7 @@ class TextCache:
         collection: the family's name.
     """
 
-    root: Path
+    root: Place
     collection: str
     _store: TextStore | None = field(default=None, init=False)
     _writer: TextWriter | None = field(default=None, init=False)
@@ -41,8 +42,8 @@ class TextCache:
 
     def refresh(self) -> None:
         """Look at what is on disk now, what other processes wrote included."""
-        if self._writer is None:
-            self._writer = TextWriter(self.root)
+        if not Layout(self.root).store_file.is_file():
+            self._writing()
         if self._store is None:
             self._store = TextStore(self.root)
         else:
@@ -65,11 +66,8 @@ class TextCache:
 
     def save(self, caption: Caption, encoding: Encoding, arrays: Mapping[str, Any]) -> None:
         """Add a caption; it is on disk after `flush`."""
-        if self._writer is None:
-            self.refresh()
-        assert self._writer is not None
         packed = {name: pack(np.asarray(array)) for name, array in arrays.items()}
-        self._writer.add_text(caption.entry(self.collection, encoding), packed)
+        self._writing().add_text(caption.entry(self.collection, encoding), packed)
 
     def flush(self, *, index: bool = False) -> None:
         """Commit, and see it; with `index` (one process, at the end), bring the manifest up to date."""
@@ -93,6 +91,11 @@ class TextCache:
         """Names of a caption's arrays, and those without axes."""
         i = self._at[key]
         return self.opened.names(i), self.opened.scalars(i)
+
+    def _writing(self) -> TextWriter:
+        if self._writer is None:
+            self._writer = TextWriter(self.root)
+        return self._writer
 
     @property
     def opened(self) -> TextStore:

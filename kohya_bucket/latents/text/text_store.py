@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.remote_shards import RemoteShards, Rows
 from kohya_bucket.latents.store.shard_info import MOST_UNPACKED, SPANS
 from kohya_bucket.latents.text.caption import KIND
 from kohya_bucket.latents.text.exact_arrays import Array, Packed, unpack
@@ -36,13 +39,14 @@ class TextStore(LatentStore):
     def packed(self, i: int) -> dict[str, Packed]:
         """The same as it lies in the file, without a copy."""
         found = self._packed(i)
-        if self.verify != "never" and not (self._checked[0, i] and self.verify == "first"):
+        stays = isinstance(self._tensors(i)[SPANS], np.ndarray)  # or else it came just now, and will come anew
+        if self.verify != "never" and not (self._checked[0, i] and self.verify == "first" and stays):
             if self._checksum(i, found) != int(self._crc[0][i]):
                 raise LatentStoreError(
                     f"the outputs of {self.table['source'][i]} in shard {self.info(i).name} are damaged (checksum); "
                     f"run `kohya-bucket cache repair {self.layout.root}` and train again, which encodes them"
                 )
-            self._checked[0, i] = True
+            self._checked[0, i] = stays
         return found
 
     def scalars(self, i: int) -> dict[str, Array]:
@@ -52,6 +56,22 @@ class TextStore(LatentStore):
     def names(self, i: int) -> tuple[str, ...]:
         """Names of its arrays, sorted."""
         return tuple(self.info(i).arrays)
+
+    def expect(self, indices: Sequence[int] | npt.NDArray[Any], tensors: Sequence[Sequence[str]] | None = None) -> None:
+        """As for latents: all arrays of these captions."""
+        files = self._files
+        if not isinstance(files, RemoteShards) or not all(self.info(int(i)).arrays for i in indices):
+            super().expect(indices, tensors)
+            return
+        spans = [Rows(self.info(int(i)), SPANS, int(self._row[i]), int(self._row[i]) + 1) for i in indices]
+        files.expect(spans)  # which say where the arrays lie
+        arrays = []
+        for one in spans:
+            places = files.tensors(one.info)[SPANS][one.start]
+            for name, (start, rows, _) in zip(one.info.arrays, places.tolist(), strict=True):
+                if start >= 0 and 0 <= rows <= one.info.tensors[name].shape[0] - start:
+                    arrays.append(Rows(one.info, name, start, start + rows))
+        files.expect([*spans, *arrays])
 
     def check(self, i: int) -> str | None:
         """What is wrong with the stored bytes of caption `i`, or None. Reads all of them."""

@@ -97,7 +97,7 @@ def load_text_encoder(
     import torch
 
     from kohya_bucket.latents.dtypes import dtype_name
-    from kohya_bucket.latents.vae.diffusers_vae import own_device
+    from kohya_bucket.latents.vae.diffusers_vae import own_device, usable_device
 
     if len(lengths) > len(names):
         raise ConfigError(f"{len(lengths)} lengths for {len(names)} text encoders: give one for each, in order")
@@ -105,6 +105,7 @@ def load_text_encoder(
         transformers = importlib.import_module("transformers")
     except ImportError as error:
         raise KohyaBucketError(f"text encoders need transformers ({error}): pip install transformers") from error
+    device = own_device() if device is None else usable_device(device)
     models, tokenizers, all_lengths = [], [], []
     for k, name in enumerate(names):
         model, tokenizer = _loaded(transformers, name)
@@ -112,10 +113,11 @@ def load_text_encoder(
         length = lengths[k] if k < len(lengths) else min(tokenizer.model_max_length, positions)
         if not 0 < length <= positions or (k >= len(lengths) and length >= _LONGEST):
             raise ConfigError(
-                f"--max-length of {name}: {'give one, its tokenizer says none' if length >= _LONGEST else length}, "
+                f"--max-length of {name}: "
+                f"{'give one, because its tokenizer has no limit' if length >= _LONGEST else length}, "
                 f"at most {positions}"
             )
-        models.append(model.to(own_device() if device is None else device, getattr(torch, dtype_name(dtype))).eval())
+        models.append(model.to(device, getattr(torch, dtype_name(dtype))).eval())
         tokenizers.append(tokenizer)
         all_lengths.append(length)
     layers = min(model.config.num_hidden_layers for model in models)

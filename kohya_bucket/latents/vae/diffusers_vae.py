@@ -18,7 +18,7 @@ from kohya_bucket.latents.vae.weight_names import OTHER_AUTOENCODERS
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DiffusersEncoder", "QwenImageEncoder", "TinyEncoder", "load_encoder", "own_device"]
+__all__ = ["DiffusersEncoder", "QwenImageEncoder", "TinyEncoder", "load_encoder", "own_device", "usable_device"]
 
 _KINDS = ("AutoencoderKL", "AutoencoderTiny", *OTHER_AUTOENCODERS)
 
@@ -48,17 +48,18 @@ def load_encoder(
         KohyaBucketError: diffusers is missing, or the model cannot be found or loaded.
     """
     if architecture and architecture not in ARCHITECTURES:
-        raise KohyaBucketError(f"architecture {architecture!r} is none of {', '.join(ARCHITECTURES)}")
+        raise KohyaBucketError(f"architecture is {architecture!r}, but must be one of {', '.join(ARCHITECTURES)}")
     try:
         diffusers = importlib.import_module("diffusers")
     except ImportError as error:
         raise KohyaBucketError(f"encoding needs diffusers ({error}): {pip_install('train')}") from error
+    device = own_device() if device is None else usable_device(device)
     if Path(name).suffix.lower() in (".safetensors", ".sft"):
         vae, architecture = vae_from_single_file(diffusers, Path(name), architecture)
     else:
         vae = _from_pretrained(diffusers, str(name), subfolder)
         architecture = architecture or _family(vae)
-    options |= {"device": own_device() if device is None else device, "dtype": dtype, "architecture": architecture}
+    options |= {"device": device, "dtype": dtype, "architecture": architecture}
     kind = type(vae).__name__
     if kind == "AutoencoderKLQwenImage":
         return QwenImageEncoder(vae, **options)
@@ -101,6 +102,25 @@ def _family(vae: Any) -> str:
         if scale and abs(scale - arch.scale_factor) < 1e-6 and vae.config.latent_channels == arch.channels:
             return arch.name
     return ""
+
+
+def usable_device(device: Any) -> Any:
+    """The device, if torch can use it here.
+
+    Raises:
+        KohyaBucketError: it does not exist, or this machine or this torch has none of its kind.
+    """
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        why = str(error).strip().splitlines()[0].rstrip(".")
+        raise KohyaBucketError(
+            f"device is {str(device)!r}, which cannot be used here ({why}): leave it out to use "
+            f"{'the CPU' if own_device() == 'cpu' else own_device()}"
+        ) from error
+    return device
 
 
 def own_device() -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.texts import counted
 
 __all__ = ["count_captions", "encode_ahead", "end_before_training", "is_ahead", "refuse_memory"]
 
@@ -61,7 +62,8 @@ def end_before_training() -> None:
         raise SystemExit(f"kohya_bucket: {_NOTHING}")
     if is_first_process():
         print(
-            f"kohya_bucket: outputs of {len(_there)} captions are there, {_encoded} of them encoded by this process",
+            f"kohya_bucket: the outputs of {counted(len(_there), 'caption')} are there, {_encoded} of them "
+            "encoded by this process",
             file=sys.stderr,
         )
     raise SystemExit(0)

@@ -68,7 +68,7 @@ def _is_unread() -> bool:
     finally:
         torch.set_num_threads(threads)
     if not unread:
-        logger.info("FLUX's outputs are stored with all positions behind the mask: this sd-scripts may read them")
+        logger.info("FLUX's outputs are stored with the masked positions, because this sd-scripts may read them")
     return unread
 
 

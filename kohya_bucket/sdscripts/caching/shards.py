@@ -22,10 +22,11 @@ from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import why_stale
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.npz.from_store import npz_item
+from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.layout import relative_source
+from kohya_bucket.latents.store.layout import Layout, relative_source
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.sdscripts.caching.item import CacheItem, as_array
 from kohya_bucket.sdscripts.caching.session import CachingSession
@@ -55,13 +56,14 @@ class ShardCache:
             processes, whichever of them encodes an image.
     """
 
-    root: Path
+    root: Place
     arch: Architecture
     images_root: Path
     dtype: str = "float32"
     collection: str = ""
     _store: LatentStore | None = field(default=None, init=False)
     _writer: StoreWriter | None = field(default=None, init=False)
+    _names_from: Path = field(default=Path(), init=False)
     _at: dict[tuple[str, int, int], int] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -69,13 +71,16 @@ class ShardCache:
 
     def refresh(self) -> None:
         """Look at what is on disk now, what other processes wrote included."""
-        writer = StoreWriter(self.root, images_root=self.images_root) if self._writer is None else self._writer
-        self._writer = writer
+        if not Layout(self.root).store_file.is_file():
+            self._writing()
         if self._store is None:
             self._store = LatentStore(self.root)
         else:
             self._store.refresh()
         store = self._store
+        self._names_from = store.images_root()
+        if store.is_remote and not self._names_from.is_dir():  # it was made on another machine
+            self._names_from = self.images_root
         sources, sizes = store.strings("source"), store.bucket_sizes.tolist()
         fits = {name: self._fits(info.tensors, info.space) for name, info in store.shards.items()}
         # Of an image that several collections hold at one size, the item that was written last counts.
@@ -109,10 +114,7 @@ class ShardCache:
         self, item: CacheItem, latents: Any, crop_ltrb: Iterable[float], flipped: Any = None, alpha_mask: Any = None
     ) -> None:
         """Add an item; it is on disk after `flush`. Arguments as `save_latents`."""
-        if self._writer is None:
-            self.refresh()
-        assert self._writer is not None
-        source = relative_source([item.image], self._writer.layout.images_root())[0]
+        source = self._source(item.image)
         collection = self.collection or self.arch.name
         if item.further:
             collection += f" to {item.bucket_reso[0]}x{item.bucket_reso[1]}"
@@ -126,7 +128,7 @@ class ShardCache:
         if not all(np.isfinite(part).all() for part in parts):
             raise LatentStoreError(f"{item.image}: its latent is not finite (NaN or infinity); it is not cached")
         bits = [from_float32(part, self.dtype) for part in parts]
-        self._writer.add(
+        self._writing().add(
             StoreEntry(source, fingerprint, as_pair(item.original_size), (left, top, right, bottom), None, collection),
             bits[0], flipped=bits[1] if item.flip else None,
             mask=None if mask is None or (mask == 255).all() else mask, space=self.arch.space,
@@ -157,13 +159,22 @@ class ShardCache:
             raise LatentStoreError(
                 f"{image} has no latent for {bucket_reso[0]}x{bucket_reso[1]} in {self.root}: cache again"
             )
+        self._opened().expect([i])
         item = npz_item(self._opened(), i, self.arch)
         return item.latents, list(item.original_size), list(item.crop_ltrb), item.flipped, item.alpha_mask
 
     def _find(self, image: str, bucket_reso: tuple[int, int]) -> int | None:
-        store = self._opened()
-        source = relative_source([image], store.images_root())[0]
-        return self._at.get((source, int(bucket_reso[0]), int(bucket_reso[1])))
+        self._opened()
+        return self._at.get((self._source(image), int(bucket_reso[0]), int(bucket_reso[1])))
+
+    def _source(self, image: str) -> str:
+        self._opened()
+        return relative_source([image], self._names_from)[0]
+
+    def _writing(self) -> StoreWriter:
+        if self._writer is None:
+            self._writer = StoreWriter(self.root, images_root=self.images_root)
+        return self._writer
 
     def _opened(self) -> LatentStore:
         if self._store is None:

@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.adapter.config_source import Source
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.folders import read_folder
-from kohya_bucket.sdscripts.config.source import Source
-from kohya_bucket.texts import some
+from kohya_bucket.texts import counted, some
 
 __all__ = ["source_from_folders"]
 
@@ -26,24 +26,22 @@ def source_from_folders(
     """The subsets of both folders, in the order in which the system lists them, as sd-scripts takes them.
 
     Raises:
-        ConfigError: train_data_dir is no folder.
+        ConfigError: train_data_dir is not a folder.
     """
     if in_json is not None:
         if reg_data_dir is not None:
-            message = (
-                f"--reg_data_dir {reg_data_dir!r} does not count beside --in_json: fine-tuning has no regularization"
-            )
+            message = f"--reg_data_dir {reg_data_dir!r} is ignored with --in_json: fine-tuning has no regularization"
             findings.warning("no-regularization", "", message, "leave one of the two out", (reg_data_dir,))
         subset: dict[str, Any] = {"image_dir": train_data_dir, "metadata_file": in_json}
         return Source(None, {"datasets": [{"subsets": [subset]}]})
     if not os.path.isdir(train_data_dir):
-        raise ConfigError(f"--train_data_dir {train_data_dir!r} is no folder: correct the path")
+        raise ConfigError(f"--train_data_dir {train_data_dir!r} is not a folder: correct the path")
     subsets = _subsets(train_data_dir, False, findings)
     if reg_data_dir is not None:
         if os.path.isdir(reg_data_dir):
             subsets += _subsets(reg_data_dir, True, findings)
         else:
-            message = f"--reg_data_dir {reg_data_dir!r} is no folder"
+            message = f"--reg_data_dir {reg_data_dir!r} is not a folder"
             findings.error("missing-folder", "", message, "correct the path", (reg_data_dir,))
     return Source(None, {"datasets": [{"subsets": subsets}]})
 
@@ -86,8 +84,10 @@ def _report(folder: str, is_reg: bool, used: list[dict[str, Any]], passed_over: 
         findings.error("no-repeat-folders", "", message, remedy, (folder,))
         return
     if passed_over:
-        message = f"{option}: sd-scripts passes over folders without repeats in their names ({some(passed_over)})"
+        message = f"{option}: sd-scripts skips folders without repeats in their names ({some(passed_over)})"
         findings.warning("no-repeat-folders", "", message, "rename them like '10_name'", passed_over)
     if loose:
-        message = f"{option}: {len(loose)} images lie in {folder!r} itself and are not read ({some(loose)})"
+        message = (
+            f"{option}: {counted(len(loose), 'image', 'is', 'are')} in {folder!r} itself and not read ({some(loose)})"
+        )
         findings.warning("loose-images", "", message, "move them into a '10_name' subfolder", loose)

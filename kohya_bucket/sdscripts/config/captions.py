@@ -10,11 +10,11 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.config.arguments import DEFAULTS
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import SubsetConfig
-from kohya_bucket.texts import some
+from kohya_bucket.texts import counted, some
 
 __all__ = ["caption_of", "check_captions", "check_stems"]
 
@@ -47,10 +47,10 @@ def check_captions(images: Sequence[str], names: frozenset[str], subset: SubsetC
             {"empty": empty, "blank": blank, "foreign": foreign}[problem].append(caption)
     where = subset.place
     if empty:
-        message = f"{_files(len(empty), 'caption file')} empty, at which sd-scripts stops ({some(empty)})"
+        message = f"{_files(len(empty), 'caption file')} empty, which makes sd-scripts stop ({some(empty)})"
         findings.error("empty-caption", where, message, "write a caption or delete the file", empty)
     if foreign:
-        message = f"{_files(len(foreign), 'caption file')} not UTF-8, at which sd-scripts stops ({some(foreign)})"
+        message = f"{_files(len(foreign), 'caption file')} not UTF-8, which makes sd-scripts stop ({some(foreign)})"
         findings.error("caption-encoding", where, message, "save as UTF-8", foreign)
     if blank:
         message = f"the first line of {len(blank)} caption file{'s' * (len(blank) != 1)} is blank, and only it is used"
@@ -79,7 +79,7 @@ def _report_missing(
         findings.note(
             "missing-captions",
             subset.place,
-            f"{len(missing)} of {total} images have no {extension!r} file; trained in its place: {instead} "
+            f"{len(missing)} of {total} images have no {extension!r} file; trained instead: {instead} "
             f"({some(missing)})",
             names=missing,
         )
@@ -111,11 +111,11 @@ def caption_of(image: str, subset: SubsetConfig) -> str | None:
             with open(file, encoding="utf-8") as opened:
                 lines = [line.strip() for line in opened]
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{file} is not UTF-8 ({error}), at which sd-scripts stops: save it as UTF-8") from None
+            raise ConfigError(f"{file} is not UTF-8 ({error}), which makes sd-scripts stop: save it as UTF-8") from None
         except OSError as error:
             raise ConfigError(f"{file}: the caption cannot be read: {error.strerror}") from None
         if not lines:
-            raise ConfigError(f"{file} is empty, at which sd-scripts stops: write a caption or delete the file")
+            raise ConfigError(f"{file} is empty, which makes sd-scripts stop: write a caption or delete the file")
         return "\n".join(filter(None, lines)) if subset.enable_wildcard else lines[0]
     return subset.class_tokens
 
@@ -128,7 +128,8 @@ def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
         findings.warning(
             "same-stem",
             place,
-            f"{len(shared)} images differ from another one by the extension only: they share one caption and, where "
+            f"{counted(len(shared), 'image', 'differs', 'differ')} from another one by the extension only: they "
+            "share one caption and, where "
             f"their sizes are equal, one latents cache file ({some(shared)})",
             "rename one of each",
             shared,
@@ -160,4 +161,4 @@ def _problem(path: str, wildcard: bool) -> str | None:
 
 
 def _files(count: int, what: str) -> str:
-    return f"{count} {what} is" if count == 1 else f"{count} {what}s are"
+    return counted(count, what, "is", "are")

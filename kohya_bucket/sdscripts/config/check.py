@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kohya_bucket.sdscripts.config.findings import Findings
+from kohya_bucket.adapter.config_source import Place, Source
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.sdscripts.config.release import NEWEST, Release
 from kohya_bucket.sdscripts.config.schema import (
     ALL,
@@ -19,7 +20,6 @@ from kohya_bucket.sdscripts.config.schema import (
     known_keys,
     required_keys,
 )
-from kohya_bucket.sdscripts.config.source import Place, Source
 from kohya_bucket.sdscripts.config.suggest import levels_of, nearest_key, remedy_for
 
 __all__ = ["REFUSALS", "CheckedConfig", "CheckedDataset", "check_config"]

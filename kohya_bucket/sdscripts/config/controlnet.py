@@ -13,7 +13,7 @@ from kohya_bucket.sdscripts.config.folders import Folder, missing_folder, read_f
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
 from kohya_bucket.sdscripts.config.reading import Reading
 from kohya_bucket.sdscripts.config.release import Change
-from kohya_bucket.texts import some
+from kohya_bucket.texts import counted, some
 
 __all__ = ["list_controlnet"]
 
@@ -66,7 +66,8 @@ def _report_missing(missing: dict[int, list[str]], dataset: DatasetConfig, readi
     for number, names in missing.items():
         subset = dataset.subsets[number - 1]
         message = (
-            f"{len(names)} images have no control image of the same name in {subset.conditioning_data_dir!r}, "
+            f"{counted(len(names), 'image', 'has', 'have')} no control image of the same name in "
+            f"{subset.conditioning_data_dir!r}, "
             f"and sd-scripts stops at that ({some(names)})"
         )
         reading.findings.error("missing-control-image", subset.place, message, "add them or remove the images", names)
@@ -78,7 +79,10 @@ def _report_extra(folders: dict[str, Folder], paired: set[str], dataset: Dataset
         extra = [p for p in folder.images if os.path.splitext(os.path.abspath(p))[0] not in paired]
         if not extra:
             continue
-        message = f"{len(extra)} control images in {path!r} belong to no image that is trained"
+        message = (
+            f"{counted(len(extra), 'control image')} in {path!r} {'has' if len(extra) == 1 else 'have'} no "
+            "image that is trained"
+        )
         remedy = "remove them, or add what they control"
         if stops:
             message += ", and sd-scripts stops at that"

@@ -7,8 +7,8 @@ import math
 import os
 from dataclasses import dataclass, replace
 
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.sdscripts.config.captions import check_captions, check_stems
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.folders import Folder, missing_folder, note_ignored, read_folder
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
 from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
@@ -18,7 +18,7 @@ from kohya_bucket.sdscripts.config.release import Change
 from kohya_bucket.sdscripts.config.skipping import skipped_images, warn_of_skips
 from kohya_bucket.sdscripts.config.splitting import split
 from kohya_bucket.sdscripts.config.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
-from kohya_bucket.texts import some
+from kohya_bucket.texts import counted, some
 
 __all__ = ["cached_captions", "list_dreambooth"]
 
@@ -173,12 +173,18 @@ def _cached(subset: SubsetConfig, folder: Folder, dataset: DatasetConfig, readin
     small = skipped_images(new, [None] * len(new), dataset.skip_image_resolution, reading.metadata_cache)
     new = [image for i, image in enumerate(new) if i not in small]
     if new:
-        message = f"{len(new)} images are not in {path}, so sd-scripts does not train them ({some(new)})"
+        message = (
+            f"{counted(len(new), 'image', 'is', 'are')} not in {path}, so sd-scripts does not train "
+            f"{'it' if len(new) == 1 else 'them'} ({some(new)})"
+        )
         findings.warning("stale-cache", where, message, "delete the file; it is written again", new)
     present = {os.path.abspath(image) for image in folder.images}
     gone = [i for i in noted if os.path.abspath(i) not in present and not os.path.exists(i)]
     if gone:
-        message = f"{len(gone)} images listed in {path} do not exist ({some(gone)})"
+        message = (
+            f"{counted(len(gone), 'image')} listed in {path} {'does' if len(gone) == 1 else 'do'} not exist "
+            f"({some(gone)})"
+        )
         findings.error("missing-image", where, message, "delete the file; it is written again", gone)
     return [_Listed(image, size, true) for (image, size), true in zip(noted.items(), truly, strict=True)]
 

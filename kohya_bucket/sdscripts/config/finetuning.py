@@ -18,7 +18,7 @@ from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
 from kohya_bucket.sdscripts.config.registry import Entry, Registry
 from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
 from kohya_bucket.sdscripts.config.skipping import skipped_images, warn_of_skips
-from kohya_bucket.texts import some
+from kohya_bucket.texts import json_mistake, some
 
 __all__ = ["list_finetuning", "metadata_captions"]
 
@@ -144,14 +144,14 @@ def _read_metadata(subset: SubsetConfig, reading: Reading) -> dict[str, Any]:
         metadata = _parse(path, reading.release)
         _check_entries(metadata, subset)
     except UnicodeDecodeError as error:
-        message = f"metadata_file {path!r} is not UTF-8 ({error}), at which sd-scripts stops"
+        message = f"metadata_file {path!r} is not UTF-8 ({error}), which makes sd-scripts stop"
         findings.error("broken-metadata", where, message, "save it as UTF-8", (path,))
         return {}
     except (ValueError, OSError, RecursionError) as error:
         findings.error("broken-metadata", where, f"metadata_file {path!r}: {error}", "correct the file", (path,))
         return {}
     if not metadata:
-        message = f"metadata_file {path!r} lists no image, so sd-scripts passes over it"
+        message = f"metadata_file {path!r} lists no image, so sd-scripts skips it"
         findings.error("empty-metadata", where, message, "add entries or remove the subset", (path,))
     return metadata
 
@@ -160,11 +160,15 @@ def _parse(path: str, release: Release) -> dict[str, Any]:
     with open(path, encoding="utf-8") as file:
         if file.read(1) == "\ufeff":
             raise ValueError(
-                "starts with a byte order mark, at which sd-scripts stops; save it as 'UTF-8', not 'UTF-8 with BOM'"
+                "starts with a byte order mark, which makes sd-scripts stop; save it as 'UTF-8', not 'UTF-8 with BOM'"
             )
         file.seek(0)
         if not (path.endswith(".jsonl") and Change.IMAGE_LISTS in release):
-            data = json.load(file)
+            text = file.read()
+            try:
+                data = json.loads(text)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {error.lineno}, column {error.colno}: {json_mistake(text, error)}") from error
             if not isinstance(data, dict):
                 raise ValueError(f"holds a {type(data).__name__}, but must hold an object of entries by image path")
             return data
@@ -172,8 +176,8 @@ def _parse(path: str, release: Release) -> dict[str, Any]:
         for number, line in enumerate(file, 1):
             try:
                 entry = json.loads(line)
-            except ValueError as error:
-                what = "an empty line" if not line.strip() else str(error)
+            except json.JSONDecodeError as error:
+                what = "an empty line" if not line.strip() else json_mistake(line, error)
                 raise ValueError(f"line {number}: {what}") from error
             if not isinstance(entry, dict) or not isinstance(entry.get("image_path"), str):
                 raise ValueError(f"line {number}: every line needs an image_path")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from kohya_bucket.sdscripts.config.findings import Findings
-from kohya_bucket.texts import some
+from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.texts import counted, some
 
 __all__ = ["Folder", "image_named", "missing_folder", "read_folder", "supported_extensions"]
 
@@ -99,13 +99,14 @@ def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
     elif any(e.lower() in supported_extensions() for e in extensions):
         remedy = "write the extension in all lower or all upper case"
     else:
-        remedy = "convert them to PNG, JPEG or WebP"
-    count = len(folder.ignored)
+        remedy = "convert to PNG, JPEG or WebP"
+    files = counted(len(folder.ignored), "file")
+    look = "looks like an image" if len(folder.ignored) == 1 else "look like images"
     findings.warning(
         "ignored-files",
         where,
-        f"{count} file{'s' * (count != 1)} in {folder.path!r} look{'s' * (count == 1)} like images, "
-        f"but sd-scripts does not read {' or '.join(extensions)} ({some(folder.ignored)})",
+        f"{files} in {folder.path!r} {look}, but sd-scripts does not read {' or '.join(extensions)} "
+        f"({some(folder.ignored)})",
         remedy,
         folder.ignored,
     )
@@ -113,7 +114,7 @@ def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
 
 def missing_folder(key: str, path: str, findings: Findings, where: str, base: Path | None) -> None:
     """Say that a folder is not there, and why that may be. `base` is the config file's folder."""
-    message = f"{key} {path!r} is no folder"
+    message = f"{key} {path!r} is not a folder"
     if os.path.isfile(path):
         message, remedy = f"{key} {path!r} is a file, not a folder", "give the folder that holds it"
     elif any(ord(c) < 32 for c in path):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.images.scan.size_scan import SizeScan
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.read import ReadDataset
 from kohya_bucket.texts import counted, some
 
@@ -62,10 +62,10 @@ def _check_stated(dataset: ReadDataset, rows: npt.NDArray[np.intp], true: IntArr
         said = "x".join(map(str, images.stated_sizes[first].tolist()))
         is_now = "x".join(map(str, true[differs][0].tolist()))
         message = (
-            f"{counted(len(names), 'image')} with another size than the metadata says, so sd-scripts distorts them "
-            f"({images.keys[first]}: {said} stated, {is_now} in truth)"
+            f"{counted(len(names), 'image')} with a different size than the metadata says, so sd-scripts distorts them "
+            f"({images.keys[first]}: {said} stated, {is_now} in fact)"
         )
-        findings.warning("stated-size", where, message, "write the metadata anew", names)
+        findings.warning("stated-size", where, message, "write the metadata again", names)
 
 
 def _check_control(dataset: ReadDataset, sizes: IntArray, control: IntArray, findings: Findings) -> None:
@@ -77,7 +77,8 @@ def _check_control(dataset: ReadDataset, sizes: IntArray, control: IntArray, fin
         names = [images.conditioning[k] for k in wrong.tolist()]
         shown = "x".join(map(str, control[i].tolist())) if control[i][0] else "unreadable"
         message = (
-            f"{len(names)} control images have another size than their image, and sd-scripts stops there "
+            f"{counted(len(names), 'control image', 'has', 'have')} a different size than their image, and sd-scripts "
+            "stops there "
             f"({names[0]}: {shown}, its image {'x'.join(map(str, sizes[i].tolist()))})"
         )
         findings.error("control-size", dataset.config.place, message, "make the sizes equal", names)
@@ -92,7 +93,7 @@ def _check_one_size(dataset: ReadDataset, sizes: IntArray, findings: Findings) -
         names = [images.keys[i] for i in other.tolist()]
         width, height = config.resolution
         message = (
-            f"{counted(len(names), 'image')} with another size than {width}x{height}: without enable_bucket "
+            f"{counted(len(names), 'image')} with a different size than {width}x{height}: without enable_bucket "
             "sd-scripts stops at the first of them, unless latents are cached"
         )
         findings.warning("not-this-size", config.place, message, "set enable_bucket = true", names)

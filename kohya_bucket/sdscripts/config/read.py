@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.adapter.config_source import Source, load_source
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer, trainer_named
 from kohya_bucket.sdscripts.config import arguments as command_line
@@ -15,7 +17,6 @@ from kohya_bucket.sdscripts.config.by_folders import source_from_folders
 from kohya_bucket.sdscripts.config.check import check_config
 from kohya_bucket.sdscripts.config.controlnet import list_controlnet
 from kohya_bucket.sdscripts.config.dreambooth import as_list as list_dreambooth
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.finetuning import list_finetuning
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList
 from kohya_bucket.sdscripts.config.reading import Reading
@@ -23,7 +24,6 @@ from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
 from kohya_bucket.sdscripts.config.resolve import resolve
 from kohya_bucket.sdscripts.config.run_file import run_file
 from kohya_bucket.sdscripts.config.schema import ALL, Kind, Supports
-from kohya_bucket.sdscripts.config.source import Source, load_source
 from kohya_bucket.sdscripts.config.validity import check_shared_images, check_split, check_values, note_overruled
 
 __all__ = ["Config", "ReadDataset", "read_config", "read_folders"]
@@ -99,7 +99,7 @@ def read_config(
     if run.dataset_config is not None and folders["train_data_dir"] is None:
         source = load_source(run.dataset_config)
         if data_dir is not None:
-            message = f"train_data_dir {data_dir!r} does not count beside dataset_config {run.dataset_config!r}"
+            message = f"train_data_dir {data_dir!r} is ignored, because dataset_config is {run.dataset_config!r}"
             findings.note("overruled", "", message, "the dataset config says which images there are, as in sd-scripts")
     elif data_dir is not None:
         reg_data_dir, in_json = folders["reg_data_dir"] or run.reg_data_dir, folders["in_json"] or run.in_json
@@ -159,7 +159,7 @@ def _read(
             check_split(dataset, images, validation, findings)
         out.append(ReadDataset(dataset, images, validation))
         if dataset.subsets and not len(images):
-            findings.error("no-images", dataset.place, "not one image is left to train", "see the other findings")
+            findings.error("no-images", dataset.place, "no image is left to train", "see the other findings")
     return Config(source.path, tuple(out), checked.kohya_bucket, findings, trainer=trainer)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kohya_bucket.sdscripts.config.findings import Findings
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.sdscripts.config.model import DatasetConfig, SubsetConfig
 from kohya_bucket.sdscripts.config.release import NEWEST, Release
 from kohya_bucket.sdscripts.config.schema import Kind
@@ -46,11 +46,11 @@ def usable_subsets(dataset: DatasetConfig, training: bool, findings: Findings) -
         repeats = subset.num_repeats if training or subset.kind is not Kind.DREAMBOOTH else 1
         name = subset.metadata_file if subset.kind is Kind.FINE_TUNING else subset.image_dir
         if repeats < 1:
-            message = f"num_repeats is {repeats}, so sd-scripts passes over {name!r}"
+            message = f"num_repeats is {repeats}, so sd-scripts skips {name!r}"
             findings.warning("no-repeats", subset.place, message, "set it to 1 or more, or remove the subset")
             continue
         if subset.identity in seen:
-            message = f"{name!r} was given before in this dataset; sd-scripts uses the first and passes over this one"
+            message = f"{name!r} was given before in this dataset; sd-scripts uses the first and skips this one"
             findings.warning("duplicate-subset", subset.place, message, "remove one; use num_repeats to repeat it")
             continue
         if (yield subset) is not False:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kohya_bucket.sdscripts.config.findings import Findings
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.sdscripts.config.model import ImageList, SubsetConfig
 from kohya_bucket.texts import some
 

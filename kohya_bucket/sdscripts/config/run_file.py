@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kohya_bucket.adapter.config_source import Source
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.sdscripts.config.arguments import DEFAULTS, config_name
-from kohya_bucket.sdscripts.config.findings import Findings
-from kohya_bucket.sdscripts.config.source import Source
 
 __all__ = ["RunFile", "run_file"]
 
@@ -64,7 +64,7 @@ def run_file(source: Source, findings: Findings) -> RunFile | None:
         return None
     if "kohya_bucket" in source.data:
         findings.warning(
-            "table-not-read", "", "[kohya_bucket] does not count in a file for --config_file",
+            "table-not-read", "", "[kohya_bucket] is ignored in a file for --config_file",
             "put it into the dataset config, or into a file that the environment variable KOHYA_BUCKET_CONFIG names",
         )  # fmt: skip
     family = _family(settings)

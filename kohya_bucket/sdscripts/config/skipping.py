@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.kept_sizes import scan_sizes
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import DatasetConfig, SubsetConfig
 from kohya_bucket.texts import some
 
@@ -73,7 +73,7 @@ def warn_of_skips(
     if unreadable:
         message = (
             f"{len(unreadable)} image{'s' * (len(unreadable) != 1)} cannot be read, and with skip_image_resolution "
-            f"sd-scripts leaves {'it' if len(unreadable) == 1 else 'them'} out in silence ({some(unreadable)})"
+            f"sd-scripts leaves {'it' if len(unreadable) == 1 else 'them'} out without a message ({some(unreadable)})"
         )
         findings.warning("unreadable-image", subset.place, message, "repair or remove", unreadable)
     if not skips.reasons or len(skips.reasons) < len(paths):

@@ -141,8 +141,8 @@ def remedy_for(
             return f"{name!r} is for {' and '.join(kinds)} datasets; this is a {kind.value} dataset", "remove it"
         homes = levels_of(name, kind, supports, release)
         if homes:
-            return f"{name!r} does not belong into {level.value}", f"move it to {_either(homes)}"
-        return f"this trainer reads no {name!r}", "remove it"
+            return f"{name!r} does not belong in {level.value}", f"move it to {_either(homes)}"
+        return f"this trainer does not read {name!r}", "remove it"
     here = known_keys(level, kind, supports, release)
     near = nearest_key(name, here)
     if near:
@@ -150,7 +150,7 @@ def remedy_for(
     near = nearest_key(name, set(KEYS))
     if near:
         homes = levels_of(near, kind, supports, release) or levels_of(near, None, supports, release)
-        return f"there is no key {name!r}", f"did you mean {near!r}? It belongs into {_either(homes)}"
+        return f"there is no key {name!r}", f"did you mean {near!r}? It belongs in {_either(homes)}"
     if name.replace("-", "_") in _TRAINER_OPTIONS:
         return (
             f"{name!r} is an option of the trainer, not of a dataset",

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from kohya_bucket.adapter.dataset_keys import adjust_to_steps, rule_for
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.latents.trainers import ANY_TRAINER, NAME_THE_MODEL, Trainer, families_refusing
 from kohya_bucket.sdscripts.config.check import CheckedConfig
-from kohya_bucket.sdscripts.config.findings import Findings
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList
 from kohya_bucket.sdscripts.config.schema import Kind
+from kohya_bucket.texts import counted
 
 __all__ = ["check_split", "check_values", "note_overruled"]
 
@@ -65,7 +66,7 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Traine
     steps = dataset.bucket_reso_steps
     for name, given, used in (("min", dataset.min_bucket_reso, low), ("max", dataset.max_bucket_reso, high)):
         if given != used and not dataset.bucket_no_upscale:
-            message = f"{name}_bucket_reso {given} is no multiple of {steps}; sd-scripts takes {used}"
+            message = f"{name}_bucket_reso {given} is not a multiple of {steps}; sd-scripts takes {used}"
             findings.note("adjusted", where, message)
     if steps % 8:
         message = f"bucket_reso_steps is {steps}, but latents need multiples of 8"
@@ -73,8 +74,10 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Traine
         return
     refusing = trainer.refusing(steps)
     if refusing and not trainer.title:
-        message = f"bucket_reso_steps is {steps}, at which trainers of these models stop: {families_refusing(steps)}"
-        findings.note("bucket-steps", where, message, f"is yours among them? {NAME_THE_MODEL}")
+        message = f"bucket_reso_steps is {steps}, which the trainers of these models refuse: {families_refusing(steps)}"
+        findings.note(
+            "bucket-steps", where, message, f"if you train one of them, use a step that it accepts; {NAME_THE_MODEL}"
+        )
     elif refusing:
         accepted = -(-steps // trainer.step) * trainer.step
         message = f"bucket_reso_steps is {steps}, which is refused by "
@@ -124,7 +127,7 @@ def check_split(dataset: DatasetConfig, training: ImageList, validation: ImageLi
     if both:
         are = "image is" if len(both) == 1 else "images are"
         message = f"{len(both)} {are} both trained and validated: sd-scripts rounds both parts up"
-        findings.note("split-overlap", dataset.place, message, "a slightly other validation_split avoids it", both)
+        findings.note("split-overlap", dataset.place, message, "a slightly different validation_split avoids it", both)
     if not len(validation):
         message = f"validation_split {dataset.validation_split:g} holds back no image of this dataset"
         findings.warning("empty-validation", dataset.place, message, "raise it")
@@ -142,7 +145,8 @@ def check_shared_images(datasets: list[tuple[DatasetConfig, ImageList]], finding
                 shared.setdefault((first, i), []).append(path)
     for (first, second), paths in shared.items():
         message = (
-            f"{len(paths)} images are also in dataset {datasets[first][0].number}, at another resolution; SD 1.5 and "
+            f"{counted(len(paths), 'image', 'is', 'are')} also in dataset {datasets[first][0].number}, at another "
+            "resolution; SD 1.5 and "
             "SDXL trainers until sd-scripts 0.10.1 have room for one in a latents file on disk, where sd-scripts alone "
             "takes the first for both, and this package a further file for the second (with 0.9 it refuses)"
         )
@@ -156,7 +160,7 @@ def note_overruled(given: Mapping[str, Any], checked: CheckedConfig, findings: F
     for name, value in sorted(given.items()):
         holders = [table[name] for table in [checked.general, *datasets, *subsets] if name in table]
         if any(holder != value for holder in holders):
-            message = f"--{name} {_shown(value)} does not count where the config says {name} = {_shown(holders[0])}"
+            message = f"--{name} {_shown(value)} is ignored, because the config has {name} = {_shown(holders[0])}"
             findings.note("overruled", "", message, "the config wins over the command line, as in sd-scripts")
 
 

@@ -8,7 +8,7 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.latents.stale import Reason, as_text
 from kohya_bucket.planning import RESOLUTION_MODES
-from kohya_bucket.texts import one_line, some
+from kohya_bucket.texts import counted, one_line, some
 
 __all__ = ["bucket_table_lines", "misread_lines", "recached_lines", "rule_text", "skipped_lines"]
 
@@ -28,7 +28,7 @@ def rule_text(images: PlacedDataset, options: AdapterOptions, *, enable_bucket: 
     if not enable_bucket:
         return "no buckets: enable_bucket is off"
     if prescribed:
-        return "buckets as the metadata prescribes"
+        return "buckets from the metadata"
     if options.rule != "auto":
         return f"rule {options.rule}"
     offered = [place.bucket_set for place in images.per_resolution or (images.placement,)]
@@ -44,8 +44,8 @@ def bucket_table_lines(images: PlacedDataset, steps: int, rule: str) -> list[str
     samples = int(images.samples_per_bucket.sum())
     lines = [
         rule,
-        f"{len(images.keys)} images in {len(images.buckets)} buckets",
-        f"{samples} samples, {steps} batches an epoch",
+        f"{counted(len(images.keys), 'image')} in {counted(len(images.buckets), 'bucket')}",
+        f"{counted(samples, 'sample')}, {counted(steps, 'batch')} an epoch",
         "   bucket samples batches crop",
     ]
     rows = images.rows()
@@ -61,24 +61,23 @@ def bucket_table_lines(images: PlacedDataset, steps: int, rule: str) -> list[str
 
 def skipped_lines(failures: Sequence[tuple[str, str]]) -> list[str]:
     """The images that are not trained, each with its reason."""
-    lines = [f"{_images(len(failures))} will not be trained:"]
+    lines = [f"{counted(len(failures), 'image')} will not be trained:"]
     return lines + _shortened([one_line(f"  {key}: {reason}") for key, reason in failures])
 
 
 def misread_lines(misread: Sequence[tuple[str, tuple[int, int], tuple[int, int]]]) -> list[str]:
     """WebP images whose size sd-scripts alone reads one pixel short, where that decides the bucket."""
-    lines = [f"{_images(len(misread))} in another bucket than sd-scripts alone would use, which misreads WebP sizes:"]
+    lines = [
+        f"{counted(len(misread), 'image')} in another bucket than sd-scripts alone would use, which misreads WebP "
+        "sizes:"
+    ]
     return lines + _shortened([one_line(f"  {path}: {b[0]}x{b[1]}, not {a[0]}x{a[1]}") for path, a, b in misread])
 
 
 def recached_lines(reasons: Mapping[str, Sequence[Reason]]) -> list[str]:
     """Caches that were there and could not be used, each with its reason."""
-    lines = [f"{len(reasons)} cache{'' if len(reasons) == 1 else 's'} could not be used and made again:"]
+    lines = [f"{counted(len(reasons), 'cache')} could not be used and were made again:"]
     return lines + _shortened([one_line(f"  {path}: {as_text(found)}") for path, found in reasons.items()])
-
-
-def _images(count: int) -> str:
-    return f"{count} image{'' if count == 1 else 's'}"
 
 
 def _shortened(lines: list[str]) -> list[str]:

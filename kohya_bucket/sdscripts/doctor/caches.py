@@ -10,22 +10,24 @@ from pathlib import Path
 import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.section import Section
 from kohya_bucket.adapter.store_folder import store_folder
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import LatentStoreError, StorageError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.encode.comparison import Comparison, bits_of, compare
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.npz.check import why_npz_stale
 from kohya_bucket.latents.npz.names import paths_of_run
+from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.sdscripts.config import Config
 from kohya_bucket.sdscripts.doctor.packages import version_of
 from kohya_bucket.sdscripts.doctor.room import Lacking, check_room
-from kohya_bucket.sdscripts.doctor.section import Section
 from kohya_bucket.sdscripts.plan.latents import items_of, wanted_by_config
+from kohya_bucket.texts import counted
 
 __all__ = ["cache_section"]
 
@@ -48,20 +50,20 @@ def cache_section(read: Config, options: AdapterOptions) -> Section:
             pip_install("parquet"),
         )  # fmt: skip
     elif not parts:
-        section.facts.append(("images", "none whose latents can be cached"))
+        section.facts.append(("images", "none that can have cached latents"))
     elif options.latent_cache == "shards":
         try:
             for folder, mine in _by_store(parts, options).items():
                 _shards(section, _distinct(mine), folder)
-        except LatentStoreError as error:
+        except (LatentStoreError, StorageError) as error:
             section.findings.error("store", "", str(error))
     else:
         _npz(section, _distinct(parts), root)
     return section
 
 
-def _by_store(parts: Sequence[LatentItems], options: AdapterOptions) -> dict[Path, list[LatentItems]]:
-    found: dict[Path, list[LatentItems]] = {}
+def _by_store(parts: Sequence[LatentItems], options: AdapterOptions) -> dict[Place, list[LatentItems]]:
+    found: dict[Place, list[LatentItems]] = {}
     first_image: dict[int, str] = {}
     for part in parts:
         first = first_image.setdefault(part.dataset, str(part.paths[0]))
@@ -125,7 +127,8 @@ def _files_of(
     if unusable:
         section.findings.note(
             "stale-caches", "",
-            f"{len(unusable)} {arch.name} caches cannot be used as they are ({unusable[0]}); sd-scripts alone would "
+            f"{counted(len(unusable), f'{arch.name} cache')} cannot be used as "
+            f"{'it is' if len(unusable) == 1 else 'they are'} ({unusable[0]}); sd-scripts alone would "
             "train from some of them or stop",
             "nothing: with kohya_bucket they are made again and named", unusable,
         )  # fmt: skip
@@ -137,10 +140,10 @@ def _why(part: LatentItems, i: int, interpolation: str, path: Path, arch: Archit
     return why_npz_stale(path, part.entry(i, interpolation), arch, Path(part.paths[i]), ignoring=(Stale.VAE,))
 
 
-def _shards(section: Section, parts: Sequence[LatentItems], folder: Path) -> None:
+def _shards(section: Section, parts: Sequence[LatentItems], folder: Place) -> None:
     lacking = list(parts)
     if folder.exists() and not folder.is_dir():
-        message = f"latent_cache_dir is {str(folder)!r}, a file, so that no latent can be stored there"
+        message = f"latent_cache_dir is {str(folder)!r}, which is a file, so no latent can be stored there"
         section.findings.error("store", "", message, "name a folder")
         return
     if Layout(folder).store_file.is_file():
@@ -152,7 +155,8 @@ def _shards(section: Section, parts: Sequence[LatentItems], folder: Path) -> Non
             reasons.update(found.counts())
             lacking.append(part.subset(np.flatnonzero(found.to_do).tolist()))
         _say(section, str(folder), sum(map(len, parts)), reasons)
-    check_room(section, _of_any_family(lacking), folder)
+    if isinstance(folder, Path):
+        check_room(section, _of_any_family(lacking), folder)
 
 
 def _in_store(store: LatentStore, part: LatentItems) -> Comparison:

@@ -6,12 +6,11 @@ import re
 import sys
 from pathlib import Path
 
+from kohya_bucket.adapter.section import Section
 from kohya_bucket.extras import where_this_came_from
 from kohya_bucket.sdscripts.checkout import CheckoutError, describe_folder, find_checkout
 from kohya_bucket.sdscripts.doctor.packages import version_of
-from kohya_bucket.sdscripts.doctor.section import Section
-from kohya_bucket.sdscripts.patch import patch_status
-from kohya_bucket.sdscripts.probe import try_adapter
+from kohya_bucket.sdscripts.patch import PATCH
 from kohya_bucket.texts import some
 
 __all__ = ["checkout_section", "nearby_checkout", "pins_of"]
@@ -57,7 +56,7 @@ def pins_of(requirements: Path) -> dict[str, str]:
 
 def _patch(section: Section, root: Path) -> None:
     try:
-        status = patch_status(root)
+        status = PATCH.status(root)
     except CheckoutError as error:
         section.findings.error("patch", "", str(error))
         return
@@ -74,9 +73,9 @@ def _patch(section: Section, root: Path) -> None:
 
 
 def _probe(section: Section, root: Path) -> None:
-    trial = try_adapter(root)
+    trial = PATCH.attempt(root)
     if trial.active:
-        section.facts.append(("adapter", "every place that it takes hold of looks as it should"))
+        section.facts.append(("adapter", "every part of sd-scripts that it replaces looks as expected"))
     elif trial.refused:
         section.findings.error("adapter-refuses", "", trial.refused)
     elif trial.missing:
@@ -89,7 +88,7 @@ def _probe(section: Section, root: Path) -> None:
         )
     for subject, why in trial.left_alone.items():
         section.findings.warning(
-            "left-alone", subject, f"this version is known only in part: {why}; that is left to sd-scripts",
+            "left-alone", subject, f"this version is known only in part: {why}; sd-scripts does that by itself",
             "update kohya-bucket, or do without what needs it",
         )  # fmt: skip
 
@@ -99,11 +98,12 @@ def _remedy(root: Path) -> str:
         for python in (root / name / "bin" / "python", root / name / "Scripts" / "python.exe"):
             if python.is_file() and Path(sys.prefix).resolve() != (root / name).resolve():
                 return (
-                    f"ask the environment that trains: {python} -m pip install {where_this_came_from()}, then "
+                    f"check the environment that you train in: {python} -m pip install {where_this_came_from()}, then "
                     f"{python} -m kohya_bucket doctor"
                 )
     return (
-        f"run doctor in the environment that trains, or install here what it needs (pip install -r requirements.txt "
+        "run doctor in the environment that you train in, or install here what it needs (pip install -r "
+        "requirements.txt "
         f"in {root})"
     )
 
@@ -117,6 +117,6 @@ def _pins(section: Section, root: Path) -> None:
     if others:
         section.findings.note(
             "other-pins", "",
-            f"other versions than this sd-scripts pins are installed here: {some(others)}",
-            "nothing, if it trains", others,
+            f"packages are installed here in other versions than this sd-scripts pins: {some(others)}",
+            "nothing, if training works", others,
         )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions, environment_table
+from kohya_bucket.adapter.section import Section
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.headers.exif import say_orientations
@@ -18,7 +19,6 @@ from kohya_bucket.images.pixels.undecodable import undecodable
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.latents.trainers import ANY_TRAINER, NAME_THE_MODEL, Trainer
 from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
-from kohya_bucket.sdscripts.doctor.section import Section
 from kohya_bucket.sdscripts.plan.overview import DatasetOverview, overview
 from kohya_bucket.sdscripts.plan.unreadable import name_unreadable
 from kohya_bucket.texts import counted, some
@@ -48,7 +48,7 @@ def config_section(
     """Read the config as the trainer does, and look at every image that it names.
 
     Args:
-        given: values from the trainer's command line, where the config is silent.
+        given: values from the trainer's command line, if the config does not set it.
         release: the version of sd-scripts to follow.
         show: makes a progress function for a title.
         trainer: which trainer it is for, as far as that is known.
@@ -96,9 +96,7 @@ def _planned(section: Section, read: Config, options: AdapterOptions, show: Show
 def _summary(dataset: DatasetOverview) -> str:
     images = dataset.images
     counts = ((len(images.keys), "image"), (len(images.buckets), "bucket"), (images.batches, "batch"))
-    number, buckets, batches = (
-        f"{n:,} {what}{'' if n == 1 else 'es' if what == 'batch' else 's'}" for n, what in counts
-    )
+    number, buckets, batches = (counted(n, what) for n, what in counts)
     text = f"{number} in {buckets}, {batches} an epoch"
     if dataset.read.images.skipped:
         text += f", {len(dataset.read.images.skipped):,} left out by skip_image_resolution"
@@ -144,7 +142,7 @@ def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None)
         names = [f"{images.keys[i]}: {most[i]:.3g} times" for i in chosen.tolist()]
         low, high = most[chosen].min(), most[chosen].max()
         message = (
-            f"{counted(len(names), 'image')} enlarged {low:.3g} to {high:.3g} times, which trains blur "
+            f"{counted(len(names), 'image')} enlarged {low:.3g} to {high:.3g} times, so blurred images are trained "
             f"({some(names, 1)})"
         )
         remedy = f"replace by larger ones or leave out, or set bucket_no_upscale = true; {lists}"
@@ -156,7 +154,7 @@ def _decode(section: Section, read: Config, known: set[str], show: ShowProgress,
     every = [path for found in lists for path in (*found.paths, *found.conditioning) if path and path not in known]
     with show("decoding every image") as progress:
         bad = undecodable(list(dict.fromkeys(every)), progress)
-    section.facts.append(("decoded", f"{len(set(every)):,} images, {len(bad):,} of them cannot be"))
+    section.facts.append(("decoded", f"{counted(len(set(every)), 'image')}, {len(bad):,} of them cannot be decoded"))
     if bad:
         names = [f"{path}: {reason}" for path, reason in bad]
         message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}); "

@@ -10,8 +10,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from kohya_bucket.adapter.section import Section
 from kohya_bucket.extras import EXTRAS, PURPOSES, pip_install
-from kohya_bucket.sdscripts.doctor.section import Section
 
 __all__ = ["cuda_of_torch", "packages_section", "version_of"]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from kohya_bucket.adapter.section import Section
 from kohya_bucket.latents.items import LatentItems
-from kohya_bucket.sdscripts.doctor.section import Section
+from kohya_bucket.texts import counted
 
 __all__ = ["Lacking", "check_room", "nbytes_of"]
 
@@ -45,21 +46,21 @@ def check_room(section: Section, lacking: Sequence[Lacking], store: Path | None)
             text = f"{one.families}: {human(nbytes)} to write in {folder}"
             section.facts.append(("room", text + ("" if free is None else f", {human(free)} free")))
             if free is not None and nbytes > free:
-                full.append(f"{folder} has room for {human(free)}, and latents of {one.families} need {human(nbytes)}")
+                full.append(f"{folder} has {human(free)} free, but latents of {one.families} need {human(nbytes)}")
         if not full:
             fits += 1
             continue
         report = section.findings.warning if fits else section.findings.error
-        elsewhere = "another latent_cache_dir" if store else 'latent_cache = "shards" with latent_cache_dir elsewhere'
-        report("disk-full", "", "; ".join(full), f"free some, or set {elsewhere}")
+        elsewhere = "another latent_cache_dir" if store else 'latent_cache = "shards" with another latent_cache_dir'
+        report("disk-full", "", "; ".join(full), f"free some space, or set {elsewhere}")
     beside = {Path(path).parent for one in lacking for part in one.parts for path in part.paths}
     folders = [store] if store else sorted(beside)
     locked = [str(folder) for folder in folders if not _may_write(_existing(folder))]
     if locked:
         section.findings.warning(
             "not-writable", "",
-            f"{len(locked)} folders cannot be written to, so no latent is cached there ({locked[0]})",
-            "change their permissions, or set latent_cache_dir elsewhere", locked,
+            f"{counted(len(locked), 'folder')} cannot be written to, so no latent is cached there ({locked[0]})",
+            "change their permissions, or set another latent_cache_dir", locked,
         )  # fmt: skip
 
 

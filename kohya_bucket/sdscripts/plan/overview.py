@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
+from kohya_bucket.adapter.gpu_rows import GpuRow, gpu_row
 from kohya_bucket.adapter.group import GroupPlanner
-from kohya_bucket.adapter.left_over import left_over
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.buckets.geometry import cut_pixels
@@ -21,7 +21,6 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.latents.trainers import Trainer
-from kohya_bucket.planning.idle import idle_share_independent, idle_share_of
 from kohya_bucket.sdscripts.config import Config, Findings, ImageList, ReadDataset
 from kohya_bucket.sdscripts.config.image_checks import check_images
 from kohya_bucket.sdscripts.plan.placing import place_listed, sizes_of
@@ -105,34 +104,6 @@ class DatasetOverview:
 
 
 @dataclass(frozen=True)
-class GpuRow:
-    """An epoch on a number of GPUs.
-
-    Attributes:
-        steps: batches that each GPU trains; updates: changes of the weights, fewer with accumulation.
-        samples: trainings by all GPUs together.
-        missed, repeated, moved: trainings other than asked, or in another bucket; `ledger` says it in words.
-        idle: predicted share of the GPUs' time spent waiting for the one with the most pixels.
-        left_over: what becomes of buckets that never fill a batch, in words; `never_trained` names the images that no
-            epoch trains.
-        idle_independent: the same if every GPU drew batches of its own, as sd-scripts does alone.
-    """
-
-    gpus: int
-    steps: int
-    updates: int
-    samples: int
-    missed: int
-    repeated: int
-    moved: int
-    idle: float
-    idle_independent: float
-    ledger: str
-    left_over: str
-    never_trained: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Overview:
     """All datasets of a config, and the epoch on each number of GPUs."""
 
@@ -168,9 +139,10 @@ def overview(
             raise type(error)(f"{dataset.config.place}: {error}") from error
     groups = [d.images for d in placed if len(d.images.keys)]
     if not groups:
-        message = "not one image can be trained, each for its own reason"
+        message = "no image can be trained, each for its own reason"
         config.findings.error("no-images", "", message, "see what is listed as not trained")
-    rows = [_gpu_row(groups, options, n, accumulate) for n in gpus] if groups else []
+    planner = GroupPlanner(groups, options) if groups else None
+    rows = [gpu_row(planner, n, accumulate) for n in gpus] if planner else []
     return Overview(options, tuple(placed), tuple(rows))
 
 
@@ -204,33 +176,3 @@ def _check_longest(seen: DatasetOverview, options: AdapterOptions, trainer: Trai
         if loss is not None:
             message = f"at resolution {keys.resolution[0]}x{keys.resolution[1]} {loss.text}"
             findings.warning("short-buckets", config.place, message, f"max_bucket_reso = {longest}")
-
-
-def _gpu_row(groups: list[PlacedDataset], options: AdapterOptions, gpus: int, accumulate: int) -> GpuRow:
-    planner = GroupPlanner(groups, options)
-    ranks = gpus if options.same_shape else 1
-    plan = planner.plan(0, 1, ranks)
-    asked = planner.planner(ranks).demand_model.for_epoch(0, 1).demand
-    ledger, over = plan.ledger(), left_over(planner, ranks)
-    steps = plan.steps if options.same_shape else -(-plan.steps // gpus)
-    independent = idle_share_independent(
-        asked.bucket.astype(np.int32),
-        planner.batch_sizes,
-        planner.bucket_sizes,
-        world_size=gpus,
-        repeats=asked.all_times(),
-    )
-    return GpuRow(
-        gpus=gpus,
-        steps=steps,
-        updates=-(-steps // accumulate),
-        samples=plan.samples,
-        missed=ledger.missed,
-        repeated=ledger.repeated,
-        moved=ledger.moved,
-        idle=idle_share_of(plan) if options.same_shape else independent,
-        idle_independent=independent,
-        ledger=ledger.text,
-        left_over=over.line,
-        never_trained=over.never_trained,
-    )

@@ -46,7 +46,8 @@ class TrainerResume(ResumeHooks):
         if asked and not counts:
             raise ConfigError(
                 f"--{asked[0]} is given, but this trainer computes with its initial step in a way that is not known, "
-                "so it would train other images than asked: leave it out (--resume alone goes on at the next image), "
+                "so it would train other images than asked: leave it out (--resume alone continues with the next "
+                "image), "
                 "or update kohya-bucket"
             )
 

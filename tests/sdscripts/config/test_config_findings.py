@@ -65,15 +65,15 @@ def test_all_slips_are_reported_in_one_run() -> None:
     )
     texts = "\n".join(f.text for f in config.findings)
     assert "line 2, [general]: there is no key 'enable_buckets': did you mean 'enable_bucket'?" in texts
-    assert "line 3, [general]: 'image_dir' does not belong into [general]: move it to [[datasets.subsets]]" in texts
+    assert "line 3, [general]: 'image_dir' does not belong in [general]: move it to [[datasets.subsets]]" in texts
     assert "line 5, dataset 1: resolution is '512,768', but must be a whole number or two of them" in texts
     assert "write resolution = [512, 768]" in texts
     assert "did you mean 'batch_size'?" in texts
-    assert "line 9, dataset 1, subset 1: 'batch_size' does not belong into [[datasets.subsets]]" in texts
+    assert "line 9, dataset 1, subset 1: 'batch_size' does not belong in [[datasets.subsets]]" in texts
     assert "move it to [general] or [[datasets]]" in texts
     assert "write flip_aug = true, without quotes" in texts
     assert "did you mean 'num_repeats'?" in texts
-    assert "image_dir 'gone' is no folder" in texts
+    assert "image_dir 'gone' is not a folder" in texts
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_all_slips_are_reported_in_one_run() -> None:
         ("skip_image_resolutions = 512", "did you mean 'skip_image_resolution'?"),
         ("skip_image_resolution = '512,768'", "write skip_image_resolution = [512, 768]"),
         ("skip_image_resolution = 512.5", "must be a whole number or two of them"),
-        ("image_directory = 'x'", "did you mean 'image_dir'? It belongs into [[datasets.subsets]]"),
+        ("image_directory = 'x'", "did you mean 'image_dir'? It belongs in [[datasets.subsets]]"),
         ("validation_split = 1", "write validation_split = 1.0, with a decimal point"),
         ("enable-bucket = true", "did you mean 'enable_bucket'?"),
         ("enableBucket = true", "did you mean 'enable_bucket'?"),
@@ -325,7 +325,7 @@ def test_the_folder_itself_instead_of_the_one_above(workplace: Path) -> None:
     images(workplace / "train" / "3_cat", ["x.png"], ".txt")
     text = found(read_folders(str(workplace / "train" / "3_cat"), None, {"resolution": 512}), "no-repeat-folders").text
     assert f"give the folder above it, {str(workplace / 'train')!r}" in text
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         read_folders("gone")
 
 
@@ -333,7 +333,7 @@ def test_command_line_values_that_the_config_overrules() -> None:
     config = read(GOOD, given={"resolution": (1024, 1024), "batch_size": 3})
     assert config.datasets[0].config.batch_size == 3
     assert config.datasets[0].config.resolution == (512, 512)
-    assert "--resolution 1024,1024 does not count where the config says resolution" in found(config, "overruled").text
+    assert "--resolution 1024,1024 is ignored, because the config has resolution" in found(config, "overruled").text
 
 
 @pytest.mark.parametrize("share", ["inf", "nan", "-1.0", "1e400"])

@@ -49,7 +49,7 @@ def test_sizes_that_metadata_states_wrongly() -> None:
     )
     (finding,) = checked(HEAD + "metadata_file = 'meta.json'\n")
     assert (finding.code, finding.names) == ("stated-size", ("b.png",))
-    assert "b.png: 128x64 stated, 64x64 in truth" in finding.message
+    assert "b.png: 128x64 stated, 64x64 in fact" in finding.message
 
 
 def test_unreadable_files_behind_stated_sizes() -> None:
@@ -70,5 +70,5 @@ def test_control_images_of_another_size() -> None:
 def test_images_of_another_size_without_buckets() -> None:
     findings = checked(HEAD.replace("enable_bucket = true\n", ""))
     (finding,) = [f for f in findings if f.code == "not-this-size"]
-    assert finding.message.startswith("1 image with another size than 64x64")
+    assert finding.message.startswith("1 image with a different size than 64x64")
     assert checked(HEAD) == []

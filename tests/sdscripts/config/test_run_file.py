@@ -96,7 +96,7 @@ def test_with_a_dataset_config_in_it(folder):
     assert read.datasets[0].config.resolution == (256, 256)
     assert read.datasets[0].config.batch_size == 3  # where the dataset config is silent
     texts = [finding.text for finding in read.findings]
-    assert any("train_data_dir" in text and "does not count beside dataset_config" in text for text in texts)
+    assert any("train_data_dir" in text and "is ignored, because dataset_config is" in text for text in texts)
 
 
 def test_a_preset_that_names_no_images(folder):

@@ -69,7 +69,7 @@ class Collection {
         for (const { path, item } of some) {
           if (stopped()) return;
           const ending = path.slice(path.lastIndexOf("."));
-          if (this.trained && !this.trained.has(ending)) item.reason = `sd-scripts reads no ${ending}: convert it to PNG, JPEG or WebP`;
+          if (this.trained && !this.trained.has(ending)) item.reason = `sd-scripts does not read ${ending} files: convert it to PNG, JPEG or WebP`;
           this.add(item, this.group(folderOf(path), repeatsOf(folderOf(path))));
           this.reading.done++;
           tick();

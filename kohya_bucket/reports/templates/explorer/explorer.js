@@ -118,7 +118,7 @@ class Explorer extends WithConfig {
     const passed = [...this.images.passedOver].sort((a, b) => b[1] - a[1]), others = passed.reduce((sum, one) => sum + one[1], 0);
     const bad = this.images.items.filter((item) => item.reason).length;
     this.status.textContent = [`${plural(reading.done)} read in ${((performance.now() - began) / 1000).toFixed(1)} s`, bad ? `${int(bad)} of them not readable` : "",
-      others ? `${int(others)} other ${others === 1 ? "file" : "files"} passed over (${passed.slice(0, 4).map(([ending]) => ending || "no ending").join(", ")})` : ""].filter(Boolean).join(", ") + ".";
+      others ? `${int(others)} other ${others === 1 ? "file" : "files"} skipped (${passed.slice(0, 4).map(([ending]) => ending || "no ending").join(", ")})` : ""].filter(Boolean).join(", ") + ".";
     document.documentElement.dataset.read = reading.done;
   }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kohya_bucket.sdscripts.config.findings import Findings, Severity
+from kohya_bucket.adapter.findings import Findings, Severity
 
 __all__ = ["Section"]
 

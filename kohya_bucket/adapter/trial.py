@@ -1,6 +1,6 @@
-"""How the adapter fares in a checkout of sd-scripts, found out in a process of its own.
+"""How the adapter fares in a checkout of a trainer, found out in a process of its own.
 
-That process imports sd-scripts' data code, so torch too, and takes as long.
+That process imports the trainer's data code, so torch too, and takes as long.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from kohya_bucket.errors import KohyaBucketError
 
 __all__ = ["Trial", "main", "try_adapter"]
 
@@ -25,9 +28,9 @@ class Trial:
     """What came of it.
 
     Attributes:
-        active: whether the adapter is in place once sd-scripts is imported.
+        active: whether the adapter is in place once the trainer is imported.
         refused: why it is not, where this version is not known.
-        left_alone: {subject: why} of what is left to sd-scripts.
+        left_alone: {subject: why} of what is left to the trainer.
         missing: module that is not installed in this environment.
         error: what went wrong while importing.
     """
@@ -39,15 +42,21 @@ class Trial:
     error: str = ""
 
 
-def try_adapter(root: Path) -> Trial:
-    """Import the checkout at `root` with the adapter, by the Python that runs this, and write nothing there."""
+def try_adapter(folder: Path, door: str, imports: Sequence[str]) -> Trial:
+    """Import a trainer with the adapter, by the Python that runs this, and write nothing there.
+
+    Args:
+        folder: what its modules are imported from.
+        door: the module that opens its door.
+        imports: the trainer's modules.
+    """
     # where this package is run from a folder, the new process would not find it
     code = f"import sys; sys.path.append({str(_PACKAGES)!r}); from {__name__} import main; main()"
     environment = os.environ | {"PYTHONUTF8": "1", "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code, str(root)], capture_output=True, text=True, encoding="utf-8",
-            errors="replace", timeout=_TIMEOUT, check=False, env=environment,
+            [sys.executable, "-c", code, str(folder), door, *imports], capture_output=True, text=True,
+            encoding="utf-8", errors="replace", timeout=_TIMEOUT, check=False, env=environment,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return Trial(error=f"it was not done after {_TIMEOUT:.0f} s")
@@ -59,21 +68,19 @@ def try_adapter(root: Path) -> Trial:
 
 
 def main() -> None:
-    """The other process: the folder is its only argument, the answer a line that begins with a mark."""
-    print(_MARK + json.dumps(asdict(_try_here(sys.argv[1]))), flush=True)
+    """The other process: its arguments are those of `try_adapter`, the answer a line that begins with a mark."""
+    print(_MARK + json.dumps(asdict(_try_here(sys.argv[1], sys.argv[2], sys.argv[3:]))), flush=True)
 
 
-def _try_here(folder: str) -> Trial:
-    from kohya_bucket.errors import KohyaBucketError
-    from kohya_bucket.sdscripts import install, is_active, left_alone, why_inactive
-
+def _try_here(folder: str, door: str, imports: Sequence[str]) -> Trial:
     sys.path.insert(0, folder)
     sys.dont_write_bytecode = True
     try:
-        install(quiet=True)
-        for name in ("library.train_util", "library.config_util"):
+        opened = importlib.import_module(door)
+        opened.install(quiet=True)
+        for name in imports:
             importlib.import_module(name)
-        return Trial(is_active(), why_inactive(), left_alone())
+        return Trial(opened.is_active(), opened.why_inactive(), opened.left_alone())
     except KohyaBucketError as error:
         return Trial(refused=str(error))
     except ModuleNotFoundError as error:

@@ -13,7 +13,7 @@ __all__ = ["Finding", "Findings", "Severity"]
 class Severity(enum.Enum):
     """How bad a finding is.
 
-    `ERROR`: sd-scripts refuses the config or stops. `WARNING`: it trains, but not what was meant.
+    `ERROR`: the trainer refuses the config or stops. `WARNING`: it trains, but not what was meant.
     `NOTE`: good to know.
     """
 
@@ -75,7 +75,7 @@ class Findings:
         self._items: list[Finding] = []
 
     def error(self, code: str, where: str, message: str, remedy: str = "", names: Iterable[str] = ()) -> None:
-        """Add something that sd-scripts stops at."""
+        """Add something that the trainer stops at."""
         self._items.append(Finding(Severity.ERROR, code, where, message, remedy, tuple(names)))
 
     def warning(self, code: str, where: str, message: str, remedy: str = "", names: Iterable[str] = ()) -> None:

@@ -1,22 +1,22 @@
 """A batch of which an image cannot be read: the image is left out, and another of its bucket trains in its place.
 
-sd-scripts would end the run in a traceback. Pictures, masks, control images and cached files are all read here.
+Trainers would end the run in a traceback. Pictures, masks, control images and cached files are all read here.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from kohya_bucket.adapter.bad_images import counted_here
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.unreadable import not_loaded
-from kohya_bucket.sdscripts.datasets.tables import BatchTable
 from kohya_bucket.texts import one_line
 
 __all__ = ["batch_of_the_readable"]
@@ -27,16 +27,27 @@ logger = logging.getLogger("kohya_bucket")
 _told: set[tuple[int, int]] = set()
 
 
+class InBuckets(Protocol):
+    """The images of a data set: their names, and (image, bucket) of each bucket that trains one."""
+
+    @property
+    def keys(self) -> Sequence[str]: ...
+
+    @property
+    def pairs(self) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]: ...
+
+
 def batch_of_the_readable(
-    make: Callable[[PlannedBatch], Any], index: PlannedBatch, table: BatchTable, error: Exception
+    make: Callable[[PlannedBatch], Any], index: PlannedBatch, images: InBuckets, error: Exception, on_bad_image: str
 ) -> Any:
     """The batch of `index` without the images that cannot be read.
 
     Args:
         make: makes a batch.
         index: the batch that could not be made.
-        table: its dataset's.
+        images: its data set's.
         error: why.
+        on_bad_image: the option of this name.
 
     Raises:
         KohyaBucketError: `on_bad_image` is "stop".
@@ -45,23 +56,25 @@ def batch_of_the_readable(
     bad = {image: why for image in dict.fromkeys(index.images.tolist()) if (why := _why_unreadable(make, index, image))}
     if not bad:
         raise error
-    if table.options.on_bad_image == "stop" and get_worker_info() is None:  # a worker cannot end the run: it counts
+    if on_bad_image == "stop" and get_worker_info() is None:  # a worker cannot end the run: it counts
         image, why = next(iter(bad.items()))
-        raise KohyaBucketError(f"{table.images.keys[image]}: {why}: repair or remove it, or leave on_bad_image out")
+        raise KohyaBucketError(f"{images.keys[image]}: {why}: repair or remove it, or leave on_bad_image out")
     good = [image for image in index.images.tolist() if image not in bad]
-    spare = _spare(make, index, table, {*good, *bad})
+    spare = _spare(make, index, images, {*good, *bad})
     for image, why in bad.items():
         found = next(spare, None)
         good += [] if found is None else [found]
-        _tell(index.dataset, image, table, why, found)
+        _tell(index.dataset, image, images, why, found)
     if not good:
         raise error
     return make(_with_images(index, good))
 
 
-def _spare(make: Callable[[PlannedBatch], Any], index: PlannedBatch, table: BatchTable, taken: set[int]) -> Any:
+def _spare(
+    make: Callable[[PlannedBatch], Any], index: PlannedBatch, images: InBuckets, taken: set[int]
+) -> Iterator[int]:
     """Readable images of the same bucket that the batch does not hold, in an order that depends on its seed alone."""
-    image, bucket = table.images.pairs
+    image, bucket = images.pairs
     others = np.setdiff1d(image[bucket == index.bucket], list(taken))
     np.random.RandomState(index.seed & 0xFFFFFFFF).shuffle(others)
     for other in others[:_TRIES].tolist():
@@ -87,11 +100,11 @@ def _with_images(index: PlannedBatch, images: list[int]) -> PlannedBatch:
     )  # fmt: skip
 
 
-def _tell(dataset: int, image: int, table: BatchTable, why: str, instead: int | None) -> None:
+def _tell(dataset: int, image: int, images: InBuckets, why: str, instead: int | None) -> None:
     counts = counted_here()
     if counts is not None:
         counts.note(dataset, image)
     if (dataset, image) not in _told:
         _told.add((dataset, image))
-        place = "" if instead is None else f"; {table.images.keys[instead]} trains in its place"
-        logger.warning("%s", one_line(f"{table.images.keys[image]} is left out: {why}{place}"))
+        place = "" if instead is None else f"; {images.keys[instead]} trains in its place"
+        logger.warning("%s", one_line(f"{images.keys[image]} is left out: {why}{place}"))

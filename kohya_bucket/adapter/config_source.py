@@ -43,8 +43,11 @@ class Source:
         return f"line {line}, " if line else ""
 
 
-def load_source(path: str | os.PathLike[str]) -> Source:
+def load_source(path: str | os.PathLike[str], trainer: str = "sd-scripts") -> Source:
     """Read a dataset config, `.toml` or `.json`.
+
+    Args:
+        trainer: whose config it is, for messages.
 
     Raises:
         ConfigError: no such file, another suffix, not UTF-8, or not parsable; with the line where it is known.
@@ -55,10 +58,8 @@ def load_source(path: str | os.PathLike[str]) -> Source:
         raise ConfigError(f"the dataset config {str(file)!r} {what}: give the path of a .toml or .json file{more}")
     suffix = file.suffix.lower()
     if suffix not in (".toml", ".json"):
-        raise ConfigError(
-            f"{file}: sd-scripts reads dataset configs ending in .toml or .json, not {suffix or 'none'!r}"
-        )
-    text = _decode(file)
+        raise ConfigError(f"{file}: {trainer} reads dataset configs ending in .toml or .json, not {suffix or 'none'!r}")
+    text = _decode(file, trainer)
     data = _parse_json(file, text) if suffix == ".json" else _parse_toml(file, text)
     return Source(file, data, {} if suffix == ".json" else _line_numbers(text), text)
 
@@ -70,11 +71,12 @@ def _for_folder(folder: Path) -> str:
     return f", or `kohya-bucket analyze {folder}` for its images"
 
 
-def _decode(file: Path) -> str:
+def _decode(file: Path, trainer: str) -> str:
     raw = read_regular(file, MAX_CONFIG_BYTES)
     if raw.startswith(b"\xef\xbb\xbf"):
         raise ConfigError(
-            f"{file} starts with a byte order mark, at which sd-scripts stops: save it as 'UTF-8', not 'UTF-8 with BOM'"
+            f"{file} starts with a byte order mark, which makes {trainer} stop: save it as 'UTF-8', not 'UTF-8 "
+            "with BOM'"
         )
     try:
         # As open() does it, so that line ends are "\n" on every system.

@@ -1,0 +1,233 @@
+"""Run by `test_musubi_caching.py`: musubi-tuner's real caching programs, with models that say what they were given.
+
+`musubi_caching_script.py SCENARIOS.json OUT.json` does the steps of each scenario in order: ["latents" or "text",
+family, arguments…] runs the program as if it had been started by its path, ["train", config, family] gives what a
+training of one epoch is given, the others change files. The value of a latent is the mean of the pixels it was made
+from, the value of a caption's output is the number in it.
+"""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from musubi_script import batches
+
+PROGRAMS = {
+    "zi": "zimage", "qi": "qwen_image", "qie": "qwen_image", "wan": "wan", "fp": "fpack", "hv": "",
+}  # fmt: skip
+
+
+def values_of(pixels, channels=16, stride=8):
+    """[B, C, F, H, W] in [-1, 1] -> [B, channels, f, h, w], each the mean of its frames' pixels."""
+    pixels = pixels if pixels.dim() == 5 else pixels[:, :, None]
+    mean = ((pixels.float().mean(dim=(1, 3, 4)) + 1) * 127.5).round()[:, ::4]  # B, f
+    height, width = pixels.shape[3] // stride, pixels.shape[4] // stride
+    return mean[:, None, :, None, None].expand(-1, channels, -1, height, width).contiguous()
+
+
+class Vae:
+    device, dtype = torch.device("cpu"), torch.float32
+    config = SimpleNamespace(scaling_factor=1.0)
+
+    def __init__(self, *args, **kwargs):
+        self.known = kwargs or args
+
+    def to(self, *args, **kwargs):
+        return self
+
+    def eval(self):
+        return self
+
+    def encode(self, pixels):
+        if pixels.dim() == 4:
+            return SimpleNamespace(mode=lambda: values_of(pixels)[:, :, 0])
+        return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: values_of(pixels)))
+
+    encode_pixels_to_latents = staticmethod(values_of)
+
+
+class WanVae(Vae):
+    def encode(self, pixels):
+        return list(values_of(pixels))
+
+
+def number(caption):
+    return float(re.search(r"\d+", caption)[0])
+
+
+class TextEncoder:
+    dtype = torch.float32
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def to(self, *args, **kwargs):
+        return self
+
+    def eval(self):
+        return self
+
+    def __call__(self, prompts, device):
+        return [torch.full((4, 32), number(prompt)) for prompt in prompts]
+
+    def text2tokens(self, prompts, data_type):
+        return prompts
+
+    def encode(self, prompts, data_type):
+        outputs = torch.stack(self(prompts, None))
+        return SimpleNamespace(hidden_state=outputs, attention_mask=torch.ones(outputs.shape[:2]))
+
+
+def embeds(prompts):
+    return torch.stack(TextEncoder()(prompts, None)), torch.ones(len(prompts), 4, dtype=torch.bool)
+
+
+def gives(value):
+    """A function of anything that gives this."""
+    return lambda *_, **__: value
+
+
+def put_models(family):
+    """Models that need no files, in the places that the family's programs take theirs from."""
+    if family == "zi":
+        from musubi_tuner.zimage import zimage_autoencoder, zimage_utils
+
+        zimage_autoencoder.load_autoencoder_kl = Vae
+        zimage_utils.load_qwen3 = gives((None, TextEncoder()))
+        zimage_utils.get_text_embeds = lambda *given: embeds(given[2])
+    elif family in ("qi", "qie"):
+        from musubi_tuner.qwen_image import qwen_image_utils
+
+        qwen_image_utils.load_vae = Vae
+        qwen_image_utils.load_vl_processor = Vae
+        qwen_image_utils.load_qwen2_5_vl = gives((None, TextEncoder()))
+        qwen_image_utils.get_qwen_prompt_embeds = lambda *given: embeds(given[2])
+        qwen_image_utils.get_qwen_prompt_embeds_with_image = lambda *given, **_: embeds(given[2])
+    elif family == "wan":
+        torch.cuda.current_device = lambda: 0  # asked when its modules are imported
+        from musubi_tuner.wan.modules import t5, vae
+
+        vae.WanVAE, t5.T5EncoderModel = WanVae, TextEncoder
+    elif family == "hv":
+        from musubi_tuner.hunyuan_model import text_encoder, vae
+
+        vae.load_vae = gives((Vae(), None, 8, 4))
+        text_encoder.load_text_encoder_1 = text_encoder.load_text_encoder_2 = TextEncoder
+    else:
+        from musubi_tuner.frame_pack import clip_vision, framepack_utils, hunyuan
+
+        framepack_utils.load_vae = Vae
+        framepack_utils.load_image_encoders = gives((None, Vae()))
+        framepack_utils.load_text_encoder1 = framepack_utils.load_text_encoder2 = gives((None, TextEncoder()))
+        clip_vision.hf_clip_vision_encode = gives(SimpleNamespace(last_hidden_state=torch.zeros(1, 2, 4)))
+        hunyuan.encode_prompt_conds = lambda *given: (embeds([given[0]])[0], torch.zeros(1, 4))
+
+
+def program(kind, family):
+    import musubi_tuner
+
+    name = {"latents": "cache_latents", "text": "cache_text_encoder_outputs"}[kind]
+    name = "_".join(filter(None, (PROGRAMS[family], name)))
+    return Path(os.path.abspath(next(iter(musubi_tuner.__path__)))) / f"{name}.py"
+
+
+def picture(path, value, width, height):
+    from PIL import Image
+
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (width, height), (value,) * 3).save(path)
+
+
+def write(path, text):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def cut(path, length):
+    with open(path, "rb+") as file:
+        file.truncate(length)
+
+
+def keep_times(path, do, *arguments):
+    """A change that leaves a file as old as it was."""
+    before = os.stat(path)
+    CHANGES[do](path, *arguments)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def age(path, seconds):
+    before = os.stat(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns - seconds * 10**9))
+
+
+CHANGES = {
+    "picture": picture, "write": write, "cut": cut, "remove": os.remove, "keep_times": keep_times, "age": age,
+    "move": shutil.move,
+}  # fmt: skip
+
+
+def run_program(kind, family, arguments):
+    put_models(family)
+    path = program(kind, family)
+    sys.argv = [str(path), "--num_workers", "2", *arguments]
+    runpy.run_path(str(path), run_name="__main__")
+
+
+def train(config, family):
+    spec = {"config": config, "architecture": family, "epochs": 1, "seed": 1, "workers": 0, "timestep_buckets": None}
+    return list(batches(spec))
+
+
+class Lines(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def scenario(steps):
+    """What each step that runs something gave: rows, or how it ended, and what was said."""
+    results = []
+    for what, *arguments in steps:
+        if what in CHANGES:
+            CHANGES[what](*arguments)
+            continue
+        result, said, lines = {}, io.StringIO(), Lines()
+        logging.getLogger("kohya_bucket").addHandler(lines)
+        try:
+            with contextlib.redirect_stderr(said):
+                if what == "train":
+                    result["rows"] = train(*arguments)
+                elif what == "files":
+                    result["files"] = {file.name: file.stat().st_mtime_ns for file in Path(arguments[0]).iterdir()}
+                else:
+                    run_program(what, arguments[0], arguments[1:])
+        except SystemExit as end:
+            result["exit"] = end.code
+        except Exception as error:
+            result["error"] = f"{type(error).__name__}: {error}"
+        finally:
+            logging.getLogger("kohya_bucket").removeHandler(lines)
+        result["log"] = "\n".join([*lines.lines, said.getvalue()])
+        results.append(result)
+    return results
+
+
+def main(scenarios, out):
+    results = {name: scenario(steps) for name, steps in json.loads(Path(scenarios).read_text(encoding="utf-8")).items()}
+    Path(out).write_text(json.dumps(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,192 @@
+"""Items, buckets and batches of `plan` against musubi-tuner's own data sets (MUSUBI_DIR), on clips and images."""
+
+import collections
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from kohya_bucket.adapter.findings import Severity
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.musubi.architectures import ARCHITECTURES
+from kohya_bucket.musubi.config import read_config
+from kohya_bucket.musubi.plan.overview import overview
+from tests.clip_files import make_clip
+
+pytest.importorskip("av")
+
+HERE = Path(__file__).resolve().parent
+CLIPS = [
+    ("a.mp4", 30, (96, 64), 24), ("b.mkv", 49, (64, 96), 30), ("c.webm", 5, (128, 64), 24), ("d.avi", 81, (96, 96), 16),
+    ("e.MOV", 25, (160, 90), 23.976), ("f.mp4", 1, (96, 64), 24), ("g.mp4", 100, (96, 60), 60),
+]  # fmt: skip
+GENERAL = "[general]\nresolution = [96, 64]\ncaption_extension = '.txt'\nbatch_size = 2\nenable_bucket = true\n"
+
+
+@pytest.fixture(scope="module")
+def source():
+    name = os.environ.get("MUSUBI_DIR")
+    if not name:
+        pytest.skip("MUSUBI_DIR is not set: no checkout of musubi-tuner")
+    for package in ("torch", "safetensors", "einops", "toml", "cv2"):
+        pytest.importorskip(package)
+    return Path(name).resolve() / "src"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Clips of several containers, a folder of frames, images, each with a caption."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, frames, size, fps in CLIPS:
+        path = folder / "clips" / name
+        made = make_clip(path.with_suffix(path.suffix.lower()), frames, size, fps)
+        made.rename(path)
+        path.with_suffix(".txt").write_text("a caption", encoding="utf-8")
+    (folder / "frames").mkdir()
+    for i in range(33):
+        Image.new("RGB", (90, 70), (i, 0, 0)).save(folder / "frames" / f"{i:03d}.png")
+    (folder / "images").mkdir()
+    sizes = [(96, 64), (64, 96), (200, 100), (33, 44), (97, 61), (500, 400), (96, 96), (15, 300), (40, 40)]
+    for i, size in enumerate(sizes):
+        Image.new("RGB", size).save(folder / "images" / f"im{i}.{'jpg' if i % 2 else 'png'}")
+        if i != 3:
+            (folder / "images" / f"im{i}.txt").write_text("a caption", encoding="utf-8")
+    return folder
+
+
+def plan(config, architecture):
+    read = read_config(config, ARCHITECTURES[architecture])
+    return read, overview(read, AdapterOptions())
+
+
+def theirs(source, config, architecture):
+    spec, out = config.with_suffix(".json"), config.with_suffix(".out")
+    spec.write_text(json.dumps({"config": str(config), "architecture": architecture, "out": str(out)}))
+    environment = {**os.environ, "PYTHONPATH": str(source), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, str(HERE / "musubi_plan_script.py"), str(spec)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+def item_of(cache):
+    """The item's name: that of its cache without size and architecture, and of a clip with its first frame."""
+    return re.sub(r"_\d{4,}x\d{4,}_\w+\.safetensors$", "", cache)
+
+
+def compare(source, config, architecture):
+    """How many items there are, and the config; for Wan, buckets of images have a number more, one for all."""
+    read, seen = plan(config, architecture)
+    expected = theirs(source, config, architecture)
+    assert "error" not in expected, expected
+    compared = 0
+    for mine, cached, other in zip(seen.datasets, expected["cached"], expected["trained"], strict=True):
+        of_clips = mine.clips is not None
+        names = [name if of_clips else Path(name).stem for name in mine.items.keys]
+        assert sorted(names) == sorted({item_of(name) for name in cached})
+        buckets = {}
+        for name, k, times in zip(names, mine.items.bucket_ids, mine.items.repeats.tolist(), strict=True):
+            buckets.setdefault(mine.items.bucket_keys[k], []).extend([name] * times)
+        found = {tuple(key[: 3 if of_clips else 2]): collections.Counter(map(item_of, items))
+                 for key, items in other["buckets"]}  # fmt: skip
+        assert {key: collections.Counter(items) for key, items in buckets.items()} == found
+        assert sum(row.batches for row in mine.items.rows()) == other["batches"]
+        compared += len(names)
+    return compared, read
+
+
+WAYS = {
+    "head": "target_frames = [1, 25, 45]",
+    "chunk": "target_frames = [25, 9]\nframe_extraction = 'chunk'",
+    "slide": "target_frames = [1, 17]\nframe_extraction = 'slide'\nframe_stride = 10",
+    "uniform": "target_frames = [1, 25]\nframe_extraction = 'uniform'\nframe_sample = 4",
+    "full": "frame_extraction = 'full'\nmax_frames = 81",
+    "rate": "target_frames = [9, 25]\nframe_extraction = 'chunk'\nsource_fps = 30.0",
+    "slow": "target_frames = [1, 25]\nsource_fps = 12.0\nnum_repeats = 3",
+    "defaults": "",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["wan", "hv", "fp"])
+@pytest.mark.parametrize("way", list(WAYS))
+def test_clips(source, data, tmp_path, way, architecture):
+    config = tmp_path / "clips.toml"
+    window = "fp_latent_window_size = 1\n" if architecture == "fp" else ""
+    frames = WAYS[way].replace("[1, ", "[5, ") if architecture == "fp" else WAYS[way]
+    if architecture == "fp" and way in ("full", "defaults"):
+        frames = "target_frames = [5, 21]"
+    (tmp_path / "cache").mkdir()
+    text = f"{GENERAL}[[datasets]]\nvideo_directory = '{data / 'clips'}'\ncache_directory = '{tmp_path / 'cache'}'\n"
+    config.write_text(text + window + frames, encoding="utf-8")
+    compared, read = compare(source, config, architecture)
+    assert compared > 4
+    assert not read.findings.of(Severity.ERROR)
+
+
+@pytest.mark.slow
+def test_a_list_with_a_folder_of_frames_beside_images(source, data, tmp_path):
+    rows = [data / "clips" / "a.mp4", data / "frames", data / "clips" / "e.MOV"]
+    (tmp_path / "clips.jsonl").write_text(
+        "".join(json.dumps({"video_path": str(row), "caption": "a caption"}) + "\n" for row in rows), encoding="utf-8"
+    )
+    for name in ("c1", "c2", "c3"):
+        (tmp_path / name).mkdir()
+    sets = [
+        f"video_jsonl_file = '{tmp_path / 'clips.jsonl'}'\ncache_directory = '{tmp_path / 'c1'}'\n"
+        "target_frames = [1, 25]\nnum_repeats = 2\nresolution = 64",
+        f"image_directory = '{data / 'images'}'\ncache_directory = '{tmp_path / 'c2'}'\nresolution = [128, 128]",
+        f"image_directory = '{data / 'images'}'\ncache_directory = '{tmp_path / 'c3'}'\nenable_bucket = false",
+    ]
+    config = tmp_path / "both.toml"
+    config.write_text(GENERAL + "".join(f"[[datasets]]\n{one}\n" for one in sets), encoding="utf-8")
+    compared, read = compare(source, config, "wan")
+    assert compared == 3 + 3 + 8 + 8
+    assert [f.code for f in read.findings.of(Severity.WARNING)] == ["no-caption", "no-caption"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["zi", "ho1"])
+def test_images_that_are_not_enlarged(source, data, tmp_path, architecture):
+    if architecture == "ho1" and "HIDREAM" not in (source / "musubi_tuner/dataset/bucket.py").read_text():
+        pytest.skip("this version has no HiDream-O1")
+    (tmp_path / "cache").mkdir()
+    config = tmp_path / "images.toml"
+    text = f"{GENERAL}[[datasets]]\nimage_directory = '{data / 'images'}'\ncache_directory = '{tmp_path / 'cache'}'\n"
+    config.write_text(text.replace("[96, 64]", "192") + "bucket_no_upscale = true", encoding="utf-8")
+    _, seen = plan(config, architecture)
+    assert [Path(path).name for path, _ in seen.datasets[0].left_out] == ["im7.jpg"]  # 15 pixels wide
+    (data / "images" / "im7.txt").rename(data / "images" / "im7.hidden")
+    try:
+        compared, _ = compare(source, config, architecture)
+    finally:
+        (data / "images" / "im7.hidden").rename(data / "images" / "im7.txt")
+    assert compared == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("frame_extraction = 'heads'", "frame-extraction", "frame_extraction heads is not supported"),
+        ("target_frames = []", "frames", "max"),
+        ("source_fps = 0.0", "frames", "ZeroDivisionError"),
+        ("frame_extraction = 'slide'\nframe_stride = 0", "frames", "range"),
+        ("caption_extension = '.caption'", "no-caption", "No such file"),
+    ],
+)
+def test_what_it_stops_at_is_an_error(source, data, tmp_path, line, code, words):
+    (tmp_path / "cache").mkdir()
+    config = tmp_path / "clips.toml"
+    text = f"{GENERAL}[[datasets]]\nvideo_directory = '{data / 'clips'}'\ncache_directory = '{tmp_path / 'cache'}'\n"
+    config.write_text(text + line, encoding="utf-8")
+    read = read_config(config, ARCHITECTURES["wan"])
+    if not read.findings.of(Severity.ERROR):
+        overview(read, AdapterOptions())
+    assert code in [f.code for f in read.findings.of(Severity.ERROR)]
+    assert words in theirs(source, config, "wan")["error"]

@@ -1,0 +1,121 @@
+"""The real trainers of musubi-tuner (MUSUBI_DIR names a checkout), with tiny random models and its door open."""
+
+import collections
+import shutil
+
+import pytest
+from musubi_support import COUNT, ONCE, counted, make_data, train, trains_z_image
+
+from kohya_bucket.adapter.marked_block import CheckoutError
+from kohya_bucket.musubi.patch import PATCH
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def z_image(musubi_source, tmp_path):
+    if not trains_z_image(musubi_source):
+        pytest.skip("this version does not train Z-Image")
+    return make_data(musubi_source, tmp_path, "zi")
+
+
+@pytest.fixture
+def hunyuan_video(musubi_source, tmp_path):
+    return make_data(musubi_source, tmp_path, "hv")
+
+
+@pytest.mark.training_run("zimage_train_network.py, resumed, also on 2 processes")
+def test_a_training_that_is_stopped_and_resumed(musubi_source, z_image, tmp_path):
+    whole, log = train(
+        musubi_source, tmp_path, z_image, "whole", "--max_train_epochs", 2, "--save_state", "--save_every_n_steps", 5
+    )
+    half = len(whole) // 2
+    assert [counted(whole[:half]), counted(whole[half:])] == [ONCE, ONCE]
+    assert "seams checked" in log
+    assert f"epoch 2: {COUNT} images, 0 missed, 0 repeated" in log
+    assert "counts steps and epochs from 0 again" not in log
+    state = tmp_path / "whole" / "model-step00000005-state"
+    rest, log = train(musubi_source, tmp_path, z_image, "rest", "--max_train_epochs", 2, "--resume", state)
+    assert "going on with batch 6 of epoch 1" in log
+    assert "counts steps and epochs from 0 again: the rest of epoch 1 is its first epoch" in log
+    assert rest == whole[5:]
+    shared, _ = train(musubi_source, tmp_path, z_image, "two", "--max_train_epochs", 1, "--resume", state, ranks=2)
+    assert counted(whole[:5]) + counted(shared) >= collections.Counter(ONCE)
+
+
+@pytest.mark.training_run("zimage_train_network.py on 2 processes, losses weighed")
+def test_each_item_of_a_step_weighs_the_same(musubi_source, z_image, tmp_path):
+    """The mean of a process' loss is multiplied by its share of the step's items."""
+    steps, _ = train(musubi_source, tmp_path, z_image, "two", "--max_train_epochs", 2, ranks=2)
+    unequal = 0
+    for step in steps:
+        items = [len(row["items"]) for row in step]
+        assert [row["scale"] for row in step] == pytest.approx([2 * n / sum(items) for n in items], abs=1e-3)
+        unequal += items[0] != items[1]
+    assert unequal
+
+
+@pytest.mark.training_run("hv_train.py, resumed")
+def test_hv_train_trains(musubi_source, hunyuan_video, tmp_path):
+    """Its data sets are told of no epoch, its collator is called as it is not defined, its batches are taken apart."""
+    more = {"program": "hv_train"}
+    whole, log = train(
+        musubi_source, tmp_path, hunyuan_video, "whole", "--max_train_epochs", 2, "--save_state",
+        "--save_every_n_steps", 5, **more,
+    )  # fmt: skip
+    half = len(whole) // 2
+    assert [counted(whole[:half]), counted(whole[half:])] == [ONCE, ONCE]
+    state = tmp_path / "whole" / "model-step00000005-state"
+    rest, log = train(
+        musubi_source, tmp_path, hunyuan_video, "rest", "--max_train_epochs", 1, "--resume", state, **more
+    )
+    assert "going on with batch 6 of epoch 1" in log
+    assert rest == whole[5:half]
+
+
+def test_hv_train_by_itself_does_not(musubi_source, hunyuan_video, tmp_path):
+    """If this ever fails, musubi-tuner has mended it."""
+    more = {"program": "hv_train", "door": (), "code": 1}
+    trained, log = train(musubi_source, tmp_path, hunyuan_video, "alone", "--max_train_epochs", 1, **more)
+    assert not trained
+    assert "collator_class.__init__() takes 3 positional arguments but 4 were given" in log
+
+
+@pytest.fixture
+def patched(musubi_source, tmp_path):
+    """A patched copy of the checkout, once the adapter was tried there as the command does."""
+    copy = tmp_path / "musubi-tuner"
+    shutil.copytree(musubi_source, copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    before = contents(copy)
+    trial = PATCH.attempt(copy)
+    assert (trial.active, trial.refused, trial.left_alone, trial.error) == (True, "", {}, "")
+    assert contents(copy) == before
+    assert PATCH.install(copy).current
+    yield copy / "src"
+    assert not PATCH.remove(copy).installed
+    assert contents(copy) == before
+
+
+def contents(folder):
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.training_run("hv_train.py from a patched checkout")
+def test_from_a_patched_checkout(patched, hunyuan_video, tmp_path):
+    more = {"program": "hv_train", "door": ()}
+    steps, log = train(patched, tmp_path, hunyuan_video, "patched", "--max_train_epochs", 1, **more)
+    assert "seams checked" in log
+    assert counted(steps) == ONCE
+
+
+def test_a_version_that_is_not_known_is_not_patched(musubi_source, tmp_path):
+    copy = tmp_path / "musubi-tuner"
+    shutil.copytree(musubi_source, copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for file in (copy / "src" / "musubi_tuner" / "dataset").glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace("bucket_batch_indices", "batches_by_bucket"), encoding="utf-8")
+    trial = PATCH.attempt(copy)
+    assert not trial.active
+    assert "BucketBatchManager has no bucket_batch_indices" in trial.refused
+    with pytest.raises(CheckoutError, match="is not a musubi-tuner checkout"):
+        PATCH.find(copy / "src")

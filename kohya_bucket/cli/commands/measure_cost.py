@@ -1,0 +1,118 @@
+"""`kohya-bucket measure-cost`: what a model's tokens cost on this device, as lines for the config."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kohya_bucket.cli.common_options import AsJson, Quiet
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.extras import pip_install
+
+if TYPE_CHECKING:
+    from kohya_bucket.planning.cost_fit import CostFit
+
+_SIZE = re.compile(r"\s*(\d+)\s*[xX]\s*(\d+)\s*")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("measure-cost")(measure_cost)
+
+
+def measure_cost(
+    model: Annotated[str, typer.Argument(help="A model, e.g. flux or wan-1.3b; docs/sd-scripts.md lists them.")],
+    sizes: Annotated[str, typer.Option(help="Bucket sizes to time.")] = "512x512,768x768,1024x1024",
+    frames: Annotated[str, typer.Option(help="Frames of clips, for models of videos, e.g. 1,25,81.")] = "1",
+    device: Annotated[str | None, typer.Option(help="E.g. cuda:0 or cpu; by default the GPU, if there is one.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="By default bfloat16, on a CPU float32.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, after one that is not counted.")] = 3,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Times a block of the model's width with random weights, forward and backward, and takes it times the number of
+    the model's blocks. `kohya_bucket.planning.measure_cost` times a step of your own: a LoRA's, a compiled model's.
+    """
+    from kohya_bucket.checks import one_of
+    from kohya_bucket.cli.progress import scan_progress
+    from kohya_bucket.latents.architectures import TOKEN_GRIDS
+
+    grid = TOKEN_GRIDS[one_of("MODEL", model, TOKEN_GRIDS, ConfigError)]
+    shapes = [(size, n) for size in _sizes(sizes) for n in _frames(frames)]
+    tokens = grid.tokens([size for size, _ in shapes], [n for _, n in shapes]).tolist()
+    if len(set(tokens)) < 2:
+        raise ConfigError(f"--sizes {sizes} --frames {frames} are all of {tokens[0]:,} tokens: name a second shape")
+    measure_model, chosen, kind = _on_device(device, dtype)
+    with scan_progress("timing steps", quiet=quiet or as_json) as progress:
+        fit = measure_model(grid, tokens, chosen, kind, rounds, progress)
+    where = f"{chosen}, {str(kind).removeprefix('torch.')}"
+    if as_json:
+        rows = [
+            {"width": w, "height": h, "frames": n, "tokens": length, "seconds": taken, "fitted": fitted}
+            for ((w, h), n), length, taken, fitted in zip(shapes, tokens, fit.seconds, fit.fitted.tolist(), strict=True)
+        ]
+        found = {"model": model, "device": where, "cost": fit.token_cost, "residual": fit.residual, "shapes": rows}
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        typer.echo(f"{model} on {where}: one block of width {grid.width:,}, times {grid.blocks}")
+        _print(model, [f"{w}x{h}" + f", {n} frames" * (n > 1) for (w, h), n in shapes], fit)
+
+
+def _print(model: str, shapes: list[str], fit: CostFit) -> None:
+    from rich.table import Table
+
+    from kohya_bucket.cli.console import plain_console, print_table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("shape", "tokens", "seconds", "fitted", "off"):
+        table.add_column(name, justify="left" if name == "shape" else "right")
+    for shape, length, taken, fitted, off in zip(shapes, fit.tokens, fit.seconds, fit.fitted, fit.off, strict=True):
+        table.add_row(shape, f"{length:,}", f"{taken:.4g}", f"{fitted:.4g}", f"{off:+.1%}")
+    print_table(plain_console(), table)
+    a, b = fit.token_cost
+    most = int(fit.tokens.argmax())
+    for line in (
+        f"the fit is {fit.residual:.1%} off",
+        "",
+        "[kohya_bucket]",
+        f'model = "{model}"',
+        f"cost = [{a:.3e}, {b:.3e}]  # seconds for L and for L * L",
+        f"# max_cost = {fit.fitted[most]:.3g}  # seconds of a step: as one of {shapes[most]} takes",
+    ):
+        typer.echo(line)
+
+
+def _on_device(device: str | None, dtype: str | None) -> tuple[Any, Any, Any]:
+    try:
+        import torch
+
+        from kohya_bucket.latents.transformer_block import measure_model
+    except ModuleNotFoundError as missing:
+        raise KohyaBucketError(f"timing needs {missing.name}, which is not installed: {pip_install('torch')}") from None
+    try:
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from None
+    name = dtype or ("float32" if chosen.type == "cpu" else "bfloat16")
+    kind = getattr(torch, name, None)
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        raise ConfigError(f"--dtype is {name!r}, but must be float32, bfloat16 or float16")
+    return measure_model, chosen, kind
+
+
+def _sizes(text: str) -> list[tuple[int, int]]:
+    found = [_SIZE.fullmatch(part) for part in text.split(",")]
+    pairs = [(int(m[1]), int(m[2])) for m in found if m]
+    if len(pairs) < len(found) or not all(0 < side < 1 << 16 for pair in pairs for side in pair):
+        raise ConfigError(f"--sizes is {text!r}, but must be sizes such as 512x512,832x480")
+    return pairs
+
+
+def _frames(text: str) -> list[int]:
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if not all(0 < n < 1 << 16 for n in numbers):
+        raise ConfigError(f"--frames is {text!r}, but must be whole numbers such as 1,25,81")
+    return numbers

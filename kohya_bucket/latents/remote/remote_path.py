@@ -1,0 +1,192 @@
+"""An address in object storage, used as a `Path` is: what a store does with its files, and no more."""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kohya_bucket.files import write_file
+from kohya_bucket.images.files.remote import is_url
+from kohya_bucket.latents.remote import storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import BinaryIO
+
+__all__ = ["Place", "RemotePath", "as_given", "move", "open_to_read", "place_of", "sizes_in", "write_new"]
+
+_HEAD = 1 << 16
+
+
+class RemotePath(os.PathLike[str]):
+    """A file or folder at an address. There are no folders to make: they are beginnings of names.
+
+    Methods are those of `Path`, and raise `StorageError` where the storage fails for good.
+    """
+
+    def __init__(self, url: str) -> None:
+        scheme, _, rest = url.partition("://")
+        first = "/" * rest.startswith("/")  # of file:///folder
+        self.url = f"{scheme}://{first}{'/'.join(part for part in rest.split('/') if part)}"
+
+    def __fspath__(self) -> str:
+        return self.url
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __repr__(self) -> str:
+        return f"RemotePath({self.url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemotePath) and other.url == self.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(f"{self.url}/{name}")
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    @property
+    def stem(self) -> str:
+        return self.name.rpartition(".")[0] or self.name
+
+    @property
+    def parent(self) -> RemotePath:
+        return RemotePath(self.url.rpartition("/")[0])
+
+    def stat(self) -> storage.RemoteStat:
+        return storage.stat(self.url)
+
+    def is_file(self) -> bool:
+        with suppress(FileNotFoundError):
+            self.stat()
+            return True
+        return False
+
+    def exists(self) -> bool:
+        return self.is_file() or self.is_dir()
+
+    def is_dir(self) -> bool:
+        return bool(storage.listing(self.url))
+
+    def sizes(self) -> dict[str, int]:
+        """Name -> length in bytes of the files directly below."""
+        return {name: found.st_size for name, found in storage.listing(self.url).items()}
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        return (self / name for name in storage.listing(self.url))
+
+    def glob(self, pattern: str) -> Iterator[RemotePath]:
+        return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
+
+    def read_bytes(self) -> bytes:
+        return storage.read_ranges([storage.Range(self.url, 0, self.stat().st_size)])[0]
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+    def put(self, text: str) -> None:
+        """Have a file with this text there, new or in the place of another, and changed now."""
+        storage.put(self.url, text.encode("utf-8"))
+
+    def mkdir(self, **_: Any) -> None:
+        pass
+
+    def unlink(self) -> None:
+        storage.delete(self.url)
+
+
+Place: TypeAlias = "Path | RemotePath"
+
+
+def as_given(text: str | os.PathLike[str]) -> Place:
+    """An address as such, anything else as a path."""
+    return RemotePath(os.fspath(text)) if is_url(os.fspath(text)) else Path(text)
+
+
+def place_of(root: str | os.PathLike[str]) -> Place:
+    """An address as such, anything else as an absolute path."""
+    place = as_given(root)
+    return place if isinstance(place, RemotePath) else Path(os.path.abspath(place))
+
+
+def sizes_in(folder: Place, ending: str) -> dict[str, int]:
+    """Name -> length in bytes of the files in a folder that end so and are not hidden; none where it is absent."""
+    if isinstance(folder, RemotePath):
+        return {name: n for name, n in folder.sizes().items() if name.endswith(ending) and name[0] != "."}
+    sizes = {}
+    with suppress(FileNotFoundError), os.scandir(folder) as found:
+        for entry in found:
+            if entry.name.endswith(ending) and entry.name[0] != ".":
+                with suppress(FileNotFoundError):  # removed by another process since it was listed
+                    sizes[entry.name] = entry.stat().st_size
+    return sizes
+
+
+def write_new(path: Place, parts: Iterable[Any]) -> int:
+    """Write a file under a name that nobody else uses, whole or not at all; returns its length in bytes.
+
+    Raises:
+        LatentStoreError: as `write_file`.
+        StorageError: it cannot be written.
+        FileExistsError: in object storage, there is one.
+    """
+    if not isinstance(path, RemotePath):
+        return write_file(path, parts)
+    data = b"".join(parts)
+    storage.create(path.url, data)
+    return len(data)
+
+
+def move(source: Place, target: Place) -> None:
+    """Give a file another name, in the same place."""
+    if isinstance(source, RemotePath):
+        storage.copy(source.url, os.fspath(target))
+        source.unlink()
+    else:
+        os.replace(source, target)
+
+
+def open_to_read(path: Place) -> BinaryIO:
+    """A file to read from, at any position."""
+    return _RemoteReader(path.url) if isinstance(path, RemotePath) else open(path, "rb")  # type: ignore[return-value]
+
+
+class _RemoteReader(io.RawIOBase):
+    """A file in object storage; its first bytes are asked for once."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._at = url, 0
+        self._size = storage.stat(url).st_size
+        self._head = self._ask(0, min(_HEAD, self._size))
+
+    def _ask(self, start: int, stop: int) -> bytes:
+        return storage.read_ranges([storage.Range(self._url, start, stop)])[0]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        stop = min(self._at + len(view), self._size)
+        data = self._head[self._at : stop] if stop <= len(self._head) else self._ask(self._at, stop)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)

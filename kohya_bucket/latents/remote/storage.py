@@ -1,0 +1,228 @@
+"""Object storage, asked until it answers: list, read ranges, put whole, put if absent, delete.
+
+A request that fails is made again after a while that doubles each time, with chance in it, so that the processes of a
+cluster do not all come back at one instant. What says that a file is absent, or there already, is an answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from kohya_bucket.errors import StorageError
+from kohya_bucket.images.files.remote import as_os_error, changed_at, storage_of
+from kohya_bucket.latents.remote.quick_ranges import ranges_by_obstore
+
+__all__ = [
+    "Range",
+    "RemoteStat",
+    "check_exclusive",
+    "copy",
+    "create",
+    "delete",
+    "listing",
+    "put",
+    "read_ranges",
+    "stat",
+]
+
+_TRIES = 6
+_FIRST_WAIT = 0.2  # seconds; 0.2 to 6.4, so 6 s to 12 s in all
+_ANSWERS = (FileNotFoundError, FileExistsError)
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class RemoteStat:
+    """Length in bytes, and time of the last change by the storage's own clock; named as `os.stat_result` does."""
+
+    st_size: int
+    st_mtime: float
+
+
+class Range(NamedTuple):
+    """Bytes `start` to `stop` of the file at `url`."""
+
+    url: str
+    start: int
+    stop: int
+
+
+def listing(url: str) -> dict[str, RemoteStat]:
+    """Files directly below an address, by name; none where there is no such folder."""
+    system, path = storage_of(url)
+
+    def ask() -> list[dict[str, Any]]:
+        system.invalidate_cache(path)  # other processes write there
+        try:
+            return list(system.ls(path, detail=True))
+        except FileNotFoundError:
+            return []
+
+    found = _until_answered(f"{url}: cannot be listed", ask)
+    return {
+        info["name"].rstrip("/").rpartition("/")[2]: RemoteStat(int(info["size"] or 0), changed_at(info))
+        for info in found
+        if info["type"] == "file"
+    }
+
+
+def stat(url: str) -> RemoteStat:
+    """Raises `FileNotFoundError` where there is no such file."""
+    system, path = storage_of(url)
+
+    def ask() -> dict[str, Any]:
+        system.invalidate_cache(path)
+        return dict(system.info(path))
+
+    info = _until_answered(f"{url}: cannot be read", ask)
+    if info["type"] != "file":
+        raise FileNotFoundError(f"{url} is no file")
+    return RemoteStat(int(info["size"] or 0), changed_at(info))
+
+
+def read_ranges(ranges: Sequence[Range]) -> list[bytes]:
+    """The bytes of each range, asked for at the same time where the storage's library can; only what failed again.
+
+    Raises:
+        FileNotFoundError: one of the files does not exist.
+        StorageError: a range cannot be read, or is shorter than it should be.
+    """
+    if not ranges:
+        return []
+    out: list[bytes] = [b""] * len(ranges)
+    left = [k for k, part in enumerate(ranges) if part.stop > part.start]
+    if left:
+        for k, data in zip(list(left), ranges_by_obstore([ranges[k] for k in left]), strict=True):
+            if data is not None and len(data) == ranges[k].stop - ranges[k].start:
+                out[k] = data
+                left.remove(k)
+    systems = [storage_of(part.url) for part in ranges]
+
+    def ask() -> None:
+        answers = systems[0][0].cat_ranges(
+            [systems[k][1] for k in left], [ranges[k].start for k in left], [ranges[k].stop for k in left],
+            on_error="return",
+        )  # fmt: skip
+        problem: BaseException | None = None
+        for k, answer in zip(list(left), answers, strict=True):
+            if isinstance(answer, BaseException):
+                problem = answer
+            elif len(answer) != ranges[k].stop - ranges[k].start:
+                problem = OSError(f"{ranges[k].url} gave {len(answer)} bytes of {ranges[k].stop - ranges[k].start}")
+            else:
+                out[k] = answer
+                left.remove(k)
+        if problem is not None:
+            raise problem
+
+    if left:
+        _until_answered(f"{ranges[left[0]].url}: cannot be read", ask)
+    return out
+
+
+def put(url: str, data: bytes) -> None:
+    """Put a file there, whole, in the place of one that may be there."""
+    system, path = storage_of(url)
+    _written(url, lambda: system.pipe_file(path, data))
+
+
+def create(url: str, data: bytes) -> None:
+    """Put a file there, whole, if there is none; see `check_exclusive`.
+
+    Raises:
+        FileExistsError: there is one, of somebody else.
+        StorageError: it cannot be written.
+    """
+    system, path = storage_of(url)
+    tries = 0
+
+    def ask() -> None:
+        nonlocal tries
+        tries += 1
+        try:
+            system.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            # of an earlier try whose answer was lost
+            if tries == 1 or bytes(system.cat_file(path)) != data:
+                raise
+
+    _written(url, ask)
+
+
+def delete(url: str) -> None:
+    """Raises `FileNotFoundError` where there is no such file, as far as the storage tells."""
+    system, path = storage_of(url)
+    _until_answered(f"{url}: cannot be deleted", lambda: system.rm_file(path))
+
+
+def copy(source: str, target: str) -> None:
+    """Copy within the storage."""
+    system, path = storage_of(source)
+    _until_answered(f"{target}: cannot be written", lambda: system.cp_file(path, storage_of(target)[1]))
+
+
+def check_exclusive(url: str) -> None:
+    """See whether the storage refuses to replace a file when asked to (on S3: If-None-Match), by trying it once.
+
+    Raises:
+        StorageError: it does not, so that two writers could undo each other's work there; or nothing can be written.
+    """
+    _check_exclusive(url, os.getpid())
+
+
+@functools.lru_cache(maxsize=64)
+def _check_exclusive(url: str, _process: int) -> None:
+    why = (
+        f"{url}: a store cannot be written there, because this storage, or the library for it that is installed, does "
+        "not refuse to replace a file, so two writers could undo each other's work: update the library (for S3 that is "
+        "s3fs), or write to a folder and copy that there"
+    )
+    system, _ = storage_of(url)
+    accepted = inspect.signature(system.pipe_file).parameters
+    if "mode" not in accepted and not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+        raise StorageError(why)
+    trial = f"{url}/work/trial-{uuid.uuid4().hex[:16]}"
+    try:
+        create(trial, b"first")
+        with suppress(FileExistsError):
+            create(trial, b"second")
+            raise StorageError(why)
+    finally:
+        with suppress(FileNotFoundError, StorageError):
+            delete(trial)
+
+
+def _written(url: str, ask: Callable[[], object]) -> None:
+    try:
+        _until_answered(f"{url}: cannot be written", ask)
+    except FileNotFoundError as error:
+        raise StorageError(f"{url}: cannot be written, because there is no such bucket or folder ({error})") from error
+
+
+def _until_answered(problem: str, ask: Callable[[], _Answer]) -> _Answer:
+    began = time.monotonic()
+    for turn in range(_TRIES):
+        try:
+            return as_os_error(ask)
+        except _ANSWERS:
+            raise
+        except OSError as error:
+            why = " ".join(str(error).split())[:300] or type(error).__name__
+            if isinstance(error, PermissionError):
+                raise StorageError(f"{problem}: {why}: check your access to it") from error
+            if turn == _TRIES - 1:
+                spent = time.monotonic() - began
+                raise StorageError(
+                    f"{problem}: {why} ({_TRIES} tries in {spent:.0f} s): check the address, or try again later"
+                ) from error
+        time.sleep(_FIRST_WAIT * 2**turn * random.uniform(0.5, 1.0))
+    raise AssertionError

@@ -1,0 +1,66 @@
+"""One block of a transformer of a model's width, to time what tokens cost on the device at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.latents.architectures import TokenGrid
+from kohya_bucket.planning.cost_fit import CostFit, fit_cost, measure_cost
+
+__all__ = ["measure_model"]
+
+_HEAD = 128
+
+
+class _Block(nn.Module):
+    """Attention and a feed-forward part of four times the width, each behind a norm and beside a short cut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, length, width = x.shape
+        heads = self.qkv(self.first(x)).view(n, length, 3, width // _HEAD, _HEAD).permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(*heads.unbind())
+        x = x + self.out(attended.transpose(1, 2).reshape(n, length, width))
+        done: torch.Tensor = x + self.down(gelu(self.up(self.second(x))))
+        return done
+
+
+def measure_model(
+    grid: TokenGrid,
+    tokens: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+    rounds: int,
+    progress: Callable[[int, int], object] | None = None,
+) -> CostFit:
+    """Seconds of all blocks of a model for one image of each number of tokens: those of one block times their number.
+
+    Raises:
+        KohyaBucketError: a number of tokens that does not fit into the device's memory.
+    """
+    block = _Block(grid.width).to(device, dtype)
+
+    def step(k: int) -> None:
+        try:
+            x = torch.randn(1, tokens[k], grid.width, device=device, dtype=dtype, requires_grad=True)
+            block(x).square().mean().backward()
+        except torch.OutOfMemoryError as error:
+            why = str(error).splitlines()[0]
+            raise KohyaBucketError(
+                f"{tokens[k]:,} tokens do not fit into the memory of {device} ({why}): leave such sizes out"
+            ) from None
+        block.zero_grad(set_to_none=True)
+
+    waits = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize, "xpu": torch.xpu.synchronize}
+    one = measure_cost(step, tokens, rounds=rounds, synchronize=waits.get(device.type), progress=progress)
+    return fit_cost(one.tokens, one.seconds * grid.blocks)

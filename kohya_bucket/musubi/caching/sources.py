@@ -1,0 +1,131 @@
+"""The items that a data set's config names, each with the files that its caches are made from."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from kohya_bucket.latents.fingerprint import source_identity
+from kohya_bucket.musubi.caching.names import stems_of, without_clip
+from kohya_bucket.musubi.objects import CachedDataset
+
+__all__ = ["Identity", "Source", "SourceTable", "folder_of", "identity", "table_of"]
+
+Identity = tuple[int, int, str]
+"""Length in bytes, modification time in ns, and hash of the content ("" where it is not asked for)."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One image or video that the config names.
+
+    Attributes:
+        number: its place in the data set's own list.
+        key: its path, as the data set names it.
+        caption: None where the data set reads it from a file when it is asked.
+        stem: what the names of its caches begin with.
+        files: the image or video, further targets, then control images or videos.
+    """
+
+    number: int
+    key: str
+    caption: str | None
+    stem: str
+    files: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.key)
+
+
+class SourceTable:
+    """All of them; two lines of a list that say the same are one."""
+
+    def __init__(self, dataset: CachedDataset) -> None:
+        found = list(_listed(dataset.datasource))
+        times = Counter(key for key, _, _ in found)
+        told_apart = [(key, caption if times[key] > 1 else None) for key, caption, _ in found]
+        first = {item: number for number, item in reversed(list(enumerate(told_apart)))}
+        unique = sorted(first.values())
+        stems = stems_of([told_apart[number] for number in unique], folder_of(dataset))
+        self.sources = [
+            Source(number, *found[number][:2], stem, found[number][2])
+            for number, stem in zip(unique, stems, strict=True)
+        ]
+        self._at = {source.number: source for source in self.sources}
+        self._of_item = {told_apart[source.number]: source for source in self.sources}
+
+    def at(self, number: int) -> Source | None:
+        """The source at a place of the data set's list; None for one that an earlier place has."""
+        return self._at.get(number)
+
+    def of_item(self, item: Any, *, clips: bool) -> Source | None:
+        """The source that an item of musubi-tuner is of."""
+        of_clip = clips and item.frame_count is not None  # captions are of videos
+        key = without_clip(item.item_key)[0] if of_clip else item.item_key
+        return self._of_item.get((key, None)) or self._of_item.get((key, item.caption))
+
+
+def identity(path: str, *, content: bool = False) -> Identity:
+    """What a file is known by; of a folder, what all files in it are.
+
+    Raises:
+        OSError: it is gone.
+    """
+    if not os.path.isdir(path):
+        return source_identity(path, content=content)
+    of_all = [source_identity(file, content=content) for file in sorted(Path(path).iterdir()) if file.is_file()]
+    hashes = "".join(known[2] for known in of_all)
+    return sum(known[0] for known in of_all), max((known[1] for known in of_all), default=0), hashes
+
+
+def _listed(datasource: Any) -> Iterator[tuple[str, str | None, tuple[str, ...]]]:
+    """(path, caption, files) of a directory or of a list."""
+    paths = getattr(datasource, "image_paths", None)
+    paths = getattr(datasource, "video_paths", None) if paths is None else paths
+    controls = getattr(datasource, "control_paths", {})
+    if paths is not None:
+        targets = getattr(datasource, "target_paths", {})
+        for path in paths:
+            control = controls.get(path, ())
+            further = (control,) if isinstance(control, str) else tuple(control)
+            yield path, None, (path, *targets.get(path, ()), *further)
+        return
+    several = bool(getattr(datasource, "multiple_target", False))
+    for row in datasource.data:
+        path = row.get("video_path") or row.get("image_path", row.get("image_path_0"))
+        numbered = [*(_numbered(row, "image_path_", 1) if several else ()), *_numbered(row, "control_path_", 0)]
+        single = [row["control_path"]] if row.get("control_path") else []
+        yield path, row["caption"], (path, *numbered, *single)
+
+
+def _numbered(row: dict[str, Any], prefix: str, first: int) -> Iterator[str]:
+    while f"{prefix}{first}" in row:
+        yield row[f"{prefix}{first}"]
+        first += 1
+
+
+_tables: WeakKeyDictionary[Any, SourceTable] = WeakKeyDictionary()
+
+
+def table_of(dataset: CachedDataset) -> SourceTable:
+    """The one table of a data set, whose list never changes."""
+    if dataset not in _tables:
+        _tables[dataset] = SourceTable(dataset)
+    return _tables[dataset]
+
+
+def folder_of(dataset: Any) -> str:
+    """Where a data set's items lie, or the list of them."""
+    for name in ("image_directory", "video_directory"):
+        if getattr(dataset, name, None):
+            return str(getattr(dataset, name))
+    for name in ("image_jsonl_file", "video_jsonl_file"):
+        if getattr(dataset, name, None):
+            return os.path.dirname(os.path.abspath(str(getattr(dataset, name))))
+    return "."

@@ -1,0 +1,1 @@
+"""What training with a musubi-tuner config will be."""

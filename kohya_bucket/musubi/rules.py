@@ -1,0 +1,50 @@
+"""The rules that musubi-tuner places by, from the keys of a data set."""
+
+from __future__ import annotations
+
+from kohya_bucket.buckets.clips import ClipBuckets
+from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.buckets.rules.one_bucket import OneBucket
+from kohya_bucket.buckets.trainers.musubi_tuner import MusubiTunerBuckets
+from kohya_bucket.musubi.architectures import Architecture
+from kohya_bucket.musubi.config.model import ClipKeys, DatasetKeys
+
+__all__ = ["ANY", "clip_rule", "picture_rule"]
+
+ANY = Architecture("", "", "any model but HiDream-O1", ())
+"""What all architectures but one have in common, for when nobody says which it is."""
+
+
+def picture_rule(keys: DatasetKeys, architecture: Architecture | None) -> BucketRule:
+    """Where an image goes, or a frame of a clip.
+
+    Clips are cached in buckets, and enlarged to them, whatever `enable_bucket` and `bucket_no_upscale` say.
+
+    Raises:
+        BucketSettingsError: a resolution from which no bucket follows.
+    """
+    steps = (architecture or ANY).steps
+    if isinstance(keys, ClipKeys):
+        return MusubiTunerBuckets(keys.resolution, steps)
+    if keys.enable_bucket:
+        return MusubiTunerBuckets(keys.resolution, steps, keys.bucket_no_upscale)
+    return OneBucket(keys.resolution)
+
+
+def clip_rule(keys: ClipKeys, architecture: Architecture | None) -> ClipBuckets:
+    """Where clips go, and which runs of their frames.
+
+    Raises:
+        BucketSettingsError: numbers from which no runs follow.
+    """
+    model = architecture or ANY
+    return ClipBuckets(
+        picture_rule(keys, model),
+        keys.target_frames,
+        grid=model.grid,
+        extraction=keys.frame_extraction,
+        stride=keys.frame_stride,
+        sample=keys.frame_sample,
+        max_frames=keys.max_frames,
+        target_fps=model.target_fps,
+    )

@@ -1,0 +1,132 @@
+"""Batches of nearly equal cost meet in a step, where a bucket has too few for all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.planning.batch_layout import BatchLayout, split_batches
+from kohya_bucket.planning.mixed_steps import MixedSteps
+
+__all__ = ["EqualCost", "equal_cost", "step_count"]
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EqualCost:
+    """What came of a layout.
+
+    Attributes:
+        take: [T] where each image stood before.
+        layout: steps of one bucket, then the mixed ones if there are any, as bucket K; of those, `turn` is the row in
+            `mixed`.
+        mixed: who trains what in those.
+    """
+
+    take: npt.NDArray[np.intp]
+    layout: BatchLayout
+    mixed: MixedSteps
+
+    def numbered(self, steps: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
+        """The bucket of each of these steps, -1 - m of the mixed one in row m."""
+        bucket, last = self.layout.bucket[steps], len(self.layout.per_bucket) - 1
+        return np.where(bucket == last, -1 - self.layout.turn[steps], bucket).astype(np.int32) if self.mixed else bucket
+
+
+def step_count(counts: Counts, global_batch: Counts, world_size: int) -> int:
+    """Steps that `equal_cost` makes of [K] images at least."""
+    rest = counts % global_batch
+    batches = -(-rest // (global_batch // world_size))
+    few = batches < world_size
+    return int((counts // global_batch).sum()) + int((~few).sum()) + -(-int(batches[few].sum()) // world_size)
+
+
+def equal_cost(
+    cut: BatchLayout,
+    global_batch: Counts,
+    world_size: int,
+    costs: npt.NDArray[np.float64],
+    rng: np.random.RandomState | None,
+    steps: int = 0,
+) -> EqualCost:
+    """Give what fills a rank's batch of fewer ranks than there are to ranks side by side, sorted by cost.
+
+    Every step of a bucket that has a batch for each rank stays as it is. All others are cut into batches of one rank,
+    which are sorted by cost; each step takes the next W of them. Of batches that are given, no other way has a lower
+    sum of the steps' largest costs. Where their number does not divide by W, the largest are split in two; only where
+    there are not enough images for that, the last step's ranks train one of its images again: fewer than W in an epoch.
+
+    Args:
+        cut: global batches, in order of their starts.
+        global_batch: [K] images that fill one, a multiple of `world_size`.
+        world_size: W.
+        costs: [K] of one image.
+        rng: mixes batches of equal cost; None leaves them in the order of their buckets.
+        steps: at least so many are made, by splitting batches further.
+    """
+    k, per_rank = len(global_batch), global_batch // world_size
+    batches = -(-cut.length // per_rank[cut.bucket])
+    few = batches < world_size
+    pool = _rank_batches(cut, few, batches, per_rank)
+    mixed_steps = -(-len(pool.length) // world_size)
+    kept = split_batches(_only(cut, ~few, k), steps - mixed_steps)
+    mixed_steps = max(mixed_steps, steps - len(kept.length)) if len(pool.length) else 0
+    pool = split_batches(pool, mixed_steps * world_size)
+    order = np.arange(len(pool.length))
+    if rng is not None:
+        rng.shuffle(order)
+    cost = costs[pool.bucket] * pool.length
+    order = order[np.argsort(-cost[order], kind="stable")]
+    mixed = _side_by_side(pool.length[order], pool.bucket[order], mixed_steps, world_size)
+    length = np.concatenate([kept.length, mixed.length.sum(axis=1)]).astype(np.int32)
+    layout = BatchLayout(
+        np.cumsum(length, dtype=np.int64) - length,
+        length,
+        np.concatenate([kept.bucket, np.full(mixed_steps, k)]).astype(np.int32),
+        np.concatenate([kept.turn, np.arange(mixed_steps)]),
+        np.append(kept.per_bucket, mixed_steps) if mixed_steps else kept.per_bucket,
+    )
+    take = np.concatenate([_positions(kept.start, kept.length), _positions(pool.start[order], pool.length[order])])
+    return EqualCost(take, layout, mixed)
+
+
+def _only(cut: BatchLayout, rows: npt.NDArray[np.bool_], k: int) -> BatchLayout:
+    bucket = cut.bucket[rows]
+    per_bucket = np.bincount(bucket, minlength=k).astype(np.int64)
+    turn = np.arange(len(bucket), dtype=np.int64) - (np.cumsum(per_bucket) - per_bucket)[bucket]
+    return BatchLayout(cut.start[rows], cut.length[rows], bucket, turn, per_bucket)
+
+
+def _rank_batches(cut: BatchLayout, rows: npt.NDArray[np.bool_], batches: Counts, per_rank: Counts) -> BatchLayout:
+    """Some global batches cut into batches of one rank."""
+    each = batches[rows]
+    bucket = np.repeat(cut.bucket[rows], each)
+    turn = np.arange(len(bucket), dtype=np.int64) - np.repeat(np.cumsum(each) - each, each)
+    into = turn * per_rank[bucket]
+    length = np.minimum(per_rank[bucket], np.repeat(cut.length[rows], each) - into).astype(np.int32)
+    per_bucket = np.bincount(bucket, minlength=len(per_rank)).astype(np.int64)
+    return BatchLayout(np.repeat(cut.start[rows], each) + into, length, bucket, turn, per_bucket)
+
+
+def _side_by_side(
+    lengths: npt.NDArray[np.int32], buckets: npt.NDArray[np.int32], steps: int, world_size: int
+) -> MixedSteps:
+    """Batches dealt to the ranks of `steps` steps in order: W to each, as long as one is left for every later step."""
+    n, step = len(lengths), np.arange(steps)
+    first = np.minimum(step * world_size, n - (steps - step))
+    at = np.searchsorted(first, np.arange(n), side="right") - 1
+    rank = np.arange(n) - first[at]
+    length = np.zeros((steps, world_size), dtype=np.int32)
+    length[at, rank] = lengths
+    own = np.diff(np.append(first, n))
+    bucket = buckets[first[:, None] + np.arange(world_size) % own[:, None]] if n else np.zeros_like(length)
+    return MixedSteps(length, bucket.astype(np.int32))
+
+
+def _positions(start: npt.NDArray[np.int64], length: npt.NDArray[np.int32]) -> npt.NDArray[np.intp]:
+    """The numbers start, start + 1, ... of all runs of these lengths, one run after another."""
+    ends = np.cumsum(length, dtype=np.int64)
+    return np.repeat(start - ends + length, length) + np.arange(int(ends[-1]) if len(ends) else 0)

@@ -1,0 +1,195 @@
+"""The marked block in a checkout of sd-scripts or musubi-tuner."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kohya_bucket.adapter.marked_block import CheckoutError
+from kohya_bucket.cli import app
+from kohya_bucket.musubi.patch import PATCH as MUSUBI_TUNER
+from kohya_bucket.sdscripts.patch import PATCH as SD_SCRIPTS
+
+ROOT = Path(__file__).parents[2]
+TELLS = {SD_SCRIPTS: "library/train_util.py", MUSUBI_TUNER: "src/musubi_tuner/dataset/image_video_dataset.py"}
+
+
+@pytest.fixture(params=TELLS, ids=lambda patch: patch.trainer)
+def patch(request):
+    return request.param
+
+
+@pytest.fixture
+def checkout(tmp_path, patch):
+    for name in (TELLS[patch], patch.file):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    return tmp_path
+
+
+@pytest.fixture
+def init(checkout, patch):
+    return checkout / patch.file
+
+
+def files_in(folder):
+    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    "before", [b"", b"x = 1\n", b"x = 1", b"x = 1\r\ny = 2\r\n", b"x = 1\r\ny = 2", "# ö\n".encode(), b"# \xe4\n"]
+)
+def test_install_and_remove_restore_the_folder(patch, checkout, init, before):
+    init.write_bytes(before)
+    everything = files_in(checkout)
+    assert not patch.status(checkout).installed
+    assert patch.install(checkout).current
+    assert init.read_bytes().startswith(before)
+    assert patch.block.rstrip().encode() in init.read_bytes()
+    once = init.read_bytes()
+    assert patch.install(checkout).current
+    assert init.read_bytes() == once
+    assert not patch.remove(checkout).installed
+    assert files_in(checkout) == everything
+
+
+def test_an_older_block_is_renewed(patch, checkout, init):
+    init.write_text(patch.block.replace("install()", "older()"), encoding="utf-8")
+    assert (patch.status(checkout).installed, patch.status(checkout).current) == (True, False)
+    assert patch.install(checkout).current
+    assert init.read_text(encoding="utf-8") == patch.block
+
+
+def test_a_block_with_windows_line_ends_is_found(patch, checkout, init):
+    init.write_bytes(patch.block.replace("\n", "\r\n").encode())
+    assert patch.status(checkout).current
+    assert not patch.remove(checkout).installed
+    assert init.read_bytes() == b""
+
+
+def test_a_doubled_block_is_taken_out_whole(patch, checkout, init):
+    init.write_text("x = 1\n" + patch.block + "y = 2\n" + patch.block, encoding="utf-8")
+    assert (patch.status(checkout).installed, patch.status(checkout).current) == (True, False)
+    assert not patch.remove(checkout).installed
+    assert init.read_text(encoding="utf-8") == "x = 1\ny = 2\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+def test_a_link_stays_one(patch, checkout, init):
+    real = checkout / "real.py"
+    real.write_bytes(b"x = 1\n")
+    init.unlink()
+    init.symlink_to(real)
+    assert patch.install(checkout).current
+    assert init.is_symlink()
+    assert real.read_text(encoding="utf-8") == "x = 1\n" + patch.block
+
+
+def test_half_a_block_is_left_to_the_user(patch, checkout, init):
+    init.write_text(patch.block.splitlines()[0], encoding="utf-8")
+    with pytest.raises(CheckoutError, match="half a kohya_bucket block"):
+        patch.install(checkout)
+
+
+def test_a_folder_that_holds_the_checkout_is_understood(patch, checkout, tmp_path_factory):
+    around = tmp_path_factory.mktemp("around")
+    checkout.rename(around / patch.trainer)
+    assert patch.install(around).file == around / patch.trainer / patch.file
+
+
+def test_another_folder_is_refused(patch, tmp_path):
+    with pytest.raises(CheckoutError, match=f"is not an? {patch.trainer} checkout"):
+        patch.status(tmp_path)
+
+
+def test_the_patch_file_is_the_same_block_and_only_inserts(tmp_path):
+    file = ROOT / "patches" / "library-init.patch"
+    added = [
+        line
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if not line.startswith(("diff", "---", "+++", "@@"))
+    ]
+    assert all(line.startswith("+") for line in added)
+    assert "".join(line[1:] + "\n" for line in added) == SD_SCRIPTS.block
+    for name in (TELLS[SD_SCRIPTS], SD_SCRIPTS.file):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "apply", str(file)], cwd=tmp_path, check=True)
+    assert SD_SCRIPTS.status(tmp_path).current
+    subprocess.run(["git", "apply", "-R", str(file)], cwd=tmp_path, check=True)
+    assert not SD_SCRIPTS.status(tmp_path).installed
+
+
+MISSING = "import sys; sys.modules['kohya_bucket'] = None\n"
+STARTED = [
+    (SD_SCRIPTS, "sdxl_train_network.py", 2),
+    (SD_SCRIPTS, "fine_tune.py", 2),
+    (SD_SCRIPTS, "convert.py", 0),
+    (MUSUBI_TUNER, "src/musubi_tuner/zimage_train_network.py", 2),
+    (MUSUBI_TUNER, "src/musubi_tuner/hv_train.py", 2),
+    (MUSUBI_TUNER, "src/musubi_tuner/wan_generate_video.py", 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("patch", "script", "ends"), STARTED, indirect=["patch"], ids=lambda value: getattr(value, "trainer", str(value))
+)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_without_the_package_no_trainer_starts_and_other_tools_do(patch, checkout, init, script, ends, by_name):
+    """Started by its path, and by its name with `-m`."""
+    patch.install(checkout)
+    init.write_text(MISSING + init.read_text(encoding="utf-8"), encoding="utf-8")
+    package = init.parent.name
+    (checkout / script).write_text(f"import {package}\nprint('goes on')\n", encoding="utf-8")
+    folder = checkout / patch.import_folder
+    name = (checkout / script).relative_to(folder).with_suffix("").as_posix().replace("/", ".")
+    command = ["-m", name] if by_name else [str(checkout / script)]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": str(folder)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (ends, "" if ends else "goes on"), done.stderr
+    assert "WITHOUT it" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_command(patch, checkout):
+    for name, answer in (
+        ("status", "not installed"),
+        ("install", ": installed"),
+        ("status", ": installed"),
+        ("remove", "not installed"),
+    ):
+        result = CliRunner().invoke(app, ["patch", name, str(checkout)])
+        assert result.exit_code == 0, result.output
+        assert answer in result.output.replace("\n", "")
+
+
+@pytest.mark.parametrize("name", ["install", "status", "remove"])
+def test_the_command_in_a_folder_without_a_trainer(tmp_path, name):
+    result = CliRunner().invoke(app, ["patch", name, str(tmp_path)])
+    assert isinstance(result.exception, CheckoutError)
+    assert "is not a checkout of sd-scripts" in str(result.exception)
+    assert "none of musubi-tuner" in str(result.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_does_not_patch_what_the_adapter_does_not_know(patch, checkout, init):
+    pytest.importorskip("accelerate", reason="without torch and accelerate the adapter cannot be tried")
+    if patch is SD_SCRIPTS:
+        (checkout / "library" / "config_util.py").write_text("", encoding="utf-8")
+    else:
+        (init.parent / "dataset" / "config_utils.py").write_text(
+            "import musubi_tuner.dataset.image_video_dataset", encoding="utf-8"
+        )
+        (checkout / TELLS[patch]).write_text("class DatasetGroup: pass", encoding="utf-8")
+    result = CliRunner().invoke(app, ["patch", "install", str(checkout)])
+    assert isinstance(result.exception, CheckoutError), result.output
+    assert "The block was not written" in str(result.exception)
+    assert init.read_bytes() == b""
+    answer = CliRunner().invoke(app, ["patch", "status", str(checkout)]).output.replace("\n", "")
+    assert "not installed" in answer
+    assert "no training would start" in answer

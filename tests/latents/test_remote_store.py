@@ -1,0 +1,539 @@
+"""Stores in object storage: what was written is what is read, whatever fails on the way."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError
+from kohya_bucket.latents.encode.work_claims import WorkBoard
+from kohya_bucket.latents.maintenance.pack import pack
+from kohya_bucket.latents.maintenance.prune import prune
+from kohya_bucket.latents.maintenance.repair import repair
+from kohya_bucket.latents.remote import ranges, storage
+from kohya_bucket.latents.remote.node_cache import NodeCache
+from kohya_bucket.latents.remote.ranges import merged
+from kohya_bucket.latents.remote.storage import Range
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.remote_shards import RemoteRows
+from kohya_bucket.latents.store.state import status, verify, verify_files
+from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.text.text_store import TextStore, open_store
+from tests.command_line import Command, command_line  # noqa: F401
+from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
+from tests.latents.text_outputs import fill_texts, same_outputs
+from tests.warm import QUICK
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
+
+NAMES = [f"{i:02d}" for i in range(10)]
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """The folder of what this node keeps."""
+    monkeypatch.setenv("KOHYA_BUCKET_SHARDS", str(tmp_path / "kept"))
+    monkeypatch.delenv("KOHYA_BUCKET_SHARDS_GB", raising=False)
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def address(kept):
+    return f"memory://{uuid.uuid4().hex}/latents"
+
+
+@pytest.fixture
+def no_waits(monkeypatch):
+    waits: list[float] = []
+    monkeypatch.setattr(storage.time, "sleep", waits.append)
+    return waits
+
+
+def shards_of(kept):
+    return [path for path in kept.rglob("*.safetensors") if path.name[0] != "."]
+
+
+def until(happens):
+    deadline = time.monotonic() + 60
+    while not happens():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def system_of(address):
+    return storage.storage_of(address)[0]
+
+
+@pytest.mark.parametrize("gigabytes", ["0", ""])
+def test_gathers_are_what_was_written(address, kept, monkeypatch, gigabytes):
+    monkeypatch.setenv("KOHYA_BUCKET_SHARDS_GB", gigabytes)
+    want = fill(address, NAMES, shard_bytes=600, flip=True)
+    store = LatentStore(address)
+    assert store.layout.images_root().exists() is False
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        order = random.integers(0, len(NAMES), 4).tolist()
+        flips = random.random(4) < 0.5
+        got = store.gather(order, flips)
+        for k, i in enumerate(order):
+            assert same(got[k], bits(1000 + i) if flips[k] else want[NAMES[i]])
+    if gigabytes == "0":
+        assert isinstance(store._tensors(0)["latents"], RemoteRows)
+        assert not kept.exists()
+    else:
+        until(lambda: len(shards_of(kept)) == len(store.shards))
+        assert all(isinstance(store._tensors(i)["latents"], np.ndarray) for i in range(len(store)))
+        assert same(store.gather([7, 0, 3, 3]), np.stack([want[NAMES[i]] for i in (7, 0, 3, 3)]))
+
+
+def test_masks_and_whole_items_are_read_there(address, monkeypatch):
+    monkeypatch.setenv("KOHYA_BUCKET_SHARDS_GB", "0")
+    mask = np.random.default_rng(0).integers(0, 256, (32, 64), dtype=np.uint8)
+    with StoreWriter(address) as writer:
+        for k, name in enumerate("abc"):
+            writer.add(entry(name, mask=True), bits(k), mask=mask if name == "b" else None, space=SPACE)
+    store = LatentStore(address)
+    store.expect(range(3))
+    assert [store.read_mask(i) is None for i in range(3)] == [True, False, True]
+    assert same(store.read_mask(1), mask)
+    assert same(store.read(2), bits(2))
+    assert verify(store) == []
+
+
+def test_status_verify_pack_and_prune_there(address, no_waits):
+    want = fill(address, NAMES, shard_bytes=600)
+    want |= fill(address, ["03"], dtype="float32")
+    store = LatentStore(address)
+    found = status(store)
+    assert (found.items, found.superseded, found.unindexed, found.no_images) == (10, 1, 5, True)
+    assert found.healthy
+    assert verify(store) == []
+    assert prune(store).dropped == 0
+    assert status(LatentStore(address)).superseded == 0
+    many = len(LatentStore(address).shards)
+    assert pack(LatentStore(address)).copied == 10
+    store = LatentStore(address)
+    assert len(store.shards) == 2 < many
+    assert store.indexed
+    assert verify_files(store) == verify(store) == []
+    for i, name in enumerate(NAMES):
+        assert same(store.read(i), want[name])
+    prune(store, drop=[0])
+    assert LatentStore(address).strings("source") == NAMES[1:]
+
+
+def test_a_store_is_carried_there_and_back(address, tmp_path):
+    want = fill(tmp_path / "here", NAMES, shard_bytes=600, flip=True)
+    pack(LatentStore(tmp_path / "here"), address)
+    pack(LatentStore(address), tmp_path / "back")
+    store = LatentStore(tmp_path / "back")
+    assert all(same(store.read(i), want[name]) for i, name in enumerate(NAMES))
+    with pytest.raises(LatentStoreError, match="holds a latent store already"):
+        pack(store, address)
+
+
+def flip_byte(data, store, i):
+    at = store.info(i).tensors["latents"].offset + int(store.column("row")[i]) * store.read(i).nbytes + 3
+    return data[:at] + bytes([data[at] ^ 8]) + data[at + 1 :]
+
+
+def test_a_flipped_byte_in_the_storage_is_found(address, kept):
+    want = fill(address, NAMES, shard_bytes=600)
+    store = LatentStore(address)
+    path = str(store.layout.shards / store.info(4).name)
+    system = system_of(address)
+    system.pipe_file(path, flip_byte(system.cat_file(path), store, 4))
+    store = LatentStore(address)
+    for i, name in enumerate(NAMES):
+        if i == 4:
+            with pytest.raises(LatentStoreError, match=r"04: .*damaged \(checksum\)"):
+                store.gather([4])
+        else:
+            assert same(store.gather([i])[0], want[name])
+    assert verify(store) == [(4, "checksum of latents is wrong")]
+    until(lambda: len(shards_of(kept)) == len(store.shards) - 1)  # the damaged one is not kept
+    done = repair(LatentStore(address))
+    assert done.missing == ["04"]
+    assert LatentStore(address).strings("source") == [name for name in NAMES if name != "04"]
+
+
+def test_a_byte_that_flips_on_this_node_is_read_again_from_the_storage(address, kept):
+    want = fill(address, NAMES)
+    store = LatentStore(address)
+    store.gather([0])
+    until(lambda: shards_of(kept))
+    (file,) = shards_of(kept)
+    file.write_bytes(flip_byte(file.read_bytes(), store, 4))
+    store = LatentStore(address)
+    assert isinstance(store._tensors(4)["latents"], np.ndarray)
+    assert same(store.gather([4])[0], want["04"])
+    assert not file.exists()
+    assert same(store.gather([4])[0], want["04"])
+
+
+class Failing(MemoryFileSystem):
+    """Memory that does not answer some requests."""
+
+    protocol = "failing"
+    fails = 0
+    error: type[Exception] = ConnectionError
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return MemoryFileSystem._strip_protocol(path.replace("failing://", "memory://"))
+
+    def _maybe(self):
+        if Failing.fails:
+            Failing.fails -= 1
+            raise Failing.error("the line is busy")
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        self._maybe()
+        return super().cat_file(path, start, end, **kwargs)
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        super().pipe_file(path, value, mode, **kwargs)
+        self._maybe()  # what was asked for is done, and nobody heard of it
+
+
+fsspec.register_implementation("failing", Failing, clobber=True)
+
+
+def test_what_fails_is_tried_again_after_longer_and_longer_waits(kept, monkeypatch, no_waits):
+    monkeypatch.setenv("KOHYA_BUCKET_SHARDS_GB", "0")
+    address = f"failing://{uuid.uuid4().hex}/latents"
+    Failing.fails = 3
+    want = fill(address, NAMES)
+    assert Failing.fails == 0
+    store = LatentStore(address)
+    no_waits.clear()
+    Failing.fails = 5
+    assert same(store.gather([3])[0], want["03"])
+    assert len(no_waits) == 5
+    for turn, wait in enumerate(no_waits):
+        assert 0.1 * 2**turn <= wait <= 0.2 * 2**turn
+    Failing.fails = 6
+    with pytest.raises(StorageError, match=r"safetensors: cannot be read: the line is busy \(6 tries in .* s\)"):
+        store.gather([4])
+    Failing.error, Failing.fails = PermissionError, 1
+    with pytest.raises(StorageError, match="check your access"):
+        store.gather([4])
+    Failing.error, Failing.fails = ConnectionError, 0
+    assert same(store.gather([4])[0], want["04"])
+
+
+def test_storage_that_does_not_answer_is_not_taken_for_damage(kept, no_waits):
+    address = f"failing://{uuid.uuid4().hex}/latents"
+    fill(address, NAMES)
+    write_manifest(LatentStore(address))
+    Failing.fails = 6
+    try:
+        with pytest.raises(StorageError):
+            LatentStore(address)
+    finally:
+        Failing.fails = 0
+    assert LatentStore(address).damage == []
+
+
+def test_two_writers_lose_nothing(address):
+    wants = [{}, {}]
+    together = threading.Barrier(2)
+
+    def write(k):
+        together.wait(30)
+        wants[k] = fill(address, [f"{k}{name}" for name in NAMES], shard_bytes=600)
+        write_manifest(LatentStore(address))
+
+    threads = [threading.Thread(target=write, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    store, want = LatentStore(address), wants[0] | wants[1]
+    assert store.damage == []
+    assert store.strings("source") == sorted(want)
+    assert all(same(store.read(i), want[name]) for i, name in enumerate(sorted(want)))
+
+
+def test_of_two_that_make_a_store_one_says_where_the_images_are(address, tmp_path):
+    roots = [tmp_path / f"images{k}" for k in range(4)]
+    threads = [threading.Thread(target=StoreWriter, args=(address,), kwargs={"images_root": root}) for root in roots]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (tmp_path / "images0").mkdir()
+    assert LatentStore(address).images_root() in roots
+
+
+class Careless(MemoryFileSystem):
+    """Storage that replaces a file although it was asked not to."""
+
+    protocol = "careless"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return MemoryFileSystem._strip_protocol(path.replace("careless://", "memory://"))
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        super().pipe_file(path, value, **kwargs)
+
+
+class Old(Careless):
+    """A library from before that could be asked."""
+
+    protocol = "oldlibrary"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return MemoryFileSystem._strip_protocol(path.replace("oldlibrary://", "memory://"))
+
+    def pipe_file(self, path, value):
+        super().pipe_file(path, value)
+
+
+fsspec.register_implementation("careless", Careless, clobber=True)
+fsspec.register_implementation("oldlibrary", Old, clobber=True)
+
+
+@pytest.mark.parametrize("protocol", ["careless", "oldlibrary"])
+def test_where_writers_could_undo_each_other_none_writes(protocol):
+    address = f"{protocol}://{uuid.uuid4().hex}/latents"
+    with pytest.raises(StorageError, match="does not refuse to replace a file") as refused:
+        StoreWriter(address)
+    assert "\n" not in str(refused.value)
+    assert storage.listing(f"{address}/work") == {}
+    assert storage.listing(address) == {}
+
+
+def test_who_comes_first_has_a_piece_of_work(address):
+    pieces = [f"piece{k}" for k in range(20)]
+    boards = [WorkBoard(work_of(address)) for _ in range(3)]
+    taken: list[list[str]] = [[] for _ in boards]
+    together = threading.Barrier(3)
+
+    def work(k):
+        with boards[k]:
+            together.wait(30)
+            for piece in boards[k].claim_each(pieces):
+                taken[k].append(piece)
+                boards[k].finish(piece)
+            assert boards[k].take_over(pieces) == []
+            assert boards[k].finished_pieces() == set(pieces)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(piece for some in taken for piece in some) == sorted(pieces)
+    assert storage.listing(f"{address}/work") == {}
+
+
+def work_of(address):
+    StoreWriter(address)
+    return LatentStore(address).layout.work
+
+
+def test_a_dead_process_work_becomes_anothers(address):
+    folder = work_of(address)
+    dead = WorkBoard(folder, stale_after=0.3)  # gives no signs of life: it was never entered
+    assert list(dead.claim_each(["a", "b"])) == ["a", "b"]
+    dead.finish("a")
+    time.sleep(0.5)
+    with WorkBoard(folder, stale_after=0.3) as board:
+        assert sorted(board.claim_each(["b", "c"])) == ["b", "c"]
+
+
+def test_precompute_writes_there_what_it_writes_here(address, tmp_path, images):
+    from kohya_bucket import BucketedLatentDataset
+    from kohya_bucket.latents import precompute_latents
+    from tests.latents.stub_encoders import MeanEncoder, dataset_of
+
+    for output in (address, tmp_path / "here"):
+        report = precompute_latents(dataset_of(images), MeanEncoder(), output, flip=True)
+        assert (report.encoded, report.failed) == (len(images), [])
+        assert precompute_latents(dataset_of(images), MeanEncoder(), output, flip=True).current == len(images)
+    there, here = LatentStore(address), LatentStore(tmp_path / "here")
+    assert storage.listing(f"{address}/work") == {}
+    assert there.images_root() == tmp_path / "images"
+    assert status(there).healthy
+    assert not status(there).no_images
+    for i in range(len(here)):
+        assert there.entry(i) == here.entry(i)
+        assert same(there.read(i), here.read(i))
+        assert same(there.read(i, flipped=True), here.read(i, flipped=True))
+    trained = BucketedLatentDataset(address, flip=0.5)
+    (bucket,) = set(trained.bucket_indices[:1])
+    batch = np.flatnonzero(trained.bucket_indices == bucket).tolist()
+    for item, i in zip(trained.__getitems__(batch), batch, strict=True):
+        flips = [here.read(i).tobytes(), here.read(i, flipped=True).tobytes()]
+        assert item["latents"].numpy().tobytes() in flips
+    with pytest.raises(KohyaBucketError, match="npz files are read from folders"):
+        precompute_latents(dataset_of(images), MeanEncoder(), address, format="npz", architecture="sd")
+
+
+def test_captions_are_stored_there(address, tmp_path):
+    fill_texts(tmp_path / "here", 12)
+    here = TextStore(tmp_path / "here")
+    pack(here, address)
+    store = open_store(address)
+    assert isinstance(store, TextStore)
+    store.expect(range(len(store)))
+    for i in range(len(store)):
+        same_outputs(store.arrays(i), here.arrays(i))
+    assert verify(store) == []
+
+
+@pytest.mark.parametrize("how", ["status", "verify", "pack", "prune"])
+def test_commands_take_an_address(address, command_line: Command, how):  # noqa: F811
+    fill(address, NAMES, shard_bytes=600)
+    code, out, err = command_line("cache", how, address)
+    assert (code, err) == (0, "")
+    if how == "status":
+        assert out.startswith(f"{address}: 10 items")
+    if how == "pack":
+        assert "10 items copied; 4 shards before, 1 now" in out
+
+
+def test_a_command_names_what_is_wrong_in_one_line(command_line: Command, no_waits, kept):  # noqa: F811
+    code, _, err = command_line("cache", "status", "memory://nothing/here")
+    assert code == 2
+    assert "memory://nothing/here is not a latent store" in err
+    code, _, err = command_line("cache", "status", "nowhere://nothing/here")
+    assert code == 2
+    assert "nowhere:// cannot be read here" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_limit_that_is_no_number_is_refused(address, monkeypatch):
+    fill(address, NAMES[:1])
+    monkeypatch.setenv("KOHYA_BUCKET_SHARDS_GB", "much")
+    with pytest.raises(KohyaBucketError, match="'much', but must be a number of gigabytes"):
+        LatentStore(address)
+
+
+spans = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1 << 26), st.integers(0, 1 << 21)), max_size=12)
+
+
+@given(spans)
+@settings(deadline=None)
+def test_merged_ranges_hold_each_range_once(found):
+    given_ = [Range(url, start, start + length) for url, start, length in found]
+    groups = merged(given_)
+    assert sorted(k for _, inside in groups for k in inside) == list(range(len(given_)))
+    for whole, inside in groups:
+        assert whole.stop - whole.start <= max(ranges._MOST, *(given_[k].stop - given_[k].start for k in inside))
+        for k in inside:
+            assert whole.url == given_[k].url
+            assert whole.start <= given_[k].start <= given_[k].stop <= whole.stop
+        read = sum(given_[k].stop - given_[k].start for k in inside)
+        assert whole.stop - whole.start <= read + ranges._GAP * (len(inside) - 1)
+
+
+def read_all(told, address, kept, limit, seed, rounds):
+    """A process that keeps shards of a store while it reads at random."""
+    os.environ["KOHYA_BUCKET_SHARDS"], os.environ["KOHYA_BUCKET_SHARDS_GB"] = str(kept), str(limit / 1e9)
+    store = LatentStore(address)
+    store._files.whole = True
+    random = np.random.default_rng(seed)
+    wrong = 0
+    for _ in range(rounds):
+        for i in random.permutation(len(store)).tolist():
+            wrong += not same(store.gather([i])[0], bits(i))
+            time.sleep(0.002)
+    told.send((wrong, sum(isinstance(store._tensors(i)["latents"], np.ndarray) for i in range(len(store)))))
+
+
+def test_two_processes_keep_no_more_than_the_limit_together(tmp_path, kept):
+    address = f"file://{tmp_path.as_posix()}/storage/latents"
+    fill(tmp_path / "storage" / "latents", [f"{i:03d}" for i in range(40)], shard_bytes=600)
+    write_manifest(LatentStore(tmp_path / "storage" / "latents"))
+    store = LatentStore(address)
+    limit = int(5.5 * max(info.nbytes for info in store.shards.values()))
+    readers = []
+    for seed in range(2):
+        receiver, sender = QUICK.Pipe(duplex=False)
+        process = QUICK.Process(target=read_all, args=(sender, address, kept, limit, seed, 5))
+        process.start()
+        readers.append((process, receiver))
+    most = shards = 0
+    while any(process.is_alive() for process, _ in readers):
+        sizes = []
+        for path in shards_of(kept):
+            try:
+                sizes.append(path.stat().st_size)
+            except FileNotFoundError:
+                continue
+        most, shards = max(most, sum(sizes)), max(shards, len(sizes))
+        time.sleep(0.003)
+    for process, receiver in readers:
+        wrong, mapped = receiver.recv()
+        assert wrong == 0
+        assert mapped > 0
+        process.join()
+    assert most <= limit
+    assert shards == 5
+
+
+def test_an_order_that_goes_by_shards_keeps_them_however_large_the_store_is(address, kept, monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed")
+    from kohya_bucket import BucketBatchSampler, BucketedLatentDataset
+
+    fill(address, NAMES, shard_bytes=600)
+    most = max(info.nbytes for info in LatentStore(address).shards.values())
+    monkeypatch.setenv("KOHYA_BUCKET_SHARDS_GB", str(2.5 * most / 1e9))
+    for order in ("shuffled", "local"):
+        dataset = BucketedLatentDataset(address)
+        sampler = BucketBatchSampler(
+            dataset, batch_size=2, order=order, **{"open_shards": 2} if order == "local" else {}
+        )
+        for batch in sampler:
+            dataset.__getitems__(batch)
+        if order == "shuffled":
+            assert not shards_of(kept)
+    until(lambda: len(shards_of(kept)) == 2)
+
+
+def half_a_kilobyte(file, alive):
+    file.write(b"x" * 500)
+    alive()
+
+
+def test_what_a_killed_process_left_makes_room_in_time(kept, address):
+    fill(address, NAMES)
+    cache = NodeCache(address)
+    cache.folder.mkdir(parents=True)
+    claim, part = cache.folder / "x.safetensors.500.claim", cache.folder / ".x.safetensors.12.tmp"
+    claim.touch()
+    part.write_bytes(b"half")
+    tight = NodeCache(address, limit=900)
+    assert not tight.keep("y.safetensors", 500, half_a_kilobyte)
+    os.utime(claim, (1, 1))
+    assert tight.keep("y.safetensors", 500, half_a_kilobyte)
+    assert sorted(path.name for path in cache.folder.iterdir()) == ["y.safetensors"]
+
+
+def test_a_shard_in_use_that_cannot_be_removed_stays(kept, address, monkeypatch):
+    cache = NodeCache(address, limit=900)
+    assert cache.keep("x.safetensors", 500, half_a_kilobyte)
+    unlink = Path.unlink
+
+    def in_use(path, **options):
+        if path.name == "x.safetensors":
+            raise PermissionError(13, "in use")
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", in_use)
+    assert not cache.keep("y.safetensors", 500, half_a_kilobyte)
+    assert sorted(path.name for path in cache.folder.iterdir()) == ["x.safetensors"]

@@ -1,0 +1,113 @@
+"""A data set as musubi-tuner's are, its cache folder, and files in it, without musubi-tuner and torch."""
+
+from __future__ import annotations
+
+import json
+import struct
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from kohya_bucket.musubi.caching.judge import Caches
+from kohya_bucket.musubi.caching.made_by import made_by
+from kohya_bucket.musubi.caching.saving import save_latents, save_text
+from kohya_bucket.musubi.caching.session import ORIGIN, Origin, Session
+
+
+def tensor_bytes(shapes: dict[str, tuple[int, ...]], texts: dict[str, str], fill: int = 1) -> bytes:
+    """A safetensors file of float32 tensors."""
+    table: dict[str, Any] = {"__metadata__": texts}
+    at = 0
+    for name, shape in shapes.items():
+        end = at + 4 * int(np.prod(shape))
+        table[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    header = json.dumps(table).encode()
+    return struct.pack("<Q", len(header)) + header + bytes([fill]) * at
+
+
+class Selector:
+    """Of a square data set: one bucket."""
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+
+    def get_bucket_resolution(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        return self.side, self.side
+
+
+class Dataset(SimpleNamespace):
+    """Hashable, as torch's are."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+class DirectorySource:
+    has_control, caption_only, multiple_target = False, False, False
+
+    def __init__(self, paths: list[str]) -> None:
+        self.image_paths = paths
+
+    def get_caption(self, number: int) -> tuple[str, str]:
+        path = self.image_paths[number]
+        return path, Path(path).with_suffix(".txt").read_text(encoding="utf-8")
+
+    def get_image_data(self, number: int) -> Any:
+        return self.image_paths[number], [Image.open(self.image_paths[number])], self.get_caption(number)[1], None
+
+
+class Folder:
+    """`count` pictures of one size with captions, in `root`."""
+
+    def __init__(self, root: Path, count: int = 3, side: int = 64) -> None:
+        self.root, self.side = root, side
+        (root / "im").mkdir(parents=True)
+        self.paths = [str(root / "im" / f"a{i}.png") for i in range(count)]
+        for i, path in enumerate(self.paths):
+            Image.new("RGB", (side, side), (i, i, i)).save(path)
+            Path(path).with_suffix(".txt").write_text(f"caption {i}", encoding="utf-8")
+
+    def caches(self, side: int | None = None, **arguments: Any) -> Caches:
+        dataset: Any = Dataset(
+            architecture="zi", cache_directory=str(self.root / "cache"), resolution=(self.side, self.side),
+            enable_bucket=True, bucket_no_upscale=False, datasource=DirectorySource(self.paths),
+            image_directory=str(self.root / "im"),
+        )  # fmt: skip
+        return Caches(dataset, Selector(side or self.side), made_by(Namespace(**arguments)) if arguments else {})
+
+    def make(self, **arguments: Any) -> None:
+        """All caches, as if they were encoded through the door."""
+        caches = self.caches(**arguments)
+        for text in (False, True):
+            session = Session(caches, text=text)
+            for source in caches.table.sources:
+                self.save(session, source)
+
+    def save(self, session: Session, source: Any) -> None:
+        side, cache = session.selector.side, self.root / "cache"
+        item = SimpleNamespace(
+            original_size=(self.side, self.side), bucket_size=(side, side), caption=f"caption {source.number}",
+            latent_cache_path=str(cache / f"{source.stem}_{self.side:04d}x{self.side:04d}_zi.safetensors"),
+            text_encoder_output_cache_path=str(cache / f"{source.stem}_zi_te.safetensors"),
+        )  # fmt: skip
+        setattr(item, ORIGIN, Origin(session, source))
+        if session.text:
+            content = tensor_bytes({"varlen_t_float32": (4, 8)}, {"caption1": item.caption})
+            save_text(item, lambda: Path(item.text_encoder_output_cache_path).write_bytes(content))
+        else:
+            name = f"latents_1x{side // 8}x{side // 8}_float32"
+            content = tensor_bytes({name: (16, side // 8, side // 8)}, {})
+            save_latents(item, lambda: Path(item.latent_cache_path).write_bytes(content))
+
+    def reasons(self, **arguments: Any) -> list[list[str]]:
+        """Per item why its latents, then why its text cannot be trained."""
+        caches = self.caches(**arguments)
+        found = []
+        for source in caches.table.sources:
+            caption = caches.dataset.datasource.get_caption(source.number)[1]
+            found.append([str(r) for r in (*caches.latents(source).reasons, *caches.text(source, caption))])
+        return found

@@ -1,0 +1,139 @@
+"""What is said of musubi-tuner's configs. That they are read as it does: `compat_tests/test_musubi_config.py`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kohya_bucket.adapter.findings import Severity
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.musubi.architectures import ARCHITECTURES, architecture_named
+from kohya_bucket.musubi.config import ClipKeys, ImageKeys, is_musubi, read_config
+from kohya_bucket.musubi.config.listing import list_items
+from tests.pictures import make_pictures
+
+CLIPS = "[[datasets]]\nvideo_directory = 'v'\ncaption_extension = '.txt'\nenable_bucket = true\n"
+
+
+def read(tmp_path, text, arch="wan"):
+    file = tmp_path / "c.toml"
+    file.write_text(text, encoding="utf-8")
+    return read_config(file, None if arch is None else ARCHITECTURES[arch])
+
+
+def said(config):
+    return {f.code: f.text for f in config.findings}
+
+
+def test_keys_of_general_and_of_each_data_set(tmp_path):
+    text = (
+        "[general]\nresolution = 512\nbatch_size = 3\ncaption_extension = '.cap'\nenable_bucket = true\n"
+        "[[datasets]]\nvideo_directory = 'v'\ntarget_frames = [25, 1]\nsource_fps = 30.0\nbatch_size = 1\n"
+        "[[datasets]]\nimage_jsonl_file = 'i.jsonl'\ncache_directory = 'c'\nresolution = [960, 544]\n"
+    )
+    config = read(tmp_path, text)
+    clips, images = config.datasets
+    assert isinstance(clips, ClipKeys)
+    assert isinstance(images, ImageKeys)
+    assert (clips.resolution, clips.batch_size, clips.target_frames, clips.caches) == ((512, 512), 1, (25, 1), "v")
+    assert (images.resolution, images.batch_size, images.caption_extension) == ((960, 544), 3, ".cap")
+    assert config.places == ("line 6, dataset 1", "line 11, dataset 2")
+    assert config.findings.codes() == []
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("target_frame = [1]", "unknown-key", "line 5, dataset 1: musubi-tuner stops at the key 'target_frame'"),
+        ("multiple_target = true", "unknown-key", "it is for data sets of images, and this one has clips"),
+        ("source_fps = 30", "wrong-value", "source_fps is 30, at which musubi-tuner stops: give a number with a point"),
+        ("target_frames = 25", "wrong-value", "give a list of whole numbers"),
+        (
+            "frame_extraction = 'heads'",
+            "frame-extraction",
+            "chunk, slide, uniform, full; nearest: head",
+        ),
+        ("target_frames = [0]", "frames", "no frames follow from one of these"),
+        ("source_fps = 0.0", "frames", "a rate above 0"),
+        ("batch_size = 0", "batch-size", "batch_size is 0"),
+        ("resolution = 0", "resolution", "from which no bucket follows"),
+        ("target_frames = [30, 31]", "target-frames", "are rounded to [29]: Wan takes 4n+1 frames"),
+        ("bucket_no_upscale = true", "no-upscale", "does nothing for clips"),
+        ("num_repeats = 0", "no-repeats", "nothing of it is trained"),
+        ("[dataset]", "unknown-key", "beside [general] and [[datasets]] there is nothing: did you mean datasets?"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, line, code, words):
+    assert words in said(read(tmp_path, CLIPS + line + "\n"))[code]
+
+
+def test_data_sets_that_exclude_each_other_and_keys_that_are_missing(tmp_path):
+    assert "is the cache folder of 2 data sets" in said(read(tmp_path, CLIPS + CLIPS))["shared-cache"]
+    found = said(read(tmp_path, "[[datasets]]\nvideo_jsonl_file = 'v.jsonl'\n"))
+    assert "set cache_directory" in found["no-cache-directory"]
+    assert "set enable_bucket = true" in found["clips-without-buckets"]
+    assert "set caption_extension" not in found
+    assert "names no images and no clips" in said(read(tmp_path, "[[datasets]]\nresolution = 512\n"))["no-source"]
+    assert (
+        "it belongs into the [[datasets]]"
+        in said(read(tmp_path, "[general]\nsource_fps = 1.0\n" + CLIPS))["unknown-key"]
+    )
+    with pytest.raises(ConfigError, match=r"there is no \[\[datasets\]\] in it"):
+        read(tmp_path, "[general]\nresolution = 512\n")
+
+
+def test_models(tmp_path):
+    assert "Z-Image trains no clips in musubi-tuner" in said(read(tmp_path, CLIPS, "zi"))["no-clips"]
+    rate = said(read(tmp_path, CLIPS + "source_fps = 30.0", None))["no-architecture"]
+    assert "depends on the model: name it, e.g. --arch wan" in rate
+    for name in ("wan", "WAN", "wan_train_network.py", "src/musubi_tuner/wan_train_network.py"):
+        assert architecture_named(name) is ARCHITECTURES["wan"]
+    for name, short in [("hunyuan_video", "hv"), ("hv_train.py", "hv"), ("hv_1_5_train_network.py", "hv15"),
+                        ("FLUX.1 Kontext", "fk"), ("zimage_train.py", "zi")]:  # fmt: skip
+        assert architecture_named(name).name == short
+    for wrong in ("wam", "", "train.py"):
+        with pytest.raises(ConfigError, match="must be a family of musubi-tuner"):
+            architecture_named(wrong)
+
+
+def test_whose_config_it_is():
+    assert is_musubi({"datasets": [{"video_directory": "v"}]})
+    assert is_musubi({"general": {}, "datasets": [{}, {"image_jsonl_file": "v"}]})
+    for other in ({}, None, [], {"datasets": 3}, {"datasets": [3]}, {"datasets": [{"resolution": 512}]},
+                  {"datasets": [{"image_directory": "x", "subsets": []}]}):  # fmt: skip
+        assert not is_musubi(other)
+
+
+def test_images_without_a_caption_are_left_out_and_named(tmp_path):
+    make_pictures(tmp_path / "i", [(64, 64)] * 3, "a caption")
+    (tmp_path / "i" / "1.txt").unlink()
+    (tmp_path / "i" / ".hidden.png").touch()
+    (tmp_path / "i" / "0.Png").touch()
+    folder = (tmp_path / "i").as_posix()
+    config = read(tmp_path, f"[[datasets]]\nimage_directory = '{folder}'\ncaption_extension = '.txt'\n")
+    listed = list_items(config.datasets[0], "dataset 1", config.findings)
+    assert [Path(path).name for path in listed.paths] == ["0.png", "2.png"]
+    assert "1 image without a caption, which musubi-tuner leaves out" in said(config)["no-caption"]
+    (tmp_path / "i").rename(tmp_path / "j")
+    list_items(config.datasets[0], "dataset 1", config.findings)
+    assert "does not exist" in said(config)["missing-folder"]
+
+
+def test_lines_of_a_list(tmp_path):
+    rows = [
+        {"video_path": "a.mp4", "caption": "x"},
+        {"video_path": "x/a.mp4", "caption": "x", "control_path": "c.mp4"},
+        {"caption": "x"},
+        {"video_path": "b.mp4"},
+        [1],
+    ]
+    list_file = tmp_path / "v.jsonl"
+    list_file.write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
+    config = read(tmp_path, f"[[datasets]]\nvideo_jsonl_file = '{list_file.as_posix()}'\ncache_directory = 'c'\n")
+    listed = list_items(config.datasets[0], "dataset 1", config.findings)
+    assert list(listed.paths) == ["a.mp4", "x/a.mp4"]
+    assert listed.controls == [(), ("c.mp4",)]
+    assert sorted(f.message.split(" of ")[0] for f in config.findings.of(Severity.ERROR)) == [
+        "line 3", "line 4", "line 5", "line 6"
+    ]  # fmt: skip
+    assert "share names" in said(config)["shared-names"]

@@ -1,0 +1,114 @@
+"""safetensors files that say more: whole or not at all, their tensors untouched, and never believed beyond that."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from cache_folder import tensor_bytes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.npz.note import NOTE
+from kohya_bucket.musubi.caching.note import TextNote, read_latents_note, read_text_note, texts_of
+from kohya_bucket.musubi.caching.tensor_file import BrokenFileError, TensorFile, read_tensor_file, write_with_texts
+
+SHAPES = {"latents_1x2x3_float32": (4, 2, 3), "empty": (0,), "clip_mask": (5,)}
+
+
+def nothing(_: object) -> dict[str, str]:
+    return {}
+
+
+def write(path: Path, fill: int = 1, note: TextNote | None = None) -> None:
+    content = tensor_bytes(SHAPES, {"architecture": "zi"}, fill)
+    write_with_texts(
+        path, lambda to: to.write_bytes(content), lambda file: {} if note is None else texts_of(note, file)
+    )
+
+
+def test_texts_are_added_and_nothing_else_is_changed(tmp_path: Path) -> None:
+    plain, more = tmp_path / "plain.safetensors", tmp_path / "new" / "more.safetensors"
+    note = TextNote([(1, 2, "3")], {"vae": "x"})
+    write(plain)
+    write(more, note=note)
+    assert plain.read_bytes() == tensor_bytes(SHAPES, {"architecture": "zi"})
+    file, other = read_tensor_file(more), read_tensor_file(plain)
+    assert (file.shapes, file.content) == (SHAPES, other.content)
+    assert file.texts["architecture"] == "zi"
+    assert read_text_note(file) == note
+    assert read_text_note(other) is None
+    assert more.read_bytes().endswith(bytes([1]) * 116)
+    assert [path.name for path in more.parent.iterdir()] == [more.name]
+
+
+def test_other_readers_see_the_same_tensors(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed here")
+    write(tmp_path / "plain.safetensors")
+    write(tmp_path / "more.safetensors", note=TextNote())
+    plain, more = (safetensors.load_file(tmp_path / f"{name}.safetensors") for name in ("plain", "more"))
+    assert plain.keys() == more.keys()
+    assert all((plain[name] == more[name]).all() for name in plain)
+
+
+def test_a_file_that_is_cut_off_anywhere_is_broken(tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    write(path, note=TextNote())
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(BrokenFileError):
+            read_tensor_file(path)
+
+
+def test_what_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    write(path)
+    before = path.read_bytes()
+
+    def half(to: Path) -> None:
+        to.write_bytes(before[:20])
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(LatentStoreError, match="disk is full"):
+        write_with_texts(path, half, nothing)
+    with pytest.raises(BrokenFileError):
+        write_with_texts(path, lambda to: to.write_bytes(before[:20]), nothing)
+    assert path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_note_that_somebody_carried_over_to_other_tensors_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    write(path, note=TextNote())
+    texts = read_tensor_file(path).texts
+    path.write_bytes(tensor_bytes(SHAPES, texts, fill=2))
+    assert read_text_note(read_tensor_file(path)) is None
+    path.write_bytes(tensor_bytes(SHAPES, texts, fill=1))
+    assert read_text_note(read_tensor_file(path)) == TextNote()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3)
+)
+
+
+@settings(max_examples=200)
+@given(st.dictionaries(st.sampled_from(["fingerprint", "further", "settings", "clips", "made_by", "seen"]), VALUES))
+def test_whatever_a_note_says_it_is_read_or_ignored(said: dict[str, object]) -> None:
+    file = read_of(tensor_bytes(SHAPES, {}))
+    texts = {NOTE: json.dumps(said | {"content": file.content})}
+    file = TensorFile(texts, file.shapes, file.content)
+    assert read_latents_note(file) is None
+    text = read_text_note(file)
+    assert text is None or {"seen", "made_by"} <= said.keys()
+
+
+def read_of(content: bytes) -> TensorFile:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "file")
+        path.write_bytes(content)
+        return read_tensor_file(path)

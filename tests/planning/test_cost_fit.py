@@ -1,0 +1,75 @@
+"""What tokens cost, from times: equal to what they were made of, and no other pair fits better."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning import fit_cost, measure_cost
+
+tokens = st.lists(st.integers(1, 200_000), min_size=2, max_size=9, unique=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tokens, st.floats(1e-6, 1), st.floats(1e-12, 1e-4))
+def test_exact_times_give_their_cost(lengths: list[int], a: float, b: float) -> None:
+    seconds = [a * n + b * n * n for n in lengths]
+    fit = fit_cost(lengths, seconds)
+    assert fit.residual < 1e-6
+    assert fit.fitted == pytest.approx(seconds, rel=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tokens, st.data())
+def test_no_other_cost_is_nearer(lengths: list[int], data: st.DataObject) -> None:
+    """Whatever was measured, also where a straight line would have a negative part."""
+    seconds = np.array(data.draw(st.lists(st.floats(1e-3, 1e3), min_size=len(lengths), max_size=len(lengths))))
+    fit, length = fit_cost(lengths, seconds), np.array(lengths, dtype=float)
+    a, b = fit.token_cost
+    assert a >= 0
+    assert b >= 0
+    best = ((fit.fitted / seconds - 1) ** 2).sum()
+    assert fit.residual == pytest.approx(np.sqrt(best / len(lengths)))
+    scale = seconds.max() / length.max()
+    for more_a, more_b in itertools.product((-0.1, -1e-3, 0, 1e-3, 0.1), repeat=2):
+        other = (
+            np.maximum(a + more_a * scale, 0) * length + np.maximum(b + more_b * scale / length.max(), 0) * length**2
+        )
+        assert ((other / seconds - 1) ** 2).sum() >= best * (1 - 1e-9) - 1e-12
+
+
+def test_steps_are_timed_until_the_device_is_done(monkeypatch) -> None:
+    """A clock that only `synchronize` moves on, as far as was handed over; the first round is slow."""
+    now, handed, calls, told = [0.0], [], [], []
+    monkeypatch.setattr("kohya_bucket.planning.cost_fit.time.perf_counter", lambda: now[0])
+
+    def step(k: int) -> None:
+        calls.append(k)
+        handed.append([10, 40, 20][k] * (50 if len(calls) <= 3 else 1) + (3 if len(calls) == 5 else 0))
+
+    def synchronize() -> None:
+        while handed:
+            now[0] += handed.pop()
+
+    fit = measure_cost(step, [100, 400, 200], rounds=2, synchronize=synchronize, progress=lambda *at: told.append(at))
+    assert calls == [0, 1, 2] * 3
+    assert told == [(i, 9) for i in range(1, 10)]
+    assert fit.seconds.tolist() == [10, 40, 20]
+    assert fit.token_cost == pytest.approx((0.1, 0))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "seconds", "words"),
+    [
+        ([5, 5], [1, 2], r"tokens is \[5, 5\]: what they cost follows from two different numbers at least"),
+        ([5, 6], [1, 0], "seconds is .* one number above 0 for each of 2 shapes"),
+        ([5, 6], [1], "for each of 2 shapes"),
+        ([5, -6], [1, 2], "must be .* whole numbers, 1 or more"),
+    ],
+)
+def test_what_is_refused(lengths, seconds, words) -> None:
+    with pytest.raises(PlanError, match=words):
+        fit_cost(lengths, seconds)

@@ -1,0 +1,220 @@
+"""same_shape="cost": what holds for every plan in which batches of several buckets meet in a step."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_cases import SIZES, cases, trained
+
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning import (
+    ORDERS,
+    REMAINDERS,
+    EpochPlan,
+    EpochPlanner,
+    EpochPosition,
+    LedgerReason,
+    lost_share_of,
+    plan_epoch,
+)
+
+every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
+every_order = pytest.mark.parametrize("order", [name for name, order in ORDERS.items() if not order.heeds_shards])
+TOKENS = [1024, 4096, 1000, 960, 14040, 7]
+
+
+@st.composite
+def by_cost(draw: st.DrawFn) -> dict:
+    case = draw(cases())
+    case["same_shape"] = "cost"
+    if draw(st.booleans()):
+        case["bucket_tokens"] = TOKENS[: len(case["bucket_sizes"])]
+        case["token_cost"] = (1, draw(st.sampled_from([0, 1e-4, 1])))
+    return case
+
+
+def shares(plan: EpochPlan, step: int) -> list[np.ndarray]:
+    return [plan.indices(step, rank) for rank in range(plan.world_size)]
+
+
+@every_order
+@every_policy
+@settings(max_examples=20, deadline=None)
+@given(case=by_cost())
+def test_every_rank_every_step_every_image(remainder: str, order: str, case: dict) -> None:
+    plan = plan_epoch(**case, remainder=remainder, order=order)
+    ids, world, ledger = case["bucket_ids"], plan.world_size, plan.ledger()
+    for s in range(plan.steps):
+        parts = shares(plan, s)
+        assert min(map(len, parts)) >= 1
+        assert np.concatenate(parts).tolist() == plan.step_indices(s).tolist()
+        for rank, images in enumerate(parts):
+            k = plan.bucket(s, rank)
+            assert k == plan.rank_buckets(rank)[s]
+            assert len(images) <= max(1, plan.global_batch[k] // world)
+            if not plan.moves:
+                assert set(ids[images].tolist()) == {k}
+    delta = np.bincount(ledger.image, weights=ledger.delta, minlength=len(ids)).astype(int)
+    asked = trained(plan) - delta
+    assert asked.min(initial=0) >= 0
+    assert asked.sum() == plan.asked == ledger.asked
+    assert ledger.trained == trained(plan).sum() == plan.samples
+    if case["repeats"] is None and case["regularization"] is None:
+        assert (asked == 1).all()
+    assert (trained(plan)[ids < 0] == 0).all()
+    for r in range(min(world, 3)):
+        assert list(plan.rank_batches(r)) == [plan.indices(s, r).tolist() for s in range(plan.steps)]
+        assert plan.rank_lengths(r).tolist() == [len(plan.indices(s, r)) for s in range(plan.steps)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=by_cost())
+def test_fewer_repeats_than_ranks_and_no_more_steps(case: dict) -> None:
+    """One shape per step repeats up to ranks - 1 images of every bucket, for a step of its own."""
+    plan, one_shape = plan_epoch(**case), plan_epoch(**{**case, "same_shape": True})
+    again = plan.ledger().count(LedgerReason.RANK_FILLED)
+    assert again < plan.world_size
+    assert again <= one_shape.ledger().count(LedgerReason.RANK_FILLED)
+    assert plan.steps <= one_shape.steps
+    if case["world_size"] == 1:
+        assert plan.hash == one_shape.hash
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=by_cost())
+def test_ranks_of_a_mixed_step_are_neighbours_by_cost(case: dict) -> None:
+    """Between the largest and the smallest cost of a step lies no batch of another mixed one."""
+    plan = plan_epoch(**case)
+    own, cost = plan.mixed.length > 0, plan.item_costs[plan.mixed.bucket] * plan.mixed.length
+    bounds = [(c[o].min(), c[o].max()) for c, o in zip(cost, own, strict=True)]
+    assert sorted(-plan.bucket_of_step[plan.bucket_of_step < 0] - 1) == list(range(len(bounds)))
+    for (low, _), (_, high) in itertools.pairwise(bounds):
+        assert low >= high
+    # Where a bucket has a batch for every rank, they meet in a step of one bucket.
+    per_rank = plan.global_batch // plan.world_size
+    for s in np.flatnonzero(plan.bucket_of_step >= 0).tolist():
+        assert -(-plan.length[s] // per_rank[plan.bucket_of_step[s]]) == plan.world_size
+
+
+@every_policy
+@settings(max_examples=20, deadline=None)
+@given(case=by_cost())
+def test_the_average_of_ranks_is_the_mean_of_the_batch(remainder: str, case: dict) -> None:
+    plan = plan_epoch(**case, remainder=remainder)
+    unequal = 0
+    for step in range(plan.steps):
+        part = dict.fromkeys(plan.step_indices(step).tolist(), 0.0)
+        scales = [plan.loss_scale(step, rank) for rank in range(plan.world_size)]
+        unequal += any(not math.isclose(scale, 1) for scale in scales)
+        for rank, images in enumerate(shares(plan, step)):
+            for image in images.tolist():
+                part[image] += scales[rank] / len(images) / plan.world_size
+        batch = plan.items[plan.start[step] : plan.start[step] + plan.length[step]].tolist()
+        for image in part:
+            assert math.isclose(part[image], batch.count(image) / len(batch), rel_tol=1e-12)
+    assert plan.unequal_steps >= unequal
+
+
+@every_policy
+@settings(max_examples=20, deadline=None)
+@given(case=by_cost(), data=st.data())
+def test_resume_on_as_many_ranks_goes_on_with_the_next_step(remainder: str, case: dict, data: st.DataObject) -> None:
+    case["remainder"] = remainder
+    planner = EpochPlanner(**{k: v for k, v in case.items() if k not in ("seed", "epoch")})
+    whole = planner.plan(case["seed"], case["epoch"])
+    stop = data.draw(st.integers(0, whole.steps))
+    size = planner.fingerprint["global_batch"]
+    position = EpochPosition(case["seed"], case["epoch"]).at_step(stop, size, planner.ranks)
+    state = json.loads(json.dumps(position.state_dict(planner.fingerprint)))
+    position = EpochPosition.from_state_dict(state, planner.fingerprint)
+    rest = planner.plan(position.seed, position.epoch, position.done)
+    assert (rest.first_step, rest.steps) == (stop, whole.steps - stop)
+    for s in range(rest.steps):
+        for r in range(whole.world_size):
+            assert rest.indices(s, r).tolist() == whole.indices(stop + s, r).tolist()
+            assert rest.bucket(s, r) == whole.bucket(stop + s, r)
+
+
+@every_policy
+@settings(max_examples=25, deadline=None)
+@given(case=by_cost(), data=st.data())
+def test_another_number_of_ranks_trains_what_is_left(remainder: str, case: dict, data: st.DataObject) -> None:
+    """With the same images per step or others: 12 on 2 ranks, then on 4, then 20 on 5."""
+    case.update(remainder=remainder)
+    done, seen, part = [], np.zeros(len(case["bucket_ids"]), dtype=int), None
+    for batch, world in ((6, 2), (3, 4), (4, 5), (4, 5)):
+        plan = plan_epoch(**{**case, "batch_size": batch, "world_size": world}, done=done)
+        part = plan if part is None else part
+        steps = data.draw(st.integers(0, plan.steps))
+        done.append((batch * world, steps, world))
+        for s in range(steps):
+            seen += np.bincount(plan.step_indices(s)[: plan.length[s]], minlength=plan.images)
+    plan = plan_epoch(**{**case, "batch_size": 4, "world_size": 5}, done=done)
+    ledger = plan.ledger()
+    left = trained(plan) - np.bincount(ledger.image, weights=ledger.delta, minlength=plan.images).astype(int)
+    assert left.sum() == plan.asked
+    if remainder not in ("drop", "pad"):
+        assert (seen + left).tolist() == np.bincount(part.items, minlength=plan.images).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=by_cost(), mode=st.sampled_from(["rotate", "weighted"]))
+def test_equal_epochs_are_equally_long(case: dict, mode: str) -> None:
+    ids, k = case["bucket_ids"], len(case["bucket_sizes"])
+    several = np.stack([ids, np.where(ids < 0, -1, (ids + 1) % k), np.where(ids % 3 == 1, -1, ids)], axis=1)
+    case.update(bucket_ids=several, resolutions=mode, repeats=None, regularization=None, equal_epochs=True)
+    if mode == "weighted":
+        case["resolution_weights"] = [2, 1, 1]
+    epochs = [plan_epoch(**{**case, "epoch": e}) for e in range(12)]
+    assert len({plan.steps for plan in epochs}) == 1
+    for plan in epochs:
+        counts = trained(plan) - np.bincount(plan.ledger().image, weights=plan.ledger().delta, minlength=len(ids))
+        assert (counts == 1).all()
+
+
+def test_ranks_wait_less_and_train_no_image_twice() -> None:
+    ids = np.random.RandomState(3).choice(len(SIZES), 400, p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
+    one, met = (plan_epoch(ids, 4, world_size=8, bucket_sizes=SIZES, same_shape=how) for how in (True, "cost"))
+    assert (one.ledger().repeated, met.ledger().repeated) == (11, 0)
+    assert met.steps < one.steps
+    assert lost_share_of(met) < lost_share_of(one)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"same_shape": False}, "same_shape is False, but must be True or 'cost'"),
+        ({"same_shape": "yes"}, "same_shape is 'yes', but must be"),
+        (
+            {"same_shape": "cost", "bucket_tokens": [1, 2], "order": "local", "shards": [0, 0, 0]},
+            "same_shape is 'cost' and order is 'local'",
+        ),
+        ({"same_shape": "cost"}, "same_shape is 'cost' without bucket_tokens or bucket_sizes"),
+        (
+            {"same_shape": "cost", "bucket_tokens": [1, 2], "world_size": 2, "done": [(6, 1, 4)]},
+            "global batch is 6, but must be a multiple of the 4 ranks that trained it",
+        ),
+    ],
+)
+def test_what_is_refused(options: dict, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        plan_epoch([0, 1, 0], 3, **options)
+
+
+def test_a_golden_plan() -> None:
+    ids = np.arange(23) % 5
+    plan = plan_epoch(ids, 2, world_size=3, seed=42, bucket_tokens=[9, 3, 8, 5, 2], same_shape="cost")
+    assert [[plan.indices(s, r).tolist() for r in range(3)] for s in range(plan.steps)] == [
+        [[3], [8], [13]],
+        [[11, 6], [21, 1], [16]],
+        [[0, 5], [20, 15], [10]],
+        [[18], [19, 9], [4, 14]],
+        [[22, 7], [2, 17], [12]],
+    ]
+    assert plan.bucket_of_step.tolist() == [-1, 1, 0, -2, 2]
+    assert [[plan.bucket(s, r) for r in range(3)] for s in (0, 3)] == [[3, 3, 3], [3, 4, 4]]
+    assert "in 2 steps more, ranks train batches of several buckets" in plan._repr_html_()
