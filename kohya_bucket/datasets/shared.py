@@ -9,6 +9,7 @@ import mmap
 import os
 import pickle
 import platform
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import torch.distributed as dist
 
 from kohya_bucket.datasets.agreement import gather, time_out
 from kohya_bucket.errors import KohyaBucketError, why_not_written
+from kohya_bucket.files import write_file
 
 __all__ = ["shared_on_node"]
 
@@ -83,21 +85,23 @@ def shared_on_node(make: Callable[[], Made], folder: str | os.PathLike[str] | No
 def _write(made: Any, folder: str | os.PathLike[str] | None) -> _Written:
     buffers: list[pickle.PickleBuffer] = []
     rest = pickle.dumps(made, protocol=5, buffer_callback=buffers.append)
-    places: list[tuple[int, int]] = []
-    path = ""
+    parts, places = [], []
+    end = 0
+    for part in (*(buffer.raw() for buffer in buffers), memoryview(rest)):
+        places.append((end + -end % _ALIGNED, part.nbytes))
+        parts += [bytes(-end % _ALIGNED), part]
+        end = sum(places[-1])
+    own = None
     try:
-        handle, path = tempfile.mkstemp(prefix="kohya_bucket_", suffix=".columns", dir=folder)
-        with os.fdopen(handle, "wb") as file:
-            for part in (*(buffer.raw() for buffer in buffers), memoryview(rest)):
-                file.write(bytes(-file.tell() % _ALIGNED))
-                places.append((file.tell(), part.nbytes))
-                file.write(part)
-    except OSError as error:
-        if path:
-            Path(path).unlink()
-        where, why = folder or tempfile.gettempdir(), why_not_written(error)
+        own = Path(tempfile.mkdtemp(prefix="kohya_bucket_", dir=folder))  # where no other user can read or write
+        write_file(own / "columns", parts, sync=False)
+    except (OSError, KohyaBucketError) as error:
+        if own is not None:
+            own.rmdir()
+        where = folder or tempfile.gettempdir()
+        why = why_not_written(error) if isinstance(error, OSError) else error
         raise KohyaBucketError(f"{where}: what ranks share cannot be written there: {why}") from error
-    return _Written(path, places[:-1], places[-1])
+    return _Written(str(own / "columns"), places[:-1], places[-1])
 
 
 def _attached(written: _Written) -> Any:
@@ -110,5 +114,6 @@ def _attached(written: _Written) -> Any:
 def _remove(path: str) -> None:
     try:
         Path(path).unlink()
-    except OSError:
-        atexit.register(lambda: Path(path).unlink(missing_ok=True))
+        Path(path).parent.rmdir()
+    except OSError:  # Windows: it is mapped
+        atexit.register(shutil.rmtree, Path(path).parent, ignore_errors=True)

@@ -47,6 +47,7 @@ ALLOWED = {
     ("images/cache/metadata_cache.py", "parquet.save(os.fspath(path), self if keep.all() else self.where(keep))"): "it",
     ("datasets/tar_index.py", "save(os.fspath(path), self)"): "a TarIndex",
     ("datasets/webdataset.py", "built.save(index)"): "a TarIndex",
+    ("cli/commands/build_cache.py", "tars.save(output)"): "a TarIndex",
     ("sdscripts/caching/session.py", "self.save(path, item, latents, crop_ltrb, flipped, alpha_mask, "
      "bool(key_reso_suffix))"): "an npz or a store",
     ("sdscripts/caching/shards.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)"): "a store",
