@@ -177,7 +177,7 @@ def test_a_state_without_a_place_goes_by_its_number_where_that_is_asked_for(tmp_
     (tmp_path / "kohya_bucket_state.json").unlink()
     assert train(tmp_path, 2, 30, resume=True, skip_until_initial_step=True) == whole[20:]
     assert train(tmp_path, 2, 30, resume=True, initial_step=23) == whole[23:]
-    assert "begins anew" not in caplog.text
+    assert "starts again" not in caplog.text
     per_epoch = -(-len(sampler_of({}, 2)) // 2)
     assert train(tmp_path, 2, 30, resume=True)[0][2] == whole[20 // per_epoch * per_epoch][2]
     assert "was saved without kohya_bucket: the epoch starts again from its first image" in caplog.text
