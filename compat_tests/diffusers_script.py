@@ -18,7 +18,7 @@ import types
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from accelerate.utils import set_seed
 from PIL import Image
 from PIL.ImageOps import exif_transpose
@@ -79,7 +79,8 @@ def main(spec):
         "__name__": "script", "args": args, "accelerator": accelerator, "Dataset": Dataset,
         "BatchSampler": BatchSampler, "Image": Image, "Path": Path, "TF": TF, "exif_transpose": exif_transpose,
         "itertools": itertools, "math": math,
-        "os": os, "random": random, "shutil": shutil, "torch": torch, "transforms": transforms, "is_fsdp": False,
+        "os": os, "random": random, "shutil": shutil, "torch": torch, "transforms": transforms,
+        "DistributedType": DistributedType, "is_fsdp": False,
         "buckets": [tuple(bucket) for bucket in spec["buckets"]], "use_aspect_ratio_buckets": False, "global_step": 0,
         "first_epoch": 0, "logger": types.SimpleNamespace(info=print), "kontext_base_resolutions": None,
         "progress_bar": types.SimpleNamespace(update=int, set_postfix=dict),
