@@ -9,9 +9,9 @@ import typer
 
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.extras import pip_install
-from kohya_bucket.latents.architectures import ARCHITECTURES
+from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 
-__all__ = ["VaeOptions", "load_vae"]
+__all__ = ["VaeOptions", "load_vae", "vae_hash_of"]
 
 
 @dataclass(frozen=True)
@@ -65,3 +65,13 @@ def load_vae(vae: str, **options: Any) -> Any:
         raise KohyaBucketError(
             f"a VAE needs {missing.name}, which is not installed: {pip_install('train')}"
         ) from missing
+
+
+def vae_hash_of(vae: str, family: Architecture) -> str:
+    """What a store knows a VAE by, which must be of this family."""
+    from kohya_bucket.latents.encode.encode_items import check_family
+    from kohya_bucket.latents.vae.encoder import encoder_hash
+
+    encoder = load_vae(vae, device="cpu", architecture=family.name)
+    check_family(encoder, family)
+    return encoder_hash(encoder)

@@ -78,5 +78,5 @@ def test_what_does_not_exist_is_named() -> None:
         EveryDream2Buckets(640)
     with pytest.raises(BucketSettingsError, match="quantization is 0"):
         OneTrainerBuckets(512, 0)
-    with pytest.raises(BucketSettingsError, match="no range of positive aspects"):
+    with pytest.raises(BucketSettingsError, match="not a range of positive aspects"):
         DiffusionPipeBuckets(min_ar=2, max_ar=1)

@@ -176,7 +176,7 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
         (tmp_path / "cut.safetensors", {}, "cannot be read"),
         (bare, {}, "add --arch sd or --arch sdxl"),
         (bare, {"architecture": "flux"}, "4 latent channels, but flux has 16"),
-        (bare, {"architecture": "sd9"}, "is none of"),
+        (bare, {"architecture": "sd9"}, "must be one of"),
         (tmp_path / "empty", {}, "no VAE at"),
         (tmp_path / "plain", {"xformers": True}, "xformers"),
     ]:

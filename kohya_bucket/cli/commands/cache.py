@@ -13,7 +13,7 @@ from kohya_bucket.cli.cache_console import print_exchange, print_files_in_use, p
 from kohya_bucket.cli.common_options import AsJson, Quiet
 from kohya_bucket.cli.common_options import path as folder
 from kohya_bucket.cli.console import say
-from kohya_bucket.cli.encoders import load_vae
+from kohya_bucket.cli.encoders import load_vae, vae_hash_of
 from kohya_bucket.cli.for_sd_scripts import FOR_HELP, version_for
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.text_exchange import export_texts, import_texts
@@ -150,9 +150,7 @@ def pack(
     store: _Store,
     to: Annotated[
         Path | None,
-        typer.Option(
-            "--to", parser=folder, help="Write a new store to this folder or address, e.g. for another machine."
-        ),
+        typer.Option("--to", parser=folder, help="Write a new store to this folder or address, for another machine."),
     ] = None,
     shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Size of a shard.")] = 256,
     cluster_by: Annotated[str | None, typer.Option(help="bucket: shards for order local, all written anew.")] = None,
@@ -209,7 +207,7 @@ def import_(
     with scan_progress("importing", quiet=quiet) as progress:
         done = import_npz(
             images, output, family, images_root=common_root(images, output), dtype=dtype_name(dtype),
-            vae=_hash_of(vae, family) if vae else vae_hash, interpolation=interpolation, collection=collection,
+            vae=vae_hash_of(vae, family) if vae else vae_hash, interpolation=interpolation, collection=collection,
             progress=progress,
         )  # fmt: skip
     print_exchange(done, "imported")
@@ -250,12 +248,3 @@ def _arch(name: str) -> Architecture:
     if name not in ARCHITECTURES:
         raise ConfigError(f"--arch {name!r}: use one of {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
-
-
-def _hash_of(vae: str, family: Architecture) -> str:
-    from kohya_bucket.latents.encode.encode_items import check_family
-    from kohya_bucket.latents.vae.encoder import encoder_hash
-
-    encoder = load_vae(vae, device="cpu", architecture=family.name)
-    check_family(encoder, family)
-    return encoder_hash(encoder)
