@@ -35,13 +35,10 @@ def planned_item(group: Group, index: PlannedBatch) -> Any:
         chosen = [mine.items[i] for i in index.images.tolist()]
         bucket = mine.bucket_keys[index.bucket]
         timesteps = held.timesteps.of(manager.num_timestep_buckets, index)
-        one_batch = SimpleNamespace(
-            batch_size=len(chosen),
-            buckets={bucket: chosen},
-            bucket_batch_indices=[(bucket, 0)],
-            num_timestep_buckets=manager.num_timestep_buckets,
-            timestep_pool=None if timesteps is None else [timesteps],
-        )
+        one_batch = SimpleNamespace(**vars(manager))  # forks keep more there
+        one_batch.batch_size, one_batch.buckets = len(chosen), {bucket: chosen}
+        one_batch.bucket_batch_indices = [(bucket, 0)]
+        one_batch.timestep_pool = None if timesteps is None else [timesteps]
         return type(manager).__getitem__(one_batch, 0)  # type: ignore[index]
 
     try:
