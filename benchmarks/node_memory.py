@@ -4,8 +4,8 @@
 
 Each rank is a process with torch, the data set (paths, captions, sizes, buckets; no file is opened) and the plan of an
 epoch, of which it reads some steps. Memory is the sum of the ranks' proportional set sizes (Pss in
-/proc/PID/smaps_rollup), in which a page that n processes share counts 1/n in each. What torch and Python take is measured
-in as many processes that import the same, and have no data.
+/proc/PID/smaps_rollup), in which a page that n processes share counts 1/n in each. What torch and Python take is
+measured in as many processes that import the same, and have no data.
 """
 
 from __future__ import annotations

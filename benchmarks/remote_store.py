@@ -10,8 +10,10 @@ of 8 SDXL latents (1024x1024, bfloat16, 131 KB each), in random order, once in e
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -89,7 +91,8 @@ def by_fsspec(work):
 def fill(address: str, n: int, shard_bytes: int, latents: np.ndarray) -> LatentStore:
     with StoreWriter(address, flush_seconds=None, shard_bytes=shard_bytes) as writer:
         for i in range(n):
-            entry = StoreEntry(f"{i:07d}.png", PRINT, BUCKET, (0, 0, 1024, 1024))
+            name = hashlib.blake2b(str(i).encode(), digest_size=8).hexdigest()
+            entry = StoreEntry(f"{name}.png", PRINT, BUCKET, (0, 0, 1024, 1024))
             writer.add(entry, latents[i % len(latents)], space=LatentSpace(0.13025))
     write_manifest(LatentStore(address))
     return LatentStore(address)
@@ -169,6 +172,46 @@ def rates(found: dict[str, object], items: int, rounds: int) -> dict[str, list[f
     return measured
 
 
+def gathers(endpoint: str, folder: Path, items: int, rounds: int) -> str:
+    latents = np.random.default_rng(0).integers(0, 1 << 16, (64, 4, 128, 128), dtype=np.uint16)
+    store = fill("s3://bench/latents", items, 16 << 20, latents)
+    measured = rates(ways("s3://bench/latents", endpoint, store, folder / "kept"), items, rounds)
+    plain = measured["s3fs, plain ranged requests"]
+    lines = ["| | items/s | of plain ranged requests |", "| --- | ---: | ---: |"]
+    for name, found in measured.items():
+        shares = [a / b for a, b in zip(found, plain, strict=True)]
+        lines.append(f"| {name} | {statistics.median(found):,.0f} ({min(found):,.0f} to {max(found):,.0f}) | "
+                     f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f}) |")  # fmt: skip
+    return "\n".join(lines) + f"\n\n{items} latents in {len(store.shards)} shards; {rounds} rounds.\n\n"
+
+
+def first_batches(folder: Path, items: int) -> str:
+    """A store of tiny latents, each with its own name and checksum, in a folder, and its copy in the bucket."""
+    here, there = folder / "many", "s3://bench/many"
+    small = np.random.default_rng(0).integers(0, 1 << 16, (items, 4, 1, 1), dtype=np.uint16)
+    many = fill(str(here), items, 8 * 25_000, small)
+    storage_of(there)[0].put(str(here), there, recursive=True)
+    rows: dict[str, list[list[float]]] = {str(here): [], there: []}
+    for _ in range(5):
+        for place, measured in rows.items():
+            environment = os.environ | {"PYTHONPATH": os.getcwd()}
+            done = subprocess.run([sys.executable, "-c", FIRST_BATCH, place], env=environment,
+                                  capture_output=True, text=True, check=True)  # fmt: skip
+            measured.append(json.loads(done.stdout))
+    size = sum(path.stat().st_size for path in here.glob("*.parquet"))
+    lines = ["| first batch of 8, in a new process | s, all | importing | opening | the batch | s of CPU, all |",
+             "| --- | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    for name, measured in zip(("from a folder", "from the bucket"), rows.values(), strict=True):
+        columns = [statistics.median(column) for column in zip(*measured, strict=True)]
+        whole = [sum(row[:3]) for row in measured]
+        lines.append(f"| {name} | {statistics.median(whole):.1f} ({min(whole):.1f} to {max(whole):.1f}) | "
+                     + " | ".join(f"{column:.2f}" for column in columns[:4]) + " |")  # fmt: skip
+    return "\n".join(lines) + (
+        f"\n\n{items:,} entries in {len(many.shards)} shards, a manifest of {size / 1e6:.0f} MB; medians of 5. "
+        "Nothing of the copy in the bucket was on the node.\n"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--items", type=int, default=400)
@@ -178,39 +221,16 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["KOHYA_BUCKET_SHARDS_GB"] = "0"
     folder = Path(tempfile.mkdtemp(prefix="remote_store"))
-    latents = np.random.default_rng(0).integers(0, 1 << 16, (64, 4, 128, 128), dtype=np.uint16)
+    text = ""
     with server(folder) as endpoint:
         import s3fs
 
         s3fs.S3FileSystem().mkdir("bench")
-        store = fill("s3://bench/latents", options.items, 16 << 20, latents)
-        measured = rates(ways("s3://bench/latents", endpoint, store, folder / "kept"), options.items, options.rounds)
-        plain = measured["s3fs, plain ranged requests"]
-        lines = ["| | items/s | of plain ranged requests |", "| --- | ---: | ---: |"]
-        for name, found in measured.items():
-            shares = [a / b for a, b in zip(found, plain, strict=True)]
-            lines.append(f"| {name} | {statistics.median(found):,.0f} ({min(found):,.0f} to {max(found):,.0f}) | "
-                         f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f}) |")  # fmt: skip
-        text = "\n".join(lines)
-        text += f"\n\n{options.items} latents in {len(store.shards)} shards; {options.rounds} rounds.\n"
+        if options.items:
+            text += gathers(endpoint, folder, options.items, options.rounds)
         if options.table_items:
-            small = np.zeros((1, 4, 1, 1), dtype=np.uint16)
-            many = fill("s3://bench/many", options.table_items, 8 * 25_000, small)
-            rows = []
-            for _ in range(3):
-                environment = os.environ | {"PYTHONPATH": os.getcwd()}
-                done = subprocess.run([sys.executable, "-c", FIRST_BATCH, "s3://bench/many"], env=environment,
-                                      capture_output=True, text=True, check=True)  # fmt: skip
-                rows.append(json.loads(done.stdout))
-            imported, opened, first = (statistics.median(row[k] for row in rows) for k in range(3))
-            cpu = statistics.median(row[3] for row in rows)
-            size = sum(n for name, n in many.layout.root.sizes().items() if name.endswith(".parquet"))
-            text += (
-                f"\nThe first batch of 8 from a store of {rows[0][4]:,} entries in {len(many.shards)} shards, in a new "
-                f"process, of which nothing is on the node: {imported + opened + first:.1f} s, of which importing "
-                f"{imported:.1f} s, opening {opened:.1f} s (a manifest of {size / 1e6:.0f} MB), the batch "
-                f"{first:.2f} s, and {cpu:.1f} s of CPU in all; medians of 3.\n"
-            )
+            text += first_batches(folder, options.table_items)
+    shutil.rmtree(folder)
     print(text)
     options.output.write_text(f"# Stores in object storage\n\n{text}", encoding="utf-8")
 

@@ -17,24 +17,32 @@ ONCE = dict.fromkeys(range(COUNT), 1)
 
 
 def make_data(source, folder, family):
-    """A config, and caches: every value of an item's latents and of its caption is its number."""
-    import torch
+    """A config, images and their caches."""
     from PIL import Image
-    from safetensors.torch import save_file
 
     (folder / "images").mkdir()
-    (folder / "cache").mkdir()
-    draws, place = random.Random(1), bucket_selector(source, family)
+    draws = random.Random(1)  # as in make_caches
+    for i in range(COUNT):
+        Image.new("RGB", draws.choice(SIZES)).save(folder / "images" / f"im{i:03d}.png")
+        (folder / "images" / f"im{i:03d}.txt").write_text(f"caption {i}", encoding="utf-8")
+    make_caches(source, folder / "cache", family)
+    return write_config(folder)
+
+
+def make_caches(source, folder, family, side=128):
+    """Caches at a resolution: every value of an item's latents and of its caption is its number."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    draws, place = random.Random(1), bucket_selector(source, family, side)
     for i in range(COUNT):
         width, height = draws.choice(SIZES)
         w, h = (side // 8 for side in place(width, height))
-        Image.new("RGB", (width, height)).save(folder / "images" / f"im{i:03d}.png")
-        (folder / "images" / f"im{i:03d}.txt").write_text(f"caption {i}", encoding="utf-8")
         shape = (16, 1, h, w) if family == "hv" else (16, h, w)
         latents = {f"latents_1x{h}x{w}_float32": torch.full(shape, float(i))}
-        save_file(latents, folder / "cache" / f"im{i:03d}_{width:04d}x{height:04d}_{family}.safetensors")
-        save_file(text_of(family, i), folder / "cache" / f"im{i:03d}_{family}_te.safetensors")
-    return write_config(folder)
+        save_file(latents, folder / f"im{i:03d}_{width:04d}x{height:04d}_{family}.safetensors")
+        save_file(text_of(family, i), folder / f"im{i:03d}_{family}_te.safetensors")
 
 
 def text_of(family, i):
@@ -59,10 +67,10 @@ def family(source):
     return "zi" if trains_z_image(source) else "qi"
 
 
-def bucket_selector(source, family):
+def bucket_selector(source, family, side):
     program = (
         "import json, sys; from musubi_tuner.dataset.image_video_dataset import BucketSelector; "
-        f"place = BucketSelector((128, 128), True, False, '{family}').get_bucket_resolution; "
+        f"place = BucketSelector(({side}, {side}), True, False, '{family}').get_bucket_resolution; "
         f"print(json.dumps([place(size) for size in {SIZES}]))"
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment(source), capture_output=True, text=True)

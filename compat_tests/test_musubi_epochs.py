@@ -45,7 +45,15 @@ def test_repeats_and_two_data_sets(musubi_source, config, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", ["order = 'runs'\nremainder = 'pad'", "max_pixels = 65536", "same_shape = false"])
+@pytest.mark.parametrize(
+    "table",
+    [
+        "order = 'runs'\nremainder = 'pad'",
+        "max_pixels = 65536",
+        "model = 'z-image'\nmax_tokens = 256",
+        "same_shape = false",
+    ],
+)
 def test_options_of_the_config(musubi_source, config, tmp_path, table):
     write_config(tmp_path, f"[kohya_bucket]\n{table}")
     for epoch in epochs(musubi_source, tmp_path, config, seed=1):
@@ -53,7 +61,21 @@ def test_options_of_the_config(musubi_source, config, tmp_path, table):
         assert counts.keys() == ONCE.keys()
         assert "pad" in table or counts == ONCE
         sizes = [len(step[0]["items"]) for step in epoch]
-        assert ("max_pixels" in table) == (max(sizes) > 2)
+        assert ("max_" in table) == (max(sizes) > 2)
+
+
+@pytest.mark.slow
+def test_batches_of_equal_cost_meet_in_a_step(musubi_source, config, tmp_path):
+    """In fewer steps than one shape per step takes, and with fewer repeats than there are processes."""
+    one_shape = epochs(musubi_source, tmp_path, config, ranks=4, seed=1)
+    write_config(tmp_path, "[kohya_bucket]\nsame_shape = 'cost'\nmodel = 'z-image'")
+    for epoch, other in zip(epochs(musubi_source, tmp_path, config, ranks=4, seed=1), one_shape, strict=True):
+        counts = counted(epoch)
+        assert counts.keys() == ONCE.keys()
+        assert sum(counts.values()) - COUNT < 4
+        assert len(epoch) < len(other)
+        assert any(len({tuple(row["size"]) for row in step}) > 1 for step in epoch)
+        assert all(row["items"] == row["captions"] for step in epoch for row in step)
 
 
 @pytest.mark.slow
@@ -61,6 +83,7 @@ def test_options_of_the_config(musubi_source, config, tmp_path, table):
     ("table", "words"),
     [
         ("rule = 'exact'", "rule is set, but musubi-tuner trains from caches"),
+        ("resolutions = [64, 128]", "give each resolution [[datasets]] and a cache_directory of its own"),
         ("remainder = 'merge'", "remainder is 'merge', which trains images at other sizes"),
         ("ordr = 'runs'", "has no option 'ordr'; the nearest is 'order'"),
     ],

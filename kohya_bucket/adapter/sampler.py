@@ -139,6 +139,13 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         return int(np.count_nonzero(np.ptp(lengths.reshape(-1, self.world_size), axis=1)))
 
     @property
+    def largest_batch(self) -> int:
+        """No batch of one process has more images, in any epoch: by a budget, it may be more than the trainer's own."""
+        planner = self.planner.planner(self.planned_ranks)
+        held = planner.demand_model.images_per_bucket * int(self.planner.repeats.max(initial=1))
+        return int(np.minimum(planner.global_batch // self.planned_ranks, held).max(initial=1))
+
+    @property
     def fingerprint(self) -> dict[str, Any]:
         """What a position holds for; see `GroupPlanner.fingerprint`."""
         return self.planner.fingerprint(self.planned_ranks)

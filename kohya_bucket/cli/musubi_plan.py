@@ -14,19 +14,19 @@ import typer
 from rich.console import Console
 
 from kohya_bucket.adapter.findings import Severity
-from kohya_bucket.adapter.options import AdapterOptions, environment_table
 from kohya_bucket.cli.console import print_fitting, wide_console
 from kohya_bucket.cli.plan_tables import bucket_table, findings_table, gpu_table, lost_table
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.musubi.architectures import architecture_named
 from kohya_bucket.musubi.config import ClipKeys, MusubiConfig, read_config
+from kohya_bucket.musubi.options import options_of
 from kohya_bucket.musubi.plan.clip_findings import seconds_lost
 from kohya_bucket.musubi.plan.overview import Overview, overview
 from kohya_bucket.musubi.plan.placing import PlacedData, Reading
 from kohya_bucket.musubi.rules import ANY
 from kohya_bucket.texts import counted
 
-__all__ = ["clip_rows", "musubi_options", "plan_musubi", "read_musubi"]
+__all__ = ["clip_rows", "plan_musubi", "read_musubi"]
 
 _LIMIT = 20
 _COLUMNS = ("bucket", "aspect", "items", "samples", "batches", "short", "cut off", "worst")
@@ -41,12 +41,6 @@ def read_musubi(config: Path, arch: str | None) -> MusubiConfig:
     return read
 
 
-def musubi_options(read: MusubiConfig) -> AdapterOptions:
-    """The `[kohya_bucket]` table of a config, over that of the environment."""
-    own = [] if read.table is None else [(str(read.path), read.table)]
-    return AdapterOptions.from_tables(*environment_table(), *own)
-
-
 def plan_musubi(
     config: Path, arch: str | None, gpus: list[int], accumulate: int, images: bool, as_json: bool, strict: bool
 ) -> None:
@@ -55,7 +49,7 @@ def plan_musubi(
     seen = None
     if not read.findings.of(Severity.ERROR):
         with scan_progress("reading images and clips") as progress:
-            seen = overview(read, musubi_options(read), gpus, accumulate, Reading(progress=progress))
+            seen = overview(read, options_of(read), gpus, accumulate, Reading(progress=progress))
     if as_json:
         typer.echo(json.dumps(_as_dict(read, seen, images), indent=2, allow_nan=False))
     else:

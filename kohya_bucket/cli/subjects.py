@@ -86,25 +86,25 @@ def from_folders(sources: list[str], options: RuleOptions, batch_size: int, read
         raise ConfigError("nothing to analyse: name a folder, e.g. kohya-bucket analyze data/, or give --config")
     name = ", ".join(Path(source).name or Path(source).resolve().name for source in sources)
     origin = "" if options.name == "kohya" else options.name.replace(":", " ", 1)
+
+    def subject(name: str, images: ImageTable, clips: ClipFacts | None = None) -> Subject:
+        return Subject(name, images, options.make(images.sizes), batch_size, origin, reading.trainer, clips)
+
     if (tars := tars_in(sources)) is not None:
-        images = _of_tars(tars)
-        return [Subject(name, images, options.make(images.sizes), batch_size, origin, reading.trainer)]
+        return [subject(name, _of_tars(tars))]
     paths = images_in(sources, recursive=reading.recursive, extensions=IMAGE_EXTENSIONS | VIDEO_EXTENSIONS)
     clips = [path for path in paths if is_video(path)]
     paths = [path for path in paths if not is_video(path)]
     subjects = []
     if paths:
         images = reading.table(paths)
-        images = images.without(not_read(images.paths)).without(reading.undecodable(images))
-        rule = options.make(images.sizes)
-        subjects.append(Subject(name, images, rule, batch_size, origin, reading.trainer))
+        subjects.append(subject(name, images.without(not_read(images.paths)).without(reading.undecodable(images))))
     if clips and paths and importlib.util.find_spec("av") is None:
         say(f"{counted(len(clips), 'clip')} left out: PyAV, which reads them, is not installed: {pip_install('video')}",
             err=True)  # fmt: skip
     elif clips:
         facts, images = reading.clips(clips)
-        rule = options.make(images.sizes)
-        subjects.append(Subject(f"{name}, clips", images, rule, batch_size, origin, reading.trainer, facts))
+        subjects.append(subject(f"{name}, clips", images, facts))
     return subjects
 
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from kohya_bucket.adapter.options import AdapterOptions, environment_table
+from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.section import Section
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.pixels.undecodable import undecodable
 from kohya_bucket.images.progress import Progress
 from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.config import ClipKeys, MusubiConfig, read_config
+from kohya_bucket.musubi.options import options_of
 from kohya_bucket.musubi.plan.clip_findings import seconds_lost
 from kohya_bucket.musubi.plan.overview import overview
 from kohya_bucket.musubi.plan.placing import PlacedData, Reading
@@ -39,8 +40,7 @@ def config_section(path: Path, architecture: Architecture | None, show: ShowProg
     title = "any model but HiDream-O1; name it for advice that fits: --arch wan" if architecture is None else ""
     section.facts.append(("checked for", title or getattr(architecture, "title", "")))
     try:
-        own = [] if read.table is None else [(str(path), read.table)]
-        options = AdapterOptions.from_tables(*environment_table(), *own)
+        options = options_of(read)
         if not section.stops:
             _planned(section, read, options, show, decode)
     except KohyaBucketError as error:

@@ -6,7 +6,6 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
@@ -14,16 +13,13 @@ from kohya_bucket.adapter.door import TrainerDoor
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.adapter.seams import Subject
-from kohya_bucket.errors import ConfigError
+from kohya_bucket.musubi.options import check_options
 
 __all__ = ["install", "is_active", "left_alone", "uninstall", "why_inactive"]
 
 _PACKAGE = "musubi_tuner"
 _HOME = f"{_PACKAGE}.dataset.image_video_dataset"
 _CLASSES = {"BaseDataset", "DatasetGroup"}
-_MEANT_HERE = {"remainder", "small_buckets", "order", "run_length", "same_shape", "on_bad_image"} | {
-    "max_pixels", "max_tokens", "max_cost", "model", "cost"
-}  # fmt: skip
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -55,18 +51,7 @@ class MusubiDoor(TrainerDoor):
         return SUBJECTS
 
     def check_options(self, options: AdapterOptions) -> None:
-        usual = AdapterOptions()
-        for field in fields(options):
-            if field.name not in _MEANT_HERE and getattr(options, field.name) != getattr(usual, field.name):
-                raise ConfigError(
-                    f"[kohya_bucket] {field.name} is set, but musubi-tuner trains from caches that were made without "
-                    f"it: leave it out; {', '.join(sorted(_MEANT_HERE))} can be set"
-                )
-        if options.moves_images:
-            raise ConfigError(
-                f"[kohya_bucket] remainder is {options.remainder!r}, which trains images at other sizes, but caches "
-                "have one size each: use 'keep', 'pad' or 'drop'"
-            )
+        check_options(options)
 
     def is_group(self, dataset: Any) -> bool:
         return any(base.__name__ in _CLASSES and base.__module__ == _HOME for base in type(dataset).__mro__)
@@ -92,8 +77,7 @@ class MusubiDoor(TrainerDoor):
             raise SystemExit("kohya_bucket: not one cached item is there to train: run cache_latents.py and "
                              "cache_text_encoder_outputs.py first")  # fmt: skip
         sampler = PlanSampler(GroupPlanner(items, self.options()), int(group.datasets[0].seed), counter)
-        batch_size = max(one.batch_size for one in items)
-        pool = TimestepPool(len(sampler) * batch_size, batch_size)
+        pool = TimestepPool(len(sampler) * sampler.largest_batch, sampler.largest_batch)
         setattr(group, HELD, Held(items, pool, self.options().on_bad_image))
         self.resume.attach(sampler)
         if is_first_process():

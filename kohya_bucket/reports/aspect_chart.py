@@ -59,7 +59,7 @@ def aspect_chart(
     heading = title or f"{bucket_set.name or 'bucket set'}: {len(bucket_set)} buckets"
     drawing = Drawing(_WIDTH, 64 + panel * len(sides), title=f"{heading}, switching by {method}")
     drawing.text(_LEFT, 24, heading, size=18, bold=True)
-    note = f"blue: buckets; orange: where one bucket hands over to the next ({method})"
+    note = f"blue: buckets; orange: where images switch to the next bucket ({method})"
     if rug:
         note += f"; bars: {counted(len(images), 'image')}"
     drawing.text(_LEFT, 48, note, size=13, colour="#555555")

@@ -26,6 +26,16 @@ def test_a_resumed_run_without_a_seed_has_the_timesteps_that_the_first_one_would
     assert [pool.of(10, index) for index in resumed] == whole[done:]
 
 
+@pytest.mark.parametrize("table", [{}, {"max_pixels": 16 * 256 * 256}, {"same_shape": "cost", "remainder": "pad"}])
+def test_no_batch_shares_its_timesteps_with_another(table):
+    sampler = sampler_of(table, BATCH_SIZE)
+    pool = TimestepPool(len(sampler) * sampler.largest_batch, sampler.largest_batch)
+    batches = list(sampler)
+    assert max(len(index.images) for index in batches) == sampler.largest_batch
+    drawn = [t for index in batches for t in pool.of(10, index)]
+    assert len(set(drawn)) == len(drawn)
+
+
 def test_an_epoch_has_as_many_timesteps_of_each_part_and_other_ones_than_the_next():
     drawn = []
     for epoch in (1, 2):

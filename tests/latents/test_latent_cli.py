@@ -100,7 +100,7 @@ def test_damage_repair_prune_pack(tmp_path, images, run):
     assert len(LatentStore(tmp_path / "packed")) == 5
     images[0].unlink()
     code, text, _ = run("cache", "prune", out, "--gone", "--dry-run")
-    assert "1 items would be dropped" in text
+    assert "1 item would be dropped" in text
     run("cache", "prune", out, "--gone")
     assert len(LatentStore(out)) == 4
     for image in images[1:]:
@@ -327,7 +327,7 @@ def test_prune_of_stale_items_keeps_the_same_image_in_another_collection(tmp_pat
         run("precompute", tmp_path / "images", *options, "--collection", name)
     os.utime(images[0], ns=(1, 1))
     run("precompute", tmp_path / "images", *options, "--collection", "b")
-    assert "1 items dropped" in run("cache", "prune", tmp_path / "out", "--stale")[1]
+    assert "1 item dropped" in run("cache", "prune", tmp_path / "out", "--stale")[1]
     store = LatentStore(tmp_path / "out")
     assert [len(store.in_collection(name)) for name in ("a", "b")] == [4, 5]
     assert run("cache", "status", tmp_path / "out")[0] == 0

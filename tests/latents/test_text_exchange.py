@@ -107,7 +107,7 @@ def test_what_cannot_be_known_is_skipped_with_its_reason(tmp_path):
     [
         (CAPTION_KEY, np.frombuffer(b"\xff\xfe", np.uint8), "utf-8"),
         (ENCODERS_KEY, np.frombuffer(b"\xff", np.uint8), "ascii"),
-        (ENCODERS_KEY, np.frombuffer(b"a\0", np.uint8), "no hash"),
+        (ENCODERS_KEY, np.frombuffer(b"a\0", np.uint8), "is not a hash"),
         ("caption_dropout_rate", np.zeros((2, 2)), "cannot be read"),
         ("caption_dropout_rate", np.array("x"), "cannot be read"),
         ("prompt_embeds", np.array([1j]), "cannot be stored"),
@@ -163,9 +163,9 @@ def test_the_commands(tmp_path, command_line):
     said = run("import", tmp_path / "a", "-o", out, "--arch", "flux", "--text", "--caption-extension", ".txt")
     assert "1 outputs imported, 1 skipped" in said
     said = run("status", out / "text")
-    assert "1 items" in said
+    assert "1 item" in said
     assert "flux captions, text encoders unknown: 1" in said
-    assert "1 items read, 0 damaged" in run("verify", out / "text")
+    assert "1 item read, 0 damaged" in run("verify", out / "text")
     run("pack", out / "text")
     run("prune", out / "text")
     path = tmp_path / "a" / "0_flux_te.npz"
@@ -194,7 +194,7 @@ def test_damage_is_found_and_put_right_by_the_commands(tmp_path, command_line):
     assert "cache repair" in errors
     code, said, errors = command_line("cache", "repair", tmp_path)
     assert (code, "2 healthy items kept" in said) == (2, True)
-    assert "1 items are lost: train again, which encodes these captions, or import them again" in errors
+    assert "1 item is lost: train again, which encodes these captions, or import them again" in errors
     code, said, _ = command_line("cache", "verify", tmp_path)
     assert (code, "2 items read, 1 damaged" in said) == (1, True)  # what is lost stays known
     fill_texts(tmp_path, 3)

@@ -286,7 +286,7 @@ def test_latents_are_not_of_the_types_that_only_texts_have(tmp_path, dtype):
         ShardInfo.from_json(stated)
     stated = info.to_json()
     stated["space"]["values"] = "text"
-    with pytest.raises(ValueError, match="said to be of texts"):
+    with pytest.raises(ValueError, match="its note says text outputs"):
         ShardInfo.from_json(stated)
 
 

@@ -46,7 +46,7 @@ def test_plan(config, command_line):
     assert (b["bucket"], b["fps"]) == ([64, 96], 30.0)
     assert (images["items"], images["samples"]) == (2, 4)
     assert [(row["gpus"], row["steps"], row["missed"]) for row in found["gpus"]] == [(1, 14, 0), (2, 9, 0)]
-    assert {f["code"] for f in found["findings"]} == {"not-trained", "source-fps"}
+    assert {f["code"] for f in found["findings"]} == {"too-short", "source-fps"}
 
 
 def test_plan_as_a_table(config, command_line):
@@ -67,6 +67,18 @@ def test_a_config_that_stops_is_not_planned(config, command_line):
     code, out, _ = command_line("plan", config)
     assert code == 1
     assert "target_frames is 9, at which musubi-tuner stops: give a list of whole numbers" in out
+
+
+def test_options_that_caches_cannot_have_are_refused_as_in_training(config, command_line):
+    text = config.read_text()
+    config.write_text(text + "[kohya_bucket]\nrule = 'exact'\n")
+    code, _, err = command_line("plan", config, "--arch", "wan")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "rule is set, but musubi-tuner trains from caches that were made without it" in err
+    config.write_text(text + "[kohya_bucket]\nmodel = 'wan-1.3b'\nmax_tokens = 200\n")
+    code, out, _ = command_line("plan", config, "--arch", "wan", "--json")
+    assert code == 0
+    assert json.loads(out)["gpus"][0]["steps"] < 14
 
 
 def test_doctor(config, command_line, tmp_path):

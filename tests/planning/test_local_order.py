@@ -112,6 +112,18 @@ def test_every_shard_is_read_once_and_in_another_order_each_epoch() -> None:
     assert len(set(first)) == 3
 
 
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), repeats=st.integers(2, 4), nodes=st.integers(1, 2))
+def test_repeats_are_in_different_batches_of_one_window(seed: int, repeats: int, nodes: int) -> None:
+    shards = np.arange(900) // 30
+    ids = shards % 3
+    options = {"order": "local", "shards": shards, "open_shards": 8, "nodes": nodes, "repeats": repeats}
+    plan = plan_epoch(ids, 4, seed=seed, **options)
+    assert (trained(plan) == repeats).all()
+    assert all(len(set(batch)) == len(batch) for batch in plan.rank_batches(0))
+    assert shards_open(plan, shards).max() <= 8 * nodes
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

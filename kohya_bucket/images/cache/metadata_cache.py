@@ -193,9 +193,9 @@ def _columns(rows: Iterable[MetadataRow], like: MetadataCache) -> MetadataCache:
     )  # fmt: skip
 
 
-def _is_unicode(text: builtins.bytes) -> bool:
+def _is_unicode(text: builtins.bytes | memoryview) -> bool:
     try:
-        text.decode("utf-8")
+        str(text, "utf-8")
     except UnicodeDecodeError:
         return False
     return True

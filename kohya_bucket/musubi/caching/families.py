@@ -13,7 +13,7 @@ __all__ = ["FAMILIES", "Family"]
 
 @dataclass(frozen=True)
 class Family:
-    """How one model family is cached.
+    """How one model family is cached; `architectures.py` has what its data sets know of it.
 
     Attributes:
         latents, text: the programs, without `.py`.

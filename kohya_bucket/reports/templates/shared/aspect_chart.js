@@ -12,8 +12,8 @@ function aspectChart(look) {
     const used = d.buckets.map((b, k) => ({ bucket: [b[0], b[1]], images: b[2], k }));
     const fullest = [...used].sort((p, q) => q.images - p.images).slice(0, MOST_ROWS);
     about.textContent = isSet
-    ? "Bars count images. Marks below are the buckets, filled where they hold images; dotted lines are the aspects at which one bucket hands over to the next."
-      + (rule.sizes.length > 1 && rule.switching === "midpoint" ? " They are not mirror images of each other: the distance is taken on width / height, so a portrait can switch where its landscape twin does not." : "")
+    ? "Bars count images. Marks below are the buckets, filled where they hold images; dotted lines are the aspects at which images switch to the next bucket."
+      + (rule.sizes.length > 1 && rule.switching === "midpoint" ? " They are not symmetric: the distance is measured on width / height, so a portrait and the same image in landscape can switch at different aspects." : "")
     : `Bars count images; marks below are ${used.length > MOST_ROWS ? `the ${int(MOST_ROWS)} fullest of the buckets` : "the buckets"} that occur. In this mode there are no fixed switching points: each image brings its bucket.`;
     const width = box.clientWidth || 1000, plot = width < 620 ? 150 : 190, left = 4, right = 4, top = 20;
     const reach = hist.reach, inner = width - left - right, counts = width < 620 ? inPairs(hist.counts) : hist.counts, n = counts.length;
