@@ -62,3 +62,8 @@ class Texts:
 
     def encode(self, captions):
         return [made_outputs(zlib.crc32(caption.encode())) for caption in captions]
+
+
+def texts(*_, **__):
+    """In the place of `load_text_encoder`."""
+    return Texts()

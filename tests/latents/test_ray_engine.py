@@ -35,11 +35,12 @@ from kohya_bucket.latents.on_ray.text import text_on_ray  # noqa: E402
 from kohya_bucket.latents.store.generations import Assigned  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.state import verify  # noqa: E402
+from kohya_bucket.latents.text import transformers_encoder  # noqa: E402
 from kohya_bucket.latents.text.precompute_text import precompute_text  # noqa: E402
 from kohya_bucket.latents.text.text_store import TextStore  # noqa: E402
 from tests.latents import ray_driver  # noqa: E402
 from tests.latents.latent_helpers import SPACE, bits, entry  # noqa: E402
-from tests.latents.ray_encoders import Telling, Texts, broken, different, told  # noqa: E402
+from tests.latents.ray_encoders import Telling, Texts, broken, different, texts, told  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.latents.text_outputs import same_outputs  # noqa: E402
 from tests.object_storage import s3_server  # noqa: E402
@@ -324,7 +325,7 @@ def test_images_in_s3(cluster, s3, images, tmp_path, expected):
     assert on_ray(images, tmp_path / "out", MeanEncoder, wanted=wanted).current == 32
 
 
-def test_captions_are_encoded_as_locally(cluster, images, tmp_path):
+def test_captions_are_encoded_as_locally(cluster, images, tmp_path, monkeypatch, command_line):
     for name in ("local", "ray"):
         encode_items(items_of(images), MeanEncoder(), tmp_path / name, images[0].parent, batch_size=BATCH)
     want = precompute_text(tmp_path / "local", Texts(), batch_size=BATCH)
@@ -343,6 +344,11 @@ def test_captions_are_encoded_as_locally(cluster, images, tmp_path):
         same_outputs(far.arrays(int(j)), local.arrays(i))
     again = text_on_ray(tmp_path / "ray", Texts, concurrency=1)
     assert (again.encoded, again.current) == (0, 32)
+    monkeypatch.setattr(transformers_encoder, "load_text_encoder", texts)
+    options = ("--text-encoder", "clip", "--collection", "other", "--engine", "ray")
+    code, out, _ = command_line("precompute", "--text", "-o", tmp_path / "ray", *options)
+    assert (code, "32 encoded, 0 were current; 32 captions" in out) == (0, True)
+    assert len(TextStore(tmp_path / "ray" / "text")) == 64
 
 
 def test_the_command_says_and_stores_what_it_does_locally(cluster, tmp_path, command_line):
