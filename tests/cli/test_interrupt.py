@@ -50,7 +50,7 @@ def test_build_cache_keeps_what_it_has_read(tmp_path: Path) -> None:
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=300)
     assert child.returncode == 130, errors
-    assert "go on with --refresh" in errors
+    assert "continue with --refresh" in errors
     assert "Traceback" not in errors
     kept = MetadataCache.load(target)
     assert 50 <= len(kept) < 400
