@@ -224,7 +224,7 @@ def test_the_keyboard_reaches_every_image(browser, images, tmp_path) -> None:
     assert browser.execute_script("return document.querySelector('dialog').open")
     browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
     browser.switch_to.active_element.send_keys(Keys.ESCAPE)
-    until(browser, f"return document.activeElement.title === {json.dumps(seen[1])}")  # when the dialog says it is closed
+    until(browser, f"return document.activeElement.title === {json.dumps(seen[1])}")  # when the dialog has closed
 
 
 def test_thousands_of_images_have_few_nodes(browser, tmp_path) -> None:
