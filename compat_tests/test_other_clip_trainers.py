@@ -1,7 +1,7 @@
 """Other trainers' real code for clips, taken from a checkout, against the rules restated here, row by row.
 
-Each test needs a checkout in the variable it names, e.g. DIFFUSION_PIPE_DIR=~/src/diffusion-pipe. Only the functions that
-decide are executed, taken out of their files; containers and tensors are stood in for by their sizes and rates.
+Each test needs a checkout in the variable it names, e.g. DIFFUSION_PIPE_DIR=~/src/diffusion-pipe. Only the functions
+that decide are executed, taken out of their files; containers and tensors are stood in for by their sizes and rates.
 """
 
 import logging
@@ -38,8 +38,12 @@ def compare(rule, theirs) -> None:
         if mine.get(i) != (None if their is None else list(their)):
             different.append(((width, height, frames, fps), mine.get(i), their))
     assert not different, f"{len(different)} of {N} differ, e.g. {different[:5]}"
-    assert 0 < len(mine)
+    assert len(mine) > 0
     print(f"\n{type(rule).__name__}: {N} clips equal, {len(mine)} trained in {len(placed.buckets)} buckets")
+
+
+def nothing(*_, **__) -> None:
+    """What is not asked for."""
 
 
 def _directory(taken, lengths, framerate):
@@ -57,9 +61,11 @@ def _directory(taken, lengths, framerate):
     ("lengths", "framerate", "stride", "multiple", "side"),
     [((33,), 16, 4, 16, 512), ((1, 25, 45, 81), 24, 4, 16, 723), ((10, 30, 97, 200), 25, 8, 32, 640)],
 )
-def test_diffusion_pipe(lengths, framerate, stride, multiple, side, tmp_path, monkeypatch, capsys) -> None:
+def test_diffusion_pipe(lengths, framerate, stride, multiple, side, tmp_path) -> None:
     file = source("DIFFUSION_PIPE_DIR", "utils/dataset.py")
-    common = take(source("DIFFUSION_PIPE_DIR", "utils/common.py"), {"round_to_nearest_multiple", "round_down_to_multiple"})
+    common = take(
+        source("DIFFUSION_PIPE_DIR", "utils/common.py"), {"round_to_nearest_multiple", "round_down_to_multiple"}
+    )
     clip = {}
     video = SimpleNamespace(
         get_dimensions=lambda: clip["size"],
@@ -69,18 +75,20 @@ def test_diffusion_pipe(lengths, framerate, stride, multiple, side, tmp_path, mo
     names = {"dedup_and_sort", "ROUND_DECIMAL_DIGITS", "DirectoryDataset", "ARBucketDataset", "shuffle_captions",
              "bucket_suffix"}  # fmt: skip
     made = []
+
+    def size_bucket(*given):
+        made.append(given[2])
+        return SimpleNamespace(cache_latents=nothing)
+
     taken = take(
         file, names, Path=Path, VIDEO_EXTENSIONS={".mp4"}, logger=logging.getLogger("theirs"),
-        InputImpl=SimpleNamespace(VideoFromFile=lambda _: video),
+        InputImpl=SimpleNamespace(VideoFromFile=lambda _: video), SizeBucketDataset=size_bucket,
         round_to_nearest_multiple=common.round_to_nearest_multiple,
-        SizeBucketDataset=lambda _, config, bucket, *rest: made.append(bucket) or SimpleNamespace(
-            cache_latents=lambda *a, **k: None),
     )  # fmt: skip
     base = source("DIFFUSION_PIPE_DIR", "models/base.py")
-    media = take(base, {"PreprocessMediaFile"}, round_down_to_multiple=common.round_down_to_multiple).PreprocessMediaFile
-    media.__del__ = lambda self: None
-    loader = object.__new__(media)
-    loader.round_frames = stride
+    media = take(base, {"PreprocessMediaFile"}, round_down_to_multiple=common.round_down_to_multiple)
+    loader = object.__new__(media.PreprocessMediaFile)
+    loader.round_frames, loader.tarfile_map = stride, {}
     decide = _directory(taken, lengths, framerate)._metadata_map_fn()
     sizes = {}
 
@@ -91,7 +99,7 @@ def test_diffusion_pipe(lengths, framerate, stride, multiple, side, tmp_path, mo
         if bucket is None:
             return None
         if bucket not in sizes:
-            data = taken.ARBucketDataset(bucket, [side], SimpleNamespace(map=lambda *a, **k: None),
+            data = taken.ARBucketDataset(bucket, [side], SimpleNamespace(map=nothing),
                                          {"path": str(tmp_path)}, tmp_path, multiple, None)  # fmt: skip
             data.cache_latents(None)
             sizes[bucket] = made[-1][1:]
@@ -120,7 +128,15 @@ class Video:
     "buckets",
     [
         [(832, 480, 49)],
-        [(832, 480, 49), (480, 832, 49), (640, 640, 49), (512, 288, 81), (288, 512, 17), (576, 576, 17), (512, 512, 17)],
+        [
+            (832, 480, 49),
+            (480, 832, 49),
+            (640, 640, 49),
+            (512, 288, 81),
+            (288, 512, 17),
+            (576, 576, 17),
+            (512, 512, 17),
+        ],
     ],
 )
 def test_finetrainers(buckets) -> None:

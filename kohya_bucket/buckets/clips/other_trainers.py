@@ -48,7 +48,7 @@ class ClipModel(NamedTuple):
     def side(self) -> int:
         """Of a square of the resolution's area."""
         width, height = self.resolution
-        return round((width * height) ** 0.5)
+        return round(math.sqrt(width * height))
 
 
 class Taken(NamedTuple):
@@ -85,7 +85,7 @@ class TrainerClips(ABC):
             array[readable], counts[readable], fps[readable]
         )
         reasons = np.where(readable, Reason.PLACED, Reason.UNREADABLE).astype(np.uint8)
-        reasons[readable & (pictures.min(axis=1, initial=1) < 1)] = Reason.TOO_SMALL
+        reasons[readable & (pictures.min(axis=1, initial=1) < 1)] = Reason.NO_SMALLER_BUCKET
         picture = OwnSizes(array, pictures, reasons).placement()
         clip = np.flatnonzero(picture.placed & (lengths > 0))
         spans = Spans(clip, np.zeros_like(clip), lengths[clip])
@@ -158,7 +158,7 @@ class FinetrainersClips(TrainerClips):
 
 class OpenSoraClips(TrainerClips):
     """One resolution of a `bucket_config` with probability 1: frames are left out until the rate is at most `fps_max`,
-    the longest listed length that fits, the nearest `h/w` of 17. Clips below 80% of the area have no bucket.
+    the longest listed length that fits, the nearest `h/w` of its aspects. Clips below 80% of the area have no bucket.
 
     Args:
         resolution: side in pixels, as in `256px`.
