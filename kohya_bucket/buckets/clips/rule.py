@@ -16,7 +16,7 @@ from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["ClipBuckets"]
+__all__ = ["ClipBuckets", "clip_counts", "used_buckets"]
 
 
 class ClipBuckets:
@@ -69,7 +69,7 @@ class ClipBuckets:
             BucketSettingsError: counts that are none, or a rate of 0.
         """
         array = as_sizes(sizes)
-        counts = _counts(frames, len(array))
+        counts = clip_counts(frames, len(array))
         picture = self.picture.place(array)
         counts = np.where(array.min(axis=1, initial=1) < 1, 0, counts)
         loaded = counts
@@ -77,7 +77,7 @@ class ClipBuckets:
             loaded = frames_at_rate(counts, source_fps, self.target_fps, self._end)
             counts = frames_at_rate(counts, source_fps, self.target_fps)
         spans = take_spans(np.where(picture.placed, loaded, 0), self.lengths, self.extraction, self.grid)
-        buckets, index = _buckets(picture, spans)
+        buckets, index = used_buckets(picture, spans)
         reasons = picture.reasons.copy()
         reasons[picture.placed & (np.bincount(spans.clip, minlength=len(array)) < 1)] = Reason.TOO_SHORT
         reasons[counts < 1] = Reason.UNREADABLE
@@ -89,7 +89,7 @@ class ClipBuckets:
         return self.lengths[-1] if self.extraction.name == "head" else None
 
 
-def _buckets(picture: Placement, spans: Spans) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def used_buckets(picture: Placement, spans: Spans) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """[K, 3] buckets in use, and [M] the position of each run's."""
     rows = np.column_stack([picture.bucket_sizes[spans.clip], spans.length]).astype(np.int32)
     if not len(rows):
@@ -98,7 +98,8 @@ def _buckets(picture: Placement, spans: Spans) -> tuple[npt.NDArray[np.int32], n
     return buckets, index.reshape(-1).astype(np.int32)
 
 
-def _counts(frames: npt.ArrayLike, clips: int) -> npt.NDArray[np.int64]:
+def clip_counts(frames: npt.ArrayLike, clips: int) -> npt.NDArray[np.int64]:
+    """[N] frames of so many clips; below 0 counts as 0. `BucketSettingsError` for what no count can be."""
     array = np.asarray(frames)
     if array.shape != (clips,) or (array.size and array.dtype.kind not in "iu"):
         raise BucketSettingsError(f"frames must be {clips} whole numbers, one for each clip, got {array!r:.80}")

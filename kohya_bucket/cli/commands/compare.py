@@ -1,35 +1,52 @@
-"""`kohya-bucket compare`: the same images under different rules."""
+"""`kohya-bucket compare`: the same images or clips under different rules."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kohya_bucket.cli.clip_simulation import ClipOptions
 from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, TableOrSources, Workers
 from kohya_bucket.cli.compared_rules import comparable, compared_rule, groups, names_of
+from kohya_bucket.cli.configs import is_musubi_config
 from kohya_bucket.cli.console import print_table, wide_console
+from kohya_bucket.cli.given import given, refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import SizedImages, sizes_of
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.texts import one_line
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kohya_bucket.cli.compared_clips import ComparedSet
     from kohya_bucket.reports.compare import Compared
+    from kohya_bucket.reports.compare_clips import ComparedClips
+
+_OF_CLIPS = [field.name for field in fields(ClipOptions) if field.name != "source_fps"]
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(compare, without=("rule", "preset", "bucket_config", "no_upscale_fit")))
+    app.command()(
+        with_option_groups(compare, without=("rule", "preset", "bucket_config", "no_upscale_fit", "source_fps"))
+    )
 
 
 def compare(
+    context: typer.Context,
     path: TableOrSources,
     rules: Annotated[
         str, typer.Option(help="Names, separated by commas: {}."), lambda: ", ".join([*comparable(), *groups()])
     ] = "kohya,novelai,exact,auto",
     *,
     options: RuleOptions,
+    clip_options: ClipOptions,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per step.")] = 4,
     recursive: Recursive = True,
     workers: Workers = None,
@@ -38,8 +55,26 @@ def compare(
 ) -> None:
     from kohya_bucket.reports.compare import compare_rules
 
+    def of_clips() -> None:
+        from kohya_bucket.cli.compared_clips import clip_rules, sets_of
+
+        what = "clips are compared as musubi-tuner and others train them"
+        refuse_beside(context, what, [*(name for name in options.fields if name != "resolution"), "batch_size"])
+        names = clip_rules(rules if given(context, ["rules"]) else None)
+        sets = sets_of(context, path, options, clip_options, recursive, workers, quiet or as_json)
+        _print_clips(sets, names, as_json)
+
+    if given(context, _OF_CLIPS) or (len(path) == 1 and _is_config(path[0])):
+        of_clips()
+        return
     names = names_of(rules)
-    images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
+    try:
+        images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
+    except KohyaBucketError:
+        if not _only_clips(path, recursive):
+            raise
+        of_clips()
+        return
     results = compare_rules(
         [(name, compared_rule(name, options, images.sizes)) for name in names], images.sizes, batch_size
     )
@@ -55,21 +90,75 @@ def compare(
         _print(images, results, batch_size)
 
 
-def _print(images: SizedImages, results: list[Compared], batch_size: int) -> None:
-    from rich.table import Table
+def _is_config(path: str) -> bool:
+    """A dataset config of musubi-tuner."""
+    return path.lower().endswith(".toml") and Path(path).is_file() and is_musubi_config(Path(path))
 
+
+def _only_clips(sources: list[str], recursive: bool) -> bool:
+    from kohya_bucket.images.clip_files import VIDEO_EXTENSIONS, is_video
+    from kohya_bucket.images.files.listing import list_images
+    from kohya_bucket.images.formats import IMAGE_EXTENSIONS
+
+    paths = list_images(sources, recursive=recursive, extensions=IMAGE_EXTENSIONS | VIDEO_EXTENSIONS)
+    return bool(paths) and all(map(is_video, paths))
+
+
+def _print(images: SizedImages, results: list[Compared], batch_size: int) -> None:
     console = wide_console()
     console.print(f"{images}, batches of {batch_size}")
     head = ("rule", "buckets", "mean crop", "95%", "worst", "upscaled", "no bucket", "batches", "short")
+    rows = []
+    for result in results:
+        s = result.summary
+        rows.append((
+            one_line(result.name), str(s.buckets), f"{s.mean_crop:.2%}", f"{s.p95_crop:.2%}", f"{s.worst_crop:.2%}",
+            f"{s.enlarged:.1%}", str(s.unplaced), str(s.batches), str(s.short_batches),
+        ))  # fmt: skip
+    _print_rows(console, head, rows, results)
+
+
+def _print_clips(sets: list[ComparedSet], names: list[str], as_json: bool) -> None:
+    from kohya_bucket.reports.compare_clips import compare_clips
+
+    compared = [(one, compare_clips(one.placed(names), one.scan)) for one in sets]
+    if as_json:
+        report = [
+            {
+                "clips": len(one.scan) - len(one.scan.failures),
+                "unreadable": len(one.scan.failures),
+                "source": one.title,
+                "rules": [result.as_dict() for result in results],
+            }
+            for one, results in compared
+        ]
+        typer.echo(json.dumps(report, indent=2))
+        return
+    console = wide_console()
+    head = ("rule", "buckets", "items", "frames kept", "dropped", "seconds lost", "no bucket", "mean crop")
+    for one, results in compared:
+        console.print(one.title, soft_wrap=True, markup=False)
+        rows = [
+            (one_line(r.name), str(r.buckets), f"{r.items:,}", f"{r.frames_kept:,}", f"{r.frames_dropped:,}",
+             f"{r.seconds_lost:,.1f}", str(r.unplaced), f"{r.mean_crop:.2%}")
+            for r in results
+        ]  # fmt: skip
+        _print_rows(console, head, rows, results)
+
+
+def _print_rows(
+    console: Console,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    results: Sequence[Compared] | Sequence[ComparedClips],
+) -> None:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for i, column in enumerate(head):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
-    for result in results:
-        s = result.summary
-        table.add_row(
-            one_line(result.name), str(s.buckets), f"{s.mean_crop:.2%}", f"{s.p95_crop:.2%}", f"{s.worst_crop:.2%}",
-            f"{s.enlarged:.1%}", str(s.unplaced), str(s.batches), str(s.short_batches),
-        )  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
     print_table(console, table)
     for result in results:
         for reason, count in result.reasons.items():
