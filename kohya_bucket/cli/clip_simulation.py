@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from kohya_bucket.buckets.choices import EXTRACTIONS, described
-from kohya_bucket.cli.given import given
+from kohya_bucket.cli.given import given, refuse_beside
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.texts import counted, some
 
@@ -44,6 +44,7 @@ class ClipOptions:
 
     def keys(self, resolution: tuple[int, int], no_upscale: bool, clip: bool) -> DatasetKeys:
         """The same as the keys of a data set. `ConfigError` for lengths that are none."""
+        from kohya_bucket.buckets.clips.frame_rate import MOST_FRAMES
         from kohya_bucket.musubi.config import ClipKeys, ImageKeys
 
         if not clip:
@@ -52,6 +53,8 @@ class ClipOptions:
             return ClipKeys(resolution, True, frame_extraction="full", source_fps=self.source_fps)
         try:
             lengths = tuple(int(part) for part in self.target_frames.split(","))
+            if max(lengths) > MOST_FRAMES:
+                raise ValueError
         except ValueError:
             text = f"--target-frames is {self.target_frames!r}, but must be numbers of frames, e.g. 1,25,45"
             raise ConfigError(text) from None
@@ -120,6 +123,8 @@ def musubi_rules(
     own = [field.name for field in fields(how) if field.name != "arch"]
     if clip is None and (beside := given(context, own)):
         raise ConfigError(f"{' and '.join(beside)}: for clips, and this is an image")
+    if how.target_frames is None and how.frame_extraction != "full":
+        refuse_beside(context, "without --target-frames, all frames are taken", ["frame_extraction"])
     if config is not None:
         return _of_config(context, config, how, clip is not None, own)
     if clip is None and how.arch is None:

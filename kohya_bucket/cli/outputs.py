@@ -8,7 +8,7 @@ from pathlib import Path
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS
 
-__all__ = ["check_output"]
+__all__ = ["check_output", "refuse_address"]
 
 
 def check_output(option: str, output: Path | None, what: str, inputs: Iterable[str | Path | None]) -> None:
@@ -25,6 +25,7 @@ def check_output(option: str, output: Path | None, what: str, inputs: Iterable[s
     """
     if output is None:
         return
+    refuse_address(option, output)
     if output.is_dir():
         raise KohyaBucketError(f"{option} is {output}, a folder: name a file in it")
     if output.suffix.lower() in IMAGE_EXTENSIONS and not what.endswith("picture"):
@@ -34,3 +35,15 @@ def check_output(option: str, output: Path | None, what: str, inputs: Iterable[s
             raise KohyaBucketError(
                 f"{option} is {output}, which is also an input and would be overwritten: give another name"
             )
+
+
+def refuse_address(option: str, output: Path) -> None:
+    """Before anything is made at "s3:/bucket", which is what a `Path` makes of an address.
+
+    Raises:
+        KohyaBucketError: `output` is one, and no folder here has such a name.
+    """
+    first = output.parts[0] if output.parts else ""
+    if first.endswith(":") and len(first) > 2 and not Path(first).exists():
+        address = f"{first}//{'/'.join(output.parts[1:])}"
+        raise KohyaBucketError(f"{option} is {address}, but is written to this machine only: give a local path")

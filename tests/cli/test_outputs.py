@@ -187,3 +187,12 @@ def test_a_reader_that_has_enough_is_no_error():
             [sys.executable, "-m", "kohya_bucket", "presets"], stdout=out, stderr=subprocess.PIPE, check=False
         )
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_no_folder_is_made_of_an_address(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path has one slash where an address has two."""
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(app, ["build-cache", str(folder), "--output", "s3://bucket/sizes.parquet"])
+    assert isinstance(result.exception, KohyaBucketError)
+    assert "--output is s3://bucket/sizes.parquet, but is written to this machine only" in str(result.exception)
+    assert not (folder / "s3:").exists()

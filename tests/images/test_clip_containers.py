@@ -10,10 +10,10 @@ from PIL import Image
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.clip_files import VIDEO_EXTENSIONS
 from kohya_bucket.images.clips import clip_scan, list_clips, read_clips
-from kohya_bucket.images.headers.clip import COUNTED, OF_IMAGES, TOLD
+from kohya_bucket.images.headers.clip import COUNTED, OF_IMAGES, TOLD, _packets
 from tests.clip_files import CODECS, copy_packets, decoded, make_clip
 
-pytest.importorskip("av", minversion="16")
+av = pytest.importorskip("av", minversion="16")
 
 
 @pytest.mark.parametrize("ending", sorted(CODECS))
@@ -131,3 +131,21 @@ def test_without_pyav_one_line_says_what_to_install(tmp_path: Path, monkeypatch)
     monkeypatch.setattr(clip_scan.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(KohyaBucketError, match="clips are read by PyAV, which is not installed: pip install av"):
         read_clips([tmp_path / "a.mp4"])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no file has such a name here")
+def test_a_name_with_a_colon_is_no_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_clip(tmp_path / "clip.mp4", 5).rename(tmp_path / "12:30 take.mp4")
+    monkeypatch.chdir(tmp_path)
+    scan = read_clips(["12:30 take.mp4"])
+    assert (scan.frames.tolist(), scan.failures) == ([5], [])
+
+
+def test_packets_are_counted_where_no_index_can_be_asked(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "clip.mp4", 30, key_every=10)
+    cut = copy_packets(path, tmp_path / "cut.mp4", 5)
+    found = []
+    for one in (path, cut):
+        with av.open(str(one)) as container:
+            found.append(_packets(container, container.streams.video[0]))
+    assert found == [30, 0]  # the second begins with no key frame

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, list_images, read_sizes
+from kohya_bucket.images.files.remote import is_url
 
 CORPUS = [*corpus(), ("broken.png", b"no"), ("empty.jpg", b"")]
 
@@ -165,3 +166,16 @@ def test_an_unknown_engine_is_named(folder: Path) -> None:
 
     done = CliRunner().invoke(cli.app, ["build-cache", str(folder), "-o", "x.parquet", "--engine", "spark"])
     assert "--engine spark: use one of local, ray" in str(done.exception)
+
+
+@pytest.mark.parametrize("text", ["s3://bucket/a", "file:///a", "hf://x", "simplecache::s3://bucket/a"])
+def test_addresses(text: str) -> None:
+    assert is_url(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["C://images/a", "c:/images", "D:\\images", "\\\\server\\share", "//server/share", "s3:/a", "/a/http://b", "://a"],
+)
+def test_paths_that_are_no_addresses(text: str) -> None:
+    assert not is_url(text)

@@ -8,10 +8,12 @@ import threading
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from kohya_bucket.errors import StorageError
+from kohya_bucket.errors import LatentStoreError, StorageError
 from kohya_bucket.latents.maintenance.pack import pack
 from kohya_bucket.latents.maintenance.prune import prune
+from kohya_bucket.latents.npz.names import paths_beside
 from kohya_bucket.latents.remote import quick_ranges, storage
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.state import status, verify, verify_files
@@ -141,3 +143,42 @@ def test_one_of_many_creates_a_file(address):
 def test_a_bucket_that_is_not_there_is_said(bucket, monkeypatch):
     with pytest.raises(StorageError, match=r"s3://absent/latents.*no such bucket"):
         StoreWriter("s3://absent/latents")
+
+
+def test_without_an_account_that_is_said_at_once():
+    asked = []
+
+    def ask():
+        asked.append(1)
+        raise OSError("NoCredentialsError: Unable to locate credentials") from NoCredentialsError()
+
+    NoCredentialsError = pytest.importorskip("botocore.exceptions").NoCredentialsError
+    with pytest.raises(StorageError, match="Unable to locate credentials: check your access to it"):
+        storage._until_answered("s3://bucket/a: cannot be read", ask)
+    assert asked == [1]
+
+
+def test_npz_are_not_looked_for_in_object_storage(address, tmp_path, command_line: Command, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    fill(address, NAMES)
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    storage.put(f"{address}/images/a.png", (tmp_path / "a.png").read_bytes())
+    for arguments, said in (
+        (
+            ("export", address, "--arch", "sdxl", "--output", f"{address}/npz"),
+            f"{address}/npz: npz files are read from",
+        ),
+        (("import", f"{address}/images", "--arch", "sdxl", "-o", "latents"), "a.png: npz files are read from folders"),
+    ):
+        code, _, err = command_line("cache", *arguments)
+        assert code == 2
+        assert said in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png"]
+    with pytest.raises(LatentStoreError, match=r"a\.png: npz files lie in folders"):
+        paths_beside([f"{address}/images/a.png"], None, tmp_path)
+
+
+def test_a_store_is_not_written_through_an_address_of_files(tmp_path):
+    """Two writers could both make a file there, and a reader would see half of it."""
+    with pytest.raises(StorageError, match="is written by the path of the folder"):
+        StoreWriter(f"file://{tmp_path.as_posix()}/latents")

@@ -161,10 +161,8 @@ def pack(
     opened = _open(store)
     before = len(opened.shards)
     done = pack_store(opened, to, shard_bytes=shard_mb << 20, cluster_by=cluster_by)
-    say(
-        f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, "
-        f"{len(_open(to or store).shards)} now"
-    )
+    now = len(_open(to or store).shards)
+    say(f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, {now} now")
     print_files_in_use(done)
 
 
@@ -217,7 +215,8 @@ def export(
     store: _Store,
     arch: _Family,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to this folder instead of beside the images.")
+        Path | None,
+        typer.Option("--output", "-o", parser=folder, help="Write to this folder instead of beside the images."),
     ] = None,
     images: _Images = None,
     collection: _Collection = "",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import functools
 import os
+import re
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -27,11 +28,13 @@ __all__ = [
 
 _Answer = TypeVar("_Answer")
 _FIRST = 1 << 16
+_PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z0-9+.-]+)*://")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
 def is_url(path: str) -> bool:
-    return "://" in path
+    """Whether it begins with the name of a protocol; one letter is a drive, as in C://images."""
+    return "://" in path and _PROTOCOL.match(path) is not None
 
 
 class RemoteFile:

@@ -51,6 +51,7 @@ def read_clip(path: str, *, decode: bool = False) -> ClipRow:
         raise UnreadableImageError("an empty file (0 bytes)")
     import av
 
+    path = os.path.abspath(path)  # or else what stands before a colon in its name is taken for a protocol
     seen = 0
     try:
         told = _told(path, status.st_size)
@@ -107,14 +108,23 @@ def _told(path: str, file_size: int) -> int:
         if not 0 < frames <= MOST_FRAMES:
             return 0
         if not hasattr(stream, "index_entries"):  # before PyAV 17: what the index says is in the packets
-            packets = [packet for packet in container.demux(stream) if packet.size]
-            whole = not any(packet.is_discard or packet.is_corrupt for packet in packets)
-            return frames if len(packets) == frames and whole and packets[0].is_keyframe else 0
+            return frames if _packets(container, stream) == frames else 0
         entries = stream.index_entries
         if len(entries) != frames or not entries[0].is_keyframe:
             return 0
         inside = all(e.size > 0 and not e.is_discard and e.pos + e.size <= file_size for e in entries)
         return frames if inside else 0
+
+
+def _packets(container: Any, stream: Any) -> int:
+    """How many packets there are, one at a time in memory; 0 if one is of no use, or the first is no key frame."""
+    found = 0
+    for packet in container.demux(stream):
+        if packet.size:
+            if packet.is_discard or packet.is_corrupt or not (found or packet.is_keyframe):
+                return 0
+            found += 1
+    return found
 
 
 def _of_images(folder: str) -> ClipRow:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.files.remote import is_url
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.encode.npz_sink import NpzSink
 from kohya_bucket.latents.encode.report import PrecomputeReport
@@ -141,7 +142,7 @@ def check_target(kind: str, output_dir: str | os.PathLike[str] | None, format: s
         raise KohyaBucketError(f"format {format!r} does not exist: use 'shards' or 'npz'")
     if format == "shards" and output_dir is None:
         raise KohyaBucketError("shards need an output folder: add --output")
-    if format == "npz" and "://" in os.fspath(output_dir or ""):
+    if format == "npz" and is_url(os.fspath(output_dir or "")):
         raise KohyaBucketError(
             f"{output_dir}: npz files are read from folders, not from object storage: use --format shards"
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import GroupedSync, make_folder
+from kohya_bucket.images.files.remote import is_url
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.npz.from_store import npz_item
 from kohya_bucket.latents.npz.import_npz import Exchange
@@ -35,9 +36,12 @@ def export_npz(
         arch: the family, with the keys that are to be written, see `Architecture.read_by`.
 
     Raises:
-        LatentStoreError: no such collection; an item does not fit `arch`, is a posterior, or has its image outside
-            the folder that sources are named from, so that it has no place in `output`.
+        LatentStoreError: no such collection; `output` or an image is in object storage; an item does not fit `arch`,
+            is a posterior, or has its image outside the folder that sources are named from, so that it has no place
+            in `output`.
     """
+    if output is not None and is_url(os.fspath(output)):
+        raise LatentStoreError(f"{output}: npz files are read from folders, not from object storage: give a folder")
     result = Exchange()
     items = store.in_collection(collection).tolist()
     if not items:
@@ -48,6 +52,8 @@ def export_npz(
     sources = store.strings("source")
     entries = {i: store.entry(i) for i in items}
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
+    if far := next((sources[i] for i in items if is_url(sources[i])), None):
+        raise LatentStoreError(f"{far}: this image is in object storage, where no npz can lie beside it")
     for source in () if output is None else (sources[i] for i in items):
         if os.path.isabs(source) or source.startswith("../"):
             raise LatentStoreError(

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.geometry import cover_resize
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.files.remote import is_url
 from kohya_bucket.images.pixels.resize import choose_interpolation
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.dtypes import from_float32
@@ -76,8 +78,10 @@ def import_npz(
 
     Raises:
         LatentStoreError: the store cannot be written.
-        KohyaBucketError: an interpolation that does not exist.
+        KohyaBucketError: an interpolation that does not exist, or images in object storage.
     """
+    if far := next((image for image in images if is_url(image)), None):
+        raise KohyaBucketError(f"{far}: npz files are read from folders, not from object storage: copy them here first")
     choose_interpolation((1, 1), (1, 1), interpolation)
     options = _ImportOptions(arch, images_root, dtype, vae, interpolation, collection)
     result = Exchange()

@@ -186,7 +186,9 @@ def _check_exclusive(url: str, _process: int) -> None:
         "not refuse to replace a file, so two writers could undo each other's work: update the library (for S3 that is "
         "s3fs), or write to a folder and copy that there"
     )
-    system, _ = storage_of(url)
+    system, path = storage_of(url)
+    if url.startswith(("file://", "local://")):  # fsspec writes these in place, and looks before it writes
+        raise StorageError(f"{url}: a store in a folder is written by the path of the folder: give {path}")
     accepted = inspect.signature(system.pipe_file).parameters
     if "mode" not in accepted and not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
         raise StorageError(why)
@@ -217,7 +219,7 @@ def _until_answered(problem: str, ask: Callable[[], _Answer]) -> _Answer:
             raise
         except OSError as error:
             why = " ".join(str(error).split())[:300] or type(error).__name__
-            if isinstance(error, PermissionError):
+            if isinstance(error, PermissionError) or "Credential" in type(error.__cause__).__name__:
                 raise StorageError(f"{problem}: {why}: check your access to it") from error
             if turn == _TRIES - 1:
                 spent = time.monotonic() - began

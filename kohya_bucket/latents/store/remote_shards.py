@@ -144,11 +144,11 @@ class RemoteShards(MappedShards):
         if now - self._looked < _LOOK:
             return
         self._looked = now
-        for name in self._used:
+        used, self._used = self._used, set()  # other threads read, too
+        for name in list(used):
             self._cache.used(name)
-        self._used.clear()
-        for name in [name for name in self._mapped if not (self._cache.folder / name).exists()]:
-            del self._mapped[name]  # or else the disk has no room for what took its place
+        for name in [name for name in list(self._mapped) if not (self._cache.folder / name).exists()]:
+            self._mapped.pop(name, None)  # or else the disk has no room for what took its place
 
     def _fetch(self, info: ShardInfo) -> None:
         if self._fetcher is None or self._fetcher.process != os.getpid():
