@@ -117,7 +117,7 @@ def items_of_config(caches: Caches, programs: Path, config: str) -> TrainingItem
 
 def _why_no_items(caches: Caches) -> str:
     folder, where = folder_of(caches.dataset), from_here(folder_of(caches.dataset))
-    line = f"{where} has no items with captions" if os.path.isdir(folder) else f"{where} does not exist"
+    line = f"{where} has no items with captions" if Path(folder).is_dir() else f"{where} does not exist"
     if not caches.named:
         return f"{line}: correct its path in the config, or remove its data set"
     return (
