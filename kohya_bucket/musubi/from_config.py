@@ -104,18 +104,26 @@ def items_of_config(caches: Caches, programs: Path, config: str) -> TrainingItem
         config: path of the dataset config, for the commands that are shown.
     """
     judged = _judge(caches)
-    if not caches.table.sources and caches.named:
-        _end(
-            f"{from_here(folder_of(caches.dataset))} has no items with captions, and what lies in "
-            f"{from_here(str(caches.dataset.cache_directory))} is trained only where the config names it: "
-            "bring the files back, or list them in image_jsonl_file or video_jsonl_file"
-        )
+    if not caches.table.sources:
+        _end(_why_no_items(caches))
     _leave_out_unreadable(caches, judged)
     if judged.wrong or (judged.left_out and not judged.files):
         _end(_what_to_do(caches, judged, programs, config))
     if is_first_process():
         _report(caches, judged)
-    return TrainingItems({os.path.normpath(path): found for path, found in judged.files.items()})
+    repeated = caches.dataset.num_repeats > 0  # else musubi-tuner hands out none of them
+    return TrainingItems({os.path.normpath(path): found for path, found in judged.files.items() if repeated})
+
+
+def _why_no_items(caches: Caches) -> str:
+    folder, where = folder_of(caches.dataset), from_here(folder_of(caches.dataset))
+    line = f"{where} has no items with captions" if Path(folder).is_dir() else f"{where} does not exist"
+    if not caches.named:
+        return f"{line}: correct its path in the config, or remove its data set"
+    return (
+        f"{line}, and what lies in {from_here(str(caches.dataset.cache_directory))} is trained only where the config "
+        "names it: bring the files back, or list them in image_jsonl_file or video_jsonl_file"
+    )
 
 
 def _end(line: str) -> NoReturn:

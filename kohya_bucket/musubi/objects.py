@@ -44,6 +44,7 @@ class CachedDataset(Protocol):
 
     architecture: str
     cache_directory: str
+    num_repeats: int
     resolution: tuple[int, int]
     enable_bucket: bool
     bucket_no_upscale: bool

@@ -75,7 +75,7 @@ class Folder:
         dataset: Any = Dataset(
             architecture="zi", cache_directory=str(self.root / "cache"), resolution=(self.side, self.side),
             enable_bucket=True, bucket_no_upscale=False, datasource=DirectorySource(self.paths),
-            image_directory=str(self.root / "im"),
+            image_directory=str(self.root / "im"), num_repeats=1,
         )  # fmt: skip
         return Caches(dataset, Selector(side or self.side), made_by(Namespace(**arguments)) if arguments else {})
 

@@ -186,3 +186,18 @@ def test_a_hostile_frame_is_not_decoded(tmp_path, monkeypatch, command_line):
     code, _, err = command_line("simulate", clip)
     assert code == 2
     assert "64x48 pixels in a frame, more than 1,000" in err
+
+
+@pytest.mark.parametrize("command", [("plan",), ("doctor", "--quick"), ("analyze", "--config")])
+def test_a_config_that_cannot_be_read_is_what_is_wrong_and_not_the_model(command, tmp_path, command_line):
+    for name, content, why in [
+        ("gone.toml", None, "does not exist"),
+        ("broken.toml", b"[general\n", "line 1"),
+        ("latin.toml", b"# caf\xe9\n", "not UTF-8"),
+    ]:
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        code, _, error = command_line(*command, tmp_path / name, "--arch", "wan")
+        assert (code, error.count("kohya-bucket: ")) == (2, 1)
+        assert why in error
+        assert "--arch" not in error

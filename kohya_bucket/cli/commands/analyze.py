@@ -104,7 +104,7 @@ def _subjects(
     of_musubi = config is not None and is_musubi_config(config)
     if not of_musubi:
         release, checkout = release_at_hand(None)
-        reading = replace(reading, trainer=trainer_at_hand(arch, checkout), release=release)
+        reading = replace(reading, trainer=trainer_at_hand(arch, checkout, config), release=release)
     if config is None:
         return from_folders(path, options, batch_size or 1, reading), []
     what = f"--config {config} brings its own images and rules"

@@ -79,7 +79,7 @@ def _sections(
 
     checkout = find_checkout(sd_scripts) if sd_scripts else nearby_checkout()
     release = Release.in_checkout(checkout) if checkout else NEWEST
-    trainer = trainer_at_hand(arch, checkout)
+    trainer = trainer_at_hand(arch, checkout, config)
     yield packages_section()
     if checkout is not None:
         if not quick:

@@ -61,7 +61,7 @@ def plan(
         refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
         plan_musubi(config, arch, gpu_counts(gpus), accumulate, images, as_json, strict)
     release, checkout = release_at_hand(sd_scripts)
-    trainer = trainer_at_hand(arch, checkout)
+    trainer = trainer_at_hand(arch, checkout, config)
     if config is not None:
         folders = {"train_data_dir": train_data_dir, "reg_data_dir": reg_data_dir, "in_json": in_json}
         read = read_config(config, {**arguments.given(), **folders}, release=release, trainer=trainer)

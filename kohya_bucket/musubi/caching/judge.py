@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import TEMPORARY_SUFFIX, remove_leftovers
 from kohya_bucket.latents.fingerprint import Fingerprint, why_stale
 from kohya_bucket.latents.stale import Reason, Stale
@@ -59,6 +60,10 @@ class Caches:
     made_by: MadeBy = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.dataset.cache_directory:
+            raise ConfigError(
+                "a data set of a list has no cache_directory, and there is no folder to take for it: set one"
+            )
         self.family: Family = FAMILIES[self.dataset.architecture]
         self.clips = holds_clips(self.dataset)
         self.settings = settings_of(self.dataset)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.fingerprint import source_identity
 from kohya_bucket.musubi.caching.names import stems_of, without_clip
 from kohya_bucket.musubi.objects import CachedDataset
@@ -44,12 +45,16 @@ class Source:
 
 
 class SourceTable:
-    """All of them; two lines of a list that say the same are one."""
+    """All of them; two lines of a list that say the same are one.
+
+    Raises:
+        ConfigError: a line names no file or no caption.
+    """
 
     def __init__(self, dataset: CachedDataset) -> None:
         found = list(_listed(dataset.datasource))
-        times = Counter(key for key, _, _ in found)
-        told_apart = [(key, caption if times[key] > 1 else None) for key, caption, _ in found]
+        times = Counter(os.path.abspath(key) for key, _, _ in found)  # one file may be written in several ways
+        told_apart = [(key, caption if times[os.path.abspath(key)] > 1 else None) for key, caption, _ in found]
         first = {item: number for number, item in reversed(list(enumerate(told_apart)))}
         unique = sorted(first.values())
         stems = stems_of([told_apart[number] for number in unique], folder_of(dataset))
@@ -97,11 +102,18 @@ def _listed(datasource: Any) -> Iterator[tuple[str, str | None, tuple[str, ...]]
             yield path, None, (path, *targets.get(path, ()), *further)
         return
     several = bool(getattr(datasource, "multiple_target", False))
-    for row in datasource.data:
+    for number, row in enumerate(datasource.data, 1):
         path = row.get("video_path") or row.get("image_path", row.get("image_path_0"))
+        if not isinstance(path, str) or "caption" not in row:
+            lacks = "caption" if isinstance(path, str) else "path of an image or a video"
+            raise ConfigError(f"line {number} of {_list_of(datasource)} has no {lacks}: add it, or remove the line")
         numbered = [*(_numbered(row, "image_path_", 1) if several else ()), *_numbered(row, "control_path_", 0)]
         single = [row["control_path"]] if row.get("control_path") else []
         yield path, row["caption"], (path, *numbered, *single)
+
+
+def _list_of(datasource: Any) -> str:
+    return str(getattr(datasource, "image_jsonl_file", None) or getattr(datasource, "video_jsonl_file", "the list"))
 
 
 def _numbered(row: dict[str, Any], prefix: str, first: int) -> Iterator[str]:
