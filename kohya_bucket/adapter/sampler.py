@@ -143,7 +143,10 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         """No batch of one process has more images, in any epoch: by a budget, it may be more than the trainer's own."""
         planner = self.planner.planner(self.planned_ranks)
         held = planner.demand_model.images_per_bucket * int(self.planner.repeats.max(initial=1))
-        return int(np.minimum(planner.global_batch // self.planned_ranks, held).max(initial=1))
+        full = planner.global_batch // self.planned_ranks
+        if any(policy.reason is not None and not policy.leaves_out for policy in planner.options.policies):
+            return int(full.max(initial=1))  # what is padded or moved may fill a batch of any bucket
+        return int(np.minimum(full, held).max(initial=1))
 
     @property
     def fingerprint(self) -> dict[str, Any]:

@@ -46,8 +46,10 @@ class MixedSteps:
     @property
     def unequal(self) -> npt.NDArray[np.bool_]:
         """[M] whether images of different ranks would weigh differently."""
-        equal: npt.NDArray[np.bool_] = (self.length == self.length[:, :1]).all(axis=1)
-        return ~equal
+        own, world = np.count_nonzero(self.length, axis=1), self.length.shape[1]
+        equal = (self.images == self.images[:, :1]).all(axis=1)
+        unequal: npt.NDArray[np.bool_] = ~equal | (world % np.maximum(own, 1) > 0)
+        return unequal
 
     def buckets_of_images(self, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
         """Bucket of every image of these steps, step after step and rank after rank."""

@@ -35,7 +35,7 @@ def as_token_cost(value: object) -> tuple[float, float]:
     """
     try:
         a, b = (float(v) for v in value)  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         a = b = -1.0
     if not (0 <= a < math.inf and 0 <= b < math.inf and a + b > 0):
         raise PlanError(f"token_cost is {value!r}, but must be two numbers a, b, 0 or more and not both 0")

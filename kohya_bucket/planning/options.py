@@ -52,9 +52,9 @@ class PlanOptions:
         resolution_weights: [R], for "weighted".
         run_length: steps of one run, for order="runs".
         shards: [N] number of the shard (file) that each image lies in, for order="local".
-        open_shards: most shards that are being read at any step, for each of `nodes`, for order="local".
-        nodes: machines between whose ranks, with order="local", the shards are divided. The plan stays as it is where
-            there are more or fewer, which then read more of them.
+        open_shards: for order="local", shards of one bucket each that are being read at any step: so many at most, or
+            so many times `nodes` by all nodes together, of which one may read more than its part.
+        nodes: machines whose ranks divide the shards, with order="local". More or fewer train the same plan.
         max_crop: share of an image's area that "merge" may crop off by moving it.
         base_bucket: bucket of the catch-all batches; by default the squarest, then the largest.
         bucket_groups: [K], images are never moved from one group to another (e.g. two data sets).
@@ -105,7 +105,7 @@ class PlanOptions:
             "small_buckets": checked_small_buckets(self.remainder, self.small_buckets),
             "order": one_of("order", self.order, ORDERS),
             "open_shards": whole("open_shards", self.open_shards, 2, bits=31),
-            "nodes": whole("nodes", self.nodes, 1, bits=31),
+            "nodes": whole("nodes", self.nodes, 1, bits=16),
             "bucket_sizes": None if self.bucket_sizes is None else as_sizes(self.bucket_sizes),
             "max_pixels": None if pixels is None else whole("max_pixels", pixels, 1),
             "max_tokens": None if tokens is None else whole("max_tokens", tokens, 1),

@@ -150,7 +150,10 @@ class EpochPlan:
         """Steps in which `loss_scale` is not 1 on every rank."""
         one = self.bucket_of_step >= 0
         mixed = self.mixed.unequal[-1 - self.bucket_of_step[~one]]
-        return int(np.count_nonzero(self.length[one] % self.world_size)) + int(np.count_nonzero(mixed))
+        n = self.length[one]
+        # Where a few images fill all ranks, each as often as the others, they weigh the same.
+        unequal = np.where(n < self.world_size, self.world_size % np.maximum(n, 1), n % self.world_size)
+        return int(np.count_nonzero(unequal)) + int(np.count_nonzero(mixed))
 
     def rank_batches(self, rank: int, first_step: int = 0) -> Iterator[list[int]]:
         """The rank's batches as lists of ints, from `first_step` on; nothing before it is looked at."""

@@ -154,7 +154,7 @@ def _deal_to_nodes(
     """
     length = np.repeat(cut.length, cut.length)
     into = np.arange(len(items)) - np.repeat(cut.start, cut.length)
-    node = (into * nodes // length).astype(np.uint16 if nodes <= 1 << 16 else np.int32)
+    node = (into * nodes // length).astype(np.uint16)
     begins = np.append(np.flatnonzero(window[1:] != window[:-1]) + 1, cut.start[cut.turn == 0])
     begins = np.unique(np.append(begins, len(items))).tolist()
     for begin, end in pairwise(begins):

@@ -45,3 +45,9 @@ def test_an_epoch_has_as_many_timesteps_of_each_part_and_other_ones_than_the_nex
     assert drawn[0] != drawn[1]
     assert {int(t * 10) for batch in drawn[0] for t in batch} == set(range(10))
     assert pool.of(None, next(iter(sampler))) is None
+
+
+@pytest.mark.parametrize("remainder", ["keep", "pad", "catch_all"])
+def test_no_batch_is_larger_than_the_largest_also_where_one_is_filled_with_repeats(remainder):
+    sampler = sampler_of({"remainder": remainder}, 1000)
+    assert max(len(index.images) for index in sampler) <= sampler.largest_batch

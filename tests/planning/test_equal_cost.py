@@ -218,3 +218,16 @@ def test_a_golden_plan() -> None:
     assert plan.bucket_of_step.tolist() == [-1, 1, 0, -2, 2]
     assert [[plan.bucket(s, r) for r in range(3)] for s in (0, 3)] == [[3, 3, 3], [3, 4, 4]]
     assert "in 2 steps more, ranks train batches of several buckets" in plan._repr_html_()
+
+
+@pytest.mark.parametrize("same_shape", [True, "cost"])
+@pytest.mark.parametrize("images", range(1, 14))
+def test_steps_are_counted_whose_images_weigh_differently(same_shape: bool | str, images: int) -> None:
+    plan = plan_epoch(np.zeros(images, int), 2, world_size=4, bucket_sizes=[(64, 64)], same_shape=same_shape)
+    scales = [[plan.loss_scale(step, rank) for rank in range(4)] for step in range(plan.steps)]
+    assert plan.unequal_steps == sum(any(scale != 1 for scale in step) for step in scales)
+
+
+def test_numbers_beyond_floats_are_refused_as_token_cost() -> None:
+    with pytest.raises(PlanError, match="token_cost is"):
+        plan_epoch([0, 0], 2, token_cost=(10**400, 0))

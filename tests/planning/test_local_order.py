@@ -133,6 +133,7 @@ def test_repeats_are_in_different_batches_of_one_window(seed: int, repeats: int,
         ({"shards": np.full(10, -1)}, "from -1 to -1"),
         ({"shards": np.full(10, 10**6)}, "count the shards from 0"),
         ({"shards": np.zeros(10, int), "open_shards": 1}, "open_shards is 1"),
+        ({"shards": np.zeros(10, int), "nodes": 2**31 - 1}, "nodes is 2147483647"),  # would take 16 GB to deal out
     ],
 )
 def test_what_cannot_be_is_refused(options: dict, said: str) -> None:
