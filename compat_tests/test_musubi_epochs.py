@@ -97,6 +97,32 @@ def test_options_that_caches_cannot_have(musubi_source, config, tmp_path, table,
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda file: file.unlink(), "does not exist: give the path of a .toml or .json file"),
+        (lambda file: file.write_text("[general\n", encoding="utf-8"), "dataset.toml, line 1: "),
+        (lambda file: file.write_bytes(b'a = "\xe4"\n'), "UTF-8"),
+        (
+            lambda file: file.write_text("[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'x'\n", encoding="utf-8"),
+            "musubi-tuner refuses the dataset config",
+        ),
+        (
+            lambda file: [(file.parent / "cache" / f"my_{one}.safetensors").write_bytes(b"") for one in ("qi", "zi")],
+            "which musubi-tuner takes for a cache of",
+        ),
+    ],
+    ids=["missing", "syntax", "bytes", "keys", "foreign"],
+)
+def test_a_mistake_is_one_line(musubi_source, config, tmp_path, change, words):
+    change(config)
+    spec = {"config": str(config), "seed": 1, "workers": 0, "epochs": 1, "out": str(tmp_path), "timestep_buckets": None}
+    spec["architecture"] = family(musubi_source)
+    said = run(musubi_source, tmp_path, spec, code=2 if "a cache of" in words else 1)
+    assert words in said
+    assert "Traceback" not in said
+
+
 @pytest.mark.slow
 def test_timesteps_are_spread_over_all_processes(musubi_source, config, tmp_path):
     """Each of ten parts of [0, 1) has its share of an epoch, and no two trainings of an epoch the same."""

@@ -20,9 +20,10 @@ from kohya_bucket.adapter.guard import end_run
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.images.files.paths import from_here
 from kohya_bucket.latents.stale import Reason
+from kohya_bucket.musubi.caching.geometry import holds_clips
 from kohya_bucket.musubi.caching.judge import Caches
 from kohya_bucket.musubi.caching.made_by import why_made_otherwise
-from kohya_bucket.musubi.caching.names import CacheName
+from kohya_bucket.musubi.caching.names import CacheName, foreign_names
 from kohya_bucket.musubi.caching.reading import why_unreadable
 from kohya_bucket.musubi.caching.sources import Source, folder_of
 from kohya_bucket.musubi.caching.tensor_file import TensorFile
@@ -103,6 +104,12 @@ def items_of_config(caches: Caches, programs: Path, config: str) -> TrainingItem
         programs: the folder of musubi-tuner's programs.
         config: path of the dataset config, for the commands that are shown.
     """
+    folder, family = str(caches.dataset.cache_directory), caches.dataset.architecture
+    if foreign := foreign_names(folder, family, clips=holds_clips(caches.dataset)):
+        _end(
+            f"{from_here(folder)} holds {some(foreign)}, which musubi-tuner takes for a cache of {family} by its name "
+            "and cannot read: move it elsewhere"
+        )
     judged = _judge(caches)
     if not caches.table.sources:
         _end(_why_no_items(caches))

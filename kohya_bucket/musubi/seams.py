@@ -7,9 +7,11 @@ import sys
 from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
+from kohya_bucket.adapter.config_source import load_source
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
 from kohya_bucket.adapter.shapes import Inherits, Offers, Takes, TakesAmong, Uses
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.batches import planned_item
 from kohya_bucket.musubi.cache_seams import CACHING
 from kohya_bucket.musubi.hv_train import mend
@@ -34,9 +36,24 @@ def _sanitize(original: Any, door: Door) -> Any:
     def sanitize_user_config(self: Any, user_config: dict[str, Any]) -> Any:
         with exit_with_message():
             user_config = door.read_options(user_config)
-        return original(self, user_config)
+            try:
+                return original(self, user_config)
+            except Exception as error:  # it names neither keys nor what to do, and ends in a traceback
+                raise ConfigError(
+                    f"musubi-tuner refuses the dataset config: {error}; `kohya-bucket plan` names each mistake in it"
+                ) from error
 
     return sanitize_user_config
+
+
+def _load(original: Any, door: Door) -> Any:
+    @functools.wraps(original)
+    def load_user_config(file: str) -> Any:
+        with exit_with_message():
+            load_source(file, "musubi-tuner")
+        return original(file)
+
+    return load_user_config
 
 
 def _make_accelerator(original: Any, door: Door) -> Any:
@@ -78,6 +95,7 @@ def _order(owners: Owners) -> tuple[Seam, ...]:
         Seam("ItemInfo", (Offers(Item),)),
         Seam(manager, (Offers(BatchManager),)),
         Seam(f"{manager}.__getitem__", (Takes("idx"), Uses(*used))),
+        Seam("load_user_config", (TakesAmong("file"),), _load),
         Seam("ConfigSanitizer.sanitize_user_config", (TakesAmong("user_config"),), _sanitize),
         Seam("generate_dataset_group_by_blueprint", (TakesAmong("training"),), _make_group),
     )

@@ -7,7 +7,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kohya_bucket.musubi.caching.names import CacheName, item_stem, stems_of, without_clip
+from kohya_bucket.musubi.caching.names import CacheName, foreign_names, item_stem, stems_of, without_clip
 
 WORDS = st.text("ab_-. é1x", min_size=1, max_size=6).filter(lambda word: word.strip(". ") != "")
 PATHS = st.builds(
@@ -58,3 +58,14 @@ def test_names_are_read_as_they_are_written(stem: str, clip: tuple[int, int], wi
     assert (part.stem, part.clip, part.section) == (stem, clip, section)
     assert CacheName.of(f"{stem}{end}", "zi", clips=False) is None
     assert without_clip(f"/v/{stem}_{clip[0]:05d}-{clip[1]:03d}.mp4") == (f"/v/{stem}.mp4", clip)
+
+
+def test_names_that_end_musubi_tuner_are_found(tmp_path):
+    names = ["a_0064x0064_wan", "a_00000-009_0064x0064_wan", "a_00000-009-0001_0064x0064_wan", "my_wan", "a_b_64_wan"]
+    for name in [*names, "a_0064x0064_zi", "my_wan_te", "notes"]:
+        (tmp_path / f"{name}.safetensors").write_bytes(b"")
+    images = foreign_names(str(tmp_path), "wan", clips=False)
+    assert images == ["a_b_64_wan.safetensors", "my_wan.safetensors"]
+    clips = foreign_names(str(tmp_path), "wan", clips=True)
+    assert clips == ["a_0064x0064_wan.safetensors", *images]
+    assert foreign_names(str(tmp_path / "none"), "wan", clips=True) == []

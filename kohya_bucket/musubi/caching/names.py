@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["CacheName", "item_stem", "stems_of", "without_clip"]
+__all__ = ["CacheName", "foreign_names", "item_stem", "stems_of", "without_clip"]
 
 _CLIP = re.compile(r"_(\d{5,})-(\d{3,})$")
 _CLIP_OF_FILE = re.compile(r"_(\d{5,})-(\d{3,})(?:-(\d{4,}))?$")
@@ -49,6 +49,20 @@ class CacheName:
             return None
         section = None if part[3] is None else int(part[3])
         return cls(path, stem[: part.start()], size, (int(part[1]), int(part[2])), section)
+
+
+def foreign_names(folder: str, family: str, *, clips: bool) -> list[str]:
+    """Files that musubi-tuner takes for caches of a family, in whose names it finds no size, or of clips no frames.
+
+    It ends with an error at the first. Source: `prepare_for_training` of its data sets.
+    """
+    ending, frames = f"_{family}.safetensors", r"\d+-\d+(?:-[^_]*)?_" if clips else ""
+    wanted = re.compile(rf"(?:.*_)?{frames}\d+x\d+{re.escape(ending)}", re.DOTALL)
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted(n for n in names if n.endswith(ending) and not n.startswith(".") and wanted.fullmatch(n) is None)
 
 
 def item_stem(key: str) -> str:
