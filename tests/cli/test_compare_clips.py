@@ -89,5 +89,7 @@ def test_images_beside_clips_are_compared_as_before(clips, tmp_path) -> None:
     with pytest.raises(KohyaBucketError, match="no clips found there"):
         run(tmp_path, "--arch", "wan")
     shutil.copy(clips / "long.mp4", tmp_path)
-    assert run(tmp_path, "--rules", "kohya").startswith("1 image of")
+    left_out, counted = run(tmp_path, "--rules", "kohya").splitlines()[:2]
+    assert left_out == "1 clip left out: --arch, e.g. --arch wan, compares clips instead of images"
+    assert counted.startswith("1 image of")
     assert "1 clip of" in run(tmp_path, *MODEL)

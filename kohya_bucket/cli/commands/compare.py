@@ -14,13 +14,13 @@ from kohya_bucket.cli.clip_simulation import ClipOptions
 from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, TableOrSources, Workers
 from kohya_bucket.cli.compared_rules import comparable, compared_rule, groups, names_of
 from kohya_bucket.cli.configs import is_musubi_config
-from kohya_bucket.cli.console import print_table, wide_console
+from kohya_bucket.cli.console import print_table, say, wide_console
 from kohya_bucket.cli.given import given, refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.cli.sizes import SizedImages, sizes_of
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.texts import one_line
+from kohya_bucket.texts import counted, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,10 +71,12 @@ def compare(
     try:
         images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
     except KohyaBucketError:
-        if not _only_clips(path, recursive):
+        if set(_are_clips(path, recursive)) != {True}:
             raise
         of_clips()
         return
+    if not (quiet or as_json) and (clips := sum(_are_clips([p for p in path if Path(p).is_dir()], recursive))):
+        say(f"{counted(clips, 'clip')} left out: --arch, e.g. --arch wan, compares clips instead of images", err=True)
     results = compare_rules(
         [(name, compared_rule(name, options, images.sizes)) for name in names], images.sizes, batch_size
     )
@@ -95,13 +97,14 @@ def _is_config(path: str) -> bool:
     return path.lower().endswith(".toml") and Path(path).is_file() and is_musubi_config(Path(path))
 
 
-def _only_clips(sources: list[str], recursive: bool) -> bool:
+def _are_clips(sources: list[str], recursive: bool) -> list[bool]:
+    """Of each image and clip that `sources` name, whether it is a clip."""
     from kohya_bucket.images.clip_files import VIDEO_EXTENSIONS, is_video
     from kohya_bucket.images.files.listing import list_images
     from kohya_bucket.images.formats import IMAGE_EXTENSIONS
 
-    paths = list_images(sources, recursive=recursive, extensions=IMAGE_EXTENSIONS | VIDEO_EXTENSIONS)
-    return bool(paths) and all(map(is_video, paths))
+    return [is_video(path) for path in list_images(sources, recursive=recursive,
+                                                   extensions=IMAGE_EXTENSIONS | VIDEO_EXTENSIONS)]  # fmt: skip
 
 
 def _print(images: SizedImages, results: list[Compared], batch_size: int) -> None:
