@@ -153,8 +153,9 @@ def test_a_list_with_a_folder_of_frames_beside_images(source, data, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["zi", "ho1"])
 def test_images_that_are_not_enlarged(source, data, tmp_path, architecture):
-    if architecture == "ho1" and "HIDREAM" not in (source / "musubi_tuner/dataset/bucket.py").read_text():
-        pytest.skip("this version has no HiDream-O1")
+    trainer = {"zi": "zimage_train_network", "ho1": "hidream_o1_train"}[architecture]
+    if not (source / "musubi_tuner" / f"{trainer}.py").is_file():
+        pytest.skip(f"this version has no {trainer}")
     (tmp_path / "cache").mkdir()
     config = tmp_path / "images.toml"
     text = f"{GENERAL}[[datasets]]\nimage_directory = '{data / 'images'}'\ncache_directory = '{tmp_path / 'cache'}'\n"

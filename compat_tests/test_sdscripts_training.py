@@ -85,10 +85,10 @@ def test_a_trainer_that_does_not_weigh_images_says_so(sd_scripts_dir, data, tmp_
     without.write_text(text, encoding="utf-8")
     run = train(sd_scripts_dir, without, *options, out=tmp_path / "out", trainer="fine_tune.py", network=False, ranks=2)
     assert len(run.batches) == 1, run.log[-3000:]  # it cannot save: there is no whole checkpoint
-    assert "does not heed loss_weights" in run.log
+    assert "ignores loss_weights" in run.log
     run = train(sd_scripts_dir, config, *options, out=tmp_path / "db", trainer="train_db.py", network=False, ranks=2)
     assert len(run.batches) == 1, run.log[-3000:]
-    assert "does not heed loss_weights" not in run.log
+    assert "ignores loss_weights" not in run.log
 
 
 @pytest.mark.training_run("cached in memory")
