@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,16 @@ class Demand:
     bucket: Ints
     times: npt.NDArray[np.int64] | None
     n_buckets: int
+
+    @cached_property
+    def rows_are_images(self) -> bool:
+        """Whether row i is image i, so that `values[demand.image]` is `values`."""
+        image, n = self.image, len(self.image)
+        return n == 0 or bool(image[0] == 0 and image[-1] == n - 1 and (image[1:] > image[:-1]).all())
+
+    def of_rows(self, of_images: Ints) -> Ints:
+        """[M] what `of_images`, [N], says of each row's image; maybe the same array."""
+        return of_images[: len(self.image)] if self.rows_are_images else of_images[self.image]
 
     def per_bucket(self) -> npt.NDArray[np.int64]:
         """[K] trainings asked of each bucket."""

@@ -179,7 +179,8 @@ class EpochPlanner:
         full = global_batch // ranks if options.by_cost else global_batch
         demand, changes = self._remainder(demand, whole, full, seed, epoch, part)
         parts, rng = None if windows is None else windows.parts, stream(Purpose.IMAGES, seed, epoch, part)
-        items, counts = sequence_items(demand, rng, shuffle=order.shuffles, parts=parts)
+        shuffle = order.shuffles and (windows is None or windows.nodes == 1)  # else they are when they are dealt out
+        items, counts = sequence_items(demand, rng, shuffle=shuffle, parts=parts)
         layout = cut = cut_batches(counts, global_batch)
         longest = self._steps_of_longest(global_batch, ranks, seed) if part == 0 else 0
         rng, met = stream(Purpose.STEPS, seed, epoch, part), None

@@ -33,14 +33,14 @@ def sequence_items(
     bucket = smallest_ids(demand.bucket, demand.n_buckets)
     group: Ints = bucket
     if parts is not None:
-        group = bucket.astype(np.int64) * (int(parts.max(initial=0)) + 1) + parts[demand.image]
+        group = _numbered_pairs(bucket, demand.n_buckets, demand.of_rows(parts))
     times = demand.times
     if times is None:
         items = _stable_order(group)
         counts = np.bincount(bucket, minlength=demand.n_buckets).astype(np.int64)
         # of each group, in the order of the items
         lengths = counts if parts is None else _run_lengths(group[items])
-        if not _are_row_numbers(demand.image):
+        if not demand.rows_are_images:
             items = demand.image[items].astype(np.intp)  # before they are shuffled: memory is read in order then
         if shuffle:
             ends = np.cumsum(lengths)
@@ -59,6 +59,21 @@ def sequence_items(
     return demand.image[order], counts
 
 
+def _numbered_pairs(bucket: Ints, n_buckets: int, part: Ints) -> Ints:
+    """[M] numbers that sort by (bucket, part): those of the pairs that occur, which mostly fit into 16 bits."""
+    n_parts = int(part.max(initial=0)) + 1
+    pairs = n_buckets * n_parts
+    kind = np.int32 if pairs < 1 << 31 else np.int64
+    key: Ints = np.multiply(bucket, n_parts, dtype=kind)
+    key += part
+    if not 1 << 16 < pairs < max(1 << 20, len(key)):
+        return smallest_ids(key, pairs) if pairs <= 1 << 16 else key
+    occurs = np.zeros(pairs, dtype=np.bool_)
+    occurs[key] = True
+    number = np.cumsum(occurs, dtype=np.int32) - np.int32(1)
+    return smallest_ids(number, int(number[-1]) + 1)[key]
+
+
 def _stable_order(ids: Ints) -> npt.NDArray[np.intp]:
     """`np.argsort(ids, kind="stable")` of numbers from 0, 16 bits at a time: numpy has a radix sort for so many."""
     highest = int(ids.max(initial=0))
@@ -73,8 +88,3 @@ def _run_lengths(ids: Ints) -> npt.NDArray[np.int64]:
     """How often each id stands there; equal ones are neighbours."""
     begins = np.flatnonzero(ids[1:] != ids[:-1]) + 1
     return np.diff(begins, prepend=0, append=len(ids)).astype(np.int64) if len(ids) else np.zeros(0, dtype=np.int64)
-
-
-def _are_row_numbers(image: npt.NDArray[np.int32]) -> bool:
-    """Whether row i is image i."""
-    return len(image) == 0 or bool(image[-1] == len(image) - 1 and (image[1:] > image[:-1]).all() and image[0] == 0)

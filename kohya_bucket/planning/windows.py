@@ -16,6 +16,7 @@ import numpy.typing as npt
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.batch_layout import BatchLayout
 from kohya_bucket.planning.demand import Demand
+from kohya_bucket.planning.sequencing import smallest_ids
 
 __all__ = ["Windows", "checked_shards", "windows_of_shards"]
 
@@ -27,13 +28,15 @@ class Windows:
     """The windows of an epoch, or of what is left of it.
 
     Attributes:
-        of_image: [N] number of the window in which each image's shard is read.
+        of_shard: number of the window in which each shard is read.
+        shards: [N] in which each image lies.
         parts: [N] by which a bucket's images are to be put in order before batches are cut: the windows; with several
             nodes the shards, sorted by window.
         nodes: between how many nodes a window's shards are divided.
     """
 
-    of_image: npt.NDArray[np.int32]
+    of_shard: npt.NDArray[np.int32]
+    shards: npt.NDArray[np.int32]
     parts: npt.NDArray[np.int32]
     nodes: int
 
@@ -44,8 +47,11 @@ class Windows:
     ) -> Windows:  # fmt: skip
         """Windows of half of the shards that all nodes may have open: two windows meet in a batch."""
         windows, numbers = windows_of_shards(shards, demand, global_batch, nodes * open_shards // 2, rng)
-        of_image = windows[shards]
-        return cls(of_image, of_image if nodes == 1 else numbers[shards], nodes)
+        return cls(windows, shards, (windows if nodes == 1 else numbers)[shards], nodes)
+
+    def of_images(self, images: Ints) -> npt.NDArray[np.int32]:
+        """The window in which each of these images is read."""
+        return self.of_shard[self.shards[images]]
 
     def grouped(
         self, items: npt.NDArray[np.int32], cut: BatchLayout, rng: np.random.RandomState
@@ -56,11 +62,25 @@ class Windows:
             the batches; and [S] by which steps are to be sorted: batches of one window after those of another, and what
             joins two windows first, so that the shards of the one before are done with.
         """
+        first, last = self.of_images(items[cut.start]), self.of_images(items[cut.start + cut.length - 1])
+        joins = last > first
         if self.nodes > 1:
-            _deal_to_nodes(items, cut, self.of_image[items], self.nodes, rng)
-        window = self.of_image[items[cut.start + cut.length - 1]].astype(np.int64)
-        joins = window > self.of_image[items[cut.start]]
-        return _grouped_by(cut, window), 2 * window + ~joins
+            begins = np.append(
+                self._inside(items, cut, joins), cut.start[(cut.turn == 0) | (first != np.roll(last, 1))]
+            )
+            _deal_to_nodes(items, np.sort(np.append(begins, len(items))), _nodes_of_places(cut.length, self.nodes), rng)
+        return _grouped_by(cut, last), 2 * last.astype(np.int64) + ~joins
+
+    def _inside(
+        self, items: npt.NDArray[np.int32], cut: BatchLayout, joins: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.int64]:
+        """Places in batches that join windows at which another window begins."""
+        start, length = cut.start[joins], cut.length[joins]
+        into = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+        place = np.repeat(start, length) + into
+        window = self.of_images(items[place])
+        inside: npt.NDArray[np.int64] = place[1:][(window[1:] != window[:-1]) & (into[1:] > 0)]
+        return inside
 
 
 def checked_shards(shards: npt.ArrayLike, images: int) -> npt.NDArray[np.int32]:
@@ -101,7 +121,7 @@ def windows_of_shards(
     Returns:
         the windows; and [shards] numbers that sort the shards by window.
     """
-    own = shards[demand.image]
+    own = demand.of_rows(shards)
     n_shards = int(shards.max(initial=-1)) + 1
     images = np.bincount(own, demand.times, minlength=n_shards)
     bucket = np.zeros(n_shards, dtype=np.int64)
@@ -141,7 +161,7 @@ def _grouped_by(cut: BatchLayout, window: Ints) -> BatchLayout:
 
 
 def _deal_to_nodes(
-    items: npt.NDArray[np.int32], cut: BatchLayout, window: Ints, nodes: int, rng: np.random.RandomState
+    items: npt.NDArray[np.int32], begins: Ints, node: npt.NDArray[np.integer], rng: np.random.RandomState
 ) -> None:
     """Reorder `items` in place, within their bucket and window: each node's part of the batches has few shards.
 
@@ -150,16 +170,21 @@ def _deal_to_nodes(
     each stretch is shuffled. So a node reads a bucket's shards of a window by itself, but for those at the two ends.
 
     Args:
-        window: [T] of each item.
+        begins: where in `items` those of another bucket or window begin, sorted, and their end.
+        node: [T] that trains each place.
     """
-    length = np.repeat(cut.length, cut.length)
-    into = np.arange(len(items)) - np.repeat(cut.start, cut.length)
-    node = (into * nodes // length).astype(np.uint16)
-    begins = np.append(np.flatnonzero(window[1:] != window[:-1]) + 1, cut.start[cut.turn == 0])
-    begins = np.unique(np.append(begins, len(items))).tolist()
-    for begin, end in pairwise(begins):
-        mine, at = items[begin:end].copy(), 0
+    for begin, end in pairwise(begins.tolist()):
+        mine, at = items[begin:end].astype(np.intp), 0  # the kind that numpy shuffles fastest
         for many in np.bincount(node[begin:end]).tolist():
             rng.shuffle(mine[at : at + many])
             at += many
         items[begin:end][np.argsort(node[begin:end], kind="stable")] = mine
+
+
+def _nodes_of_places(length: Ints, nodes: int) -> Ints:
+    """[T] node that trains each place of batches of these lengths, one batch after another."""
+    changes = np.flatnonzero(np.diff(length)) + 1
+    runs = pairwise([0, *changes.tolist(), len(length)])
+    of_batch = [(int(length[begin]), end - begin) for begin, end in runs if begin < end]
+    parts = [np.tile(smallest_ids(np.arange(n) * nodes // n, nodes), times) for n, times in of_batch]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint8)
