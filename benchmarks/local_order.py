@@ -134,7 +134,7 @@ def main() -> None:
     parts.append(
         f"Downloads of {len(ids):,} images in {len(np.unique(ids))} buckets, {args.shard:,} images to a shard, "
         f"{RANKS} ranks with batches of {BATCH}. {said} Medians of {args.rounds} rounds. "
-        f"Python {platform.python_version()}, numpy {np.__version__}, {os.cpu_count()} cores, with other work beside; "
+        f"Python {platform.python_version()}, numpy {np.__version__}, {os.cpu_count()} cores; "
         f"commit {commit()}."
     )
     text = "\n\n".join(parts) + "\n"

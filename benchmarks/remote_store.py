@@ -27,6 +27,8 @@ from pathlib import Path
 
 import numpy as np
 
+from origin import commit
+
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.remote import quick_ranges
@@ -182,7 +184,7 @@ def gathers(endpoint: str, folder: Path, items: int, rounds: int) -> str:
         shares = [a / b for a, b in zip(found, plain, strict=True)]
         lines.append(f"| {name} | {statistics.median(found):,.0f} ({min(found):,.0f} to {max(found):,.0f}) | "
                      f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f}) |")  # fmt: skip
-    return "\n".join(lines) + f"\n\n{items} latents in {len(store.shards)} shards; {rounds} rounds.\n\n"
+    return "\n".join(lines) + f"\n\n{items} latents of 131 KB in {len(store.shards)} shards, batches of {BATCH}; {rounds} rounds.\n\n"
 
 
 def first_batches(folder: Path, items: int) -> str:
@@ -231,6 +233,10 @@ def main() -> None:
         if options.table_items:
             text += first_batches(folder, options.table_items)
     shutil.rmtree(folder)
+    text += (
+        "\nThe server is written in Python and shares the cores, so a rate says nothing of a network. "
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end; commit {commit()}.\n"
+    )
     print(text)
     options.output.write_text(f"# Stores in object storage\n\n{text}", encoding="utf-8")
 
