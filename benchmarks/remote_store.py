@@ -184,7 +184,10 @@ def gathers(endpoint: str, folder: Path, items: int, rounds: int) -> str:
         shares = [a / b for a, b in zip(found, plain, strict=True)]
         lines.append(f"| {name} | {statistics.median(found):,.0f} ({min(found):,.0f} to {max(found):,.0f}) | "
                      f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f}) |")  # fmt: skip
-    return "\n".join(lines) + f"\n\n{items} latents of 131 KB in {len(store.shards)} shards, batches of {BATCH}; {rounds} rounds.\n\n"
+    return (
+        "\n".join(lines)
+        + f"\n\n{items} latents of 131 KB in {len(store.shards)} shards, batches of {BATCH}; {rounds} rounds.\n\n"
+    )
 
 
 def first_batches(folder: Path, items: int) -> str:

@@ -76,9 +76,9 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         self.bucket_indices: npt.NDArray[np.int32] = inverse.reshape(-1).astype(np.int32)
         table = self.store.table
         self._captioned = table["caption"].null_count < len(table)
-        self._texts = {name: table[name].combine_chunks() for name in ("caption", "source")}
+        self._texts = {name: table[name] for name in ("caption", "source")}
         names = ("original_width", "original_height"), ("ltrb_left", "ltrb_top", "ltrb_right", "ltrb_bottom")
-        self._originals, self._crops = (np.stack([self.store.column(n) for n in group], axis=1) for group in names)
+        self._originals, self._crops = ([self.store.column(name) for name in group] for group in names)
         self._masked = np.asarray(self.store.column("mask_row") >= -1)
         self._with_masks = bool(self._masked[self._rows].any())
         flips = table["flip"].to_numpy(zero_copy_only=False)[self._rows]
@@ -177,8 +177,9 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         self.store.expect_latents(rows, flips, masks=self._with_masks)
         latents = self._latents(rows, flips)
         items = [self._item(index, row, flip) for index, row, flip in zip(indices, rows, flips, strict=True)]
+        originals, crops = _gathered(self._originals, rows, np.int64), _gathered(self._crops, rows, np.float32)
         for k, item in enumerate(items):
-            item["latents"] = latents[k]
+            item["latents"], item["original_size"], item["crop_ltrb"] = latents[k], originals[k], crops[k]
             item.gathered = latents
         return list(items)
 
@@ -202,13 +203,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
 
     def _item(self, index: int, row: int, flip: bool) -> _Item:
         at = int(self.bucket_indices[index])
-        item = _Item(
-            bucket=self.bucket_set[at],
-            bucket_idx=at,
-            path=self._texts["source"][row].as_py(),
-            original_size=torch.from_numpy(self._originals[row].astype(np.int64)),
-            crop_ltrb=torch.from_numpy(self._crops[row].astype(np.float32)),
-        )
+        item = _Item(bucket=self.bucket_set[at], bucket_idx=at, path=self._texts["source"][row].as_py())
         if self._captioned:
             item["caption"] = self._texts["caption"][row].as_py() or ""
         if self._outputs is not None:
@@ -223,6 +218,11 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             return torch.ones((bucket.height, bucket.width))
         out = torch.from_numpy(mask.astype(np.float32) / np.float32(255))
         return out.flip(1) if flip else out
+
+
+def _gathered(columns: list[npt.NDArray[Any]], rows: list[int], kind: type[np.number]) -> torch.Tensor:
+    """[B, C] of C columns."""
+    return torch.from_numpy(np.stack([column[rows].astype(kind) for column in columns], axis=1))
 
 
 class _Item(dict[str, Any]):

@@ -61,9 +61,10 @@ def schema() -> Any:
     """Columns of a row; docs/latent-format.md says what each means."""
     pa, _, _ = arrow()
     words = pa.dictionary(pa.int32(), pa.string())
+    text = pa.large_string()  # a column of the other kind ends at 2 GB, which 36 million names of 60 characters reach
     fields = [
-        ("collection", words), ("source", pa.string()),
-        ("source_bytes", pa.int64()), ("source_mtime_ns", pa.int64()), ("source_hash", pa.string()),
+        ("collection", words), ("source", text),
+        ("source_bytes", pa.int64()), ("source_mtime_ns", pa.int64()), ("source_hash", text),
         ("vae", words),
         ("bucket_width", pa.int32()), ("bucket_height", pa.int32()),
         ("resized_width", pa.int32()), ("resized_height", pa.int32()),
@@ -72,7 +73,7 @@ def schema() -> Any:
         ("original_width", pa.int32()), ("original_height", pa.int32()),
         ("ltrb_left", pa.float64()), ("ltrb_top", pa.float64()),
         ("ltrb_right", pa.float64()), ("ltrb_bottom", pa.float64()),
-        ("caption", pa.string()),
+        ("caption", text),
         ("written_ns", pa.int64()), ("shard", words), ("row", pa.int32()), ("mask_row", pa.int32()),
         ("crc_plain", pa.uint32()), ("crc_flipped", pa.uint32()), ("crc_mask", pa.uint32()),
     ]  # fmt: skip

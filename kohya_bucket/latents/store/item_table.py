@@ -45,7 +45,7 @@ class ItemTable:
         if not len(here):
             return np.full(len(sources), -1, dtype=np.int64)
         known = self.table["source"].take(pa.array(here)) if len(here) < len(self) else self.table["source"]
-        found = pc.index_in(pa.array(sources, pa.string()), value_set=known.combine_chunks())
+        found = pc.index_in(pa.array(sources, known.type), value_set=known.combine_chunks())
         at = np.asarray(pc.fill_null(found, -1)).astype(np.int64)
         return np.where(at < 0, -1, here[at])
 
@@ -83,5 +83,5 @@ class ItemTable:
             texts = self.strings(name)
             for i, text in changed.items():
                 texts[i] = text
-            table = table.set_column(table.schema.get_field_index(name), name, pa.array(texts, pa.string()))
+            table = table.set_column(table.schema.get_field_index(name), name, pa.array(texts, table[name].type))
         return table

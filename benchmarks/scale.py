@@ -1,0 +1,161 @@
+"""How plans, stores and downloads grow with the number of images: the numbers of `docs/scale.md`.
+
+    python benchmarks/scale.py [--plans 1000000 10000000 100000000] [--stores 300000 1000000 3000000]
+
+Each row is a process of its own. A plan is that of one epoch for 64 nodes with 8 ranks each, batches of 4, in the 24
+buckets of real photographs' shapes; a shard holds 2,000 images of one bucket. Memory is the largest that the process
+ever had, less what it had before. A store has names and captions of 55 characters each, and latents of 8 bytes, so that
+what is measured is its index. Downloads are counted for three nodes, each of which keeps the `open_shards` shards that
+it used last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
+
+from dataset_memory import CAPTION, PATH, memory, resident  # noqa: E402
+from local_order import downloads, mixing, store_shards, table  # noqa: E402
+from origin import commit  # noqa: E402
+from planning import image_sizes  # noqa: E402
+
+NODES, RANKS, BATCH, PER_SHARD, OPEN = 64, 8, 4, 2000, 64
+
+
+def bucket_ids(images: int) -> np.ndarray:
+    """Buckets of so many images, as often as among a million."""
+    from kohya_bucket import KohyaBuckets
+
+    few = KohyaBuckets(1024).place(image_sizes(min(images, 1_000_000))).bucket_index
+    return few if images <= len(few) else np.tile(few, -(-images // len(few)))[:images]
+
+
+def peak() -> int:
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("VmHWM"))) * 1024
+
+
+def plan(images: int, order: str) -> dict[str, Any]:
+    from kohya_bucket.planning import EpochPlanner
+
+    ids = bucket_ids(images)
+    options: dict[str, Any] = {"order": order}
+    if order == "local":
+        options |= {"shards": store_shards(ids, PER_SHARD, mixed=True), "open_shards": OPEN, "nodes": NODES}
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # from here on counts the peak
+    before, began = memory("Rss"), time.process_time()
+    planner = EpochPlanner(ids, BATCH, world_size=NODES * RANKS, **options)
+    made = planner.plan(epoch=1)
+    took, most = time.process_time() - began, peak() - before
+    kept = sum(part.nbytes for part in (made.items, made.start, made.length, made.bucket_of_step))
+    found = {"seconds": took, "peak": most, "kept": kept, "steps": made.steps}
+    if order == "local" and images <= 10_000_000:
+        found |= {"downloads": downloads(made, options["shards"], NODES, OPEN), "mixing": mixing(made)}
+    return found
+
+
+def store(images: int) -> dict[str, Any]:
+    from remote_store import BUCKET, PRINT
+
+    from kohya_bucket.latents.latent_space import LatentSpace
+    from kohya_bucket.latents.store.entries import StoreEntry
+    from kohya_bucket.latents.store.latent_store import LatentStore
+    from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+
+    def fill(folder: Path, items: int) -> None:
+        latent = np.zeros((4, 1, 1), dtype=np.uint16)
+        with StoreWriter(folder, flush_seconds=None, shard_bytes=8 * PER_SHARD) as writer:
+            for i in range(items):
+                name = PATH.format(i // 1000, i).removeprefix("/")
+                entry = StoreEntry(name, PRINT, BUCKET, (0, 0, 1024, 1024), CAPTION.format(i))
+                writer.add(entry, latent, space=LatentSpace(0.13025))
+        write_manifest(LatentStore(folder))
+
+    with tempfile.TemporaryDirectory() as name:
+        few, many = Path(name) / "few", Path(name) / "many"
+        fill(few, 10)
+        fill(many, images)
+        size = sum(path.stat().st_size for path in many.glob("*.parquet"))
+        return row("opened", str(few), str(many)) | {"manifest": size}
+
+
+def opened(few: str, many: str) -> dict[str, Any]:
+    from kohya_bucket import BucketedLatentDataset
+
+    BucketedLatentDataset(few).__getitems__([0])  # so that all modules are loaded
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # from here on counts the peak
+    before, began, cpu = resident(), time.perf_counter(), time.process_time()
+    dataset = BucketedLatentDataset(many)
+    took, cpu = time.perf_counter() - began, time.process_time() - cpu
+    dataset.__getitems__([0, len(dataset) - 1])
+    return {"seconds": took, "cpu": cpu, "memory": resident() - before, "peak": peak() - before}
+
+
+def row(part: str, *of: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, __file__, "--part", part, "--of", *of], check=True, stdout=subprocess.PIPE
+    ).stdout
+    print(part, *of, done.decode().strip(), file=sys.stderr, flush=True)
+    found: dict[str, Any] = json.loads(done)
+    return found
+
+
+def plans(counts: list[int]) -> str:
+    lines = []
+    for images in counts:
+        for order in ("shuffled", "local"):
+            found = row("plan", str(images), order)
+            read = f"{NODES * found['downloads']:.2f}" if "downloads" in found else ""
+            mixed = f"{found['mixing']:.2f}" if "mixing" in found else ""
+            lines.append([f"{images:,}", order, f"{found['seconds']:.2f}", f"{found['peak'] / 1e6:,.0f}",
+                          f"{found['kept'] / 1e6:,.0f}", read, mixed])  # fmt: skip
+    header = ["images", "order", "s of CPU", "peak, MB", "kept, MB", "downloads of a shard by all nodes", "mixing"]
+    return table(header, lines)
+
+
+def stores(counts: list[int]) -> str:
+    lines = []
+    for images in counts:
+        found = row("store", str(images))
+        lines.append([f"{images:,}", f"{found['manifest'] / 1e6:,.0f}", f"{found['seconds']:.1f}",
+                      f"{found['cpu']:.1f}", f"{found['memory'] / 1e6:,.0f}", f"{found['peak'] / 1e6:,.0f}"])  # fmt: skip
+    header = ["items of a store", "manifest, MB", "opening, s", "s of CPU", "in memory, MB", "peak, MB"]
+    return table(header, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plans", type=int, nargs="*", default=[1_000_000, 10_000_000, 100_000_000])
+    parser.add_argument("--stores", type=int, nargs="*", default=[300_000, 1_000_000, 3_000_000])
+    parser.add_argument("--part", choices=["plan", "store", "opened"], help=argparse.SUPPRESS)
+    parser.add_argument("--of", nargs="+", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.part == "plan":
+        print(json.dumps(plan(int(args.of[0]), args.of[1])))
+    elif args.part:
+        print(json.dumps(store(int(args.of[0])) if args.part == "store" else opened(*args.of)))
+    else:
+        said = " ".join(__doc__.split("\n\n")[2].split())
+        parts = ["# Scale", plans(args.plans), stores(args.stores)]
+        parts.append(f"{said} Python {platform.python_version()}, numpy {np.__version__}, {os.cpu_count()} cores; "
+                     f"commit {commit()}.")  # fmt: skip
+        text = "\n\n".join(part for part in parts if part) + "\n"
+        (REPO / "benchmarks" / "results" / "scale.md").write_text(text, encoding="utf-8")
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
