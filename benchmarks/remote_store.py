@@ -26,7 +26,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-
 from origin import commit
 
 from kohya_bucket.latents.fingerprint import Fingerprint
