@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import platform
 import subprocess
 import sys
@@ -103,6 +104,29 @@ def opened(few: str, many: str) -> dict[str, Any]:
     took, cpu = time.perf_counter() - began, time.process_time() - cpu
     dataset.__getitems__([0, len(dataset) - 1])
     return {"seconds": took, "cpu": cpu, "memory": resident() - before, "peak": peak() - held}
+
+
+def handing_out(images: int) -> dict[str, Any]:
+    """What the process that gives out work on a Ray cluster needs: all items, cut into pieces and packed up."""
+    from kohya_bucket import KohyaBuckets
+    from kohya_bucket.latents.items import EncodeOptions, LatentItems
+    from kohya_bucket.latents.on_ray.encode_on_ray import _pieces
+
+    sizes = image_sizes(images)
+    paths = [f"s3://bucket{PATH.format(i // 1000, i)}" for i in range(10)]
+    before = resident()
+    paths = [f"s3://bucket{PATH.format(i // 1000, i)}" for i in range(images)]
+    captions = [CAPTION.format(i) for i in range(images)]
+    placed = KohyaBuckets(1024).place(sizes)
+    sources = [path.removeprefix("s3://bucket/") for path in paths]
+    whole = np.zeros(images, dtype=np.int64)
+    wanted = LatentItems(
+        EncodeOptions("vae"), paths, sources, sizes, placed.bucket_sizes, placed.resized_sizes,
+        (placed.resized_sizes - placed.bucket_sizes) // 2, placed.crop_ltrb, captions, whole, whole,
+    )  # fmt: skip
+    held, began = resident() - before, time.process_time()
+    sent = [len(pickle.dumps(piece, protocol=5)) for piece in _pieces(wanted, 8)]
+    return {"memory": held, "cpu": time.process_time() - began, "pieces": len(sent), "sent": sum(sent)}
 
 
 def row(part: str, *of: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """LoRA training by the real `train_network.py`, by its own command line, with the launcher or a patch."""
 
 import collections
+import itertools
 import json
 import shutil
 
@@ -196,6 +197,29 @@ def test_shards_train_the_same_weights_as_npz(sd_scripts_dir, data, tmp_path):
     weights = [weights_from(kind, sd_scripts_dir, data, tmp_path, "[kohya_bucket]") for kind in ("shards", "npz")]
     assert list((tmp_path / "store").iterdir())
     assert weights[0] == weights[1]
+
+
+@pytest.mark.training_run("cached in shards, few of them at a time")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_few_shards_at_a_time(sd_scripts_dir, data, tmp_path, ranks):
+    """A shard holds one bucket here, and a window one shard: no bucket comes back in an epoch."""
+    needs_strategies(sd_scripts_dir)
+    table = f"[kohya_bucket]\nlatent_cache = 'shards'\nlatent_cache_dir = '{tmp_path / 'store'}'\n"
+    config = write_config(tmp_path, data, table + "order = 'local'\nopen_shards = 2")
+    options = ["--cache_latents", "--max_train_epochs", 2, "--seed", 1]
+    refused = train(sd_scripts_dir, config, *options, out=tmp_path / "refused")
+    assert refused.status == 2
+    assert "order is 'local', but latents are not cached in shards" in refused.log
+    assert "Traceback" not in refused.log
+    run = train(sd_scripts_dir, config, *options, "--cache_latents_to_disk", out=tmp_path / "out", ranks=ranks)
+    run.assert_trained(len(run.batches))
+    sizes = [tuple(step[0]["size"]) for step in run.batches]
+    half = len(sizes) // 2
+    for epoch in (sizes[:half], sizes[half:]):
+        assert 1 + sum(a != b for a, b in itertools.pairwise(epoch)) == len(set(epoch)) > 1
+    if ranks == 1:
+        assert run.batches[:half] != run.batches[half:]
+        assert epochs_of(run.batches, 2) == [NAMES, NAMES]
 
 
 @pytest.mark.training_run("cached in shards, several sizes")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
-from kohya_bucket.planning import EpochPlan, EpochPlanner
+from kohya_bucket.planning import ORDERS, EpochPlan, EpochPlanner
 from kohya_bucket.planning.remainders import policies_of
 from kohya_bucket.planning.resume import TrainedPart
 
@@ -55,11 +55,19 @@ class GroupPlanner:
     Args:
         images: one entry per dataset, in the group's order.
         options: the `[kohya_bucket]` table.
+        shards: [N] number of the shard that each image's latent lies in; None: not known yet. An order that goes by
+            shards is then planned as `shuffled`, whose steps are as many and as large.
     """
 
-    def __init__(self, images: Sequence[ImagesInBuckets], options: AdapterOptions) -> None:
+    def __init__(
+        self, images: Sequence[ImagesInBuckets], options: AdapterOptions, shards: IntArray | None = None
+    ) -> None:
         buckets_of = [len(i.buckets) for i in images]
         self.options = options
+        by_shards = ORDERS[options.order].heeds_shards
+        self._order: dict[str, Any] = {"order": "shuffled" if by_shards and shards is None else options.order}
+        if by_shards and shards is not None:
+            self._order |= {"shards": shards, "open_shards": options.open_shards}
         self._keys = [i.keys for i in images]
         self.first_image = np.cumsum([0, *(len(i.keys) for i in images)])
         self.first_bucket = np.cumsum([0, *buckets_of])
@@ -116,7 +124,7 @@ class GroupPlanner:
                 small_buckets=options.small_buckets,
                 max_crop=options.merge_max_crop,
                 no_upscale=self._no_upscale,
-                order=options.order,
+                **self._order,
                 run_length=options.run_length,
                 resolutions=options.resolution_mode if options.resolutions else None,
                 resolution_weights=options.resolution_weights,

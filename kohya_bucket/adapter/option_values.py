@@ -22,8 +22,7 @@ TABLE = "kohya_bucket"
 CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "remainder": lambda: REMAINDERS,
     "small_buckets": lambda: REMAINDERS,
-    # training wants no other, and what trainers load is not read by shards
-    "order": lambda: [name for name, order in ORDERS.items() if order.shuffles and not order.heeds_shards],
+    "order": lambda: [name for name, order in ORDERS.items() if order.shuffles],  # training wants no other
     "switching": lambda: SWITCHING_METHODS,
     "no_upscale_fit": lambda: NO_UPSCALE_FITS,
     "auto_method": lambda: AUTO_METHODS,
@@ -62,7 +61,8 @@ def expected_value(key: str, value: Any) -> str:
         return "" if isinstance(value, str) and value else "auto, off or the path of a Parquet file"
     if key == "same_shape":
         return "" if isinstance(value, bool) or value == COST else f"true, false or {COST!r}"
-    return "" if isinstance(value, int) and number and value > 0 else "a whole number above 0"
+    least = 2 if key == "open_shards" else 1
+    return "" if isinstance(value, int) and number and value >= least else f"a whole number above {least - 1}"
 
 
 def _as_resolution(value: Any) -> tuple[int, int] | None:
@@ -130,6 +130,21 @@ def _check_tokens(merged: Mapping[str, Any]) -> None:
         )
 
 
+def _check_order(merged: Mapping[str, Any]) -> None:
+    name = merged.get("order", "shuffled")
+    if not ORDERS[name].heeds_shards:
+        return
+    why = ""
+    if merged.get("latent_cache", "npz") != "shards":
+        why = "latents lie in files of their own: for sd-scripts set latent_cache = 'shards', or leave order out"
+    elif merged.get("resolutions") is not None:
+        why = "with resolutions the latents of an image lie in several shards: leave out one of them"
+    elif merged.get("same_shape") == COST:
+        why = f"same_shape = {COST!r} joins batches of several buckets in a step: leave out one of them"
+    if why:
+        raise ConfigError(f"[{TABLE}] order is {name!r}, but {why}")
+
+
 def check_together(merged: Mapping[str, Any]) -> None:
     """Refuse options that need or exclude each other.
 
@@ -139,3 +154,4 @@ def check_together(merged: Mapping[str, Any]) -> None:
     _check_resolutions(merged)
     _check_small_buckets(merged)
     _check_tokens(merged)
+    _check_order(merged)

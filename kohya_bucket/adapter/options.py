@@ -49,8 +49,10 @@ class AdapterOptions:
         resolution_mode: `all` trains each image at each resolution in each epoch, `rotate` at one per epoch in turn,
             `weighted` at one, in the shares of `resolution_weights`.
         resolution_weights: one number per resolution, for `weighted`: [3, 1] is three epochs out of four.
-        order: `shuffled`, `runs` (several steps of one shape after another) or `sorted`.
+        order: `shuffled`, `runs` (several steps of one shape after another), or `local` (few shards of the latent
+            cache at a time, for a store in object storage).
         run_length: steps of one shape in a row, with order `runs`.
+        open_shards: shards that are being read at a time, with order `local`.
         max_pixels: bound of images x width x height for one process and step; small buckets then train larger
             batches, and `batch_size` is not used.
         max_tokens: the same in tokens that `model` makes of an image or a clip.
@@ -87,6 +89,7 @@ class AdapterOptions:
     resolution_weights: tuple[float, ...] | None = None
     order: str = "shuffled"
     run_length: int = 8
+    open_shards: int = 64
     max_pixels: int | None = None
     max_tokens: int | None = None
     max_cost: float | None = None

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets import BucketSet, Placement
 from kohya_bucket.buckets.arrays.build_placement import place_into_set
 from kohya_bucket.buckets.bucket import Bucket
-from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.buckets.sizes import IntArray, as_pair, size_keys, sizes_of_keys
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.planning.demand_model import DemandModel
 from kohya_bucket.planning.options import PlanOptions
@@ -66,7 +66,7 @@ class PlacedDataset:
     @cached_property
     def buckets(self) -> list[tuple[int, int]]:
         """The sizes in use, resolution by resolution, sorted by (width, height): sd-scripts' `resos`."""
-        return [(int(k >> 32), int(k & 0xFFFFFFFF)) for values, _ in self._distinct for k in values]
+        return [as_pair(size) for values, _ in self._distinct for size in sizes_of_keys(values)]
 
     @property
     def frames(self) -> list[int]:
@@ -94,12 +94,7 @@ class PlacedDataset:
 
     @cached_property
     def _distinct(self) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]]:
-        out = []
-        for place in self._places:
-            sizes = place.bucket_sizes[place.placed].astype(np.int64)
-            values, inverse = np.unique(sizes[:, 0] << 32 | sizes[:, 1], return_inverse=True)
-            out.append((values, inverse))
-        return out
+        return [np.unique(size_keys(at.bucket_sizes[at.placed]), return_inverse=True) for at in self._places]
 
     @cached_property
     def pairs(self) -> tuple[npt.NDArray[np.intp], IntArray]:

@@ -11,6 +11,7 @@ from kohya_bucket.errors import BucketSettingsError, KohyaBucketError
 
 __all__ = [
     "FloatArray", "IntArray", "as_pair", "as_resolution", "as_sizes", "as_whole", "check_steps", "readable_sizes",
+    "size_keys", "sizes_of_keys",
 ]  # fmt: skip
 
 IntArray = npt.NDArray[np.int32]
@@ -18,6 +19,17 @@ IntArray = npt.NDArray[np.int32]
 # Generated sets grow with the sides; this is far above what any model trains.
 _MAX_RESOLUTION = 1_000_000
 FloatArray = npt.NDArray[np.float64]
+
+
+def size_keys(sizes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """[N] one number for each size, which sorts as (width, height) does: numpy is many times faster with those."""
+    keys: npt.NDArray[np.int64] = sizes[:, 0].astype(np.int64) << 32 | sizes[:, 1]
+    return keys
+
+
+def sizes_of_keys(keys: npt.NDArray[np.int64]) -> IntArray:
+    """[N, 2] int32: the sizes that `size_keys` made numbers of."""
+    return np.stack([keys >> 32, keys & 0xFFFFFFFF], axis=1).astype(np.int32)
 
 
 def as_pair(row: Any) -> tuple[int, int]:

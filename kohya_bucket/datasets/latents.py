@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from kohya_bucket.buckets.arrays.distinct_sizes import distinct_sizes
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.planned_index import bucket_of, item_number
@@ -71,9 +72,9 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         self.generator = generator
         self._own: tuple[int, torch.Generator] | None = None  # of this worker process
         self._rows = self._choose(collection)
-        distinct, inverse = np.unique(self.store.bucket_sizes[self._rows], axis=0, return_inverse=True)
-        self.bucket_set = BucketSet.from_dims(distinct, name="latents")
-        self.bucket_indices: npt.NDArray[np.int32] = inverse.reshape(-1).astype(np.int32)
+        sizes = self.store.bucket_sizes[self._rows]
+        found, self.bucket_indices = distinct_sizes(sizes, np.ones(len(sizes), dtype=np.bool_), 1)
+        self.bucket_set = BucketSet.from_dims(found or (), name="latents")
         table = self.store.table
         self._captioned = table["caption"].null_count < len(table)
         self._texts = {name: table[name] for name in ("caption", "source")}

@@ -10,9 +10,10 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.loader import call_arguments, draws_by_itself, with_plan
 from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.adapter.seams import Door
-from kohya_bucket.planning import REMAINDERS
+from kohya_bucket.planning import ORDERS, REMAINDERS
 from kohya_bucket.sdscripts.caching.ahead import end_before_training
 from kohya_bucket.sdscripts.caching.latents import forget_files
+from kohya_bucket.sdscripts.caching.shard_order import shard_numbers
 from kohya_bucket.sdscripts.caching.text import forget_texts
 from kohya_bucket.sdscripts.datasets.records import compact
 from kohya_bucket.sdscripts.datasets.tables import BatchTable
@@ -59,8 +60,10 @@ def planned_arguments(
     if not training and REMAINDERS[options.remainder].leaves_out:
         # Its order is the same each time: the same images would never be validated.
         options = replace(options, remainder="keep")
+    images = [table.images for table in tables]
+    shards = shard_numbers(datasets, images) if ORDERS[options.order].heeds_shards else None
     sampler = PlanSampler(
-        GroupPlanner([table.images for table in tables], options),
+        GroupPlanner(images, options, shards),
         int(datasets[0].seed),
         counter if training else None,
         clock=None if training else counter,

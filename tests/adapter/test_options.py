@@ -19,7 +19,7 @@ def test_an_unknown_key_names_the_nearest():
 
 
 def test_a_wrong_value_names_the_allowed():
-    with pytest.raises(ConfigError, match="order is 'random', but must be one of shuffled, runs, sorted"):
+    with pytest.raises(ConfigError, match="order is 'random', but must be one of shuffled, runs, local, sorted"):
         AdapterOptions.from_tables(("my.toml", {"order": "random"}))
     with pytest.raises(ConfigError, match="text_cache is 'npy', but must be one of npz, shards"):
         AdapterOptions.from_tables(("my.toml", {"text_cache": "npy"}))
@@ -103,3 +103,18 @@ def test_tokens_are_those_of_a_model(key):
 def test_budgets_that_are_none(table, message):
     with pytest.raises(ConfigError, match=message):
         AdapterOptions.from_tables(("here", table))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({}, "order is 'local', but latents lie in files of their own: for sd-scripts set latent_cache = 'shards'"),
+        ({"latent_cache": "shards", "resolutions": [512, 768]}, "lie in several shards: leave out one of them"),
+        ({"latent_cache": "shards", "same_shape": "cost"}, "same_shape = 'cost' joins batches of several buckets"),
+        ({"latent_cache": "shards", "open_shards": 1}, "open_shards is 1, but must be a whole number above 1"),
+    ],
+)
+def test_an_order_by_shards_that_cannot_be(table, message):
+    assert AdapterOptions.from_tables(("here", {"latent_cache": "shards", "order": "local"})).open_shards == 64
+    with pytest.raises(ConfigError, match=message):
+        AdapterOptions.from_tables(("here", {"order": "local"} | table))

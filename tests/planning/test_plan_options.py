@@ -113,10 +113,11 @@ def test_the_adapter_offers_what_is_registered() -> None:
         table = {"remainder": remainder, "resolutions": [256, 512], "resolution_mode": mode, **weights}
         assert AdapterOptions.from_tables(("here", table)).remainder == remainder
     for order, value in ORDERS.items():
-        if value.shuffles and not value.heeds_shards:
-            assert AdapterOptions.from_tables(("here", {"order": order})).order == order
+        if value.shuffles:
+            table = {"order": order, "latent_cache": "shards" if value.heeds_shards else "npz"}
+            assert AdapterOptions.from_tables(("here", table)).order == order
         else:
-            with pytest.raises(ConfigError, match=rf"order is '{order}', but must be one of shuffled, runs, sorted"):
+            with pytest.raises(ConfigError, match=rf"order is '{order}', but must be one of shuffled, runs, local, sorted"):
                 AdapterOptions.from_tables(("here", {"order": order}))
     with pytest.raises(ConfigError, match=r"here: \[kohya_bucket\] remainder is 'marge', .*; the nearest is 'merge'"):
         AdapterOptions.from_tables(("here", {"remainder": "marge"}))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
 from kohya_bucket.buckets.bucket import BucketSet
-from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.buckets.sizes import IntArray, size_keys, sizes_of_keys
 
 __all__ = ["SizeGrid", "distinct_sizes"]
 
@@ -77,10 +77,9 @@ def distinct_sizes(
     columns, rows = int(bucket_sizes[:, 0].max()) // unit + 1, int(bucket_sizes[:, 1].max()) // unit + 1
     if not SizeGrid.fits(n, columns, rows):
         index = np.full(n, -1, dtype=np.int32)
-        keys = bucket_sizes[:, 0].astype(np.int64) << 32 | bucket_sizes[:, 1]
-        values, inverse = np.unique(keys[placed], return_inverse=True)
+        values, inverse = np.unique(size_keys(bucket_sizes)[placed], return_inverse=True)
         index[placed] = inverse
-        return BucketSet.from_dims(np.stack([values >> 32, values & 0xFFFFFFFF], axis=1).tolist()), index
+        return BucketSet.from_dims(sizes_of_keys(values).tolist()), index
 
     table = SizeGrid(n, columns, rows, unit)
 

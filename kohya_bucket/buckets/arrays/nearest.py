@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
 from kohya_bucket.buckets.arrays.threshold_table import ThresholdTable
 from kohya_bucket.buckets.bucket import BucketSet
-from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, size_keys
 
 __all__ = ["AspectSwitch", "first_double_where", "first_per_aspect", "midpoint_thresholds", "nearest_indices"]
 
@@ -109,17 +109,13 @@ class _ExactSizes:
     """Looks up images that have exactly the size of a bucket."""
 
     def __init__(self, bucket_set: BucketSet) -> None:
-        keys = self._keys(bucket_set.sizes)
+        keys = size_keys(bucket_set.sizes)
         self.order = np.argsort(keys).astype(np.int32)
         self.sorted = keys[self.order]
 
-    @staticmethod
-    def _keys(sizes: IntArray) -> npt.NDArray[np.int64]:
-        return np.asarray(sizes[:, 0].astype(np.int64) << 32 | sizes[:, 1])
-
     def overwrite(self, sizes: IntArray, index: IntArray) -> None:
         """Set `index` in place where the size matches."""
-        keys = self._keys(sizes)
+        keys = size_keys(sizes)
         at = np.minimum(np.searchsorted(self.sorted, keys), len(self.sorted) - 1)
         exact = self.sorted[at] == keys
         index[exact] = self.order[at][exact]

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.placement import Reason
-from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.buckets.sizes import IntArray, size_keys, sizes_of_keys
 
 __all__ = ["UNDERFILLED_POLICIES", "settle_underfilled"]
 
@@ -32,8 +32,8 @@ def settle_underfilled(
     if not len(placed):
         return
     origin = bucket_sizes[placed].astype(np.int64)
-    keys, bucket_of = np.unique(origin[:, 0] << 32 | origin[:, 1], return_inverse=True)
-    buckets = np.stack([keys >> 32, keys & 0xFFFFFFFF], axis=1)
+    keys, bucket_of = np.unique(size_keys(origin), return_inverse=True)
+    buckets = sizes_of_keys(keys).astype(np.int64)
     counts = np.bincount(bucket_of, minlength=len(buckets))
     alive = np.ones(len(buckets), dtype=np.bool_)
     areas = buckets.prod(axis=1)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.sizes import size_keys
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
 from kohya_bucket.latents.maintenance.rewrite import copy_items, remove_shards, writer_like
@@ -66,8 +67,7 @@ def _mixed_within_buckets(store: LatentStore) -> list[npt.NDArray[np.int64]]:
     digests = [hashlib.blake2b(str(source).encode("utf-8", "surrogateescape"), digest_size=8).digest()
                for source in store.strings("source")]  # fmt: skip
     mixed = np.frombuffer(b"".join(digests), dtype=">u8").astype(np.uint64)
-    sizes = store.bucket_sizes.astype(np.int64)
-    bucket = sizes[:, 0] << 32 | sizes[:, 1]
+    bucket = size_keys(store.bucket_sizes)
     collections = np.unique(np.array(store.strings("collection"), dtype=object).astype(str), return_inverse=True)[1]
     order = np.lexsort((mixed, bucket, collections))
     begins = np.flatnonzero((np.diff(bucket[order]) != 0) | (np.diff(collections[order]) != 0)) + 1

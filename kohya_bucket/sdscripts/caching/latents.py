@@ -15,6 +15,7 @@ from kohya_bucket.sdscripts.caching.npz import NpzSession, forget_names
 from kohya_bucket.sdscripts.caching.readable import cache_the_readable
 from kohya_bucket.sdscripts.caching.replaced import replaced
 from kohya_bucket.sdscripts.caching.session import forget_wishes
+from kohya_bucket.sdscripts.caching.shard_order import remember_cache
 from kohya_bucket.sdscripts.caching.shards import ShardSession
 from kohya_bucket.sdscripts.datasets.wording import recached_lines
 
@@ -51,6 +52,8 @@ def cache_latents(
             session.keep()
             raise
     session.finish()
+    if isinstance(session, ShardSession):
+        remember_cache(dataset, session.cache)
     if is_first_process() and session.reasons:
         logger.warning("\n".join(recached_lines(session.reasons)))
 

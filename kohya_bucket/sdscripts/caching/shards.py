@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.layout import Layout, relative_source
+from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.sdscripts.caching.item import CacheItem, as_array
 from kohya_bucket.sdscripts.caching.session import CachingSession
@@ -163,6 +163,15 @@ class ShardCache:
         item = npz_item(self._opened(), i, self.arch)
         return item.latents, list(item.original_size), list(item.crop_ltrb), item.flipped, item.alpha_mask
 
+    def shard_of(self, image: str, bucket_reso: tuple[int, int]) -> str:
+        """Address of the shard that holds an item; "" where none does."""
+        i = self._find(image, bucket_reso)
+        return "" if i is None else f"{self.root}/{self._opened().info(i).name}"
+
+    def keep_shards(self) -> None:
+        """See `LatentStore.keep_shards`."""
+        self._opened().keep_shards()
+
     def _find(self, image: str, bucket_reso: tuple[int, int]) -> int | None:
         self._opened()
         return self._at.get((self._source(image), int(bucket_reso[0]), int(bucket_reso[1])))
@@ -192,9 +201,8 @@ class ShardSession(CachingSession):
         super().__post_init__()
         images = [item.image for item in self.items.values()]
         root = store_folder(self.options, images[0])
-        folders = [os.path.dirname(os.path.abspath(image)) for image in images]  # noqa: PTH100, PTH120
         collection = f"{self.arch.name} {self.dataset.width}x{self.dataset.height}"
-        self.cache = ShardCache(root, self.arch, Path(_common(folders)), collection=collection)
+        self.cache = ShardCache(root, self.arch, common_root(images, None), collection=collection)
         self.cache.refresh()
         if is_first_process():
             logger.info("latents are kept in %s", one_line(root))
@@ -230,21 +238,8 @@ class ShardSession(CachingSession):
         readers: dict[str, ShardCache] = getattr(self.strategy, "_kohya_bucket_readers", {})
         readers.update(dict.fromkeys((path for path, _ in self.items), self.cache))
         self.strategy._kohya_bucket_readers = readers
-        self.strategy.load_latents_from_disk = _ShardLoader(readers)
+        self.strategy.load_latents_from_disk = partial(_load, readers)  # travels to spawned workers
 
 
-@dataclass
-class _ShardLoader:
-    """In place of a strategy's `load_latents_from_disk`; travels to spawned workers."""
-
-    readers: dict[str, ShardCache]
-
-    def __call__(self, path: str, bucket_reso: tuple[int, int]) -> Any:
-        return self.readers[path].load(path, bucket_reso)
-
-
-def _common(folders: list[str]) -> str:
-    try:
-        return os.path.commonpath(folders)
-    except ValueError:  # none, or on several drives
-        return folders[0] if folders else os.getcwd()  # noqa: PTH109
+def _load(readers: dict[str, ShardCache], path: str, bucket_reso: tuple[int, int]) -> Any:
+    return readers[path].load(path, bucket_reso)
