@@ -5,8 +5,9 @@
 Each row is a process of its own. A plan is that of one epoch for 64 nodes with 8 ranks each, batches of 4, in the 24
 buckets of real photographs' shapes; a shard holds 2,000 images of one bucket. Memory is the largest that the process
 ever had, less what it had before. A store has names and captions of 55 characters each, and latents of 8 bytes, so that
-what is measured is its index. Downloads are counted for three nodes, each of which keeps the `open_shards` shards that
-it used last.
+what is measured is its index. Images to encode are what the process that gives out work on a Ray cluster holds and
+sends: names, captions and geometry. Downloads are counted for three nodes, each of which keeps the `open_shards` shards
+that it used last.
 """
 
 from __future__ import annotations
@@ -161,20 +162,33 @@ def stores(counts: list[int]) -> str:
     return table(header, lines)
 
 
+def handed_out(counts: list[int]) -> str:
+    lines = []
+    for images in counts:
+        found = row("handing_out", str(images))
+        sizes = [f"{found[name] / 1e6:,.0f}" for name in ("memory", "sent")]
+        lines.append([f"{images:,}", f"{found['pieces']:,}", f"{found['cpu']:.1f}", *sizes])
+    header = ["images to encode", "pieces of work", "cutting and packing them, s of CPU", "in memory, MB", "sent, MB"]
+    return table(header, lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=int, nargs="*", default=[1_000_000, 10_000_000, 100_000_000])
     parser.add_argument("--stores", type=int, nargs="*", default=[300_000, 1_000_000, 3_000_000])
-    parser.add_argument("--part", choices=["plan", "store", "opened"], help=argparse.SUPPRESS)
+    parser.add_argument("--items", type=int, nargs="*", default=[100_000, 300_000, 1_000_000])
+    parser.add_argument("--part", choices=["plan", "store", "opened", "handing_out"], help=argparse.SUPPRESS)
     parser.add_argument("--of", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part == "plan":
         print(json.dumps(plan(int(args.of[0]), args.of[1])))
+    elif args.part == "handing_out":
+        print(json.dumps(handing_out(int(args.of[0]))))
     elif args.part:
         print(json.dumps(store(int(args.of[0])) if args.part == "store" else opened(*args.of)))
     else:
         said = " ".join(__doc__.split("\n\n")[2].split())
-        parts = ["# Scale", plans(args.plans), stores(args.stores)]
+        parts = ["# Scale", plans(args.plans), stores(args.stores), handed_out(args.items)]
         parts.append(f"{said} Python {platform.python_version()}, numpy {np.__version__}, {os.cpu_count()} cores; "
                      f"commit {commit()}.")  # fmt: skip
         text = "\n\n".join(part for part in parts if part) + "\n"
