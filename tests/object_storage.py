@@ -62,6 +62,7 @@ def s3_server(asked: list[Request] | None = None) -> Iterator[str]:
         yield account["AWS_ENDPOINT_URL"]
     finally:
         server.stop()
+        server._server.server_close()  # or clients would wait for it
         os.environ.clear()
         os.environ.update(before)
         forget_clients()

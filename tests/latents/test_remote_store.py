@@ -524,6 +524,21 @@ def test_what_a_killed_process_left_makes_room_in_time(kept, address):
     assert sorted(path.name for path in cache.folder.iterdir()) == ["y.safetensors"]
 
 
+def test_what_another_process_brought_meanwhile_is_not_brought_again(kept, address, monkeypatch):
+    here, other = NodeCache(address), NodeCache(address)
+    claim = here._claim
+
+    def later(name, nbytes):
+        assert other.keep(name, nbytes, half_a_kilobyte)
+        return claim(name, nbytes)
+
+    monkeypatch.setattr(here, "_claim", later)
+    brought = []
+    assert here.keep("x.safetensors", 500, lambda *_: brought.append(1))
+    assert brought == []
+    assert sorted(path.name for path in here.folder.iterdir()) == ["x.safetensors"]
+
+
 def test_a_shard_in_use_that_cannot_be_removed_stays(kept, address, monkeypatch):
     cache = NodeCache(address, limit=900)
     assert cache.keep("x.safetensors", 500, half_a_kilobyte)
