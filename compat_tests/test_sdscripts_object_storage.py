@@ -15,12 +15,12 @@ pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
 pytest.importorskip("s3fs", reason="s3fs is not installed in this environment")
 pytest.importorskip("moto.server", reason="moto[server] is not installed in this environment: no S3 server to ask")
 
-from sdscripts_support import random_sizes, write_images  # noqa: E402
-from training_runs import HERE, train, write_config  # noqa: E402
+from sdscripts_support import random_sizes, write_images
+from training_runs import HERE, train, write_config
 
-from kohya_bucket.latents.store.latent_store import LatentStore  # noqa: E402
-from kohya_bucket.latents.store.state import verify  # noqa: E402
-from tests.object_storage import Request, s3_server  # noqa: E402
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.state import verify
+from tests.object_storage import Request, s3_server
 
 pytestmark = pytest.mark.slow
 COUNT = 7
