@@ -70,7 +70,7 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
 def _message(error: KohyaBucketError) -> str:
     """What an error says. torch puts a traceback before what a loader's worker had to say."""
     kind = type(error)
-    return str(error).rpartition(f"{kind.__module__}.{kind.__qualname__}: ")[2]
+    return str(error).rpartition(f"{kind.__module__}.{kind.__qualname__}: ")[2].rstrip()
 
 
 if __name__ == "__main__":

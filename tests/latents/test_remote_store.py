@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError
+from kohya_bucket.images.files import remote
 from kohya_bucket.latents.encode.work_claims import WorkBoard
 from kohya_bucket.latents.maintenance.pack import pack
 from kohya_bucket.latents.maintenance.prune import prune
@@ -414,6 +415,17 @@ def test_a_command_names_what_is_wrong_in_one_line(command_line: Command, no_wai
     assert code == 2
     assert "nowhere:// cannot be read here" in err
     assert len(err.splitlines()) == 1
+
+
+def test_without_s3fs_what_to_install_is_said(command_line: Command, monkeypatch, kept):  # noqa: F811
+    def filesystem(protocol):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec, "filesystem", filesystem)
+    remote._system.cache_clear()
+    code, _, err = command_line("cache", "status", "s3://nothing/here")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "s3:// cannot be read here: Install s3fs to access S3: pip install s3fs obstore" in err
 
 
 def test_a_limit_that_is_no_number_is_refused(address, monkeypatch):
