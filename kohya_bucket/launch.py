@@ -57,7 +57,7 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
             door.install(at_once=True)
         trainer()
     except KohyaBucketError as error:
-        print(f"kohya_bucket: {one_line(error)}", file=sys.stderr)
+        print(f"kohya_bucket: {one_line(_message(error))}", file=sys.stderr)
         raise SystemExit(2) from error
     if not any(door.is_active() for door in (sdscripts, musubi)) and is_first_process():
         print(
@@ -65,6 +65,12 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
             "nothing to do",
             file=sys.stderr,
         )
+
+
+def _message(error: KohyaBucketError) -> str:
+    """What an error says. torch puts a traceback before what a loader's worker had to say."""
+    kind = type(error)
+    return str(error).rpartition(f"{kind.__module__}.{kind.__qualname__}: ")[2].rstrip()
 
 
 if __name__ == "__main__":

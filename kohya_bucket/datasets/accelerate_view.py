@@ -15,7 +15,7 @@ from typing import Any
 
 from kohya_bucket.errors import PlanError
 
-__all__ = ["called_by_accelerate_loop", "reading_shard"]
+__all__ = ["called_by_accelerate_loop", "reading_shard", "refuse_untold_steps"]
 
 _MODULE = "accelerate.data_loader"
 
@@ -57,6 +57,24 @@ def called_by_accelerate_loop() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def refuse_untold_steps() -> None:
+    """For a position in the middle of an epoch that accelerate's loader reads, which is ahead of training.
+
+    Raises:
+        PlanError: unless torchdata asks, which keeps account of what it read.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("torchdata."):
+            return
+        frame = frame.f_back
+    raise PlanError(
+        "accelerate's loader has read more steps than are trained, so this position would miss images after a resume: "
+        "save state_dict(step=…) with the steps of this epoch that are trained, which register_for_checkpointing "
+        "does not do, or set use_stateful_dataloader=True and let accelerate save the loader"
+    )
 
 
 def _callers() -> Iterator[Any]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from kohya_bucket.checks import as_flag, integer, one_of, whole
-from kohya_bucket.datasets.accelerate_view import called_by_accelerate_loop, reading_shard
+from kohya_bucket.datasets.accelerate_view import called_by_accelerate_loop, reading_shard, refuse_untold_steps
 from kohya_bucket.datasets.agreement import agree_on
 from kohya_bucket.datasets.never_trained import warn_of_never_trained
 from kohya_bucket.datasets.planned_index import rank_indices
@@ -89,9 +89,9 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._arguments = (batch_size, options)
         self._planners: dict[int, EpochPlanner] = {}
         self._planned: tuple[tuple[int, EpochPosition], EpochPlan] | None = None
-        self._start = EpochPosition(integer("seed", seed), 0)
-        self._live = self._start
+        self._start = self._live = EpochPosition(integer("seed", seed), 0)
         self._live_steps = 0
+        self._by_accelerate = False
         planner = self._planner(1 if self._replicas is None else self._replicas[0])
         self.batch_size = int(planner.global_batch.max(initial=1)) // planner.world_size
         self.drop_last = planner.options.policy.leaves_out
@@ -141,6 +141,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         replicas, rank, shard = self._view()
+        self._by_accelerate = called_by_accelerate_loop()
         if shard is not None:
             # accelerate then neither waits for full batches nor fills up the last ones with images of the first.
             shard.batch_size, shard.even_batches = None, False
@@ -156,8 +157,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         plan = self._plan_for(replicas)
         if replicas > 1:
             agree_on(plan)
-        planner = self._planner(replicas)
-        trained_with = planner.fingerprint["global_batch"], planner.ranks
+        trained_with = (planner := self._planner(replicas)).fingerprint["global_batch"], planner.ranks
         self._live_steps = plan.first_step + plan.steps
         for step, batches in enumerate(zip(*(rank_indices(plan, r) for r in ranks), strict=True)):
             for number, batch in enumerate(batches):
@@ -171,16 +171,18 @@ class BucketBatchSampler(Sampler[list[int]]):
 
         Args:
             step: steps of the epoch that are trained. By default those that were read from this sampler, which
-                is more than are trained where a loader reads ahead (any with workers, and accelerate's);
-                torchdata's StatefulDataLoader keeps account of that itself.
+                is more where a loader reads ahead, as any with workers; torchdata's StatefulDataLoader counts itself.
 
         Raises:
-            PlanError: the epoch has fewer steps, as when steps were counted over all epochs.
+            PlanError: the epoch has fewer steps, as when steps were counted over all epochs; or accelerate's loader,
+                which reads ahead, is in the middle of an epoch, and there is no `step`.
         """
         replicas = self._view()[0]
         planner = self._planner(replicas)
         position = self._live
         read_to_its_end = self._start.epoch == position.epoch + 1
+        if step is None and self._by_accelerate and not read_to_its_end and position != self._start:
+            refuse_untold_steps()
         if step is not None:
             step = whole("step", step, 0)
             steps = self._live_steps or self._steps_of_epoch(replicas)
@@ -198,8 +200,7 @@ class BucketBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved position, on any number of ranks. Takes the same time for every position.
 
-        With another global batch than before (number of ranks times batch size), what is left of the epoch is
-        planned anew: its images are still exactly those not trained yet.
+        With another global batch, what is left of the epoch is planned anew: exactly the images not trained yet.
 
         Raises:
             ResumeError: the data or the settings are others than those the position was saved for.

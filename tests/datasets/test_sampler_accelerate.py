@@ -57,6 +57,21 @@ def test_the_prepared_loader_counts_on_after_a_resume() -> None:
     assert [b.tolist() for b in loader] == list(plan_epoch(IDS, 4, epoch=9).rank_batches(0))
 
 
+def test_a_position_that_is_ahead_of_training_is_refused() -> None:
+    """As `register_for_checkpointing` would save it: the loader has read the next step already."""
+    sampler = BucketBatchSampler(IDS, 4)
+    loader = accelerate_loader.prepare_data_loader(
+        DataLoader(list(range(len(IDS))), batch_sampler=sampler), num_processes=1, process_index=0
+    )
+    assert sampler.state_dict()["step"] == 0
+    for trained, _ in enumerate(loader, 1):
+        if trained == 3:
+            with pytest.raises(PlanError, match=r"read more steps than are trained.*state_dict\(step=…\)"):
+                sampler.state_dict()
+            assert sampler.state_dict(step=trained)["step"] == 3
+    assert (sampler.state_dict()["epoch"], sampler.state_dict()["step"]) == (1, 0)
+
+
 def test_skipped_batches() -> None:
     sampler = BucketBatchSampler(IDS, 4)
     loader = accelerate_loader.prepare_data_loader(

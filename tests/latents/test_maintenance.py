@@ -218,6 +218,8 @@ def test_clustered_shards_hold_a_mixed_part_of_one_bucket(tmp_path, target):
     fill(where, ["60"], bucket_size=sizes[0])
     assert pack(LatentStore(where), **options).copied == 61
     assert len(LatentStore(where).shards) == 7
+    assert pack(LatentStore(where), shard_bytes=5 * row, cluster_by="bucket").copied == 61  # they are too long for this
+    assert len(LatentStore(where).shards) == 13
 
 
 def test_pack_into_another_folder_is_a_store_of_its_own(tmp_path, root):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError
+from kohya_bucket.images.files import remote
 from kohya_bucket.latents.encode.work_claims import WorkBoard
 from kohya_bucket.latents.maintenance.pack import pack
 from kohya_bucket.latents.maintenance.prune import prune
@@ -416,6 +417,17 @@ def test_a_command_names_what_is_wrong_in_one_line(command_line: Command, no_wai
     assert len(err.splitlines()) == 1
 
 
+def test_without_s3fs_what_to_install_is_said(command_line: Command, monkeypatch, kept):  # noqa: F811
+    def filesystem(protocol):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec, "filesystem", filesystem)
+    remote._system.cache_clear()
+    code, _, err = command_line("cache", "status", "s3://nothing/here")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "s3:// cannot be read here: Install s3fs to access S3: pip install s3fs obstore" in err
+
+
 def test_a_limit_that_is_no_number_is_refused(address, monkeypatch):
     fill(address, NAMES[:1])
     monkeypatch.setenv("KOHYA_BUCKET_SHARDS_GB", "much")
@@ -522,6 +534,21 @@ def test_what_a_killed_process_left_makes_room_in_time(kept, address):
     os.utime(claim, (1, 1))
     assert tight.keep("y.safetensors", 500, half_a_kilobyte)
     assert sorted(path.name for path in cache.folder.iterdir()) == ["y.safetensors"]
+
+
+def test_what_another_process_brought_meanwhile_is_not_brought_again(kept, address, monkeypatch):
+    here, other = NodeCache(address), NodeCache(address)
+    claim = here._claim
+
+    def later(name, nbytes):
+        assert other.keep(name, nbytes, half_a_kilobyte)
+        return claim(name, nbytes)
+
+    monkeypatch.setattr(here, "_claim", later)
+    brought = []
+    assert here.keep("x.safetensors", 500, lambda *_: brought.append(1))
+    assert brought == []
+    assert sorted(path.name for path in here.folder.iterdir()) == ["x.safetensors"]
 
 
 def test_a_shard_in_use_that_cannot_be_removed_stays(kept, address, monkeypatch):

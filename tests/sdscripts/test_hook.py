@@ -10,6 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the adapter lives in a process that has torch")
 
+from torch._utils import ExceptionWrapper  # noqa: E402
+
+from kohya_bucket.errors import StorageError  # noqa: E402
+from kohya_bucket.launch import _message  # noqa: E402
+
 
 def environment():
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -143,6 +148,18 @@ def test_the_launcher_says_what_it_needs(tmp_path, arguments, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_a_loaders_worker_had_to_say_is_said_alone():
+    said = "s3://bucket/a: cannot be read: gone (6 tries in 9 s)"
+    assert _message(StorageError(said)) == said
+    try:
+        raise StorageError(said) from OSError("gone")
+    except StorageError:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(StorageError, match="Traceback") as caught:
+        wrapped.reraise()
+    assert _message(caught.value) == said
 
 
 def test_the_launcher_refuses_an_unknown_version_without_a_traceback(unknown_version):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.extras import pip_install
+from kohya_bucket.extras import EXTRAS, pip_install
 
 __all__ = [
     "RemoteFile",
@@ -107,7 +107,8 @@ def _system(protocol: str, _process: int) -> Any:
     try:
         return fsspec.filesystem(protocol)
     except (ImportError, ValueError) as error:
-        raise KohyaBucketError(f"{protocol}:// cannot be read here: {error}") from None
+        more = f": {pip_install(protocol)}" if protocol in EXTRAS else ""
+        raise KohyaBucketError(f"{protocol}:// cannot be read here: {error}{more}") from None
 
 
 def storage_of(url: str) -> tuple[Any, str]:

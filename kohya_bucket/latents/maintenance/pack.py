@@ -86,14 +86,18 @@ def _copy(
 
 
 def _already_clustered(store: LatentStore, order: list[npt.NDArray[np.int64]], shard_bytes: int) -> bool:
-    """Whether copying would give the same shards again: one after another in this order, and all but the last full."""
+    """Whether copying would give the same shards again: one after another in this order, all but the last full, and
+    none longer than asked for."""
     if store.rows_on_disk() != len(store):
         return False
     shard = store.shard_numbers()
     runs = [shard[items][np.flatnonzero(np.diff(shard[items], prepend=-1))] for items in order]
     if sum(map(len, runs)) != len(store.shards):
         return False
-    nbytes = [sum(spec.nbytes for spec in store.shards[name].tensors.values()) for name in sorted(store.shards)]
+    infos = [store.shards[name] for name in sorted(store.shards)]
+    nbytes = [sum(spec.nbytes for spec in info.tensors.values()) for info in infos]
+    if any(size - size // info.rows >= shard_bytes for size, info in zip(nbytes, infos, strict=True)):
+        return False
     return all(nbytes[k] >= shard_bytes for run in runs for k in run[:-1].tolist())
 
 

@@ -82,6 +82,8 @@ class NodeCache:
             if claim is None:
                 return False
             try:
+                if self.holds(name, nbytes):  # another process was at it, and is done since the look above
+                    return True
                 if not self._make_room(name):
                     return False
                 write_file(self.folder / name, lambda file: fill(file, lambda: os.utime(claim)), sync=False)
