@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kohya_bucket.errors import KohyaBucketError
 
 if TYPE_CHECKING:
-    from kohya_bucket.datasets.tar_index import TarIndex
+    from kohya_bucket.images.tars.tar_index import TarIndex
 
 __all__ = ["tars_in"]
 
@@ -33,7 +33,7 @@ def tars_in(sources: Sequence[str], before: Path | None = None) -> TarIndex | No
     if len(shards) < len(names):
         other = next(name for name in names if name not in shards)
         raise KohyaBucketError(f"{shards[0]} is a tar shard or lists some, and {other} does not: name one kind alone")
-    from kohya_bucket.datasets.tar_index import TarIndex
+    from kohya_bucket.images.tars.tar_index import TarIndex
 
     return TarIndex.build(shards, before=None if before is None else TarIndex.load(before))
 
@@ -45,6 +45,6 @@ def _matches(source: str) -> list[str]:
 def _is_index(name: str) -> bool:
     if not name.lower().endswith(".json"):
         return False
-    from kohya_bucket.datasets.shard_lists import is_shard_list
+    from kohya_bucket.images.tars.shard_lists import is_shard_list
 
     return is_shard_list(name)

@@ -12,10 +12,10 @@ from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.sources.columns import cell_picture, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
-from kohya_bucket.datasets.tar_index import TarIndex
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.pixels.jpeg import Fit
 from kohya_bucket.images.pixels.load import Picture
+from kohya_bucket.images.tars.tar_index import TarIndex
 from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["TarSource"]

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.datasets.shard_lists import Shard, listed_shards
-from kohya_bucket.datasets.tar_index_file import load, row_type, save
-from kohya_bucket.datasets.tar_members import Oddities, grouped, plain_ending
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import TextColumn
 from kohya_bucket.images.files.pieces import Region
 from kohya_bucket.images.files.remote import is_url
 from kohya_bucket.images.headers.header import header_of
+from kohya_bucket.images.tars.shard_lists import Shard, listed_shards
+from kohya_bucket.images.tars.tar_index_file import load, row_type, save
+from kohya_bucket.images.tars.tar_members import Oddities, grouped, plain_ending
 from kohya_bucket.images.unreadable import UnreadableImageError
 from kohya_bucket.texts import one_line
 
