@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.cli.configs import adapter_options
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.gpus import gpu_counts
+from kohya_bucket.cli.image_sources import ImageSource, source_in
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.rule_options import RuleOptions
-from kohya_bucket.cli.sizes import images_in
+from kohya_bucket.cli.source_options import SourceOptions
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.images import read_sizes
-from kohya_bucket.images.files.remote import is_url, read_remote
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.sdscripts.config import Config, Severity, read_config
 from kohya_bucket.sdscripts.plan.latents import wanted_by_config
-from kohya_bucket.texts import counted, read_text, some
+from kohya_bucket.texts import some
 
 if TYPE_CHECKING:
     from kohya_bucket.adapter.options import AdapterOptions
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.images.scan.pool import Engine
 
-__all__ = ["Part", "captions_of", "chosen", "parts_of", "planned", "store_of"]
-
-_REQUESTS = 16  # at once
+__all__ = ["Chosen", "Part", "Planned", "chosen", "parts_of", "planned", "store_of"]
 
 
 @dataclass
@@ -45,16 +43,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Images that a command line names, with their captions; the rule is None where it is made from all sizes."""
+    """Images that a command line names; the rule is None where it is made from all sizes."""
 
     sources: list[str]
-    paths: list[str]
-    captions: list[str | None]
+    images: ImageSource
     options: RuleOptions
     rule: BucketRule | None
 
 
-def chosen(sources: list[str], options: RuleOptions, *, recursive: bool, captions_file: Path | None) -> Chosen:
+def chosen(sources: list[str], options: RuleOptions, captions: SourceOptions, *, recursive: bool) -> Chosen:
     """The images that `sources` name. No header is read yet, so mistakes are named at once.
 
     Raises:
@@ -63,24 +60,21 @@ def chosen(sources: list[str], options: RuleOptions, *, recursive: bool, caption
     if not sources:
         raise ConfigError("nothing to encode: name a folder, e.g. kohya-bucket precompute data/ --vae …")
     rule = None if options.from_images else options.make()
-    paths = images_in(sources, recursive=recursive)
-    return Chosen(sources, paths, captions_of(paths, captions_file), options, rule)
+    return Chosen(sources, source_in(sources, captions, recursive=recursive), options, rule)
 
 
 def _by_path(
-    images: Chosen, encoding: EncodeOptions, output: Path | None, *, content_hash: bool, quiet: bool, engine: Engine
+    chosen: Chosen, encoding: EncodeOptions, output: Path | None, *, content_hash: bool, quiet: bool, engine: Engine
 ) -> list[Part]:
     """All of these images, in the buckets that the options say."""
-    paths = images.paths
-    with scan_progress("reading headers", quiet=quiet) as progress:
-        scan = read_sizes(paths, engine=engine, progress=progress)
-    placement = (images.rule or images.options.make(scan.sizes)).place(scan.sizes)
-    root = _root(paths, images.sources, output)
+    found = chosen.images.read(engine, quiet=quiet)
+    placement = (chosen.rule or chosen.options.make(found.sizes)).place(found.sizes)
+    root = _root(found.images.files, chosen.sources, output)
     wanted = LatentItems.from_placement(
-        paths, scan.sizes, placement, encoding, root, captions=images.captions, content_hash=content_hash
+        found.images, found.sizes, placement, encoding, root, captions=found.captions, content_hash=content_hash
     )
-    reasons = {path: reason for _, path, reason in scan.failures}
-    wanted.without_bucket = [(path, reasons.get(path, reason)) for path, reason in wanted.without_bucket]
+    left_out = zip(np.flatnonzero(~placement.placed).tolist(), wanted.without_bucket, strict=True)
+    wanted.without_bucket = [(name, found.reasons.get(i, reason)) for i, (name, reason) in left_out]
     return [Part(wanted, root)]
 
 
@@ -154,42 +148,6 @@ def parts_of(
     if isinstance(source, Planned):
         return _by_config(source, encoding, output, content_hash=content_hash, quiet=quiet)
     return _by_path(source, encoding, output, content_hash=content_hash, quiet=quiet, engine=engine)
-
-
-def captions_of(paths: list[str], file: Path | None) -> list[str | None]:
-    """One per image: the lines of a file, or what stands in the .txt beside each; None where there is none."""
-    if file is not None:
-        lines: list[str | None] = [*_utf8(file).splitlines()]
-        if len(lines) != len(paths):
-            raise ConfigError(
-                f"{file} has {counted(len(lines), 'line')} for {counted(len(paths), 'image')}: give one per "
-                "image, in order"
-            )
-        return lines
-    with ThreadPoolExecutor(_REQUESTS) as pool:
-        far = dict(zip(urls := [path for path in paths if is_url(path)], pool.map(_beside_url, urls), strict=True))
-    return [far[path] if path in far else _beside(Path(path).with_suffix(".txt")) for path in paths]
-
-
-def _beside(file: Path) -> str | None:
-    return _utf8(file).strip() if file.is_file() else None
-
-
-def _beside_url(image: str) -> str | None:
-    url = image.rpartition(".")[0] + ".txt"
-    try:
-        return read_remote(url).decode("utf-8-sig").strip()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{url}: the caption cannot be read ({error}); it must be UTF-8 text") from None
-
-
-def _utf8(file: Path) -> str:
-    try:
-        return read_text(file, None)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: the caption cannot be read ({error}); it must be UTF-8 text") from None
 
 
 def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:

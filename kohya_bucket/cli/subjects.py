@@ -32,7 +32,7 @@ from kohya_bucket.sdscripts.config import NEWEST, Config, Finding, ReadDataset, 
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
-    from kohya_bucket.datasets.tar_index import TarIndex
+    from kohya_bucket.images.tars.tar_index import TarIndex
 
 __all__ = ["Reading", "from_config", "from_folders", "images_of_config"]
 

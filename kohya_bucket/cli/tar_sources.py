@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.files.remote import is_url, list_remote
 
 if TYPE_CHECKING:
-    from kohya_bucket.datasets.tar_index import TarIndex
+    from kohya_bucket.images.tars.tar_index import TarIndex
 
-__all__ = ["tars_in"]
+__all__ = ["matches", "refuse_other_kinds", "shards_in", "tars_in"]
 
 
 def tars_in(sources: Sequence[str], before: Path | None = None) -> TarIndex | None:
@@ -24,27 +25,48 @@ def tars_in(sources: Sequence[str], before: Path | None = None) -> TarIndex | No
     Raises:
         KohyaBucketError: tars beside something else, or one that cannot be read.
     """
-    names = [name for source in sources for name in _matches(source)]
+    shards = shards_in(sources)
+    if shards is None:
+        return None
+    from kohya_bucket.images.tars.tar_index import TarIndex
+
+    return TarIndex.build(shards, before=None if before is None else TarIndex.load(before))
+
+
+def shards_in(sources: Sequence[str]) -> list[str] | None:
+    """The tars, and lists of them, that are named; None where none is. Raises as `tars_in` of tars beside others."""
+    names = matches(sources, (".tar",))
     # Several JSON files can be nothing else; of a single one, what is in it decides.
     endings = (".tar", ".json") if len(names) > 1 else (".tar",)
     shards = [name for name in names if name.lower().endswith(endings) or _is_index(name)]
     if not shards:
         return None
-    if len(shards) < len(names):
-        other = next(name for name in names if name not in shards)
-        raise KohyaBucketError(f"{shards[0]} is a tar shard or lists some, and {other} does not: name one kind alone")
-    from kohya_bucket.datasets.tar_index import TarIndex
-
-    return TarIndex.build(shards, before=None if before is None else TarIndex.load(before))
+    refuse_other_kinds(names, shards, "is a tar shard or lists some")
+    return shards
 
 
-def _matches(source: str) -> list[str]:
+def refuse_other_kinds(names: Sequence[str], of_a_kind: Sequence[str], what: str) -> None:
+    """Refuse sources of several kinds; `what` says of `of_a_kind` which they are."""
+    if len(of_a_kind) < len(names):
+        other = next(name for name in names if name not in of_a_kind)
+        raise KohyaBucketError(f"{of_a_kind[0]} {what}, and {other} is none: name one kind alone")
+
+
+def matches(sources: Sequence[str], endings: Sequence[str]) -> list[str]:
+    """What patterns match, and the other sources as they are; of addresses those with one of `endings`."""
+    return [name for source in sources for name in _matches(source, endings)]
+
+
+def _matches(source: str, endings: Sequence[str]) -> list[str]:
+    if is_url(source):
+        wanted = glob.has_magic(source) and source.lower().endswith(tuple(endings))
+        return list_remote(source, True, endings) or [source] if wanted else [source]
     return sorted(glob.glob(source)) if glob.has_magic(source) and not Path(source).exists() else [source]  # noqa: PTH207
 
 
 def _is_index(name: str) -> bool:
     if not name.lower().endswith(".json"):
         return False
-    from kohya_bucket.datasets.shard_lists import is_shard_list
+    from kohya_bucket.images.tars.shard_lists import is_shard_list
 
     return is_shard_list(name)

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.files.remote import is_url, read_remote
 from kohya_bucket.texts import parse_json
 
-__all__ = ["caption_of_cell", "caption_of_file"]
+__all__ = ["caption_beside", "caption_of_cell", "caption_of_file"]
 
 _KEY = "caption"
+
+
+def caption_beside(image: str, ending: str) -> str | None:
+    """The caption in the file beside an image, on this machine or at an address; None where there is no such file.
+
+    Raises:
+        KohyaBucketError: it cannot be read, see `caption_of_file`.
+    """
+    beside = f"{image.rpartition('.')[0]}{ending}" if is_url(image) else str(Path(image).with_suffix(ending))
+    try:
+        content = read_remote(beside) if is_url(image) else Path(beside).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise KohyaBucketError(f"{beside}: the caption cannot be read ({error.strerror or error})") from error
+    return caption_of_file(content, beside)
 
 
 def caption_of_file(content: bytes, name: str) -> str:

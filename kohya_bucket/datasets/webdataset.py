@@ -18,11 +18,11 @@ from kohya_bucket.datasets.images import BucketedDataset
 from kohya_bucket.datasets.items import Transform
 from kohya_bucket.datasets.sources.tars import TarSource
 from kohya_bucket.datasets.streaming import StreamingBuckets, StreamKeywords
-from kohya_bucket.datasets.tar_index import TarIndex
-from kohya_bucket.datasets.tar_members import Oddities, plain_ending
 from kohya_bucket.datasets.tensors import PixelRange
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
+from kohya_bucket.images.tars.tar_index import TarIndex
+from kohya_bucket.images.tars.tar_members import Oddities, plain_ending
 from kohya_bucket.images.unreadable import UnreadableImageError
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
+from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.pixels.resize import choose_interpolation, resampler
 from kohya_bucket.latents.fingerprint import Fingerprint
-from kohya_bucket.latents.source_files import hash_files, stat_files
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.layout import absolute, relative_source
 
@@ -49,12 +49,12 @@ class LatentItems:
     """N items in order. All sizes are (width, height) in pixels.
 
     Attributes:
-        paths: absolute paths of the images.
-        sources: the same as the store names them.
+        images: where they are, with absolute paths.
+        sources: their names, as the store has them.
         original_sizes, bucket_sizes, resized_sizes, crops: [N, 2] int32.
         crop_ltrb: [N, 4] float64, sd-scripts' conditioning box.
         captions: N texts or None.
-        source_bytes, source_mtime_ns: [N] int64; -1 where the file is missing.
+        source_bytes, source_mtime_ns: [N] int64, of the file or its container; -1 where it is missing.
         source_hashes: N content hashes, or None where none were asked for.
         without_bucket: (path, reason) of images that get no latent.
         further: sizes besides the one at which sd-scripts caches these images; their npz are named for it.
@@ -62,7 +62,7 @@ class LatentItems:
     """
 
     encoding: EncodeOptions
-    paths: list[str]
+    images: Origins
     sources: list[str]
     original_sizes: IntArray
     bucket_sizes: IntArray
@@ -80,7 +80,7 @@ class LatentItems:
     @classmethod
     def from_placement(
         cls,
-        paths: Sequence[str | os.PathLike[str]],
+        images: Origins | Sequence[str | os.PathLike[str]],
         sizes: IntArray,
         placement: Placement,
         encoding: EncodeOptions,
@@ -94,32 +94,40 @@ class LatentItems:
         """Items of the images that have a bucket.
 
         Args:
+            images: or their paths.
             sizes: [N, 2] size of each image file.
             content_hash: read every file to know its hash, not only its length and time.
             further, dataset: see the attributes.
         """
         keep = np.flatnonzero(placement.placed).tolist()
-        kept = [absolute(paths[i]) for i in keep]
+        if not isinstance(images, Origins):
+            images = Origins.named(map(absolute, images))
+        kept = images.subset(keep)
         resized, buckets = placement.resized_sizes[keep], placement.bucket_sizes[keep]
-        without = [(os.fspath(paths[i]), placement.reason(i).text) for i in np.flatnonzero(~placement.placed).tolist()]
-        nbytes, mtimes = stat_files(kept)
+        without = [(images.names[i], placement.reason(i).text) for i in np.flatnonzero(~placement.placed).tolist()]
+        nbytes, mtimes = kept.stamps()
         return cls(
-            encoding, kept, relative_source(kept, images_root), np.asarray(sizes)[keep].astype(np.int32), buckets,
+            encoding, kept, relative_source(kept.names, images_root), np.asarray(sizes)[keep].astype(np.int32), buckets,
             resized, ((resized - buckets) // 2).astype(np.int32), placement.crop_ltrb[keep],
             [None] * len(keep) if captions is None else [captions[i] for i in keep],
-            nbytes, mtimes, hash_files(kept) if content_hash else None, without,
+            nbytes, mtimes, kept.hashes() if content_hash else None, without,
             further, dataset,
         )  # fmt: skip
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.images)
+
+    @property
+    def paths(self) -> list[str]:
+        """Absolute path or address of each image; of one in a container, its name."""
+        return self.images.names
 
     def subset(self, items: Sequence[int]) -> LatentItems:
         """The items at these positions."""
         at = np.asarray(items, dtype=np.int64)
         hashes = None if self.source_hashes is None else [self.source_hashes[i] for i in at.tolist()]
         return LatentItems(
-            self.encoding, [self.paths[i] for i in at.tolist()], [self.sources[i] for i in at.tolist()],
+            self.encoding, self.images.subset(at), [self.sources[i] for i in at.tolist()],
             self.original_sizes[at], self.bucket_sizes[at], self.resized_sizes[at], self.crops[at],
             self.crop_ltrb[at], [self.captions[i] for i in at.tolist()], self.source_bytes[at],
             self.source_mtime_ns[at], hashes, further=self.further, dataset=self.dataset,

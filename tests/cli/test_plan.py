@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli import app
-from kohya_bucket.cli.precompute_items import captions_of
+from kohya_bucket.cli.image_sources import source_in
+from kohya_bucket.cli.source_options import SourceOptions
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.config import read_config
 from kohya_bucket.sdscripts.plan.overview import overview
@@ -322,11 +323,12 @@ def test_several_resolutions_and_merged_remainders(folder):
 
 
 def test_captions_that_are_no_utf_8_are_named(tmp_path):
+    (tmp_path / "a.png").touch()
     (tmp_path / "a.txt").write_bytes("grün".encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"a\.txt: the caption cannot be read .* it must be UTF-8 text"):
-        captions_of([str(tmp_path / "a.png")], None)
+    with pytest.raises(KohyaBucketError, match=r"a\.txt: the caption cannot be read .* it must be UTF-8 text"):
+        source_in([str(tmp_path / "a.png")], SourceOptions(), recursive=True)
     with pytest.raises(ConfigError, match=r"a\.txt: the caption cannot be read"):
-        captions_of(["a.png"], tmp_path / "a.txt")
+        source_in([str(tmp_path / "a.png")], SourceOptions(tmp_path / "a.txt"), recursive=True)
 
 
 def test_one_image_is_not_several(folder):

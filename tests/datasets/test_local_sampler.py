@@ -11,8 +11,8 @@ from PIL import Image
 from kohya_bucket import BucketBatchSampler, KohyaBuckets
 from kohya_bucket.datasets.images import BucketedDataset
 from kohya_bucket.datasets.sources.tars import TarSource
-from kohya_bucket.datasets.tar_index import TarIndex
 from kohya_bucket.errors import PlanError
+from kohya_bucket.images.tars.tar_index import TarIndex
 
 
 def _shard(path: Path, sizes: list[tuple[int, int]]) -> str:

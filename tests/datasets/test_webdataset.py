@@ -21,11 +21,11 @@ from PIL import Image  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from kohya_bucket import BucketSet, FixedBuckets  # noqa: E402
-from kohya_bucket.datasets import tar_index as tar_index_module  # noqa: E402
-from kohya_bucket.datasets.tar_index import TarIndex  # noqa: E402
-from kohya_bucket.datasets.tar_members import split_key  # noqa: E402
 from kohya_bucket.datasets.webdataset import dataset_from_shards, stream_from_shards  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.images.tars import tar_scan  # noqa: E402
+from kohya_bucket.images.tars.tar_index import TarIndex  # noqa: E402
+from kohya_bucket.images.tars.tar_members import split_key  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 
 RULE = FixedBuckets(BucketSet.from_dims([(64, 64), (96, 64), (64, 96)]))
@@ -104,13 +104,13 @@ def test_the_index_is_kept_and_only_changed_shards_are_read_again(
     index = tmp_path / "index.parquet"
     first = dataset_from_shards(shards, RULE, index=index)
     opened: list[str] = []
-    real = tar_index_module._index_shard
+    real = tar_scan._index_shard
 
     def counted(shard: str, *endings: str | None) -> Any:
         opened.append(Path(shard).name)
         return real(shard, *endings)
 
-    monkeypatch.setattr(tar_index_module, "_index_shard", counted)
+    monkeypatch.setattr(tar_scan, "_index_shard", counted)
     again = dataset_from_shards(shards, RULE, index=index)
     assert opened == []
     assert (again.source.index.rows == first.source.index.rows).all()

@@ -36,7 +36,7 @@ ALLOWED = {
      "compression='zstd', store_schema=True)"): "into memory",
     ("images/pixels/jpeg.py", "smooth.save(file, 'JPEG', quality=85, subsampling=subsampling)"): "into memory",
     ("images/cache/parquet_file.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
-    ("datasets/tar_index_file.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
+    ("images/tars/tar_index_file.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
     ("latents/remote/remote_path.py", "os.replace(source, target)"): "moves a whole file",
     ("latents/store/writer.py", "info.to_json()"): "gives a value",
     # which are caught where they end in one of those above
@@ -45,7 +45,7 @@ ALLOWED = {
     ("cli/commands/build_cache.py", "interrupt.cache.save(output)"): "a MetadataCache",
     ("cli/subjects.py", "known.save(self.cache)"): "a MetadataCache",
     ("images/cache/metadata_cache.py", "parquet.save(os.fspath(path), self if keep.all() else self.where(keep))"): "it",
-    ("datasets/tar_index.py", "save(os.fspath(path), self)"): "a TarIndex",
+    ("images/tars/tar_index.py", "save(os.fspath(path), self)"): "a TarIndex",
     ("datasets/webdataset.py", "built.save(index)"): "a TarIndex",
     ("cli/commands/build_cache.py", "tars.save(output)"): "a TarIndex",
     ("sdscripts/caching/session.py", "self.save(path, item, latents, crop_ltrb, flipped, alpha_mask, "

@@ -17,11 +17,13 @@ from kohya_bucket.cli.given import given, refuse_beside
 from kohya_bucket.cli.option_groups import with_option_groups
 from kohya_bucket.cli.precompute_text import PrecomputeCommand, TextOptions, encode_captions, run_until_encoded
 from kohya_bucket.cli.rule_options import RuleOptions
+from kohya_bucket.cli.source_options import SourceOptions
 from kohya_bucket.cli.stored_latents import StoreOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
+    from kohya_bucket.cli.image_sources import ImageSource
     from kohya_bucket.cli.precompute_items import Chosen, Planned
 
 _ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai": "sd"}
@@ -33,7 +35,9 @@ def register(app: typer.Typer) -> None:
 
 def precompute(
     context: typer.Context,
-    path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, .txt lists.")] = None,
+    path: Annotated[
+        list[str] | None, typer.Argument(help="Folders, files, lists, tar shards, Parquet files, saved data sets.")
+    ] = None,
     *,
     vae: VaeOptions,
     output: Annotated[
@@ -54,9 +58,7 @@ def precompute(
     options: RuleOptions,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per run of the VAE.")] = 8,
     stored: StoreOptions,
-    captions_file: Annotated[
-        Path | None, typer.Option(help="A file with one caption per line. Default: the .txt file beside each image.")
-    ] = None,
+    beside: SourceOptions,
     captions: TextOptions,
     hash: Annotated[bool, typer.Option("--hash", help="Store a hash of each image's content.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads that decode images; with ray, batches.")] = None,
@@ -94,7 +96,8 @@ def precompute(
             output = cast("Path | None", store_of(source))
     else:
         _check_rule(context, options)
-        source = chosen(path, options, recursive=recursive, captions_file=captions_file)
+        source = chosen(path, options, beside, recursive=recursive)
+        _check_source(context, source.images, stored.format)
     recipe = stored.recipe(vae.dtype, output)
     work = Work(source, recipe, output, hash, quiet, batch_size, workers)
     failed = work.on_ray(vae, cluster) if on_ray else work.here(vae, stored.format, reader)
@@ -106,7 +109,16 @@ def _check_config(context: typer.Context, config: Path, path: list[str], options
     what = f"--config {config} says which images and buckets there are"
     if path:
         raise ConfigError(f"{what}: leave out {' '.join(path)}")
-    refuse_beside(context, what, (*options.fields, "captions_file"))
+    refuse_beside(context, what, (*options.fields, *vars(SourceOptions())))
+
+
+def _check_source(context: typer.Context, images: ImageSource, format: str) -> None:
+    if format == "npz" and images.one:
+        raise ConfigError(f"{images.one}: npz files lie beside image files, and it holds many: use --format shards")
+    if images.one:
+        refuse_beside(context, f"{images.one} has its images and captions in it", images.unfit)
+    else:
+        refuse_beside(context, "each image has a file of its own", images.unfit)
 
 
 def _check_rule(context: typer.Context, options: RuleOptions) -> None:

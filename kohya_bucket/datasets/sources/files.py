@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.checks import as_flag
-from kohya_bucket.datasets.captions import caption_of_file
+from kohya_bucket.datasets.captions import caption_beside
 from kohya_bucket.datasets.sources.columns import cell_picture, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import ImageFormat, MetadataCache, TextColumn, read_sizes
 from kohya_bucket.images.files.paths import refuse_one_path
-from kohya_bucket.images.files.remote import is_url, read_remote
+from kohya_bucket.images.files.remote import fetched
 from kohya_bucket.images.headers.by_pillow import load_plugin
 from kohya_bucket.images.pixels.jpeg import Fit
 from kohya_bucket.images.pixels.load import Picture
@@ -89,7 +88,7 @@ class FileSource:
             load_plugin(kind)
         path = self.paths[index]
         try:
-            return cell_picture(read_remote(path) if is_url(path) else path, self._obey_exif, fit)
+            return cell_picture(fetched(path), self._obey_exif, fit)
         except (OSError, UnreadableImageError) as error:
             raise explained(path, error) from error
 
@@ -98,14 +97,7 @@ class FileSource:
             return self._captions[index]
         if self._ending is None:
             return ""
-        beside = Path(self.paths[index]).with_suffix(self._ending)
-        try:
-            content = beside.read_bytes()
-        except FileNotFoundError:
-            return ""
-        except OSError as error:
-            raise KohyaBucketError(f"{beside}: the caption cannot be read ({error.strerror})") from error
-        return caption_of_file(content, str(beside))
+        return caption_beside(self.paths[index], self._ending) or ""
 
     def name(self, index: int) -> str:
         return self.paths[index]

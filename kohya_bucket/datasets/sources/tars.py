@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,12 @@ from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.sources.columns import cell_picture, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
-from kohya_bucket.datasets.tar_index import TarIndex
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.files.unchanged import read_unchanged
 from kohya_bucket.images.pixels.jpeg import Fit
 from kohya_bucket.images.pixels.load import Picture
-from kohya_bucket.images.unreadable import UnreadableImageError
+from kohya_bucket.images.tars.tar_index import TarIndex
+from kohya_bucket.images.unreadable import UnreadableImageError, explain_os_error
 
 __all__ = ["TarSource"]
 
@@ -77,14 +77,6 @@ class TarSource:
         number = int(row["shard"])
         shard = self.index.shards[number]
         try:
-            with open(shard, "rb", buffering=0) as file:
-                status = os.fstat(file.fileno())
-                if (status.st_size, status.st_mtime_ns) != self.index.stamps[number]:
-                    raise KohyaBucketError(
-                        f"{shard}: this shard has changed since it was indexed, so that its samples lie elsewhere: "
-                        "make the dataset again"
-                    )
-                file.seek(int(offset), os.SEEK_SET)
-                return file.read(int(length))
+            return read_unchanged(shard, self.index.stamps[number], int(offset), int(length))
         except OSError as error:
-            raise KohyaBucketError(f"{shard}: this shard cannot be read ({error.strerror})") from error
+            raise KohyaBucketError(f"{shard}: this shard cannot be read ({explain_os_error(error)})") from error

@@ -6,7 +6,7 @@ import hashlib
 
 from kohya_bucket.images.files.remote import is_url, read_remote
 
-__all__ = ["HASH_LENGTH", "hash_file"]
+__all__ = ["HASH_LENGTH", "hash_bytes", "hash_file"]
 
 HASH_LENGTH = 32
 _PIECE = 1 << 20
@@ -18,11 +18,15 @@ def hash_file(path: str) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    state = hashlib.blake2b(digest_size=HASH_LENGTH // 2)
     if is_url(path):
-        state.update(read_remote(path))
-        return state.hexdigest()
+        return hash_bytes(read_remote(path))
+    state = hashlib.blake2b(digest_size=HASH_LENGTH // 2)
     with open(path, "rb", buffering=0) as file:
         while piece := file.read(_PIECE):
             state.update(piece)
     return state.hexdigest()
+
+
+def hash_bytes(data: bytes) -> str:
+    """The same of a file in memory."""
+    return hashlib.blake2b(data, digest_size=HASH_LENGTH // 2).hexdigest()

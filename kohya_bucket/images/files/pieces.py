@@ -8,7 +8,18 @@ from typing import Any, Protocol
 
 from kohya_bucket.images.unreadable import UnreadableImageError
 
-__all__ = ["HEAD_BYTES", "MAX_HEADER_BYTES", "Pieces", "Region", "Source", "as_file", "length_of", "read_at"]
+__all__ = [
+    "HEAD_BYTES",
+    "MAX_HEADER_BYTES",
+    "Blocks",
+    "Pieces",
+    "RawFile",
+    "Region",
+    "Source",
+    "as_file",
+    "length_of",
+    "read_at",
+]
 
 HEAD_BYTES = 4096
 """What is read first of every file; a shorter head is the whole file."""
@@ -17,6 +28,7 @@ MAX_HEADER_BYTES = 1 << 28
 """What is read of one file at most until its size is known; some decoders want all of it first."""
 
 _BUFFER = 1 << 16
+_BLOCK = 1 << 22
 _READ_COSTS = 1 << 10  # a header in steps of one byte, of which a decoder makes millions in what is no picture
 
 
@@ -32,19 +44,34 @@ class Pieces(Protocol):
 
 
 class Region:
-    """A file inside an open file, such as a member of a tar: `length` bytes from `start`."""
+    """A file inside another, such as a member of a tar: `length` bytes from `start`."""
 
-    def __init__(self, fd: int, start: int, length: int) -> None:
-        self._fd, self._start, self.length = fd, start, length
+    def __init__(self, source: Source, start: int, length: int) -> None:
+        self._source, self._start, self.length = source, start, length
 
     def read_at(self, offset: int, length: int) -> bytes:
         if offset >= self.length:
             return b""
-        return read_at(self._fd, self._start + offset, min(length, self.length - offset))
+        return read_at(self._source, self._start + offset, min(length, self.length - offset))
 
 
 Source = int | bytes | Pieces
 """An open file descriptor, a whole file in memory, or anything that is read in pieces."""
+
+
+class Blocks:
+    """A file that is gone through from front to back: read in large blocks, of which the last one is kept."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces, self._at, self._block = pieces, 0, b""
+        self.length = pieces.length
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        start = offset - self._at
+        if not 0 <= start <= start + min(length, self.length - offset) <= len(self._block):
+            self._at, start = offset, 0
+            self._block = self._pieces.read_at(offset, max(length, _BLOCK))
+        return self._block[start : start + length]
 
 
 def _seek_and_read(fd: int, length: int, offset: int) -> bytes:
@@ -72,7 +99,9 @@ def length_of(source: Source) -> int:
     return len(source) if isinstance(source, bytes) else source.length
 
 
-class _RawFile(io.RawIOBase):
+class RawFile(io.RawIOBase):
+    """The same as an open file without a buffer."""
+
     def __init__(self, source: Source) -> None:
         self._source, self._length, self._at = source, length_of(source), 0
 
@@ -100,7 +129,7 @@ class _RawFile(io.RawIOBase):
 
 class _HeaderFile(io.BufferedReader):
     def __init__(self, source: Source) -> None:
-        super().__init__(_RawFile(source), _BUFFER)
+        super().__init__(RawFile(source), _BUFFER)
         self._length, self._left = length_of(source), MAX_HEADER_BYTES
 
     def read(self, size: int | None = -1, /) -> bytes:

@@ -19,6 +19,7 @@ __all__ = [
     "RemoteFile",
     "as_os_error",
     "changed_at",
+    "fetched",
     "is_url",
     "list_remote",
     "read_remote",
@@ -58,11 +59,16 @@ class RemoteFile:
         return data
 
 
-def read_remote(url: str) -> bytes:
-    """The whole file. `OSError` if it cannot be read."""
+def read_remote(url: str, start: int | None = None, stop: int | None = None) -> bytes:
+    """The whole file, or its bytes from `start` to `stop`. `OSError` if it cannot be read."""
     system, path = storage_of(url)
-    data: bytes = as_os_error(lambda: system.cat_file(path))
+    data: bytes = as_os_error(lambda: system.cat_file(path, start=start, end=stop))
     return data
+
+
+def fetched(path: str) -> str | bytes:
+    """What a decoder opens: the path of a file on this machine; of an address, what lies there."""
+    return read_remote(path) if is_url(path) else path
 
 
 def stat_remote(url: str) -> tuple[int, int]:

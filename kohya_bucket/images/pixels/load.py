@@ -6,14 +6,15 @@ Source: `load_image` of kohya-ss/sd-scripts.
 from __future__ import annotations
 
 import io
-from os import PathLike
+from collections.abc import Callable
+from os import PathLike, fspath
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.files.remote import is_url, read_remote
+from kohya_bucket.images.files.remote import fetched
 from kohya_bucket.images.headers.by_pillow import load_plugin_for
 from kohya_bucket.images.pixels.jpeg import Fit, Pixels, decoded_by_simplejpeg, draft
 
@@ -43,8 +44,12 @@ class Picture(NamedTuple):
         return cls(pixels, (pixels.shape[1], pixels.shape[0]))
 
 
-def load_pixels(path: str | PathLike[str], alpha: bool = False) -> Pixels:
+def load_pixels(
+    path: str | PathLike[str], alpha: bool = False, fetch: Callable[[], str | bytes] | None = None
+) -> Pixels:
     """Load a file, or what is behind a URL, as [H, W, 3] RGB or, with `alpha`, [H, W, 4] RGBA, uint8.
+
+    `fetch` gives what is opened where it is neither: a part of the file that `path` names.
 
     The array may be read-only. EXIF orientation is ignored, as in sd-scripts, so that [H, W] are the sizes in the
     file's header.
@@ -53,8 +58,10 @@ def load_pixels(path: str | PathLike[str], alpha: bool = False) -> Pixels:
         KohyaBucketError: the file is missing, broken or no image.
     """
     try:
-        far = isinstance(path, str) and is_url(path)
-        return load_picture(read_remote(str(path)) if far else path, alpha=alpha).pixels
+        source = fetched(fspath(path)) if fetch is None else fetch()
+        return load_picture(source, alpha=alpha).pixels
+    except KohyaBucketError:
+        raise
     except NO_IMAGE as error:
         raise KohyaBucketError(f"{path}: cannot be read as an image ({error}); repair or remove the file") from error
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.files.remote import is_url, read_remote
+from kohya_bucket.images.files.remote import fetched
 from kohya_bucket.images.pixels.load import NO_IMAGE, load_picture
 from kohya_bucket.images.progress import Progress
 
@@ -41,7 +41,7 @@ def undecodable(paths: Sequence[str], progress: Progress | None = None) -> list[
 
 def _why_not(path: str) -> str:
     try:
-        load_picture(read_remote(path) if is_url(path) else path)
+        load_picture(fetched(path))
     except KohyaBucketError as error:
         return str(error)
     except NO_IMAGE as error:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
+from kohya_bucket.images.progress import Progress
 from kohya_bucket.images.scan.work import WORK, Failures
 
-__all__ = ["joined_ray", "run_on_ray"]
+__all__ = ["each_on_ray", "joined_ray", "run_on_ray"]
 
+A = TypeVar("A")
+B = TypeVar("B")
 _RUN = 2048
 
 
@@ -23,22 +26,40 @@ def run_on_ray(work: str, paths: Sequence[str]) -> tuple[bytes, Failures]:
     Raises:
         KohyaBucketError: Ray is missing.
     """
-    data = _ray_data()
-    runs = [{"start": i, "work": work, "paths": list(paths[i : i + _RUN])} for i in range(0, len(paths), _RUN)]
-    if not runs:
-        return b"", []
-    done = data.from_items(runs, override_num_blocks=len(runs)).map(_one_run)
+    runs = [list(paths[i : i + _RUN]) for i in range(0, len(paths), _RUN)]
     rows, failures = [], []
-    for result in sorted(done.iter_rows(), key=lambda result: int(result["start"])):
-        part, why = pickle.loads(result["result"])
+    for start, (part, why) in zip(range(0, len(paths), _RUN), each_on_ray(WORK[work], runs), strict=True):
         rows.append(part)
-        failures += [(int(result["start"]) + i, reason) for i, reason in why]
+        failures += [(start + i, reason) for i, reason in why]
     return b"".join(rows), failures
 
 
-def _one_run(run: dict[str, Any]) -> dict[str, Any]:
-    rows, failures = WORK[str(run["work"])]([str(path) for path in run["paths"]])
-    return {"start": run["start"], "result": pickle.dumps((rows, failures))}
+def each_on_ray(function: Callable[[A], B], items: Sequence[A], progress: Progress | None = None) -> list[B]:
+    """What `function` gives for each item, one task for each. Raises what it raises, and as `run_on_ray`."""
+    data = _ray_data()
+    out: dict[int, B] = {}
+    if items:
+        # Pickled here: a row of Ray Data holds no object of any class.
+        given = [{"number": i, "todo": pickle.dumps((function, item))} for i, item in enumerate(items)]
+        done = data.from_items(given, override_num_blocks=len(given)).map(_one)
+        for row in done.iter_rows():
+            out[int(row["number"])] = pickle.loads(row["result"])
+            if progress is not None:
+                progress(len(out), len(items))
+    results = [out[i] for i in range(len(items))]
+    for result in results:
+        if isinstance(result, KohyaBucketError):
+            raise result
+    return results
+
+
+def _one(row: dict[str, Any]) -> dict[str, Any]:
+    function, item = pickle.loads(row["todo"])
+    try:
+        result = function(item)
+    except KohyaBucketError as error:  # Ray would wrap it in a traceback
+        result = error
+    return {"number": row["number"], "result": pickle.dumps(result)}
 
 
 def _ray_data() -> Any:

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.images.files.content_hash import hash_file
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.stale import Stale
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -111,7 +110,7 @@ def _source_changed(
 ) -> npt.NDArray[np.bool_]:
     def hash_of(k: int) -> str:
         known = wanted.source_hashes
-        return hash_file(wanted.paths[here[k]]) if known is None else known[here[k]]
+        return wanted.images.hash(int(here[k])) if known is None else known[here[k]]
 
     return source_changed(store, rows, wanted.source_bytes[here], wanted.source_mtime_ns[here], hash_of,
                     always=wanted.source_hashes is not None)  # fmt: skip

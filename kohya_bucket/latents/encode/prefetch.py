@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.pixels.floats import to_floats
-from kohya_bucket.images.pixels.load import load_pixels
 from kohya_bucket.images.pixels.resize import resize_and_crop
 from kohya_bucket.latents.items import LatentItems
 
@@ -109,7 +108,7 @@ def give_way() -> None:
 def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None:
     """Put the pixels of item `i` into `out` [H, W, 3] uint8 or [3, H, W] float32; returns its mask."""
     alpha = wanted.encoding.mask
-    pixels = load_pixels(wanted.paths[i], alpha=alpha)
+    pixels = wanted.images.pixels(i, alpha)
     size = (pixels.shape[1], pixels.shape[0])
     if size != tuple(wanted.original_sizes[i]):
         width, height = wanted.original_sizes[i]

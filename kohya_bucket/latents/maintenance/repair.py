@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.images.origins import Origins
 from kohya_bucket.latents.encode.encode_items import encode_items
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.maintenance.report import MaintenanceReport
 from kohya_bucket.latents.maintenance.rewrite import copy_items, quarantine, writer_like
-from kohya_bucket.latents.source_files import hash_files, stat_files
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import paths_of
@@ -101,16 +101,16 @@ def _encode_again(
 
 
 def _wanted(encoding: EncodeOptions, entries: list[StoreEntry], images_root: Path) -> LatentItems:
-    paths = paths_of([entry.source for entry in entries], images_root)
-    nbytes, mtimes = stat_files(paths)
+    images = Origins.named(paths_of([entry.source for entry in entries], images_root))
+    nbytes, mtimes = images.stamps()
 
     def sizes(values: list[tuple[int, int]]) -> IntArray:
         return np.array(values, dtype=np.int32).reshape(-1, 2)
 
     return LatentItems(
-        encoding, paths, [e.source for e in entries], sizes([e.original_size for e in entries]),
+        encoding, images, [e.source for e in entries], sizes([e.original_size for e in entries]),
         sizes([e.fingerprint.bucket_size for e in entries]), sizes([e.fingerprint.resized_size for e in entries]),
         sizes([e.fingerprint.crop for e in entries]), np.array([e.crop_ltrb for e in entries]).reshape(-1, 4),
         [e.caption for e in entries], nbytes, mtimes,
-        hash_files(paths) if any(e.fingerprint.source_hash for e in entries) else None,
+        images.hashes() if any(e.fingerprint.source_hash for e in entries) else None,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import GroupedSync, make_folder
 from kohya_bucket.images.files.remote import is_url
+from kohya_bucket.images.origins import in_container
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.npz.from_store import npz_item
 from kohya_bucket.latents.npz.import_npz import Exchange
@@ -36,8 +37,8 @@ def export_npz(
         arch: the family, with the keys that are to be written, see `Architecture.read_by`.
 
     Raises:
-        LatentStoreError: no such collection; `output` or an image is in object storage; an item does not fit `arch`,
-            is a posterior, or has its image outside the folder that sources are named from, so that it has no place
+        LatentStoreError: no such collection; `output` or an image is in object storage, or an image in a container; an item
+            does not fit `arch`, is a posterior, or has its image outside the folder that sources are named from, so that it has no place
             in `output`.
     """
     if output is not None and is_url(os.fspath(output)):
@@ -54,6 +55,8 @@ def export_npz(
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
     if far := next((sources[i] for i in items if is_url(sources[i])), None):
         raise LatentStoreError(f"{far}: this image is in object storage, where no npz can lie beside it")
+    if inside := next((paths[i] for i in items if in_container(paths[i])), None):
+        raise LatentStoreError(f"{inside}: this image is in a file with others, where no npz can lie beside it")
     for source in () if output is None else (sources[i] for i in items):
         if os.path.isabs(source) or source.startswith("../"):
             raise LatentStoreError(

@@ -16,6 +16,7 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.files.paths import file_key
 from kohya_bucket.images.files.remote import is_url
+from kohya_bucket.images.origins import in_container
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.items import LatentItems
 
@@ -162,11 +163,16 @@ def paths_beside(images: Sequence[str], root: Path | None, images_root: Path) ->
     """Where the images would be if their folders were under `root`.
 
     Raises:
-        LatentStoreError: an image is in object storage, or not under `images_root`, so that it would be outside
-            `root`.
+        LatentStoreError: an image is in object storage, in a container, or not under `images_root`, so that it would
+            be outside `root`.
     """
     if far := next((image for image in images if is_url(image)), None):
         raise LatentStoreError(f"{far}: npz files lie in folders, not in object storage: use --format shards")
+    if inside_other := next(filter(in_container, images), None):
+        raise LatentStoreError(
+            f"{inside_other}: npz files lie beside image files, and this image is in a file with others: use --format "
+            "shards"
+        )
     if root is None:
         return list(images)
     inside = [os.path.relpath(image, images_root) for image in images]

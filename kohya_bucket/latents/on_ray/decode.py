@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from kohya_bucket.images.files.remote import is_url
 from kohya_bucket.latents.encode.prefetch import DecodedBatch, prefetch
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.on_ray.actors import raise_cause
@@ -41,7 +40,7 @@ def _begin(wanted: LatentItems, as_floats: bool) -> Any:
 def _decode(wanted: LatentItems, as_floats: bool) -> DecodedBatch:
     """All items as one batch."""
     n = len(wanted)
-    with ThreadPoolExecutor(n if any(map(is_url, wanted.paths)) else 1) as pool:  # requests wait side by side
+    with ThreadPoolExecutor(n if wanted.images.are_far else 1) as pool:  # requests wait side by side
         return next(prefetch(range(n), wanted, n, pool, n, as_floats=as_floats))
 
 

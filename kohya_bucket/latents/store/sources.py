@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.images.files.content_hash import hash_file
-from kohya_bucket.latents.source_files import stat_files
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.origins import Origins
 from kohya_bucket.latents.store.latent_store import LatentStore
 
 __all__ = ["SourceState", "check_sources", "source_changed"]
@@ -29,7 +29,7 @@ def source_changed(
         if stored:
             try:
                 out[k] = stored != hash_of(int(k))
-            except OSError:
+            except (OSError, KohyaBucketError):
                 out[k] = True
     return np.asarray(out)
 
@@ -52,11 +52,12 @@ def check_sources(store: LatentStore, paths: list[str], *, content: bool = False
 
     With `content`, files whose hash is stored are read in full, so that an edit that kept length and time shows.
     """
-    nbytes, mtimes = stat_files(paths)
+    images = Origins.named(paths)
+    nbytes, mtimes = images.stamps()
     absent = nbytes < 0
     rows = np.flatnonzero(~absent)
     changed = np.zeros(len(store), dtype=bool)
     changed[rows] = source_changed(
-        store, rows, nbytes[rows], mtimes[rows], lambda k: hash_file(paths[rows[k]]), always=content
+        store, rows, nbytes[rows], mtimes[rows], lambda k: images.hash(int(rows[k])), always=content
     )
     return SourceState(absent, changed)

@@ -96,7 +96,7 @@ def _beside(name: str, other: str) -> str:
     if is_url(name):
         place = urlsplit(name)
         return place._replace(path=posixpath.normpath(posixpath.join(posixpath.dirname(place.path), other))).geturl()
-    return str(Path(os.path.abspath(Path(name).parent / other)))  # noqa: PTH100
+    return str(Path(os.path.abspath(Path(name).parent / other)))
 
 
 def _of_wids(name: str, data: Mapping[str, Any]) -> list[Shard]:

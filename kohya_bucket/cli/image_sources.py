@@ -1,0 +1,174 @@
+"""What the sources of a command line are: files of one image each, tar shards, or tables with a column of images."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from kohya_bucket.cli.progress import scan_progress
+from kohya_bucket.cli.sizes import images_in
+from kohya_bucket.cli.source_options import SourceOptions
+from kohya_bucket.cli.table_sources import tables_in
+from kohya_bucket.cli.tar_sources import shards_in
+from kohya_bucket.datasets.captions import caption_beside, caption_of_cell, caption_of_file
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.images import read_sizes
+from kohya_bucket.images.files.paths import absolute_paths
+from kohya_bucket.images.files.unchanged import read_unchanged
+from kohya_bucket.images.origins import Container, Origins
+from kohya_bucket.images.scan.each import for_each
+from kohya_bucket.images.tables.image_rows import scan_rows
+from kohya_bucket.images.tars.tar_index import TarIndex
+from kohya_bucket.texts import counted, read_text
+
+if TYPE_CHECKING:
+    from kohya_bucket.buckets.sizes import IntArray
+    from kohya_bucket.images.scan.pool import Engine
+
+__all__ = ["Found", "ImageSource", "source_in"]
+
+_REQUESTS = 16  # at once
+
+
+@dataclass(frozen=True)
+class Found:
+    """N images with their sizes, (0, 0) where `reasons` says why there is none, and their captions."""
+
+    images: Origins
+    sizes: IntArray
+    reasons: dict[int, str]
+    captions: list[str | None]
+
+
+class ImageSource(Protocol):
+    """Images that a command line names.
+
+    Attributes:
+        unfit: options of `SourceOptions` that say nothing about such images.
+        one: what holds them, with many in one file; "" where each has a file of its own.
+    """
+
+    unfit: tuple[str, ...]
+    one: str
+
+    def read(self, engine: Engine, *, quiet: bool) -> Found:
+        """The headers of all."""
+
+
+def source_in(sources: list[str], options: SourceOptions, *, recursive: bool) -> ImageSource:
+    """What `sources` name. No header is read yet, so mistakes are named at once.
+
+    Raises:
+        KohyaBucketError: no image is there, several kinds of sources, or captions that cannot be read.
+    """
+    if (shards := shards_in(sources)) is not None:
+        return _Tars(shards, options)
+    if (tables := tables_in(sources)) is not None:
+        return _Tables(tables, options)
+    return _Files(images_in(sources, recursive=recursive), options)
+
+
+class _Files:
+    unfit = ("image_column", "caption_column")
+    one = ""
+
+    def __init__(self, paths: list[str], options: SourceOptions) -> None:
+        self._paths = paths
+        self._captions = _lines(options.captions_file, len(paths))
+        if options.captions_file is None:
+            with ThreadPoolExecutor(_REQUESTS) as pool:
+                self._captions = list(pool.map(partial(caption_beside, ending=options.caption_extension), paths))
+
+    def read(self, engine: Engine, *, quiet: bool) -> Found:
+        with scan_progress("reading headers", quiet=quiet) as progress:
+            scan = read_sizes(self._paths, engine=engine, progress=progress)
+        reasons = {i: why for i, _, why in scan.failures}
+        return Found(Origins.named(absolute_paths(self._paths)), scan.sizes, reasons, self._captions)
+
+
+class _Tars:
+    unfit = ("image_column", "caption_column")
+
+    def __init__(self, shards: list[str], options: SourceOptions) -> None:
+        self._shards, self._options = shards, options
+        self.one = shards[0]
+
+    def read(self, engine: Engine, *, quiet: bool) -> Found:
+        options = self._options
+        ending = None if options.captions_file is not None else options.caption_extension
+        with scan_progress("reading headers of shards", quiet=quiet) as progress:
+            index = TarIndex.build(self._shards, caption=ending, engine=engine, progress=progress)
+        images, again = Origins.of_tars(index)
+        sizes = index.sizes
+        sizes[list(again)] = 0
+        captions = _lines(options.captions_file, len(index))
+        if options.captions_file is None:
+            with ThreadPoolExecutor(_REQUESTS) as pool:
+                captions = list(pool.map(partial(_of_sample, index), images.names, range(len(index))))
+        return Found(images, sizes, index.reasons | again, captions)
+
+
+def _of_sample(index: TarIndex, name: str, i: int) -> str | None:
+    """The caption of a sample of a tar."""
+    row = index.rows[i]
+    if not row["caption_length"]:
+        return None
+    number = int(row["shard"])
+    member = f"{name}.{index.caption}"
+    try:
+        content = read_unchanged(
+            index.shards[number], None, int(row["caption_offset"]), int(row["caption_length"])
+        )  # fmt: skip
+    except OSError as error:
+        raise ConfigError(f"{member}: the caption cannot be read ({error})") from error
+    return caption_of_file(content, member)
+
+
+class _Tables:
+    unfit = ("caption_extension",)
+
+    def __init__(self, paths: list[str], options: SourceOptions) -> None:
+        self._paths, self._options = paths, options
+        self.one = paths[0]
+        if options.captions_file is not None and options.caption_column is not None:
+            raise ConfigError("--captions-file and --caption-column both name captions: leave one out")
+
+    def read(self, engine: Engine, *, quiet: bool) -> Found:
+        image, caption = self._options.image_column, self._options.caption_column
+        with scan_progress("reading headers of tables", quiet=quiet) as progress:
+            tables = for_each(partial(scan_rows, image, caption), self._paths, engine, progress)
+        containers = [Container(path, t.stamp, image) for path, t in zip(self._paths, tables, strict=True)]
+        images = Origins.of_rows(containers, [table.lengths for table in tables])
+        sizes = np.concatenate([table.sizes for table in tables])
+        starts = np.cumsum([0, *(len(table.sizes) for table in tables)]).tolist()
+        reasons = {
+            start + row: why for start, t in zip(starts, tables, strict=False) for row, why in t.reasons.items()
+        }  # fmt: skip
+        captions = _lines(self._options.captions_file, len(images))
+        if caption is not None:
+            cells = [cell for table in tables for cell in table.captions or ()]
+            captions = [
+                None if cell is None else caption_of_cell(cell, name)
+                for cell, name in zip(cells, images.names, strict=True)
+            ]
+        return Found(images, sizes, reasons, captions)
+
+
+def _lines(file: Path | None, images: int) -> list[str | None]:
+    """The captions in a file, one for each image; None for each where there is no file."""
+    if file is None:
+        return [None] * images
+    try:
+        lines: list[str | None] = [*read_text(file, None).splitlines()]
+    except ConfigError as error:
+        raise ConfigError(f"{file}: the caption cannot be read ({error}); it must be UTF-8 text") from None
+    if len(lines) != images:
+        raise ConfigError(
+            f"{file} has {counted(len(lines), 'line')} for {counted(images, 'image')}: give one per image, in order"
+        )
+    return lines

@@ -1,0 +1,58 @@
+"""Parts of a file that must still be the one that was looked at."""
+
+from __future__ import annotations
+
+import os
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.files.remote import is_url, read_remote, stat_remote
+
+__all__ = ["Stamp", "check_unchanged", "read_unchanged", "stamp_of"]
+
+Stamp = tuple[int, int]
+"""(bytes, mtime_ns) of a file; the latter is 0 where its storage does not tell."""
+
+
+def stamp_of(path: str) -> Stamp:
+    """Of a file, or of what is behind a URL. `OSError` if it is not there."""
+    if is_url(path):
+        changed, length = stat_remote(path)
+        return length, changed
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def check_unchanged(path: str, found: Stamp, stamp: Stamp | None) -> None:
+    """Refuse a file that has another stamp than the one that it had.
+
+    Raises:
+        KohyaBucketError: it has changed.
+    """
+    if stamp is not None and found != stamp:
+        raise KohyaBucketError(
+            f"{path}: this shard has changed since it was indexed, so that its images lie elsewhere: start again, and "
+            "it is indexed anew"
+        )
+
+
+def read_unchanged(path: str, stamp: Stamp | None, offset: int, length: int) -> bytes:
+    """`length` bytes from `offset`, of a file that still had its stamp after they were read; None: whichever it has.
+
+    Raises:
+        OSError: it cannot be read.
+        KohyaBucketError: it has changed, or ends before.
+    """
+    if is_url(path):
+        data = read_remote(path, offset, offset + length) if length else b""
+        check_unchanged(path, stamp_of(path), stamp)
+    else:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(offset)
+            data = file.read(length)
+            status = os.fstat(file.fileno())
+        check_unchanged(path, (status.st_size, status.st_mtime_ns), stamp)
+    if len(data) < length:
+        raise KohyaBucketError(
+            f"{path}: is cut off: it has {len(data)} of {length} bytes from {offset} on; copy it again"
+        )
+    return data

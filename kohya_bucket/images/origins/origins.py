@@ -1,0 +1,181 @@
+"""N images by name, and where the bytes of each are: the same for files, addresses, tars and tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.files.content_hash import hash_bytes, hash_file
+from kohya_bucket.images.files.paths import absolute_paths
+from kohya_bucket.images.files.remote import fetched, is_url
+from kohya_bucket.images.files.unchanged import Stamp, check_unchanged, stamp_of
+from kohya_bucket.images.origins.containers import Container, container_of
+from kohya_bucket.images.pixels.jpeg import Pixels
+from kohya_bucket.images.pixels.load import load_pixels
+from kohya_bucket.images.scan.pool import Job
+from kohya_bucket.images.tables.image_rows import read_by_groups
+from kohya_bucket.images.tars.tar_index import TarIndex
+from kohya_bucket.images.unreadable import explain_os_error
+
+__all__ = ["Origins"]
+
+_WINDOW = 256 << 20
+_NOWHERE: Stamp = (-1, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Origins:
+    """N images.
+
+    Attributes:
+        names: path or address of each; of one in a container, see `images.origins.containers`.
+        containers: that hold some of them.
+        container: [N] int32, number of the container that holds each; -1: it is a file of its own.
+        offset, length: [N] int64, of its bytes in a tar; of a table length only. -1: not known.
+    """
+
+    names: list[str]
+    containers: tuple[Container, ...]
+    container: npt.NDArray[np.int32]
+    offset: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+
+    @classmethod
+    def named(cls, names: Iterable[str | os.PathLike[str]]) -> Origins:
+        """Of images of which only the names are known. Nothing is opened before an image is read."""
+        texts = [os.fspath(name) for name in names]
+        known: dict[Container | None, int] = {None: -1}
+        container = np.array(
+            [known.setdefault(container_of(text), len(known) - 1) if "#" in text else -1 for text in texts], np.int32
+        )
+        unknown = np.full(len(texts), -1, np.int64)
+        return cls(texts, tuple(one for one in known if one is not None), container, unknown, unknown)
+
+    @classmethod
+    def of_tars(cls, index: TarIndex) -> tuple[Origins, dict[int, str]]:
+        """Of the samples of tars; and why some of them are none, since a later one of the shard has their name.
+
+        Raises:
+            KohyaBucketError: a shard is not there, or is another than its index says.
+        """
+        containers = []
+        for path, indexed in zip(index.shards, index.stamps, strict=True):
+            try:
+                stamp = stamp_of(path)
+            except OSError as error:
+                raise KohyaBucketError(f"{path}: this shard cannot be read ({explain_os_error(error)})") from None
+            check_unchanged(path, stamp, indexed if indexed[1] else (indexed[0], stamp[1]))
+            containers.append(Container(absolute_paths([path])[0], stamp))
+        rows = index.rows
+        container = rows["shard"].astype(np.int32)
+        names = [f"{containers[k].path}#{key}" for k, key in zip(container.tolist(), index.keys, strict=True)]
+        last = {name: i for i, name in enumerate(names)}
+        again = "another image of its shard has the same name, and as in any tar the last one counts"
+        reasons = {i: again for i, name in enumerate(names) if last[name] != i} if len(last) < len(names) else {}
+        offset, length = rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
+        return cls(names, tuple(containers), container, offset, length), reasons
+
+    @classmethod
+    def of_rows(cls, containers: Sequence[Container], lengths: Sequence[npt.NDArray[np.int64]]) -> Origins:
+        """Of the rows of tables, whose images have these `lengths` in bytes, one array for each table."""
+        names = [one.row_name(row) for one, its in zip(containers, lengths, strict=True) for row in range(len(its))]
+        container = np.repeat(np.arange(len(containers), dtype=np.int32), [len(its) for its in lengths])
+        unknown = np.full(len(names), -1, np.int64)
+        return cls(names, tuple(containers), container, unknown, np.concatenate(lengths))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def subset(self, items: Sequence[int] | npt.NDArray[np.int64]) -> Origins:
+        """The images at these positions, with their containers."""
+        at = np.asarray(items, dtype=np.int64)
+        used, container = np.unique(self.container[at], return_inverse=True)
+        if len(used) and used[0] < 0:
+            used, container = used[1:], container - 1
+        return Origins(
+            [self.names[i] for i in at.tolist()], tuple(self.containers[k] for k in used.tolist()),
+            container.astype(np.int32), self.offset[at], self.length[at],
+        )  # fmt: skip
+
+    @property
+    def files(self) -> list[str]:
+        """Paths and addresses of the files and containers that hold them, each once."""
+        own = [self.names[i] for i in np.flatnonzero(self.container < 0).tolist()]
+        return list(dict.fromkeys([*own, *(container.path for container in self.containers)]))
+
+    @property
+    def are_far(self) -> bool:
+        """Some are read by requests, which wait side by side."""
+        return any(map(is_url, self.files))
+
+    def fetched(self, i: int) -> str | bytes:
+        """What a decoder opens: the path of a file on this machine, or the bytes of the image.
+
+        Raises:
+            OSError, KohyaBucketError: it cannot be read, see `Container.read`.
+        """
+        if (number := int(self.container[i])) < 0:
+            return fetched(self.names[i])
+        return self.containers[number].read(self.names[i], int(self.offset[i]), int(self.length[i]))
+
+    def pixels(self, i: int, alpha: bool = False) -> Pixels:
+        """Image `i`, see `load_pixels`. `KohyaBucketError` if it cannot be."""
+        return load_pixels(self.names[i], alpha, partial(self.fetched, i))
+
+    def stamps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Length in bytes and modification time in ns of the file or the container of each, [N] each; -1 if missing.
+
+        Of a container that was looked at before, what it had then.
+        """
+        own = np.flatnonzero(self.container < 0)
+        job = Job("stat", [self.names[i] for i in own.tolist()])
+        job.run()
+        failed = [index for index, _ in job.failures]
+        of_containers = np.array([_stamp(one) for one in self.containers] or [_NOWHERE], np.int64)
+        nbytes, mtimes = of_containers[self.container].T.copy()  # -1 takes the last one, and is filled in next
+        for column, found in ((nbytes, job.rows["bytes"]), (mtimes, job.rows["mtime_ns"])):
+            own_column = found.astype(np.int64)
+            own_column[failed] = -1
+            column[own] = own_column
+        return nbytes, mtimes
+
+    def hash(self, i: int) -> str:
+        """Hash of the image's bytes. `OSError` or `KohyaBucketError` if they cannot be read."""
+        if self.container[i] < 0:
+            return hash_file(self.names[i])
+        data = self.fetched(i)
+        assert isinstance(data, bytes)
+        return hash_bytes(data)
+
+    def hashes(self) -> list[str]:
+        """Hash of each image's bytes; "" where they cannot be read."""
+        out = []
+        for i in range(len(self)):
+            try:
+                out.append(self.hash(i))
+            except (OSError, ValueError):
+                out.append("")
+        return out
+
+    def windows(self) -> npt.NDArray[np.int64]:
+        """[N] number of the window of neighbours that each is best read with; 0 where any order costs the same.
+
+        A row of a Parquet file is read with its neighbours, and some of what was read is kept. Who reads window after
+        window finds them there.
+        """
+        grouped = np.array([read_by_groups(one.path) for one in self.containers] + [False])[self.container]
+        before = np.cumsum(np.where(grouped, np.maximum(self.length, 0), 0))
+        return np.asarray(np.where(grouped, 1 + before // _WINDOW, 0))
+
+
+def _stamp(container: Container) -> Stamp:
+    try:
+        return container.stamp or stamp_of(container.path)
+    except OSError:
+        return _NOWHERE

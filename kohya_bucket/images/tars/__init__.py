@@ -1,0 +1,1 @@
+"""Tar shards: what lies where in them, and lists of them."""
