@@ -75,7 +75,9 @@ def test_two_processes_without_a_seed(sd_scripts_dir, data, tmp_path, same_shape
 
 
 @pytest.mark.training_run("2 processes")
-def test_a_trainer_that_does_not_weigh_images_says_so(sd_scripts_dir, data, tmp_path):
+def test_a_trainer_that_does_not_weigh_images_says_so(unpatched, sd_scripts_dir, tmp_path):
+    data = tmp_path / "images"
+    write_images(data, [(128, 128)] * 3)  # one step: two images on one GPU, one on the other
     # without --cache_latents some versions of February 2026 end here by themselves: they ask for a strategy too early
     config, options = write_config(tmp_path, data), ["--max_train_steps", 1, "--cache_latents"]
     images = {str(file): {"caption": file.stem} for file in data.glob("*.png")}

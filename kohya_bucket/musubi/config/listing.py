@@ -66,7 +66,8 @@ def _in_folder(keys: DatasetKeys, folder: str, place: str, what: str, findings: 
         return Listed(paths)
     if ending and bare:
         paths = [path for path in paths if path not in set(bare)]
-        message = f"{counted(len(bare), 'image')} without a caption, which musubi-tuner leaves out: {some(bare)}"
+        message = f"{counted(len(bare), 'image')} without a caption, which musubi-tuner leaves out "
+        message += f"(before 0.3.0 it stops there): {some(bare)}"
         findings.warning("no-caption", place, message, f"write one to the same name with {ending}", bare)
     return Listed(paths)
 
