@@ -74,7 +74,7 @@ def source_in(sources: list[str], options: SourceOptions, *, recursive: bool) ->
 
 
 class _Files:
-    unfit = ("image_column", "caption_column")
+    unfit: tuple[str, ...] = ("image_column", "caption_column")
     one = ""
 
     def __init__(self, paths: list[str], options: SourceOptions) -> None:
@@ -92,7 +92,7 @@ class _Files:
 
 
 class _Tars:
-    unfit = ("image_column", "caption_column")
+    unfit: tuple[str, ...] = ("image_column", "caption_column")
 
     def __init__(self, shards: list[str], options: SourceOptions) -> None:
         self._shards, self._options = shards, options
@@ -130,7 +130,7 @@ def _of_sample(index: TarIndex, name: str, i: int) -> str | None:
 
 
 class _Tables:
-    unfit = ("caption_extension",)
+    unfit: tuple[str, ...] = ("caption_extension",)
 
     def __init__(self, paths: list[str], options: SourceOptions) -> None:
         self._paths, self._options = paths, options

@@ -37,9 +37,9 @@ def export_npz(
         arch: the family, with the keys that are to be written, see `Architecture.read_by`.
 
     Raises:
-        LatentStoreError: no such collection; `output` or an image is in object storage, or an image in a container; an item
-            does not fit `arch`, is a posterior, or has its image outside the folder that sources are named from, so that it has no place
-            in `output`.
+        LatentStoreError: no such collection; `output` or an image is in object storage, or an image in a container; an
+            item does not fit `arch`, is a posterior, or has its image outside the folder that sources are named from,
+            so that it has no place in `output`.
     """
     if output is not None and is_url(os.fspath(output)):
         raise LatentStoreError(f"{output}: npz files are read from folders, not from object storage: give a folder")
