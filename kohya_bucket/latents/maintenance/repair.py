@@ -46,7 +46,7 @@ def repair(
     bad = verify(store)
     sources = store.strings("source")
     done.damaged += [(sources[i], problem) for i, problem in bad]
-    lost = [*store.lost_entries(), *(store.entry(i) for i, _ in bad)]
+    lost = [*store.lost_entries(), *store.entries(i for i, _ in bad)]
     sick = {store.info(i).name for i, _ in bad} | {name for name, _ in files if name in store.shards}
     if sick:
         broken = {i for i, _ in bad}

@@ -27,8 +27,8 @@ __all__ = ["copy_items", "quarantine", "remove_file", "remove_shards", "writer_l
 def copy_items(store: LatentStore, items: Iterable[int], writer: StoreWriter) -> None:
     """Write items of `store` again, with their checksums looked at on the way and their numbers kept."""
     times = store.column("written_ns")
-    for i in _expected(store, items):
-        entry = store.entry(i)
+    mine, theirs = itertools.tee(items)
+    for i, entry in zip(_expected(store, mine), store.entries(theirs), strict=True):
         if isinstance(store, TextStore) and isinstance(writer, TextWriter) and store.info(i).arrays:
             kept = {name: replace(packed, bits=np.array(packed.bits)) for name, packed in store.packed(i).items()}
             writer.add_text(entry, kept, written_ns=int(times[i]))

@@ -51,7 +51,7 @@ def export_npz(
         )
     paths = source_paths(store, images_root)
     sources = store.strings("source")
-    entries = {i: store.entry(i) for i in items}
+    entries = dict(zip(items, store.entries(items), strict=True))
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
     if far := next((sources[i] for i in items if is_url(sources[i])), None):
         raise LatentStoreError(f"{far}: this image is in object storage, where no npz can lie beside it")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy.typing as npt
 from kohya_bucket.latents.store.entries import StoreEntry, arrow, entry_at
 
 __all__ = ["ItemTable"]
+
+_AT_ONCE = 256  # rows of which one costs little more than a single one
 
 
 class ItemTable:
@@ -36,7 +39,13 @@ class ItemTable:
 
     def entry(self, i: int) -> StoreEntry:
         """What item `i` is."""
-        return entry_at(self.table.slice(i, 1).to_pylist()[0])
+        return next(self.entries([i]))
+
+    def entries(self, items: Iterable[int]) -> Iterator[StoreEntry]:
+        """What each of these items is."""
+        left = iter(items)
+        while part := list(itertools.islice(left, _AT_ONCE)):
+            yield from map(entry_at, self.table.take(np.array(part, dtype=np.int64)).to_pylist())
 
     def find(self, sources: Sequence[str], collection: str = "") -> npt.NDArray[np.int64]:
         """[M] positions of the items with these sources in `collection`; -1 where there is none."""
