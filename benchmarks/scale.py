@@ -1,13 +1,15 @@
 """How plans, stores and downloads grow with the number of images: the numbers of `docs/scale.md`.
 
     python benchmarks/scale.py [--plans 1000000 10000000 100000000] [--stores 300000 1000000 3000000]
+        [--packs 4000 16000] [--items 100000 300000 1000000]
 
 Each row is a process of its own. A plan is that of one epoch for 64 nodes with 8 ranks each, batches of 4, in the 24
 buckets of real photographs' shapes; a shard holds 2,000 images of one bucket. Memory is the largest that the process
-ever had, less what it had before. A store has names and captions of 55 characters each, and latents of 8 bytes, so that
-what is measured is its index. Images to encode are what the process that gives out work on a Ray cluster holds and
-sends: names, captions and geometry. Downloads are counted for three nodes, each of which keeps the `open_shards` shards
-that it used last.
+ever had, less what it had before. A store has names and captions of 55 characters each, and latents of 8 bytes, so
+that what is measured is its index; of the memory, columns are what ranks can share. Items to pack have latents of
+131,072 bytes in shards of 256, as encoders on a Ray cluster write them. Images to encode are what the process that
+gives out work on a Ray cluster holds and sends: names, captions and geometry. Downloads are counted for three nodes,
+each of which keeps the `open_shards` shards that it used last.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +35,9 @@ from dataset_memory import CAPTION, PATH, memory, resident  # noqa: E402
 from local_order import downloads, mixing, store_shards, table  # noqa: E402
 from origin import commit  # noqa: E402
 from planning import image_sizes  # noqa: E402
+
+if TYPE_CHECKING:
+    from kohya_bucket.latents.store.latent_store import LatentStore
 
 NODES, RANKS, BATCH, PER_SHARD, OPEN = 64, 8, 4, 2000, 64
 
@@ -69,7 +74,8 @@ def plan(images: int, order: str) -> dict[str, Any]:
     return found
 
 
-def store(images: int) -> dict[str, Any]:
+def fill(folder: Path, items: int, side: int = 1, per_shard: int = PER_SHARD) -> LatentStore:
+    """A store of latents of `side` x `side` in one bucket."""
     from remote_store import BUCKET, PRINT
 
     from kohya_bucket.latents.latent_space import LatentSpace
@@ -77,15 +83,30 @@ def store(images: int) -> dict[str, Any]:
     from kohya_bucket.latents.store.latent_store import LatentStore
     from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 
-    def fill(folder: Path, items: int) -> None:
-        latent = np.zeros((4, 1, 1), dtype=np.uint16)
-        with StoreWriter(folder, flush_seconds=None, shard_bytes=8 * PER_SHARD) as writer:
-            for i in range(items):
-                name = PATH.format(i // 1000, i).removeprefix("/")
-                entry = StoreEntry(name, PRINT, BUCKET, (0, 0, 1024, 1024), CAPTION.format(i))
-                writer.add(entry, latent, space=LatentSpace(0.13025))
-        write_manifest(LatentStore(folder))
+    latent = np.zeros((4, side, side), dtype=np.uint16)
+    with StoreWriter(folder, flush_seconds=None, shard_bytes=latent.nbytes * per_shard) as writer:
+        for i in range(items):
+            name = PATH.format(i // 1000, i).removeprefix("/")
+            entry = StoreEntry(name, PRINT, BUCKET, (0, 0, 1024, 1024), CAPTION.format(i))
+            writer.add(entry, latent, space=LatentSpace(0.13025))
+    found = LatentStore(folder)
+    write_manifest(found)
+    return found
 
+
+def packed(images: int) -> dict[str, Any]:
+    from kohya_bucket.latents.maintenance.pack import pack
+
+    with tempfile.TemporaryDirectory() as name:
+        made = fill(Path(name), images, 128, 256)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # from here on counts the peak
+        held, began, cpu = memory("Rss"), time.perf_counter(), time.process_time()
+        pack(made, cluster_by="bucket")
+        took, cpu = time.perf_counter() - began, time.process_time() - cpu
+        return {"seconds": took, "cpu": cpu, "peak": peak() - held, "shards": len(list(Path(name, "shards").iterdir()))}
+
+
+def store(images: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         few, many = Path(name) / "few", Path(name) / "many"
         fill(few, 10)
@@ -95,21 +116,25 @@ def store(images: int) -> dict[str, Any]:
 
 
 def opened(few: str, many: str) -> dict[str, Any]:
+    import pyarrow as pa
+
     from kohya_bucket import BucketedLatentDataset
 
     BucketedLatentDataset(few).__getitems__([0])  # so that all modules are loaded
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # from here on counts the peak
     before, began, cpu = resident(), time.perf_counter(), time.process_time()
-    held = memory("Rss")
+    held, columns = memory("Rss"), pa.total_allocated_bytes()
     dataset = BucketedLatentDataset(many)
     took, cpu = time.perf_counter() - began, time.process_time() - cpu
     dataset.__getitems__([0, len(dataset) - 1])
-    return {"seconds": took, "cpu": cpu, "memory": resident() - before, "peak": peak() - held}
+    columns = pa.total_allocated_bytes() - columns
+    return {"seconds": took, "cpu": cpu, "memory": resident() - before, "columns": columns, "peak": peak() - held}
 
 
 def handing_out(images: int) -> dict[str, Any]:
     """What the process that gives out work on a Ray cluster needs: all items, cut into pieces and packed up."""
     from kohya_bucket import KohyaBuckets
+    from kohya_bucket.images.origins import Origins
     from kohya_bucket.latents.items import EncodeOptions, LatentItems
     from kohya_bucket.latents.on_ray.encode_on_ray import _pieces
 
@@ -122,7 +147,7 @@ def handing_out(images: int) -> dict[str, Any]:
     sources = [path.removeprefix("s3://bucket/") for path in paths]
     whole = np.zeros(images, dtype=np.int64)
     wanted = LatentItems(
-        EncodeOptions("vae"), paths, sources, sizes, placed.bucket_sizes, placed.resized_sizes,
+        EncodeOptions("vae"), Origins.named(paths), sources, sizes, placed.bucket_sizes, placed.resized_sizes,
         (placed.resized_sizes - placed.bucket_sizes) // 2, placed.crop_ltrb, captions, whole, whole,
     )  # fmt: skip
     held, began = resident() - before, time.process_time()
@@ -156,9 +181,27 @@ def stores(counts: list[int]) -> str:
     lines = []
     for images in counts:
         found = row("store", str(images))
-        sizes = [f"{found[name] / 1e6:,.0f}" for name in ("manifest", "memory", "peak")]
+        sizes = [f"{found[name] / 1e6:,.0f}" for name in ("manifest", "memory", "columns", "peak")]
         lines.append([f"{images:,}", f"{found['seconds']:.1f}", f"{found['cpu']:.1f}", *sizes])
-    header = ["items of a store", "opening, s", "s of CPU", "manifest, MB", "in memory, MB", "peak, MB"]
+    header = [
+        "items of a store",
+        "opening, s",
+        "s of CPU",
+        "manifest, MB",
+        "in memory, MB",
+        "of it columns, MB",
+        "peak, MB",
+    ]
+    return table(header, lines)
+
+
+def packs(counts: list[int]) -> str:
+    lines = []
+    for images in counts:
+        found = row("pack", str(images))
+        lines.append([f"{images:,}", f"{found['shards']:,}", f"{found['seconds']:.1f}", f"{found['cpu']:.1f}",
+                      f"{found['peak'] / 1e6:,.0f}"])  # fmt: skip
+    header = ["items packed with --cluster-by bucket", "into shards", "s", "s of CPU", "peak, MB"]
     return table(header, lines)
 
 
@@ -176,19 +219,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=int, nargs="*", default=[1_000_000, 10_000_000, 100_000_000])
     parser.add_argument("--stores", type=int, nargs="*", default=[300_000, 1_000_000, 3_000_000])
+    parser.add_argument("--packs", type=int, nargs="*", default=[4_000, 16_000])
     parser.add_argument("--items", type=int, nargs="*", default=[100_000, 300_000, 1_000_000])
-    parser.add_argument("--part", choices=["plan", "store", "opened", "handing_out"], help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=["plan", "store", "opened", "handing_out", "pack"], help=argparse.SUPPRESS)
     parser.add_argument("--of", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part == "plan":
         print(json.dumps(plan(int(args.of[0]), args.of[1])))
-    elif args.part == "handing_out":
-        print(json.dumps(handing_out(int(args.of[0]))))
+    elif args.part == "opened":
+        print(json.dumps(opened(*args.of)))
     elif args.part:
-        print(json.dumps(store(int(args.of[0])) if args.part == "store" else opened(*args.of)))
+        part = {"handing_out": handing_out, "pack": packed, "store": store}[args.part]
+        print(json.dumps(part(int(args.of[0]))))
     else:
         said = " ".join(__doc__.split("\n\n")[2].split())
-        parts = ["# Scale", plans(args.plans), stores(args.stores), handed_out(args.items)]
+        parts = ["# Scale", plans(args.plans), stores(args.stores), packs(args.packs), handed_out(args.items)]
         parts.append(f"{said} Python {platform.python_version()}, numpy {np.__version__}, {os.cpu_count()} cores; "
                      f"commit {commit()}.")  # fmt: skip
         text = "\n\n".join(part for part in parts if part) + "\n"
