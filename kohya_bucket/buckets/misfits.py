@@ -12,7 +12,7 @@ from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.buckets.rules.kohya import KohyaBuckets
-from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, size_keys, sizes_of_keys
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = [
@@ -117,10 +117,9 @@ def shortened(rule: BucketRule, sizes: IntArray, placement: Placement, longest: 
     grown = both & (then > now)
     if now[both].sum() > (1 - _MATTERS) * then[both].sum() or not grown.any():
         return None
-    frequent, counts = np.unique(sizes[grown], axis=0, return_counts=True)
-    size = frequent[counts.argmax()]
+    frequent, counts = np.unique(size_keys(sizes[grown]), return_counts=True)
+    size = sizes_of_keys(frequent)[counts.argmax()]
     one = int(np.flatnonzero(grown & (sizes == size).all(axis=1))[0])
     lost = 1 - float(now[grown].sum() / then[grown].sum())
     buckets = [Bucket(*p.bucket_sizes[one].tolist()) for p in (placement, after)]
-    shown = (int(size[0]), int(size[1]))
-    return Shortened(rule.max_size, longest, int(grown.sum()), int(both.sum()), lost, shown, *buckets)
+    return Shortened(rule.max_size, longest, int(grown.sum()), int(both.sum()), lost, as_pair(size), *buckets)

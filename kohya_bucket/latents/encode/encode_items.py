@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kohya_bucket.buckets.sizes import as_pair, size_keys, sizes_of_keys
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.files.remote import is_url
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
@@ -91,8 +92,8 @@ def finish(
         report.failed.append((path, _NAMELESS))
         tell(f"{path!a}: {_NAMELESS}")
     sink.finish()
-    sizes, counts = np.unique(wanted.bucket_sizes, axis=0, return_counts=True)
-    report.buckets = [((int(w), int(h)), int(n)) for (w, h), n in zip(sizes, counts, strict=True)]
+    keys, counts = np.unique(size_keys(wanted.bucket_sizes), return_counts=True)
+    report.buckets = [(as_pair(size), int(n)) for size, n in zip(sizes_of_keys(keys), counts, strict=True)]
 
 
 def distinct(wanted: LatentItems) -> tuple[LatentItems, list[str]]:

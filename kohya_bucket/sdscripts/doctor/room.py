@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from kohya_bucket.adapter.section import Section
+from kohya_bucket.buckets.sizes import size_keys
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.texts import counted
 
@@ -71,7 +72,7 @@ def nbytes_of(part: LatentItems, values_per_pixel: float, *, npz: bool) -> int:
     masks = pixels * (_VALUE_BYTES if npz else 1) if part.encoding.mask else 0
     if npz:
         return int((latents + masks + _NPZ_BYTES).sum())
-    return int((latents + masks + _ITEM_BYTES).sum()) + _SHARD_BYTES * len(np.unique(part.bucket_sizes, axis=0))
+    return int((latents + masks + _ITEM_BYTES).sum()) + _SHARD_BYTES * len(np.unique(size_keys(part.bucket_sizes)))
 
 
 def free_bytes(folder: Path) -> int | None:
