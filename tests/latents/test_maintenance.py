@@ -222,6 +222,24 @@ def test_clustered_shards_hold_a_mixed_part_of_one_bucket(tmp_path, target):
     assert len(LatentStore(where).shards) == 13
 
 
+def test_shards_of_several_stores_are_one_store_side_by_side(tmp_path):
+    parts = [tmp_path / "part-1", tmp_path / "part-2"]
+    want = {}
+    for k, part in enumerate(parts):
+        want |= fill(part, [f"s3://bucket/{k}/{i}.jpg" for i in range(5)])
+        pack(LatentStore(part), cluster_by="bucket")
+    for file in (parts[1] / "shards").iterdir():
+        shutil.copy(file, parts[0] / "shards")
+    for indexed in (False, True):
+        store = LatentStore(parts[0])
+        assert bool(store.indexed) == indexed
+        assert sorted(store.strings("source")) == sorted(want)
+        assert all(same(store.read(i), want[name]) for i, name in enumerate(store.strings("source")))
+        before = sorted((parts[0] / "shards").iterdir())
+        pack(store, shard_bytes=1)
+        assert sorted((parts[0] / "shards").iterdir()) == before
+
+
 def test_pack_into_another_folder_is_a_store_of_its_own(tmp_path, root):
     want = everything(root)
     pack(LatentStore(root), tmp_path / "packed")
