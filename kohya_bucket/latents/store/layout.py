@@ -20,7 +20,7 @@ __all__ = ["Layout", "absolute", "common_root", "is_text", "paths_of", "relative
 _VERSION = 1
 _DIGITS = 20
 _MOST_TEXT = 1 << 16
-_MOST_MANIFEST = 1 << 32
+_MOST_MANIFEST = 1 << 36  # 100 million items with long captions have 10 GB
 
 
 class Layout:
