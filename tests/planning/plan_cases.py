@@ -48,3 +48,20 @@ def trained(plan: EpochPlan) -> np.ndarray:
     """[N] how often all ranks together train each image."""
     parts = [plan.indices(s, r) for s in range(plan.steps) for r in range(plan.world_size)]
     return np.bincount(np.concatenate([[], *parts]).astype(int), minlength=plan.images)
+
+
+def asked(plan: EpochPlan) -> np.ndarray:
+    """How often each image was to be trained: what it is, less what the ledger says was added or left out."""
+    ledger = plan.ledger()
+    return trained(plan) - np.bincount(ledger.image, weights=ledger.delta, minlength=plan.images).astype(int)
+
+
+def assert_all_is_accounted_for(plan: EpochPlan, case: dict) -> None:
+    """Trained = asked + what the ledger says, image by image; nothing without a bucket is trained."""
+    ledger, wanted = plan.ledger(), asked(plan)
+    assert wanted.min(initial=0) >= 0
+    assert wanted.sum() == plan.asked == ledger.asked
+    assert ledger.trained == trained(plan).sum() == plan.samples
+    if case["repeats"] is None and case["regularization"] is None:
+        assert (wanted == 1).all()
+    assert (trained(plan)[case["bucket_ids"] < 0] == 0).all()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_cases import SIZES, cases, trained
+from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases, trained
 
 from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason, plan_epoch
 
@@ -20,7 +20,6 @@ every_order = pytest.mark.parametrize("order", list(ORDERS))
 @given(case=cases())
 def test_every_rank_every_step_every_image(remainder: str, order: str, case: dict) -> None:
     plan = plan_epoch(**case, remainder=remainder, order=order)
-    ledger = plan.ledger()
     ids, world = case["bucket_ids"], plan.world_size
 
     # One bucket per step, at least one image per rank, ranks differ by at most one image.
@@ -33,16 +32,8 @@ def test_every_rank_every_step_every_image(remainder: str, order: str, case: dic
         if not plan.moves:
             assert set(ids[plan.step_indices(s)].tolist()) == {int(plan.bucket_of_step[s])}
 
-    # Trained = asked + what the ledger says, image by image.
-    delta = np.bincount(ledger.image, weights=ledger.delta, minlength=len(ids)).astype(int)
-    asked = trained(plan) - delta
-    assert asked.min(initial=0) >= 0
-    assert asked.sum() == plan.asked == ledger.asked
-    assert ledger.trained == trained(plan).sum() == plan.samples
-    if case["repeats"] is None and case["regularization"] is None:
-        assert (asked == 1).all()
-    assert (trained(plan)[ids < 0] == 0).all()
-    assert ledger.count(LedgerReason.NO_BUCKET) == asked[ids < 0].sum()
+    assert_all_is_accounted_for(plan, case)
+    assert plan.ledger().count(LedgerReason.NO_BUCKET) == asked(plan)[ids < 0].sum()
 
     # The fast iterator is the same plan.
     for r in range(min(world, 3)):
