@@ -7,9 +7,12 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kohya_bucket.errors import KohyaBucketError, PlanError
 
-__all__ = ["as_flag", "integer", "known_keyword", "nearest", "one_of", "whole"]
+__all__ = ["array_of", "as_flag", "integer", "known_keyword", "nearest", "one_of", "whole"]
 
 
 def as_flag(name: str, value: Any, error: type[KohyaBucketError] = KohyaBucketError) -> bool:
@@ -35,6 +38,18 @@ def integer(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise PlanError(f"{name} is {value!r}, but must be a whole number") from None
+
+
+def array_of(name: str, value: Any, error: type[KohyaBucketError] = PlanError, dtype: Any = None) -> npt.NDArray[Any]:
+    """`value` as an array, whatever shape it has.
+
+    Raises:
+        KohyaBucketError: it is none, of the type given: rows of different lengths, or what `dtype` cannot hold.
+    """
+    try:
+        return np.asarray(value, dtype=dtype)
+    except (TypeError, ValueError, OverflowError):
+        raise error(f"{name} is {str(value)[:100]}, but must be an array of numbers, in rows of one length") from None
 
 
 def whole(name: str, value: Any, low: int, bits: int = 63) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.checks import array_of
 from kohya_bucket.errors import BucketSettingsError, KohyaBucketError
 
 __all__ = [
@@ -88,7 +89,7 @@ def as_sizes(sizes: Any) -> IntArray:
     Raises:
         KohyaBucketError: another shape, fractions, or sides beyond 2**31 - 1.
     """
-    array = np.asarray(sizes)
+    array = array_of("sizes", sizes, KohyaBucketError)
     if array.size == 0:
         return np.zeros((0, 2), dtype=np.int32)
     if array.ndim != 2 or array.shape[1] != 2:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.budgets import Budget
 
@@ -27,8 +28,9 @@ def count_buckets(
     Raises:
         PlanError: an id beyond the buckets that are described, or descriptions of different lengths.
     """
+    sizes = array_of("batch_size", batch_size)
     entries = {
-        "batch_size": np.size(batch_size) if batch_size is not None and np.ndim(batch_size) == 1 else None,
+        "batch_size": len(sizes) if sizes.ndim == 1 else None,
         "bucket_sizes": None if bucket_sizes is None else len(bucket_sizes),
         "bucket_tokens": None if bucket_tokens is None else len(bucket_tokens),
     }
@@ -67,7 +69,7 @@ def per_rank_batches(
         )
     bound = np.full(n_buckets, np.iinfo(np.int32).max, dtype=np.int64)
     if batch_size is not None:
-        given = np.asarray(batch_size)
+        given = array_of("batch_size", batch_size)
         if given.dtype == object and all(type(n) is int and n > 0 for n in given.flat):
             raise PlanError(f"batch_size is {max(given.flat)}, but must be less than {_TOO_MANY:,}")
         if given.ndim > 1 or given.dtype.kind not in "iu" or (given.size and given.min() < 1):
@@ -100,7 +102,7 @@ def as_global_batch(value: npt.ArrayLike, n_buckets: int) -> npt.NDArray[np.int6
     Raises:
         PlanError: another number of buckets, or sizes below 1.
     """
-    given = np.asarray(value)
+    given = array_of("global batch", value)
     if given.shape not in ((), (n_buckets,)) or given.dtype.kind not in "iu" or (given.size and given.min() < 1):
         raise PlanError(f"global batch is {value!r}, but must be one number or {n_buckets}, each 1 or more")
     every = np.empty(n_buckets, dtype=np.int64)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.costs import cost_of
 from kohya_bucket.planning.option_values import as_tokens
@@ -59,7 +60,7 @@ def fit_cost(tokens: npt.ArrayLike, seconds: npt.ArrayLike) -> CostFit:
     Raises:
         PlanError: other values.
     """
-    length, taken = as_tokens(tokens), np.asarray(seconds, dtype=np.float64)
+    length, taken = as_tokens(tokens), array_of("seconds", seconds, dtype=np.float64)
     if taken.shape != length.shape or not (np.isfinite(taken).all() and (taken > 0).all()):
         raise PlanError(f"seconds is {seconds!r}, but must be one number above 0 for each of {len(length)} shapes")
     if len(np.unique(length)) < 2:

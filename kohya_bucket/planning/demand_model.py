@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.demand import Demand
 from kohya_bucket.planning.memory import check_memory
@@ -174,7 +175,7 @@ def as_bucket_ids(bucket_ids: npt.ArrayLike) -> tuple[Ids, int]:
     Raises:
         PlanError: another shape, fractions, numbers below -1 or beyond any bucket set.
     """
-    ids = np.asarray(bucket_ids)
+    ids = array_of("bucket_ids", bucket_ids)
     if ids.size == 0 and ids.ndim == 1:
         return np.zeros(0, dtype=np.int32), -1
     if ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
@@ -202,7 +203,7 @@ def _check_total(total: int, epoch: int) -> None:
 def _as_mask(mask: npt.ArrayLike | None, n: int) -> npt.NDArray[np.bool_] | None:
     if mask is None:
         return None
-    given = np.asarray(mask)
+    given = array_of("regularization", mask)
     if given.shape != (n,) or given.dtype != np.bool_:
         raise PlanError(f"regularization has shape {list(given.shape)} and dtype {given.dtype}, but must be [{n}] bool")
     return given

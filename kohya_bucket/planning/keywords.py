@@ -11,7 +11,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.checks import known_keyword
+from kohya_bucket.checks import array_of, known_keyword
 from kohya_bucket.planning.options import PlanOptions, RepeatsLike
 
 __all__ = ["PlanKeywords", "known_options"]
@@ -74,7 +74,7 @@ def known_options(where: Callable[..., object], given: Mapping[str, Any]) -> Pla
 
 
 def _opposite(enlarge: Any) -> Any:
-    given = np.asarray(enlarge)
+    given = array_of("enlarge", enlarge)
     return ~given if given.dtype == np.bool_ else enlarge
 
 

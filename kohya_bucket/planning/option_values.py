@@ -7,6 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 
 __all__ = ["COST", "as_same_shape", "as_share", "as_token_cost", "as_tokens", "positive"]
@@ -21,7 +22,7 @@ def as_tokens(value: npt.ArrayLike) -> npt.NDArray[np.int64]:
     Raises:
         PlanError: other than whole numbers, 1 or more.
     """
-    given = np.asarray(value)
+    given = array_of("bucket_tokens", value)
     if given.ndim != 1 or (given.size and (given.dtype.kind not in "iu" or given.min() < 1 or given.max() >= 2**31)):
         raise PlanError(f"bucket_tokens is {value!r}, but must be [K] whole numbers, 1 or more")
     return given.astype(np.int64)

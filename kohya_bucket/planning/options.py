@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
-from kohya_bucket.checks import as_flag, integer, one_of, whole
+from kohya_bucket.checks import array_of, as_flag, integer, one_of, whole
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.budgets import Budget, budgets_of
 from kohya_bucket.planning.costs import cost_of, pixels_of
@@ -212,10 +212,10 @@ class PlanOptions:
             raise PlanError(f"base_bucket is {self.base_bucket}, but there are buckets 0 to {n - 1}")
         groups = np.zeros(n, dtype=np.int64)
         if self.bucket_groups is not None:
-            groups = np.asarray(self.bucket_groups, dtype=np.int64)
+            groups = array_of("bucket_groups", self.bucket_groups, dtype=np.int64)
             if groups.shape != (n,):
                 raise PlanError(f"bucket_groups has shape {list(groups.shape)}, but there are {n} buckets")
-        given = np.asarray(self.no_upscale)
+        given = array_of("no_upscale", self.no_upscale)
         if given.dtype != np.bool_ or given.shape not in ((), (n,)):
             raise PlanError(
                 f"no_upscale is {self.no_upscale!r}, but must be true or false, for all or each of {n} buckets"

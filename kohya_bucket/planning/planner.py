@@ -98,7 +98,7 @@ class EpochPlanner:
 
     def _plan(self, seed: int, epoch: int, done: Sequence[Done]) -> EpochPlan:
         asked = self.demand_model.for_epoch(seed, whole("epoch", epoch, 0, bits=31))
-        stages = [self._stage(*part) for part in done] + [(self.global_batch, self.world_size, 0)]
+        stages = [self._stage(part) for part in done] + [(self.global_batch, self.world_size, 0)]
         plan = self._arranged(asked.demand, asked.demand, stages[0][0], stages[0][1], seed, epoch, 0)
         lost = Change(asked.unplaced, _nowhere(asked.unplaced), _nowhere(asked.unplaced), -1)
         plan = plan.with_ledger(asked.total, [(lost, LedgerReason.NO_BUCKET)])
@@ -117,8 +117,11 @@ class EpochPlanner:
         """What a trained part of an epoch is to be saved with, where the plan depends on it."""
         return self.world_size if self.options.by_cost else None
 
-    def _stage(self, size: npt.ArrayLike, steps: int, ranks: int | None = None) -> tuple[_GlobalBatch, int, int]:
+    def _stage(self, part: Done) -> tuple[_GlobalBatch, int, int]:
         """(global batch, ranks, steps) of a trained part. Ranks only count where the plan depends on them."""
+        if len(part) not in (2, 3):
+            raise PlanError(f"done holds {part!r}, but must hold (global batch, steps), or those and the ranks")
+        size, steps, ranks = (*part, None)[:3]
         world = self.world_size if ranks is None or not self.options.by_cost else whole("ranks", ranks, 1)
         global_batch = as_global_batch(size, self.n_buckets)
         if self.options.by_cost and (global_batch % world).any():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.stream import Purpose, stream
 
@@ -73,7 +74,7 @@ def parse_repeats(repeats: object, n: int) -> int | Repeats:
         if not 0 <= repeats <= MOST_TRAININGS:
             raise PlanError(f"repeats is {repeats}, but must be {_RANGE}")
         return int(repeats)
-    given = np.asarray(repeats)
+    given = array_of("repeats", repeats)
     if given.ndim == 0:
         ratio = _ratio(given.item())
         if ratio.denominator == 1:

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.sequencing import smallest_ids
 from kohya_bucket.planning.stream import Purpose, stream
@@ -115,10 +116,11 @@ def weighted_cycle(weights: npt.ArrayLike | None, n_columns: int) -> npt.NDArray
     Raises:
         PlanError: another number of weights, negative ones, or shares that need a cycle of over 1,000 epochs.
     """
-    if weights is None or np.ndim(weights) != 1 or np.size(weights) != n_columns:
+    given = array_of("resolution_weights", weights)
+    if given.shape != (n_columns,):
         raise PlanError(f"resolution_weights is {weights!r}, but must hold {n_columns} weights, one per resolution")
     try:
-        ratios = [Fraction(w).limit_denominator(_LONGEST_CYCLE) for w in np.asarray(weights).tolist()]
+        ratios = [Fraction(w).limit_denominator(_LONGEST_CYCLE) for w in given.tolist()]
     except (TypeError, ValueError, OverflowError) as error:
         raise PlanError(f"resolution_weights is {weights!r}, but must hold numbers") from error
     total = sum(ratios, Fraction(0))

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.batch_layout import BatchLayout
 from kohya_bucket.planning.demand import Demand
@@ -89,7 +90,7 @@ def checked_shards(shards: npt.ArrayLike, images: int) -> npt.NDArray[np.int32]:
     Raises:
         PlanError: not one whole number for each image, a negative one, or one that is no number of a shard.
     """
-    given = np.asarray(shards)
+    given = array_of("shards", shards)
     if given.shape != (images,) or (images and given.dtype.kind not in "iu"):
         raise PlanError(
             f"shards is {given.dtype} of shape {list(given.shape)}, but must be one whole number for each of {images} "

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import SIZES, trained
 
-from kohya_bucket.errors import PlanError
+from kohya_bucket.errors import KohyaBucketError, PlanError
 from kohya_bucket.planning import LedgerReason, idle_share, idle_share_independent, idle_share_of, plan_epoch
 from kohya_bucket.planning.planner import EpochPlanner
 from kohya_bucket.planning.separate_repeats import _outward
@@ -279,3 +279,21 @@ def test_partners_for_repeats_are_looked_for_one_at_a_time() -> None:
         tracemalloc.stop()
     assert nearest == 500_001
     assert peak < 100_000
+
+
+RAGGED = [[1], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    "name", ["shards", "bucket_tokens", "repeats", "bucket_sizes", "regularization", "batch_size", "bucket_groups"]
+)
+def test_rows_of_different_lengths_are_no_array(name) -> None:
+    order = {"order": "local"} if name == "shards" else {}
+    arguments = {"bucket_ids": [0] * 8, "batch_size": 4, **order, name: RAGGED}
+    with pytest.raises(KohyaBucketError, match=r"is \[\[1\], \[1, 2\]\], but must be an array of numbers"):
+        plan_epoch(**arguments)
+
+
+def test_a_trained_part_has_two_or_three_numbers() -> None:
+    with pytest.raises(PlanError, match=r"done holds \(4,\), but must hold \(global batch, steps\)"):
+        plan_epoch([0] * 8, 4, done=[(4,)])
