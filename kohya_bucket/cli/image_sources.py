@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from kohya_bucket.cli.progress import scan_progress
-from kohya_bucket.cli.sizes import images_in
 from kohya_bucket.cli.source_options import SourceOptions
 from kohya_bucket.cli.table_sources import tables_in
 from kohya_bucket.cli.tar_sources import shards_in
 from kohya_bucket.datasets.captions import caption_beside, caption_of_cell, caption_of_file
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.images import read_sizes
+from kohya_bucket.images import list_images, read_sizes
 from kohya_bucket.images.files.paths import absolute_paths
-from kohya_bucket.images.files.unchanged import read_unchanged
 from kohya_bucket.images.origins import Container, Origins
 from kohya_bucket.images.scan.each import for_each
-from kohya_bucket.images.tables.image_rows import scan_rows
+from kohya_bucket.images.tables.image_rows import TABLE_ENDINGS, scan_rows
 from kohya_bucket.images.tars.tar_index import TarIndex
 from kohya_bucket.texts import counted, read_text
 
@@ -66,11 +65,19 @@ def source_in(sources: list[str], options: SourceOptions, *, recursive: bool) ->
     Raises:
         KohyaBucketError: no image is there, several kinds of sources, or captions that cannot be read.
     """
+    ending = "." + options.caption_extension.removeprefix(".")
+    if ending == "." or not {"/", "\\", "\0"}.isdisjoint(ending):
+        raise ConfigError(f"--caption-extension is {options.caption_extension!r}: give an ending such as .txt")
+    options = replace(options, caption_extension=ending)
     if (shards := shards_in(sources)) is not None:
         return _Tars(shards, options)
     if (tables := tables_in(sources)) is not None:
         return _Tables(tables, options)
-    return _Files(images_in(sources, recursive=recursive), options)
+    if paths := list_images(sources, recursive=recursive):
+        return _Files(paths, options)
+    held = list_images(sources, recursive=recursive, extensions=(".tar", *TABLE_ENDINGS))
+    hint = f", but {counted(len(held), 'file')} such as {held[0]}: name these, or a pattern of them" if held else ""
+    raise ConfigError(f"{', '.join(sources)}: no images found there{hint}")
 
 
 class _Files:
@@ -109,21 +116,19 @@ class _Tars:
         captions = _lines(options.captions_file, len(index))
         if options.captions_file is None:
             with ThreadPoolExecutor(_REQUESTS) as pool:
-                captions = list(pool.map(partial(_of_sample, index), images.names, range(len(index))))
+                captions = list(pool.map(partial(_of_sample, index, images), range(len(index))))
         return Found(images, sizes, index.reasons | again, captions)
 
 
-def _of_sample(index: TarIndex, name: str, i: int) -> str | None:
+def _of_sample(index: TarIndex, images: Origins, i: int) -> str | None:
     """The caption of a sample of a tar."""
     row = index.rows[i]
-    if not row["caption_length"]:
+    if not row["caption_offset"]:
         return None
-    number = int(row["shard"])
-    member = f"{name}.{index.caption}"
+    member = f"{images.names[i]}.{index.caption}"
+    tar = images.containers[int(row["shard"])]
     try:
-        content = read_unchanged(
-            index.shards[number], None, int(row["caption_offset"]), int(row["caption_length"])
-        )  # fmt: skip
+        content = tar.read(member, int(row["caption_offset"]), int(row["caption_length"]))
     except OSError as error:
         raise ConfigError(f"{member}: the caption cannot be read ({error})") from error
     return caption_of_file(content, member)
@@ -135,8 +140,6 @@ class _Tables:
     def __init__(self, paths: list[str], options: SourceOptions) -> None:
         self._paths, self._options = paths, options
         self.one = paths[0]
-        if options.captions_file is not None and options.caption_column is not None:
-            raise ConfigError("--captions-file and --caption-column both name captions: leave one out")
 
     def read(self, engine: Engine, *, quiet: bool) -> Found:
         image, caption = self._options.image_column, self._options.caption_column
@@ -145,10 +148,8 @@ class _Tables:
         containers = [Container(path, t.stamp, image) for path, t in zip(self._paths, tables, strict=True)]
         images = Origins.of_rows(containers, [table.lengths for table in tables])
         sizes = np.concatenate([table.sizes for table in tables])
-        starts = np.cumsum([0, *(len(table.sizes) for table in tables)]).tolist()
-        reasons = {
-            start + row: why for start, t in zip(starts, tables, strict=False) for row, why in t.reasons.items()
-        }  # fmt: skip
+        starts = accumulate((len(table.sizes) for table in tables), initial=0)
+        reasons = {start + row: why for start, t in zip(starts, tables, strict=False) for row, why in t.reasons.items()}
         captions = _lines(self._options.captions_file, len(images))
         if caption is not None:
             cells = [cell for table in tables for cell in table.captions or ()]

@@ -68,6 +68,8 @@ def _by_path(
 ) -> list[Part]:
     """All of these images, in the buckets that the options say."""
     found = chosen.images.read(engine, quiet=quiet)
+    if not len(found.images):
+        raise ConfigError(f"{', '.join(chosen.sources)}: no images found there")
     placement = (chosen.rule or chosen.options.make(found.sizes)).place(found.sizes)
     root = _root(found.images.files, chosen.sources, output)
     wanted = LatentItems.from_placement(

@@ -15,7 +15,8 @@ from kohya_bucket.texts import parse_json, read_text, some
 __all__ = ["tables_in"]
 
 _HUB = "hf://datasets/"
-_STATE = "state.json"  # what `Dataset.save_to_disk` writes beside its Arrow files
+_STATE = "state.json"  # what `Dataset.save_to_disk` writes beside its Arrow files, and this too:
+_INFO = "dataset_info.json"
 _SPLITS = "dataset_dict.json"  # and `DatasetDict.save_to_disk`
 
 
@@ -25,7 +26,7 @@ def tables_in(sources: Sequence[str]) -> list[str] | None:
     Raises:
         KohyaBucketError: tables beside something else, several splits at once, or a damaged data set.
     """
-    names = matches(sources, TABLE_ENDINGS)
+    names = list(dict.fromkeys(matches(sources, TABLE_ENDINGS)))
     tables = [name for name in names if name.lower().endswith(TABLE_ENDINGS) or _is_saved(name) or _is_on_hub(name)]
     if not tables:
         return None
@@ -40,7 +41,7 @@ def _is_on_hub(name: str) -> bool:
 
 def _is_saved(name: str) -> bool:
     folder = Path(name)
-    return (folder / _STATE).is_file() or (folder / _SPLITS).is_file()
+    return (folder / _SPLITS).is_file() or all((folder / its).is_file() for its in (_STATE, _INFO))
 
 
 def _files_of(name: str) -> list[str]:

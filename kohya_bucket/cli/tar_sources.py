@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["matches", "refuse_other_kinds", "shards_in", "tars_in"]
 
+_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+
 
 def tars_in(sources: Sequence[str], before: Path | None = None) -> TarIndex | None:
     """The index of the shards that are named; None where no tar and no index of tars is.
@@ -34,8 +36,16 @@ def tars_in(sources: Sequence[str], before: Path | None = None) -> TarIndex | No
 
 
 def shards_in(sources: Sequence[str]) -> list[str] | None:
-    """The tars, and lists of them, that are named; None where none is. Raises as `tars_in` of tars beside others."""
-    names = matches(sources, (".tar",))
+    """The tars, and lists of them, that are named, each once; None where none is.
+
+    Raises:
+        KohyaBucketError: tars beside something else, or compressed ones.
+    """
+    names = list(dict.fromkeys(matches(sources, (".tar",))))
+    if packed := next((name for name in names if name.lower().endswith(_PACKED)), None):
+        raise KohyaBucketError(
+            f"{packed}: is compressed, so that its images cannot be read at random: unpack it to a plain .tar"
+        )
     # Several JSON files can be nothing else; of a single one, what is in it decides.
     endings = (".tar", ".json") if len(names) > 1 else (".tar",)
     shards = [name for name in names if name.lower().endswith(endings) or _is_index(name)]
@@ -48,7 +58,8 @@ def shards_in(sources: Sequence[str]) -> list[str] | None:
 def refuse_other_kinds(names: Sequence[str], of_a_kind: Sequence[str], what: str) -> None:
     """Refuse sources of several kinds; `what` says of `of_a_kind` which they are."""
     if len(of_a_kind) < len(names):
-        other = next(name for name in names if name not in of_a_kind)
+        known = set(of_a_kind)
+        other = next(name for name in names if name not in known)
         raise KohyaBucketError(f"{of_a_kind[0]} {what}, and {other} is none: name one kind alone")
 
 

@@ -97,7 +97,7 @@ def precompute(
     else:
         _check_rule(context, options)
         source = chosen(path, options, beside, recursive=recursive)
-        _check_source(context, source.images, stored.format)
+        _check_source(context, source.images, beside, stored.format)
     recipe = stored.recipe(vae.dtype, output)
     work = Work(source, recipe, output, hash, quiet, batch_size, workers)
     failed = work.on_ray(vae, cluster) if on_ray else work.here(vae, stored.format, reader)
@@ -112,13 +112,14 @@ def _check_config(context: typer.Context, config: Path, path: list[str], options
     refuse_beside(context, what, (*options.fields, *vars(SourceOptions())))
 
 
-def _check_source(context: typer.Context, images: ImageSource, format: str) -> None:
+def _check_source(context: typer.Context, images: ImageSource, beside: SourceOptions, format: str) -> None:
     if format == "npz" and images.one:
         raise ConfigError(f"{images.one}: npz files lie beside image files, and it holds many: use --format shards")
-    if images.one:
-        refuse_beside(context, f"{images.one} has its images and captions in it", images.unfit)
-    else:
-        refuse_beside(context, "each image has a file of its own", images.unfit)
+    holds = f"{images.one} holds images and captions" if images.one else "each image has a file of its own"
+    refuse_beside(context, holds, images.unfit)
+    if beside.captions_file is not None:
+        what = f"--captions-file {beside.captions_file} has the captions"
+        refuse_beside(context, what, ("caption_extension", "caption_column"))
 
 
 def _check_rule(context: typer.Context, options: RuleOptions) -> None:

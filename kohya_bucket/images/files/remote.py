@@ -9,6 +9,7 @@ import datetime
 import functools
 import os
 import re
+import zlib
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ __all__ = [
     "is_url",
     "list_remote",
     "read_remote",
+    "stamp_remote",
     "stat_remote",
     "storage_of",
 ]
@@ -31,6 +33,8 @@ _Answer = TypeVar("_Answer")
 _FIRST = 1 << 16
 _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z0-9+.-]+)*://")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+_TAGS = ("ETag", "etag", "blob_id")  # the last one in the Hugging Face Hub
+_SECOND = 1_000_000_000
 
 
 def is_url(path: str) -> bool:
@@ -75,7 +79,21 @@ def stat_remote(url: str) -> tuple[int, int]:
     """(time of the last change in ns, 0 if the storage does not tell; bytes). `OSError` if it does not exist."""
     system, path = storage_of(url)
     info = _info(system, path)
-    return int(changed_at(info) * 1_000_000_000), int(info["size"] or 0)
+    return int(changed_at(info) * _SECOND), int(info["size"] or 0)
+
+
+def stamp_remote(url: str) -> tuple[int, int]:
+    """(bytes, time of the last change in ns) as of now. `OSError` if it does not exist.
+
+    Where the storage names the content by a tag (an ETag), that takes the place of what is below a second.
+    """
+    system, path = storage_of(url)
+    system.invalidate_cache(system._parent(path))  # a listing before may have told something else
+    info = _info(system, path)
+    tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
+    changed = changed_at(info)
+    named = int(changed) * _SECOND + zlib.crc32(tag.encode()) % _SECOND
+    return int(info["size"] or 0), named if tag else int(changed * _SECOND)
 
 
 def changed_at(info: dict[str, Any]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.files.remote import is_url, read_remote, stat_remote
+from kohya_bucket.images.files.remote import is_url, read_remote, stamp_remote
 
 __all__ = ["Stamp", "check_unchanged", "read_unchanged", "stamp_of"]
 
@@ -14,29 +14,28 @@ Stamp = tuple[int, int]
 
 
 def stamp_of(path: str) -> Stamp:
-    """Of a file, or of what is behind a URL. `OSError` if it is not there."""
+    """Of a file, or of what is behind a URL, see `stamp_remote`. `OSError` if it is not there."""
     if is_url(path):
-        changed, length = stat_remote(path)
-        return length, changed
+        return stamp_remote(path)
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
 
 
-def check_unchanged(path: str, found: Stamp, stamp: Stamp | None) -> None:
+def check_unchanged(path: str, found: Stamp, stamp: Stamp) -> None:
     """Refuse a file that has another stamp than the one that it had.
 
     Raises:
         KohyaBucketError: it has changed.
     """
-    if stamp is not None and found != stamp:
+    if found != stamp:
         raise KohyaBucketError(
-            f"{path}: this shard has changed since it was indexed, so that its images lie elsewhere: start again, and "
-            "it is indexed anew"
+            f"{path}: has changed since it was looked at, so that its images may lie elsewhere: run again, and it is "
+            "looked at anew"
         )
 
 
-def read_unchanged(path: str, stamp: Stamp | None, offset: int, length: int) -> bytes:
-    """`length` bytes from `offset`, of a file that still had its stamp after they were read; None: whichever it has.
+def read_unchanged(path: str, stamp: Stamp, offset: int, length: int) -> bytes:
+    """`length` bytes from `offset`, of a file that still had its stamp after they were read.
 
     Raises:
         OSError: it cannot be read.
@@ -51,8 +50,8 @@ def read_unchanged(path: str, stamp: Stamp | None, offset: int, length: int) -> 
             data = file.read(length)
             status = os.fstat(file.fileno())
         check_unchanged(path, (status.st_size, status.st_mtime_ns), stamp)
-    if len(data) < length:
+    if len(data) != length:
         raise KohyaBucketError(
-            f"{path}: is cut off: it has {len(data)} of {length} bytes from {offset} on; copy it again"
+            f"{path}: gave {len(data)} of {length} bytes from {offset} on: it is cut off, copy it again"
         )
     return data

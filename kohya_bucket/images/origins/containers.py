@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.files.remote import is_url
-from kohya_bucket.images.files.unchanged import Stamp, read_unchanged
+from kohya_bucket.images.files.unchanged import Stamp, check_unchanged, read_unchanged, stamp_of
 from kohya_bucket.images.tables.image_rows import IMAGE_COLUMN, TABLE_ENDINGS, read_row
 from kohya_bucket.images.tars.tar_index import TarIndex
 
-__all__ = ["Container", "container_of", "in_container"]
+__all__ = ["Container", "apart", "container_of", "in_container"]
 
 _IN_TAR = re.compile(r"(.+?\.tar)#(.+)", re.DOTALL | re.IGNORECASE)
 _IN_TABLE = re.compile(
@@ -31,7 +31,7 @@ class Container:
 
     Attributes:
         path: path or address.
-        stamp: what it had when it was looked at; None: it was not, and any is taken.
+        stamp: what it had when it was looked at; None: it was not, and it may be any.
         column: that holds the images; None: it is a tar.
     """
 
@@ -54,15 +54,22 @@ class Container:
             OSError: the file cannot be read.
             KohyaBucketError: it has changed since it was looked at, is damaged, or has no such image.
         """
+        stamp = self.stamp or stamp_of(self.path)
         if self.column is not None:
-            return read_row(self.path, self.stamp, self.column, int(name.rpartition("#")[2].rpartition("/")[2]))
+            return read_row(self.path, stamp, self.column, int(name.rpartition("#")[2].rpartition("/")[2]))
         if offset < 0:
             key = name[len(self.path) + 1 :]
-            places = _places(self.path, self.stamp)
+            places = _places(self.path, stamp)
             if key not in places:
                 raise KohyaBucketError(f"{self.path}: has no image of the name {key!r}")
             offset, length = places[key]
-        return read_unchanged(self.path, self.stamp, offset, length)
+        return read_unchanged(self.path, stamp, offset, length)
+
+
+def apart(name: str) -> tuple[str, str]:
+    """The path of a container and the rest of an image's name, from "#" on; of any other image its path and ""."""
+    found = (_IN_TABLE.fullmatch(name) or _IN_TAR.fullmatch(name)) if "#" in name else None
+    return (found[1], name[found.end(1) :]) if found else (name, "")
 
 
 def in_container(name: str) -> bool:
@@ -72,17 +79,19 @@ def in_container(name: str) -> bool:
 
 def container_of(name: str) -> Container | None:
     """The container that an image is in by its name; None: it is a file of its own."""
-    if "#" not in name or (not is_url(name) and os.path.isfile(name)):
+    path, inside = apart(name)
+    if not inside or (not is_url(name) and os.path.isfile(name)):
         return None
-    if found := _IN_TABLE.fullmatch(name):
-        return Container(found[1], column=found[2] or IMAGE_COLUMN)
-    found = _IN_TAR.fullmatch(name)
-    return Container(found[1]) if found else None
+    if path.lower().endswith(".tar"):
+        return Container(path)
+    return Container(path, column=inside[1:].rpartition("/")[0] or IMAGE_COLUMN)
 
 
 @functools.lru_cache(maxsize=4)
-def _places(path: str, _stamp: Stamp | None) -> dict[str, tuple[int, int]]:
+def _places(path: str, stamp: Stamp) -> dict[str, tuple[int, int]]:
     """Offset and length by name, of a tar of which only the name of an image is known."""
     index = TarIndex.build([path], caption=None)
+    check_unchanged(path, index.stamps[0], stamp)
+    check_unchanged(path, stamp_of(path), stamp)
     places = zip(index.rows["offset"].tolist(), index.rows["length"].tolist(), strict=True)
     return dict(zip(index.keys, places, strict=True))

@@ -62,10 +62,12 @@ class Origins:
         """Of the samples of tars; and why some of them are none, since a later one of the shard has their name.
 
         Raises:
-            KohyaBucketError: a shard is not there, or is another than its index says.
+            KohyaBucketError: a shard is not there, is another than its index says, or is not named as a tar.
         """
         containers = []
         for path, indexed in zip(index.shards, index.stamps, strict=True):
+            if not path.lower().endswith(".tar"):
+                raise KohyaBucketError(f"{path}: images are found again by its name, which must end in .tar: rename it")
             try:
                 stamp = stamp_of(path)
             except OSError as error:
@@ -120,9 +122,11 @@ class Origins:
         Raises:
             OSError, KohyaBucketError: it cannot be read, see `Container.read`.
         """
-        if (number := int(self.container[i])) < 0:
-            return fetched(self.names[i])
-        return self.containers[number].read(self.names[i], int(self.offset[i]), int(self.length[i]))
+        return fetched(self.names[i]) if self.container[i] < 0 else self._inside(i)
+
+    def _inside(self, i: int) -> bytes:
+        container = self.containers[int(self.container[i])]
+        return container.read(self.names[i], int(self.offset[i]), int(self.length[i]))
 
     def pixels(self, i: int, alpha: bool = False) -> Pixels:
         """Image `i`, see `load_pixels`. `KohyaBucketError` if it cannot be."""
@@ -147,11 +151,7 @@ class Origins:
 
     def hash(self, i: int) -> str:
         """Hash of the image's bytes. `OSError` or `KohyaBucketError` if they cannot be read."""
-        if self.container[i] < 0:
-            return hash_file(self.names[i])
-        data = self.fetched(i)
-        assert isinstance(data, bytes)
-        return hash_bytes(data)
+        return hash_file(self.names[i]) if self.container[i] < 0 else hash_bytes(self._inside(i))
 
     def hashes(self) -> list[str]:
         """Hash of each image's bytes; "" where they cannot be read."""

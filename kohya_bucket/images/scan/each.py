@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from kohya_bucket.images.progress import Progress
+from kohya_bucket.images.progress import Progress, go_on, until
 from kohya_bucket.images.scan.pool import Engine
 
 __all__ = ["for_each"]
@@ -22,6 +23,7 @@ def for_each(
     """What `function` gives for each item, in their order; raises what it raises.
 
     Args:
+        function: calls `go_on` from time to time where it takes long.
         engine: "ray" for a cluster; else threads.
         progress: called as `progress(done, total)`.
     """
@@ -30,13 +32,20 @@ def for_each(
 
         return each_on_ray(function, items, progress)
     out: list[B] = []
+    stopped = threading.Event()
+
+    def one(item: A) -> B:
+        until(stopped)
+        go_on()
+        return function(item)
+
     with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(items))), "kohya-bucket-scan") as pool:
         try:
-            for result in pool.map(function, items):
+            for result in pool.map(one, items):
                 out.append(result)
                 if progress is not None:
                     progress(len(out), len(items))
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            stopped.set()
             raise
     return out

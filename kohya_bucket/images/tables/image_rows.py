@@ -23,13 +23,14 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.images.files.unchanged import Stamp, check_unchanged, stamp_of
 from kohya_bucket.images.headers.header import header_of
+from kohya_bucket.images.progress import go_on
 from kohya_bucket.images.tables.row_files import IMAGE_COLUMN, TABLE_ENDINGS, opened_table, read_by_groups
 from kohya_bucket.images.unreadable import UnreadableImageError, explain_os_error
 
 __all__ = ["IMAGE_COLUMN", "TABLE_ENDINGS", "ScannedRows", "read_by_groups", "read_row", "scan_rows"]
 
 _KEPT = 384 << 20
-_OPEN = 8
+_OPEN = 32
 _REMEDY = "copy or build it again"
 
 
@@ -71,7 +72,8 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
         for group in range(len(table.starts)):
             for images, texts in table.parts(group):
                 for cell in images:
-                    data = image_bytes(cell)
+                    go_on()
+                    data = _bytes_in(cell)
                     lengths.append(len(data or b""))
                     try:
                         sizes.append(_size_of(data))
@@ -86,7 +88,7 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
     )  # fmt: skip
 
 
-def read_row(path: str, stamp: Stamp | None, image: str, row: int) -> bytes:
+def read_row(path: str, stamp: Stamp, image: str, row: int) -> bytes:
     """The bytes of one image, of a file that had its stamp after they were read.
 
     Raises:
@@ -94,7 +96,7 @@ def read_row(path: str, stamp: Stamp | None, image: str, row: int) -> bytes:
     """
     with as_damage(f"{path}: cannot be read as a table", _REMEDY, error=KohyaBucketError):
         try:
-            data = image_bytes(_reader(path, stamp, image).cell(row))
+            data = _reader(path, stamp, image).image(row)
         except FileNotFoundError as error:
             raise KohyaBucketError(f"{path}: {explain_os_error(error)}") from None
     if not data:
@@ -102,15 +104,16 @@ def read_row(path: str, stamp: Stamp | None, image: str, row: int) -> bytes:
     return data
 
 
-def image_bytes(cell: Any) -> bytes | None:
+def _bytes_in(cell: Any) -> bytes | None:
     """What a cell holds of an image; None: nothing."""
     value = cell.as_py()
-    return value.get("bytes") if isinstance(value, dict) else value
+    found: bytes | None = value.get("bytes") if isinstance(value, dict) else value
+    return found
 
 
 def _size_of(data: bytes | None) -> tuple[int, int]:
     if data is None:
-        raise UnreadableImageError("an empty cell, or one without bytes")
+        raise UnreadableImageError("no bytes of an image in this cell; a path alone is not followed")
     width, height, _, _ = header_of(data)
     return width, height
 
@@ -151,27 +154,27 @@ _kept = _Kept()
 class _Reader:
     """One column of a table, of which each part is read after the one before."""
 
-    def __init__(self, path: str, stamp: Stamp | None, image: str) -> None:
+    def __init__(self, path: str, stamp: Stamp, image: str) -> None:
         self._path, self._stamp, self._key = path, stamp, (path, stamp, image)
         self._table = opened_table(path, image, None)
         self._lock = threading.Lock()
         self._group, self._next = -1, 0
         self._parts: Iterator[tuple[Any, Any]] = iter(())
 
-    def cell(self, row: int) -> Any:
+    def image(self, row: int) -> bytes | None:
         if not 0 <= row < self._table.rows:
             raise KohyaBucketError(f"{self._path}: has no row {row}, but {self._table.rows} rows")
         if self._table.images is not None:
-            cell = self._table.images[row]
+            data = _bytes_in(self._table.images[row])  # which are read only now, so this comes before the look:
             check_unchanged(self._path, _stamp_of(self._path), self._stamp)
-            return cell
+            return data
         group = bisect.bisect_right(self._table.starts, row) - 1
         number, at = divmod(row - self._table.starts[group], self._table.rows_of_part)
         with self._lock:
             part = _kept.get((self._key, group, number))
             if part is None:
                 part = self._read(group, number)
-        return part[at]
+        return _bytes_in(part[at])
 
     def _read(self, group: int, number: int) -> Any:
         """A part; those before it are passed, and kept too."""
@@ -188,5 +191,5 @@ class _Reader:
 
 
 @functools.lru_cache(maxsize=_OPEN)
-def _reader(path: str, stamp: Stamp | None, image: str) -> _Reader:
+def _reader(path: str, stamp: Stamp, image: str) -> _Reader:
     return _Reader(path, stamp, image)

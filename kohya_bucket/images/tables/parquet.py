@@ -63,6 +63,6 @@ def pyarrow_modules() -> tuple[Any, Any]:
         import pyarrow.parquet
     except ImportError:
         raise KohyaBucketError(
-            f"a metadata cache is a Parquet file and needs pyarrow: {pip_install('parquet')}"
+            f"Parquet and Arrow files, such as a metadata cache, need pyarrow: {pip_install('parquet')}"
         ) from None
     return pyarrow, pyarrow.parquet

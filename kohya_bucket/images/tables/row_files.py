@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any, Protocol
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.files.pieces import Blocks, RawFile
 from kohya_bucket.images.files.remote import RemoteFile, is_url
 from kohya_bucket.images.tables.parquet import pyarrow_modules
+from kohya_bucket.texts import one_line
 
 __all__ = ["IMAGE_COLUMN", "TABLE_ENDINGS", "RowFile", "opened_table", "read_by_groups"]
 
@@ -70,8 +72,7 @@ class _Parquet:
         self._columns = [leaf, *([] if caption is None else [caption])]
         self._names = image, caption
         groups = [self._file.metadata.row_group(i).num_rows for i in range(self._file.num_row_groups)]
-        self.starts = [sum(groups[:i]) for i in range(len(groups))]
-        self.rows = sum(groups)
+        *self.starts, self.rows = accumulate(groups, initial=0)
 
     def parts(self, group: int) -> Iterator[tuple[Any, Any]]:
         batches = self._file.iter_batches(
@@ -110,15 +111,25 @@ def _check(path: str, schema: Any, image: str, caption: str | None) -> None:
             there = ", ".join(schema.names) or "none"
             raise KohyaBucketError(f"{path}: has no column {column!r}, but {there}: name the right one by {option}")
     kind = schema.field(image).type
-    if pa.types.is_struct(kind):
-        at = kind.get_field_index("bytes")
-        kind = kind if at < 0 else kind.field(at).type
+    if pa.types.is_struct(kind) and (at := kind.get_field_index("bytes")) >= 0:
+        kind = kind.field(at).type
+    if _is_text(kind):
+        raise KohyaBucketError(
+            f"{path}: its column {image!r} holds texts, not the bytes of image files: if these are paths or addresses, "
+            "write them to a .txt file and name that, else name the column of bytes by --image-column"
+        )
     if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)):
         raise KohyaBucketError(
-            f"{path}: its column {image!r} holds {schema.field(image).type}, not the bytes of image files: name the "
-            "column that does by --image-column"
+            f"{path}: its column {image!r} holds {one_line(kind)}, not the bytes of image files: name the column that "
+            "does by --image-column"
         )
-    kind = None if caption is None else schema.field(caption).type
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    if kind is not None and not any(is_kind(kind) for is_kind in texts):
-        raise KohyaBucketError(f"{path}: its column {caption!r} holds {kind}, not texts: name one by --caption-column")
+    if caption is not None and not _is_text(schema.field(caption).type):
+        raise KohyaBucketError(
+            f"{path}: its column {caption!r} holds {one_line(schema.field(caption).type)}, not texts: name one that "
+            "does by --caption-column"
+        )
+
+
+def _is_text(kind: Any) -> bool:
+    types = pyarrow_modules()[0].types
+    return any(is_kind(kind) for is_kind in (types.is_string, types.is_large_string, types.is_string_view))

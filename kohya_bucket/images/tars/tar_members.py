@@ -112,13 +112,14 @@ class Oddities:
             )  # fmt: skip
         if self._several.count:
             _log.warning(
-                "%s: several images in %d of the samples, so the first one is used: %s; choose another by its ending, "
-                "image=...",
+                "%s: several images in %d of the samples, so the first one is used: %s; in Python, image=... chooses "
+                "another by its ending",
                 one_line(where), self._several.count, one_line(self._several),
             )  # fmt: skip
         if self.caption is not None and self._endings and self.caption not in self._endings:
             _log.warning(
-                "%s: no captions: no member ends in .%s, only in %s; choose another ending with caption=...",
+                "%s: no captions: no member ends in .%s, only in %s; choose another ending with "
+                "--caption-extension or caption=...",
                 one_line(where), self.caption,
                 one_line(", ".join(f".{ending}" for ending in sorted(self._endings)[:_MOST_ENDINGS])),
             )  # fmt: skip

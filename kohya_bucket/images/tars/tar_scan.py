@@ -16,6 +16,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.files.pieces import Blocks, RawFile, Region, Source, length_of, read_at
 from kohya_bucket.images.files.remote import RemoteFile, is_url
 from kohya_bucket.images.headers.header import header_of
+from kohya_bucket.images.progress import go_on
 from kohya_bucket.images.tars.shard_lists import Shard
 from kohya_bucket.images.tars.tar_index_file import row_type
 from kohya_bucket.images.tars.tar_members import Oddities, grouped
@@ -118,5 +119,6 @@ def _places(tar: tarfile.TarFile) -> Iterator[tuple[str, tuple[int, int]]]:
     for member in tar:
         # Otherwise tarfile remembers every member of the shard.
         tar.members = []  # type: ignore[attr-defined]
+        go_on()
         if member.isfile():
             yield member.name, (member.offset_data, member.size)

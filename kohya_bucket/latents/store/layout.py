@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.images.files.remote import is_url
+from kohya_bucket.images.origins import apart
 from kohya_bucket.latents.remote.remote_path import Place, RemotePath, open_to_read, place_of, sizes_in, write_new
 from kohya_bucket.latents.remote.storage import check_exclusive
 
@@ -115,25 +116,29 @@ def relative_source(paths: Sequence[str | os.PathLike[str]], images_root: Path) 
     prefix = os.path.join(os.path.abspath(images_root), "")
     out = []
     for path in paths:
-        text = absolute(path)
+        text, inside = apart(absolute(path))
         if text.startswith(prefix):
             text = text[len(prefix) :].replace(os.sep, "/")
         elif not is_url(text):
             text = _relative(Path(text), images_root)
-        out.append(text)
+        out.append(text + inside)
     return out
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """The path of a file from the root of its drive; a URL as it is."""
-    text = os.fspath(path)
-    return text if is_url(text) else os.path.abspath(text)
+    """The path of a file from the root of its drive, and what follows it in the name of an image; a URL as it is."""
+    text, inside = apart(os.fspath(path))
+    return (text if is_url(text) else os.path.abspath(text)) + inside
 
 
 def paths_of(sources: Sequence[str], images_root: Path) -> list[str]:
     """What `relative_source` made names of."""
     root = os.fspath(images_root)
-    return [source if is_url(source) else os.path.normpath(os.path.join(root, source)) for source in sources]
+    named = ((source, *apart(source)) for source in sources)
+    return [
+        source if is_url(source) else os.path.normpath(os.path.join(root, file)) + inside
+        for source, file, inside in named
+    ]
 
 
 def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None) -> Path:
