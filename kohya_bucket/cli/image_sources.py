@@ -146,7 +146,7 @@ class _Tables:
         with scan_progress("reading headers of tables", quiet=quiet) as progress:
             tables = for_each(partial(scan_rows, image, caption), self._paths, engine, progress)
         containers = [Container(path, t.stamp, image) for path, t in zip(self._paths, tables, strict=True)]
-        images = Origins.of_rows(containers, [table.lengths for table in tables])
+        images = Origins.of_rows(containers, tables)
         sizes = np.concatenate([table.sizes for table in tables])
         starts = accumulate((len(table.sizes) for table in tables), initial=0)
         reasons = {start + row: why for start, t in zip(starts, tables, strict=False) for row, why in t.reasons.items()}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.files.remote import is_url
 from kohya_bucket.images.files.unchanged import Stamp, check_unchanged, read_unchanged, stamp_of
-from kohya_bucket.images.tables.image_rows import IMAGE_COLUMN, TABLE_ENDINGS, read_row
+from kohya_bucket.images.tables.image_rows import IMAGE_COLUMN, TABLE_ENDINGS, places_of_rows, read_by_groups, read_row
 from kohya_bucket.images.tars.tar_index import TarIndex
 
 __all__ = ["Container", "apart", "container_of", "in_container"]
@@ -48,18 +48,20 @@ class Container:
 
         Args:
             name: of the image.
-            offset, length: of its bytes in a tar, or its row in a table; -1: as its name says.
+            offset, length: of its bytes in a tar or an Arrow file; -1: as its name says.
 
         Raises:
             OSError: the file cannot be read.
             KohyaBucketError: it has changed since it was looked at, is damaged, or has no such image.
         """
         stamp = self.stamp or stamp_of(self.path)
+        key = name[len(self.path) + 1 :]
         if self.column is not None:
-            return read_row(self.path, stamp, self.column, int(name.rpartition("#")[2].rpartition("/")[2]))
+            key = key.rpartition("/")[2]
+            if read_by_groups(self.path):
+                return read_row(self.path, stamp, self.column, int(key))
         if offset < 0:
-            key = name[len(self.path) + 1 :]
-            places = _places(self.path, stamp)
+            places = _places(self, stamp)
             if key not in places:
                 raise KohyaBucketError(f"{self.path}: has no image of the name {key!r}")
             offset, length = places[key]
@@ -88,8 +90,11 @@ def container_of(name: str) -> Container | None:
 
 
 @functools.lru_cache(maxsize=4)
-def _places(path: str, stamp: Stamp) -> dict[str, tuple[int, int]]:
-    """Offset and length by name, of a tar of which only the name of an image is known."""
+def _places(container: Container, stamp: Stamp) -> dict[str, tuple[int, int]]:
+    """Offset and length by name, where only the name of an image is known."""
+    path = container.path
+    if container.column is not None:
+        return places_of_rows(path, stamp, container.column)
     index = TarIndex.build([path], caption=None)
     check_unchanged(path, index.stamps[0], stamp)
     check_unchanged(path, stamp_of(path), stamp)

@@ -19,7 +19,7 @@ from kohya_bucket.images.origins.containers import Container, container_of
 from kohya_bucket.images.pixels.jpeg import Pixels
 from kohya_bucket.images.pixels.load import load_pixels
 from kohya_bucket.images.scan.pool import Job
-from kohya_bucket.images.tables.image_rows import read_by_groups
+from kohya_bucket.images.tables.image_rows import ScannedRows, read_by_groups
 from kohya_bucket.images.tars.tar_index import TarIndex
 from kohya_bucket.images.unreadable import explain_os_error
 
@@ -37,7 +37,7 @@ class Origins:
         names: path or address of each; of one in a container, see `images.origins.containers`.
         containers: that hold some of them.
         container: [N] int32, number of the container that holds each; -1: it is a file of its own.
-        offset, length: [N] int64, of its bytes in a tar; of a table length only. -1: not known.
+        offset, length: [N] int64, of its bytes in the container; -1: not known, or only the length is.
     """
 
     names: list[str]
@@ -84,12 +84,13 @@ class Origins:
         return cls(names, tuple(containers), container, offset, length), reasons
 
     @classmethod
-    def of_rows(cls, containers: Sequence[Container], lengths: Sequence[npt.NDArray[np.int64]]) -> Origins:
-        """Of the rows of tables, whose images have these `lengths` in bytes, one array for each table."""
-        names = [one.row_name(row) for one, its in zip(containers, lengths, strict=True) for row in range(len(its))]
-        container = np.repeat(np.arange(len(containers), dtype=np.int32), [len(its) for its in lengths])
-        unknown = np.full(len(names), -1, np.int64)
-        return cls(names, tuple(containers), container, unknown, np.concatenate(lengths))
+    def of_rows(cls, containers: Sequence[Container], tables: Sequence[ScannedRows]) -> Origins:
+        """Of the rows of tables, one container for each."""
+        counts = [len(table.lengths) for table in tables]
+        names = [one.row_name(row) for one, count in zip(containers, counts, strict=True) for row in range(count)]
+        container = np.repeat(np.arange(len(containers), dtype=np.int32), counts)
+        offset = np.concatenate([table.offsets for table in tables])
+        return cls(names, tuple(containers), container, offset, np.concatenate([table.lengths for table in tables]))
 
     def __len__(self) -> int:
         return len(self.names)

@@ -2,9 +2,9 @@
 
 A cell holds the bytes of an image file, or is a struct with such a field `bytes`, as Hugging Face has it.
 
-A row of an Arrow file is read where it lies. Parquet cannot do this: to read a row, all rows before it in its row group
-are decoded. So a reader goes on from where it was, and the rows that it passes are kept for whoever comes next, up
-to a limit for the whole process. Memory is that limit, and a page of each open column, however large a row group.
+An image in an Arrow file is read where it lies. Parquet cannot do this: to read a row, all rows before it in its row
+group are decoded. So a reader goes on from where it was, and the rows that it passes are kept for whoever comes next,
+up to a limit for the whole process. Memory is that limit, and a page of each open column, however large a row group.
 """
 
 from __future__ import annotations
@@ -24,10 +24,18 @@ from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.images.files.unchanged import Stamp, check_unchanged, stamp_of
 from kohya_bucket.images.headers.header import header_of
 from kohya_bucket.images.progress import go_on
-from kohya_bucket.images.tables.row_files import IMAGE_COLUMN, TABLE_ENDINGS, opened_table, read_by_groups
+from kohya_bucket.images.tables.row_files import (
+    IMAGE_COLUMN,
+    ROWS_OF_PART,
+    TABLE_ENDINGS,
+    ParquetRows,
+    Part,
+    parts_of_table,
+    read_by_groups,
+)
 from kohya_bucket.images.unreadable import UnreadableImageError, explain_os_error
 
-__all__ = ["IMAGE_COLUMN", "TABLE_ENDINGS", "ScannedRows", "read_by_groups", "read_row", "scan_rows"]
+__all__ = ["IMAGE_COLUMN", "TABLE_ENDINGS", "ScannedRows", "places_of_rows", "read_by_groups", "read_row", "scan_rows"]
 
 _KEPT = 384 << 20
 _OPEN = 32
@@ -41,13 +49,15 @@ class ScannedRows:
     Attributes:
         stamp: what the file had before it was read.
         sizes: [N, 2] int32 (width, height) of each row's image as stored; (0, 0) where there is none.
-        lengths: [N] int64, bytes of each image.
+        offsets, lengths: [N] int64, where the bytes of each image lie in the file (-1: nowhere as they are), and how
+            many they are.
         reasons: why a row has no image, by row.
         captions: N cells of the column of captions; None where none was asked for.
     """
 
     stamp: Stamp
     sizes: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
     reasons: dict[int, str]
     captions: list[Any] | None = field(default=None)
@@ -65,31 +75,46 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
     stamp = _stamp_of(path)
     sizes: list[tuple[int, int]] = []
     lengths: list[int] = []
+    offsets: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
     reasons: dict[int, str] = {}
     captions: list[Any] | None = None if caption is None else []
     with as_damage(f"{path}: cannot be read as a table", _REMEDY, error=KohyaBucketError):
-        table = opened_table(path, image, caption)
-        for group in range(len(table.starts)):
-            for images, texts in table.parts(group):
-                for cell in images:
-                    go_on()
-                    data = _bytes_in(cell)
-                    lengths.append(len(data or b""))
-                    try:
-                        sizes.append(_size_of(data))
-                    except UnreadableImageError as error:
-                        reasons[len(sizes)] = str(error)
-                        sizes.append((0, 0))
-                if captions is not None:
-                    captions += texts.to_pylist()
+        for part in parts_of_table(path, image, caption):
+            offsets.append(np.full(len(part.images), -1) if part.offsets is None else part.offsets)
+            for cell in part.images:
+                go_on()
+                data = _bytes_in(cell)
+                lengths.append(len(data or b""))
+                try:
+                    sizes.append(_size_of(data))
+                except UnreadableImageError as error:
+                    reasons[len(sizes)] = str(error)
+                    sizes.append((0, 0))
+            if captions is not None:
+                captions += part.captions.to_pylist()
     check_unchanged(path, _stamp_of(path), stamp)
     return ScannedRows(
-        stamp, np.array(sizes, np.int32).reshape(-1, 2), np.array(lengths, np.int64), reasons, captions
+        stamp, np.array(sizes, np.int32).reshape(-1, 2), np.concatenate(offsets), np.array(lengths, np.int64),
+        reasons, captions,
     )  # fmt: skip
 
 
+def places_of_rows(path: str, stamp: Stamp, image: str) -> dict[str, tuple[int, int]]:
+    """Offset and length in the file of each image, by the number of its row; of a table that has them there.
+
+    Raises as `scan_rows`.
+    """
+    places: list[tuple[int, int]] = []
+    with as_damage(f"{path}: cannot be read as a table", _REMEDY, error=KohyaBucketError):
+        for part in parts_of_table(path, image, None):
+            lengths = [len(_bytes_in(cell) or b"") for cell in part.images]
+            places += zip([] if part.offsets is None else part.offsets.tolist(), lengths, strict=True)
+    check_unchanged(path, _stamp_of(path), stamp)
+    return {str(row): place for row, place in enumerate(places)}
+
+
 def read_row(path: str, stamp: Stamp, image: str, row: int) -> bytes:
-    """The bytes of one image, of a file that had its stamp after they were read.
+    """The bytes of one image of a Parquet file, which had its stamp after they were read.
 
     Raises:
         KohyaBucketError: the file cannot be read or has changed, has no such row, or the cell is empty.
@@ -152,24 +177,20 @@ _kept = _Kept()
 
 
 class _Reader:
-    """One column of a table, of which each part is read after the one before."""
+    """One column of a Parquet file, of which each part is read after the one before."""
 
     def __init__(self, path: str, stamp: Stamp, image: str) -> None:
         self._path, self._stamp, self._key = path, stamp, (path, stamp, image)
-        self._table = opened_table(path, image, None)
+        self._table = ParquetRows(path, image, None)
         self._lock = threading.Lock()
         self._group, self._next = -1, 0
-        self._parts: Iterator[tuple[Any, Any]] = iter(())
+        self._parts: Iterator[Part] = iter(())
 
     def image(self, row: int) -> bytes | None:
         if not 0 <= row < self._table.rows:
             raise KohyaBucketError(f"{self._path}: has no row {row}, but {self._table.rows} rows")
-        if self._table.images is not None:
-            data = _bytes_in(self._table.images[row])  # which are read only now, so this comes before the look:
-            check_unchanged(self._path, _stamp_of(self._path), self._stamp)
-            return data
         group = bisect.bisect_right(self._table.starts, row) - 1
-        number, at = divmod(row - self._table.starts[group], self._table.rows_of_part)
+        number, at = divmod(row - self._table.starts[group], ROWS_OF_PART)
         with self._lock:
             part = _kept.get((self._key, group, number))
             if part is None:
@@ -181,7 +202,7 @@ class _Reader:
         if self._group != group or self._next > number:
             self._parts, self._group, self._next = self._table.parts(group), group, 0
         while True:
-            part, _ = next(self._parts)
+            part = next(self._parts).images
             found = (self._key, self._group, self._next)
             self._next += 1
             check_unchanged(self._path, _stamp_of(self._path), self._stamp)

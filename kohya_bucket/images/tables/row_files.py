@@ -1,11 +1,14 @@
-"""Files of rows, opened to be read part by part: Parquet, and Arrow as `datasets` writes it."""
+"""Files of rows, read part by part: Parquet, and Arrow as `datasets` writes it."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.files.pieces import Blocks, RawFile
@@ -13,31 +16,26 @@ from kohya_bucket.images.files.remote import RemoteFile, is_url
 from kohya_bucket.images.tables.parquet import pyarrow_modules
 from kohya_bucket.texts import one_line
 
-__all__ = ["IMAGE_COLUMN", "TABLE_ENDINGS", "RowFile", "opened_table", "read_by_groups"]
+__all__ = ["IMAGE_COLUMN", "ROWS_OF_PART", "TABLE_ENDINGS", "ParquetRows", "Part", "parts_of_table", "read_by_groups"]
 
 IMAGE_COLUMN = "image"
 TABLE_ENDINGS = (".parquet", ".arrow")
-_ROWS = 16
+ROWS_OF_PART = 16
 _BUFFER = 1 << 20
+_ARROW_FILE = b"ARROW1"  # begins a file that can be read from its end; what follows after 8 bytes is a stream
 
 
-class RowFile(Protocol):
-    """A table in groups of rows.
+class Part(NamedTuple):
+    """Some rows that follow each other.
 
     Attributes:
-        rows: how many.
-        starts: the first row of each group.
-        rows_of_part: how many rows a part has; the last one of a group may have fewer.
-        images: the whole column, where a row of it is read at random; else None.
+        images, captions: Arrow arrays; the latter None where none are wanted.
+        offsets: [N] int64, where the bytes of each image lie in the file; None where they do not lie there as they are.
     """
 
-    rows: int
-    starts: list[int]
-    rows_of_part: int
     images: Any
-
-    def parts(self, group: int) -> Iterator[tuple[Any, Any]]:
-        """The images of a group and its captions (None where none are wanted), part by part, each an Arrow array."""
+    captions: Any
+    offsets: npt.NDArray[np.int64] | None
 
 
 def read_by_groups(path: str) -> bool:
@@ -45,19 +43,28 @@ def read_by_groups(path: str) -> bool:
     return path.lower().endswith(".parquet")
 
 
-def opened_table(path: str, image: str, caption: str | None) -> RowFile:
-    """A table with these columns.
+def parts_of_table(path: str, image: str, caption: str | None) -> Iterator[Part]:
+    """All rows of a table, in their order. One part is in memory, of an Arrow file one record batch.
 
     Raises:
         KohyaBucketError: no such column, or one that holds something else.
         OSError, pyarrow.ArrowException: it cannot be read.
     """
-    return (_Parquet if read_by_groups(path) else _Arrow)(path, image, caption)
+    if not read_by_groups(path):
+        yield from _arrow_parts(path, image, caption)
+        return
+    table = ParquetRows(path, image, caption)
+    for group in range(len(table.starts)):
+        yield from table.parts(group)
 
 
-class _Parquet:
-    rows_of_part = _ROWS
-    images = None
+class ParquetRows:
+    """A Parquet file, open.
+
+    Attributes:
+        rows: how many.
+        starts: the first row of each row group.
+    """
 
     def __init__(self, path: str, image: str, caption: str | None) -> None:
         pa, pq = pyarrow_modules()
@@ -74,34 +81,64 @@ class _Parquet:
         groups = [self._file.metadata.row_group(i).num_rows for i in range(self._file.num_row_groups)]
         *self.starts, self.rows = accumulate(groups, initial=0)
 
-    def parts(self, group: int) -> Iterator[tuple[Any, Any]]:
+    def parts(self, group: int) -> Iterator[Part]:
+        """The rows of a group, `ROWS_OF_PART` at a time."""
         batches = self._file.iter_batches(
-            batch_size=_ROWS, row_groups=[group], columns=self._columns, use_threads=False
+            batch_size=ROWS_OF_PART, row_groups=[group], columns=self._columns, use_threads=False
         )  # fmt: skip
         image, caption = self._names
         for batch in batches:
-            yield batch.column(image), None if caption is None else batch.column(caption)
+            yield Part(batch.column(image), None if caption is None else batch.column(caption), None)
 
 
-class _Arrow:
-    def __init__(self, path: str, image: str, caption: str | None) -> None:
-        if is_url(path):
-            raise KohyaBucketError(f"{path}: Arrow files are read on this machine only: name Parquet files there")
-        pa, _ = pyarrow_modules()
-        source = pa.memory_map(path)
-        try:
-            reader = pa.ipc.open_stream(source)  # as `datasets` writes them
-        except pa.ArrowInvalid:
-            reader = pa.ipc.open_file(source)
-        _check(path, reader.schema, image, caption)
-        table = reader.read_all()
-        self.images = table.column(image)
-        self._captions = None if caption is None else table.column(caption)
-        self.rows = self.rows_of_part = len(table)
-        self.starts = [0] if self.rows else []
+def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
+    """Read, not mapped: a mapped file that another program shortens ends the process."""
+    if is_url(path):
+        raise KohyaBucketError(f"{path}: Arrow files are read on this machine only: name Parquet files there")
+    pa, _ = pyarrow_modules()
+    with pa.OSFile(path) as file:
+        file.seek(8 if file.read(len(_ARROW_FILE)) == _ARROW_FILE else 0)
+        schema = pa.ipc.read_schema(file)
+        _check(path, schema, image, caption)
+        while (message := _next_message(pa, file)) is not None:
+            if message.type != "record batch":
+                raise KohyaBucketError(f"{path}: holds a {message.type}, which is not read here: write it as Parquet")
+            batch = pa.ipc.read_record_batch(message, schema)
+            batch.validate(full=True)
+            images = batch.column(image)
+            start = file.tell() - message.body.size
+            offsets = start + _places(path, images, message.body)
+            yield Part(images, None if caption is None else batch.column(caption), offsets)
 
-    def parts(self, group: int) -> Iterator[tuple[Any, Any]]:
-        yield self.images, self._captions
+
+def _next_message(pa: Any, file: Any) -> Any:
+    """None at the end, which is marked, or is that of the file."""
+    try:
+        return pa.ipc.read_message(file)
+    except EOFError:
+        return None
+
+
+def _places(path: str, images: Any, body: Any) -> npt.NDArray[np.int64]:
+    """[N] where in `body` the bytes of each image begin."""
+    pa, _ = pyarrow_modules()
+    if pa.types.is_struct(images.type):
+        images = images.field(images.type.get_field_index("bytes"))
+    if pa.types.is_binary_view(images.type):
+        raise KohyaBucketError(
+            f"{path}: holds images of type {images.type}, which is not read here: write it as Parquet"
+        )
+    if not len(images):
+        return np.zeros(0, np.int64)
+    _, starts, data = images.buffers()
+    kind = np.int64 if pa.types.is_large_binary(images.type) else np.int32
+    edges = np.frombuffer(starts, kind)[images.offset : images.offset + len(images) + 1].astype(np.int64)
+    if edges[0] == edges[-1]:
+        return np.zeros(len(images), np.int64)
+    edges += data.address - body.address
+    if edges[0] < 0 or edges[-1] > body.size:
+        raise KohyaBucketError(f"{path}: holds its images compressed: save it again without, or as Parquet")
+    return edges[:-1]
 
 
 def _check(path: str, schema: Any, image: str, caption: str | None) -> None:
