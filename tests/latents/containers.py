@@ -63,7 +63,7 @@ def make_table(path: Path, rows: Sequence[dict[str, Any]], plain: bool = False, 
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     images = [row["image"] for row in rows]
     if plain:
-        kind, images = pa.binary(), [image and image["bytes"] for image in images]
+        kind, images = pa.binary(), [None if image is None else image["bytes"] for image in images]
     table = pa.table({
         "id": pa.array([row["id"] for row in rows], pa.int64()),
         "image": pa.array(images, kind),

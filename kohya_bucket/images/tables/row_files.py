@@ -71,8 +71,8 @@ class ParquetRows:
         source = path
         if is_url(path):
             source = pa.PythonFile(io.BufferedReader(RawFile(Blocks(RemoteFile(path)))), mode="r")
-        # With a buffer, a column is read page by page; without, a whole row group of it.
-        self._file = pq.ParquetFile(source, buffer_size=_BUFFER)
+        # So a column is read page by page; else a whole row group of it.
+        self._file = pq.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)
         schema = self._file.schema_arrow
         _check(path, schema, image, caption)
         leaf = f"{image}.bytes" if pa.types.is_struct(schema.field(image).type) else image
