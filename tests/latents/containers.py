@@ -81,6 +81,6 @@ def make_saved(folder: Path, images: Sequence[Path], order: Sequence[int], shard
         "image": [str(path) for path in images], "text": [row["text"] for row in rows],
     }).cast_column("image", datasets.Image())  # fmt: skip
     chosen = made.select(order)
-    assert chosen._indices is not None
+    assert chosen._indices is not None or list(order) == sorted(order)
     chosen.save_to_disk(folder, num_shards=shards)
     return folder

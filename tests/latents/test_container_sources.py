@@ -19,6 +19,7 @@ from kohya_bucket.latents import LatentStore  # noqa: E402
 from kohya_bucket.latents.vae import diffusers_vae  # noqa: E402
 from tests.latents.containers import cells, make_saved, make_table, make_tars, with_captions  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, make_images  # noqa: E402
+from tests.object_storage import Request, s3_server  # noqa: E402
 
 RULE = ("--vae", "mean", "--dtype", "float32", "--resolution", "64", "--min-bucket-reso", "32", "--max-bucket-reso",
         "128", "--bucket-reso-steps", "16", "--batch-size", "2")  # fmt: skip
@@ -217,3 +218,40 @@ def test_a_container_that_changes_while_it_is_read_gives_no_image(run, tmp_path,
     want = {k: row[1] for k, row in content(LatentStore(want_out), number_in).items()}
     got = {k: row[1] for k, row in stored.items()}
     assert got.items() <= want.items()
+
+
+def test_containers_in_s3_are_read_by_ranges(run, tmp_path, images) -> None:
+    assert run("precompute", tmp_path / "images", *RULE, "-o", tmp_path / "of-files")[0] == 0
+    want = content(LatentStore(tmp_path / "of-files"), number_in)
+    tars = make_tars(tmp_path / "tars", images, 5)
+    table = make_table(tmp_path / "t.parquet", cells(images), row_group_size=7)
+    asked: list[Request] = []
+    with s3_server(asked):
+        import s3fs
+
+        bucket = s3fs.S3FileSystem()
+        bucket.mkdir("there")
+        for path in (*tars, table):
+            bucket.put_file(str(path), f"there/{path.name}")
+        for name, source, number, options in (
+            ("tars", "s3://there/*.tar", number_in, ()),
+            ("table", "s3://there/t.parquet", row_of, ("--caption-column", "text")),
+        ):
+            out = tmp_path / name
+            asked.clear()
+            code, text, _ = run("precompute", source, *RULE, *options, "-o", out)
+            assert (code, "16 encoded, 0 were current, 0 failed" in text) == (0, True)
+            gets = [one for one in asked if one.method == "GET" and one.path.startswith("/there/")]
+            assert gets
+            assert all(one.range for one in gets)
+            assert len(asked) < 150  # of 16 images with captions, in 4 tars
+            assert content(LatentStore(out), number) == want
+            assert all(name.startswith("s3://there/") for name in LatentStore(out).strings("source"))
+            assert "0 encoded, 16 were current" in run("precompute", source, *RULE, *options, "-o", out)[1]
+            code, text, _ = run("cache", "status", out)
+            assert (code, "everything is up to date" in text) == (0, True)
+        make_tars(tmp_path / "others", images, 5, prefix="other/")
+        bucket.put_file(str(tmp_path / "others" / tars[2].name), f"there/{tars[2].name}")
+        code, text, _ = run("cache", "status", tmp_path / "tars")
+        assert (code, text.count("its image changed: stale")) == (1, 5)
+        assert "5 encoded, 11 were current" in run("precompute", "s3://there/*.tar", *RULE, "-o", tmp_path / "tars")[1]

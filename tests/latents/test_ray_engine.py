@@ -24,6 +24,8 @@ if sys.platform == "win32":
 import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
+from kohya_bucket.cli.image_sources import source_in  # noqa: E402
+from kohya_bucket.cli.source_options import SourceOptions  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents import LatentStore  # noqa: E402
 from kohya_bucket.latents.encode.encode_items import encode_items  # noqa: E402
@@ -39,6 +41,7 @@ from kohya_bucket.latents.text import transformers_encoder  # noqa: E402
 from kohya_bucket.latents.text.precompute_text import precompute_text  # noqa: E402
 from kohya_bucket.latents.text.text_store import TextStore  # noqa: E402
 from tests.latents import ray_driver  # noqa: E402
+from tests.latents.containers import cells, make_saved, make_table, make_tars, with_captions  # noqa: E402
 from tests.latents.latent_helpers import SPACE, bits, entry  # noqa: E402
 from tests.latents.ray_encoders import Telling, Texts, broken, different, texts, told  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
@@ -137,6 +140,27 @@ def processes(title):
     return found
 
 
+def same_shards(wanted, root, tmp_path, monkeypatch, encoder=MeanEncoder, **options):
+    """Each shard of a store is that of the local engine, byte for byte; gives the sources that it has."""
+    store = LatentStore(root / "ray")
+    assert store.indexed
+    shard_of = dict(zip(store.table["source"].to_pylist(), store.table["shard"].to_pylist(), strict=True))
+    compared = set()
+    for _, items in pieces_of(wanted, BATCH):
+        piece = wanted.subset(items.tolist())
+        names = {shard_of[source] for source in piece.sources if source in shard_of}
+        if not names:
+            continue
+        (name,) = names
+        with monkeypatch.context() as patch:
+            patch.setattr(Layout, "new_shard", lambda self, *_, name=name: self.shards / name)
+            encode_items(piece, encoder(), root / name, tmp_path / "images", batch_size=BATCH, **options)
+        assert (root / name / "shards" / name).read_bytes() == (root / "ray" / "shards" / name).read_bytes()
+        compared.add(name)
+    assert compared == set(Layout(root / "ray").shard_sizes())
+    return set(shard_of)
+
+
 @pytest.mark.parametrize(("encoder", "encoding"), [
     (MeanEncoder, {"flip": True, "mask": True}),
     (PosteriorStub, {"vae": "posterior", "kind": "posterior", "dtype": "bfloat16"}),
@@ -148,24 +172,8 @@ def test_a_piece_is_the_same_shard_byte_for_byte(cluster, images, tmp_path, monk
     report = on_ray(images, tmp_path / "ray", encoder, wanted=wanted, seed=7)
     assert (report.total, report.encoded, report.current) == (32, 31, 0)
     assert [path for path, _ in report.failed] == [str(images[5])]
-    store = LatentStore(tmp_path / "ray")
-    assert store.indexed
-    shard_of = dict(zip(store.table["source"].to_pylist(), store.table["shard"].to_pylist(), strict=True))
-    assert len(shard_of) == 31
-    compared = set()
-    for _, items in pieces_of(wanted, BATCH):
-        piece = wanted.subset(items.tolist())
-        names = {shard_of[source] for source in piece.sources if source in shard_of}
-        if not names:
-            assert piece.paths == [str(images[5])]
-            continue
-        (name,) = names
-        monkeypatch.setattr(Layout, "new_shard", lambda self, *_, name=name: self.shards / name)
-        local = tmp_path / name
-        encode_items(piece, encoder(), local, images[0].parent, batch_size=BATCH, seed=7)
-        assert (local / "shards" / name).read_bytes() == (tmp_path / "ray" / "shards" / name).read_bytes()
-        compared.add(name)
-    assert compared == set(Layout(tmp_path / "ray").shard_sizes())
+    found = same_shards(wanted, tmp_path, tmp_path, monkeypatch, encoder, seed=7)
+    assert found == {path.name for path in images} - {images[5].name}
 
 
 def test_again_only_what_is_missing_or_changed(cluster, images, tmp_path, expected):
@@ -325,6 +333,44 @@ def test_images_in_s3(cluster, s3, images, tmp_path, expected):
     assert on_ray(images, tmp_path / "out", MeanEncoder, wanted=wanted).current == 32
 
 
+def test_images_in_containers(cluster, s3, images, tmp_path, monkeypatch, expected):
+    """Headers are read and images decoded on the cluster, from folders and from S3."""
+    with_captions(images)
+    tars = make_tars(tmp_path / "tars", images, 12)
+    table = make_table(tmp_path / "t.parquet", cells(images), row_group_size=20)
+    kinds = {
+        "tars": [str(tmp_path / "tars" / "*.tar")], "parquet": [str(table)],
+        "saved": [str(make_saved(tmp_path / "saved", images, list(range(32))))],
+    }  # fmt: skip
+    if s3 is not None:
+        import s3fs
+
+        bucket = s3fs.S3FileSystem()
+        bucket.mkdir("containers")
+        for path in (*tars, table):
+            bucket.put_file(str(path), f"containers/{path.name}")
+        kinds |= {"far tars": ["s3://containers/*.tar"], "far parquet": ["s3://containers/t.parquet"]}
+    placement = dataset_of(images).placement
+    want = {int(Path(source).stem.rpartition("_")[2]): bits for source, (_, bits) in expected.items()}
+    for kind, named in kinds.items():
+        options = SourceOptions() if "tars" in kind else SourceOptions(caption_column="text")
+        source = source_in(named, options, recursive=True)
+        found, here = source.read("ray", quiet=True), source.read("auto", quiet=True)
+        assert (found.images.names, found.sizes.tolist()) == (here.images.names, here.sizes.tolist())
+        assert found.captions == here.captions == [*(f"caption {k} é" for k in range(31)), None]
+        wanted = LatentItems.from_placement(
+            found.images, found.sizes, placement, EncodeOptions("mean", "float32"), tmp_path / "images",
+            captions=found.captions, content_hash=True,
+        )  # fmt: skip
+        root = tmp_path / "made" / kind
+        report = on_ray(images, root / "ray", MeanEncoder, wanted=wanted)
+        assert (report.encoded, report.failed) == (32, []), kind
+        assert same_shards(wanted, root, tmp_path, monkeypatch) == set(wanted.sources)
+        number = dict(zip(wanted.sources, range(32), strict=True))
+        assert {number[source]: bits for source, (_, bits) in rows_of(root / "ray").items()} == want
+        assert on_ray(images, root / "ray", MeanEncoder, wanted=wanted).current == 32
+
+
 def test_captions_are_encoded_as_locally(cluster, images, tmp_path, monkeypatch, command_line):
     for name in ("local", "ray"):
         encode_items(items_of(images), MeanEncoder(), tmp_path / name, images[0].parent, batch_size=BATCH)
@@ -385,6 +431,14 @@ def test_the_command_says_and_stores_what_it_does_locally(cluster, tmp_path, com
         found = rows_of(tmp_path / name)
         assert {Path(source).name: (entry.caption, bits) for source, (entry, bits) in found.items()} == want, name
     assert all(source.startswith("file:///") for source in rows_of(tmp_path / "urls"))
+    make_tars(tmp_path / "tars", images, 3)
+    make_table(tmp_path / "t.parquet", cells(images))
+    for kind, source in (("tars", tmp_path / "tars" / "*.tar"), ("parquet", tmp_path / "t.parquet")):
+        for name, options in ((kind, ()), (f"{kind} on ray", ("--engine", "ray"))):
+            code, out, err = command_line("precompute", source, *common, "-o", tmp_path / name, *options)
+            assert (code, "7 encoded, 0 were current, 1 failed; 8 images in " in out) == (2, True), name
+            assert "3: cannot be read as an image" in err, name
+        assert rows_of(tmp_path / kind) == rows_of(tmp_path / f"{kind} on ray")
     code, out, _ = command_line("precompute", images[0].parent, *common, "-o", tmp_path / "ray", "--engine", "ray")
     assert (code, "0 encoded, 7 were current, 1 failed" in out) == (2, True)
     assert command_line("cache", "status", tmp_path / "urls")[0] == 0
