@@ -19,6 +19,7 @@ from kohya_bucket.datasets.captions import caption_beside, caption_of_cell, capt
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import list_images, read_sizes
 from kohya_bucket.images.files.paths import absolute_paths
+from kohya_bucket.images.files.unchanged import read_unchanged
 from kohya_bucket.images.origins import Container, Origins
 from kohya_bucket.images.scan.each import for_each
 from kohya_bucket.images.tables.image_rows import TABLE_ENDINGS, scan_rows
@@ -107,28 +108,34 @@ class _Tars:
 
     def read(self, engine: Engine, *, quiet: bool) -> Found:
         options = self._options
-        ending = None if options.captions_file is not None else options.caption_extension
+        ending = options.caption_extension if options.captions_file is None else None
         with scan_progress("reading headers of shards", quiet=quiet) as progress:
             index = TarIndex.build(self._shards, caption=ending, engine=engine, progress=progress)
         images, again = Origins.of_tars(index)
         sizes = index.sizes
         sizes[list(again)] = 0
-        captions = _lines(options.captions_file, len(index))
-        if options.captions_file is None:
-            with ThreadPoolExecutor(_REQUESTS) as pool:
-                captions = list(pool.map(partial(_of_sample, index, images), range(len(index))))
+        given = options.captions_file
+        captions = _captions_in(index, images) if given is None else _lines(given, len(index))
         return Found(images, sizes, index.reasons | again, captions)
 
 
+def _captions_in(index: TarIndex, images: Origins) -> list[str | None]:
+    """The captions of the samples of tars, which have not changed since."""
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        captions = list(pool.map(partial(_of_sample, index, images), range(len(index))))
+    for tar in images.containers:
+        tar.check()
+    return captions
+
+
 def _of_sample(index: TarIndex, images: Origins, i: int) -> str | None:
-    """The caption of a sample of a tar."""
     row = index.rows[i]
     if not row["caption_offset"]:
         return None
     member = f"{images.names[i]}.{index.caption}"
-    tar = images.containers[int(row["shard"])]
+    tar = images.containers[int(row["shard"])].path
     try:
-        content = tar.read(member, int(row["caption_offset"]), int(row["caption_length"]))
+        content = read_unchanged(tar, None, int(row["caption_offset"]), int(row["caption_length"]))
     except OSError as error:
         raise ConfigError(f"{member}: the caption cannot be read ({error})") from error
     return caption_of_file(content, member)

@@ -34,8 +34,10 @@ def check_unchanged(path: str, found: Stamp, stamp: Stamp) -> None:
         )
 
 
-def read_unchanged(path: str, stamp: Stamp, offset: int, length: int) -> bytes:
+def read_unchanged(path: str, stamp: Stamp | None, offset: int, length: int) -> bytes:
     """`length` bytes from `offset`, of a file that still had its stamp after they were read.
+
+    Where that is None, nobody looks: at an address this costs a request.
 
     Raises:
         OSError: it cannot be read.
@@ -43,13 +45,15 @@ def read_unchanged(path: str, stamp: Stamp, offset: int, length: int) -> bytes:
     """
     if is_url(path):
         data = read_remote(path, offset, offset + length) if length else b""
-        check_unchanged(path, stamp_of(path), stamp)
+        found = None if stamp is None else stamp_of(path)
     else:
         with open(path, "rb", buffering=0) as file:
             file.seek(offset)
             data = file.read(length)
             status = os.fstat(file.fileno())
-        check_unchanged(path, (status.st_size, status.st_mtime_ns), stamp)
+        found = status.st_size, status.st_mtime_ns
+    if stamp is not None and found is not None:
+        check_unchanged(path, found, stamp)
     if len(data) != length:
         raise KohyaBucketError(
             f"{path}: gave {len(data)} of {length} bytes from {offset} on: it is cut off, copy it again"

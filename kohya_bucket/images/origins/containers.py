@@ -16,6 +16,7 @@ from kohya_bucket.images.files.remote import is_url
 from kohya_bucket.images.files.unchanged import Stamp, check_unchanged, read_unchanged, stamp_of
 from kohya_bucket.images.tables.image_rows import IMAGE_COLUMN, TABLE_ENDINGS, places_of_rows, read_by_groups, read_row
 from kohya_bucket.images.tars.tar_index import TarIndex
+from kohya_bucket.images.unreadable import explain_os_error
 
 __all__ = ["Container", "apart", "container_of", "in_container"]
 
@@ -42,6 +43,19 @@ class Container:
     def row_name(self, row: int) -> str:
         """The name of an image in a table."""
         return f"{self.path}#{'' if self.column == IMAGE_COLUMN else f'{self.column}/'}{row}"
+
+    def check(self) -> None:
+        """Refuse it if it has changed since it was looked at.
+
+        Raises:
+            KohyaBucketError: it has, or it is gone.
+        """
+        try:
+            found = stamp_of(self.path)
+        except OSError as error:
+            raise KohyaBucketError(f"{self.path}: cannot be read ({explain_os_error(error)})") from None
+        if self.stamp is not None:
+            check_unchanged(self.path, found, self.stamp)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """The bytes of an image.
