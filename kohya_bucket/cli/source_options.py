@@ -20,7 +20,11 @@ class SourceOptions:
     ] = None
     caption_extension: Annotated[
         str,
-        typer.Option(help="Ending of caption files, in tars too; .json has the caption under that key."),
+        typer.Option(help='Ending of caption files, also in tars. In a .json file, the text under "caption" is taken.'),
     ] = ".txt"
-    image_column: Annotated[str, typer.Option(help="Of Parquet files and data sets: the column of images.")] = "image"
-    caption_column: Annotated[str | None, typer.Option(help="Of the same: the column of captions.")] = None
+    image_column: Annotated[str, typer.Option(help="Of Parquet files and saved data sets: the column of images.")] = (
+        "image"
+    )
+    caption_column: Annotated[str | None, typer.Option(help="Of the same: the column of captions. Default: none.")] = (
+        None
+    )

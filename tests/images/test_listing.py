@@ -37,6 +37,8 @@ def test_patterns_files_and_lists(tree: Path) -> None:
     assert names(tree, list_images(tree / "[x] y.png")) == ["[x] y.png"]
     (tree / "list.txt").write_text("# mine\n\nsub/c.webp\nb.jpg\nsub/c.webp\n", encoding="utf-8")
     assert names(tree, list_images(tree / "list.txt")) == ["sub/c.webp", "b.jpg"]
+    (tree / "list.txt").write_text("s3://bucket/a.jpg\nb.jpg\n", encoding="utf-8")
+    assert list_images(tree / "list.txt") == ["s3://bucket/a.jpg", str(tree / "b.jpg")]
 
 
 def test_several_sources_without_repetition(tree: Path) -> None:

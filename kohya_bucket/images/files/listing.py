@@ -29,7 +29,7 @@ def list_images(
     """Paths of images, sorted within each source and without repetition.
 
     Args:
-        source: a folder; a file; a pattern such as `data/**/*.jpg`; a `.txt` file with one path per line
+        source: a folder; a file; a pattern such as `data/**/*.jpg`; a `.txt` file with one path or URL per line
             (relative to its own folder, `#` begins a comment line); a URL of a folder, file or pattern that
             `fsspec` can read; or several of these.
         recursive: also look into subfolders of a folder; links to folders are followed, but never in a circle.
@@ -111,4 +111,5 @@ def _from_list(path: str) -> list[str]:
             lines = [line.strip() for line in file]
     except UnicodeDecodeError as error:
         raise KohyaBucketError(f"{path}: this list of paths is not UTF-8 text ({error}); save it as UTF-8") from None
-    return list(dict.fromkeys(os.path.join(folder, line) for line in lines if line and not line.startswith("#")))
+    named = [line for line in lines if line and not line.startswith("#")]
+    return list(dict.fromkeys(line if is_url(line) else os.path.join(folder, line) for line in named))

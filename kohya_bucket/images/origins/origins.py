@@ -107,6 +107,11 @@ class Origins:
         )  # fmt: skip
 
     @property
+    def inside(self) -> npt.NDArray[np.bool_]:
+        """[N] which lie in containers."""
+        return self.container >= 0
+
+    @property
     def files(self) -> list[str]:
         """Paths and addresses of the files and containers that hold them, each once."""
         own = [self.names[i] for i in np.flatnonzero(self.container < 0).tolist()]

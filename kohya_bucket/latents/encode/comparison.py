@@ -112,8 +112,10 @@ def _source_changed(
         known = wanted.source_hashes
         return wanted.images.hash(int(here[k])) if known is None else known[here[k]]
 
-    return source_changed(store, rows, wanted.source_bytes[here], wanted.source_mtime_ns[here], hash_of,
-                    always=wanted.source_hashes is not None)  # fmt: skip
+    return source_changed(
+        store, rows, wanted.source_bytes[here], wanted.source_mtime_ns[here], wanted.images.inside[here], hash_of,
+        always=wanted.source_hashes is not None,
+    )  # fmt: skip
 
 
 def _words_differ(

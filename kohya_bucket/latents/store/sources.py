@@ -18,13 +18,16 @@ __all__ = ["SourceState", "check_sources", "source_changed"]
 
 def source_changed(
     store: LatentStore, rows: npt.NDArray[Any], nbytes: npt.NDArray[np.int64], mtimes: npt.NDArray[np.int64],
-    hash_of: Callable[[int], str], *, always: bool,
+    inside: npt.NDArray[np.bool_], hash_of: Callable[[int], str], *, always: bool,
 ) -> npt.NDArray[np.bool_]:  # fmt: skip
-    """[M] bool: the file is not what was encoded. Contents are compared where only the time differs, or always."""
+    """[M] bool: the image is not what was encoded. Contents are compared where only the time differs, or always.
+
+    `inside` says which images lie in a file with others, so that its length alone decides nothing.
+    """
     other_length = store.column("source_bytes")[rows] != nbytes
     other_time = store.column("source_mtime_ns")[rows] != mtimes
     out = other_length | other_time
-    for k in np.flatnonzero(~other_length & (other_time | always)):
+    for k in np.flatnonzero((inside | ~other_length) & (out | always)):
         stored = store.table["source_hash"][int(rows[k])].as_py()
         if stored:
             try:
@@ -58,6 +61,7 @@ def check_sources(store: LatentStore, paths: list[str], *, content: bool = False
     rows = np.flatnonzero(~absent)
     changed = np.zeros(len(store), dtype=bool)
     changed[rows] = source_changed(
-        store, rows, nbytes[rows], mtimes[rows], lambda k: images.hash(int(rows[k])), always=content
-    )
+        store, rows, nbytes[rows], mtimes[rows], images.inside[rows], lambda k: images.hash(int(rows[k])),
+        always=content,
+    )  # fmt: skip
     return SourceState(absent, changed)
