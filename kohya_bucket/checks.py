@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Iterable
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.errors import KohyaBucketError, PlanError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["array_of", "as_flag", "integer", "known_keyword", "nearest", "one_of", "whole"]
 
@@ -46,6 +46,8 @@ def array_of(name: str, value: Any, error: type[KohyaBucketError] = PlanError, d
     Raises:
         KohyaBucketError: it is none, of the type given: rows of different lengths, or what `dtype` cannot hold.
     """
+    import numpy as np  # not for those who only want the help texts
+
     try:
         return np.asarray(value, dtype=dtype)
     except (TypeError, ValueError, OverflowError):
