@@ -75,6 +75,14 @@ def system_of(address):
     return storage.storage_of(address)[0]
 
 
+@pytest.mark.parametrize("given", ["s3:/bucket/latents", Path("s3://bucket/latents")], ids=["text", "path"])
+def test_an_address_with_one_slash_is_no_folder(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LatentStoreError, match="an address begins with s3://"):
+        fill(given, NAMES)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("gigabytes", ["0", ""])
 def test_gathers_are_what_was_written(address, kept, monkeypatch, gigabytes):
     monkeypatch.setenv("KOHYA_BUCKET_SHARDS_GB", gigabytes)

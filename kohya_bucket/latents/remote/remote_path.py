@@ -5,11 +5,13 @@ from __future__ import annotations
 import fnmatch
 import io
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import write_file
 from kohya_bucket.images.files.remote import is_url
 from kohya_bucket.latents.remote import storage
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Place", "RemotePath", "as_given", "move", "open_to_read", "place_of", "sizes_in", "write_new"]
 
 _HEAD = 1 << 16
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):[/\\]")  # one letter is a drive
 
 
 class RemotePath(os.PathLike[str]):
@@ -110,8 +113,19 @@ Place: TypeAlias = "Path | RemotePath"
 
 
 def as_given(text: str | os.PathLike[str]) -> Place:
-    """An address as such, anything else as a path."""
-    return RemotePath(os.fspath(text)) if is_url(os.fspath(text)) else Path(text)
+    """An address as such, anything else as a path.
+
+    Raises:
+        LatentStoreError: an address with one slash, as a `Path` of it has.
+    """
+    given = os.fspath(text)
+    if is_url(given):
+        return RemotePath(given)
+    if found := _ONE_SLASH.match(given):
+        raise LatentStoreError(
+            f"{given}: an address begins with {found[1]}://, and a Path leaves one of the two slashes: give it as text"
+        )
+    return Path(text)
 
 
 def place_of(root: str | os.PathLike[str]) -> Place:
