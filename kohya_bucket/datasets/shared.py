@@ -55,6 +55,13 @@ def shared_on_node(make: Callable[[], Made], folder: str | os.PathLike[str] | No
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return make()
     group = dist.new_group(backend="gloo", timeout=time_out())
+    try:
+        return _shared(make, folder, group)
+    finally:
+        dist.destroy_process_group(group)  # one that is alive when Python exits can abort the process
+
+
+def _shared(make: Callable[[], Made], folder: str | os.PathLike[str] | None, group: Any) -> Made:
     node = {"node": (platform.node(), uuid.getnode())}
     leader = [other["node"] for other in gather(node, group)].index(node["node"])
     told: dict[str, Any] = {"written": None, "failed": ""}
@@ -67,13 +74,15 @@ def shared_on_node(make: Callable[[], Made], folder: str | os.PathLike[str] | No
             failure, told["failed"] = error, f"{type(error).__name__}: {error}"
     everyone = gather(told, group)
     mine: _Written | None = everyone[leader]["written"]
-    found = None
-    if mine is not None:
-        with contextlib.suppress(OSError):  # a container of its own, on a machine of the same name
-            found = [_attached(mine)]
-    gather({}, group)
-    if told["written"] is not None:
-        _remove(told["written"].path)
+    found: list[Made] | None = None
+    try:
+        if mine is not None:
+            with contextlib.suppress(OSError):  # a container of its own, on a machine of the same name
+                found = [_attached(mine)]
+    finally:  # or a rank that cannot read it leaves the others waiting, and the file
+        gather({}, group)
+        if told["written"] is not None:
+            _remove(told["written"].path)
     if failure is not None:
         raise failure
     for rank, other in enumerate(everyone):

@@ -41,6 +41,7 @@ def share(folder: Path, rank: int) -> None:
     numbers, data = shared["numbers"], shared["store"]
     assert (numbers == np.arange(ROWS)).all()
     assert len(shared["empty"]) == 0
+    dist.barrier()  # pages that one rank alone has read count as its own
     before = private_pages(numbers) if Path("/proc/self/smaps").exists() else 0
     assert before < numbers.nbytes / 1024 / 4
     numbers[rank] = -1  # in this rank alone
@@ -72,8 +73,33 @@ def fail(folder: Path, rank: int) -> None:
         (folder / f"nowhere{rank}").write_text(str(error), encoding="utf-8")
 
 
+class Unreadable:
+    """What every rank but the first cannot read."""
+
+    def __reduce__(self) -> Any:
+        return (_read, ())
+
+
+def _read() -> str:
+    if dist.get_rank():
+        raise ValueError("cannot be read here")
+    return "read"
+
+
+def unreadable(folder: Path, rank: int) -> None:
+    said: Any
+    try:
+        said = shared_on_node(lambda: Unreadable(), folder / "temporary")
+    except ValueError as error:
+        said = str(error)
+    (folder / f"said{rank}").write_text(str(said), encoding="utf-8")
+    dist.barrier()
+    assert list((folder / "temporary").iterdir()) == []
+    assert len(dist.distributed_c10d._world.pg_map) == 1  # that of the run
+
+
 def rank_of(rank: int, ranks: int, folder: Path, part: str) -> None:
     dist.init_process_group("gloo", init_method=(folder / "meeting").as_uri(), rank=rank, world_size=ranks)
-    {"share": share, "fail": fail}[part](folder, rank)
+    {"share": share, "fail": fail, "unreadable": unreadable}[part](folder, rank)
     dist.barrier()
     dist.destroy_process_group()

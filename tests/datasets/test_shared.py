@@ -46,6 +46,13 @@ def test_when_it_cannot_be_made_every_rank_says_so(tmp_path: Path) -> None:
         assert "nowhere" in (tmp_path / f"nowhere{rank}").read_text(encoding="utf-8")
 
 
+def test_a_rank_that_cannot_read_it_leaves_nobody_waiting(tmp_path: Path) -> None:
+    assert start(2, tmp_path, "unreadable") == [0, 0]
+    assert [(tmp_path / f"said{rank}").read_text(encoding="utf-8") for rank in range(2)] == [
+        "read", "cannot be read here"
+    ]  # fmt: skip
+
+
 def test_a_single_process_has_its_own() -> None:
     made = np.zeros(3)
     assert shared_on_node(lambda: made) is made
