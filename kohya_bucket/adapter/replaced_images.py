@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 
 from kohya_bucket.adapter.bad_images import counted_here
 from kohya_bucket.adapter.batches import PlannedBatch
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, StorageError
 from kohya_bucket.images.unreadable import not_loaded
 from kohya_bucket.texts import one_line
 
@@ -53,6 +53,8 @@ def batch_of_the_readable(
         KohyaBucketError: `on_bad_image` is "stop".
         Exception: `error`, where it is not an image's fault, or no image can be read in its place.
     """
+    if isinstance(error, StorageError):  # nor can others, and all would be left out
+        raise error
     bad = {image: why for image in dict.fromkeys(index.images.tolist()) if (why := _why_unreadable(make, index, image))}
     if not bad:
         raise error
@@ -86,7 +88,7 @@ def _why_unreadable(make: Callable[[PlannedBatch], Any], index: PlannedBatch, im
     """Why not even a batch of this image alone can be made; an empty text where it can."""
     try:
         make(_with_images(index, [image]))
-    except MemoryError:
+    except (MemoryError, StorageError):
         raise
     except Exception as error:
         return not_loaded(error)

@@ -1,0 +1,31 @@
+"""Storage that does not answer is no fault of an image that lies there: the run ends, and leaves none out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kohya_bucket.adapter.batches import PlannedBatch
+from kohya_bucket.adapter.replaced_images import batch_of_the_readable
+from kohya_bucket.errors import StorageError
+
+
+class Images:
+    keys = ("a", "b", "c", "d")
+    pairs = (np.arange(4), np.zeros(4, dtype=np.int64))
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "while others are tried"])
+def test_an_error_of_the_storage_ends_the_run(later, caplog):
+    asked = []
+
+    def make(batch):
+        asked.append(batch.images.tolist())
+        raise OSError("cut off") if asked[-1] == [0] else StorageError("s3://bucket does not answer")
+
+    first = OSError("cut off") if later else StorageError("s3://bucket does not answer")
+    batch = PlannedBatch.make(0, 0, 0, np.array([0, 1], dtype=np.int32), 7, 0)
+    with pytest.raises(StorageError, match="does not answer"):
+        batch_of_the_readable(make, batch, Images(), first, "leave_out")
+    assert asked == ([[0], [1]] if later else [])
+    assert caplog.text == ""
