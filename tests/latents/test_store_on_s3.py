@@ -140,6 +140,22 @@ def test_one_of_many_creates_a_file(address):
     assert storage.read_ranges([storage.Range(f"{address}/work/a.0.claim", 0, 1)]) == [b"%d" % made[0]]
 
 
+def test_a_file_whose_answer_was_lost_is_ones_own(address, monkeypatch):
+    """The client asks again by itself, and hears that there is one."""
+    StoreWriter(address)
+    system, _ = storage.storage_of(address)
+    pipe = system.pipe_file
+
+    def twice(path, data, **options):
+        pipe(path, data, **options)
+        pipe(path, data, **options)
+
+    monkeypatch.setattr(system, "pipe_file", twice)
+    storage.create(f"{address}/work/b.0.claim", b"mine")
+    with pytest.raises(FileExistsError):
+        storage.create(f"{address}/work/b.0.claim", b"another's")
+
+
 def test_a_bucket_that_is_not_there_is_said(bucket, monkeypatch):
     with pytest.raises(StorageError, match=r"s3://absent/latents.*no such bucket"):
         StoreWriter("s3://absent/latents")

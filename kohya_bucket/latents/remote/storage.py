@@ -136,23 +136,20 @@ def put(url: str, data: bytes) -> None:
 
 
 def create(url: str, data: bytes) -> None:
-    """Put a file there, whole, if there is none; see `check_exclusive`.
+    """Put a file there, whole, if there is none or the same; see `check_exclusive`.
 
     Raises:
-        FileExistsError: there is one, of somebody else.
+        FileExistsError: there is another one, of somebody else.
         StorageError: it cannot be written.
     """
     system, path = storage_of(url)
-    tries = 0
 
     def ask() -> None:
-        nonlocal tries
-        tries += 1
         try:
             system.pipe_file(path, data, mode="create")
         except FileExistsError:
-            # of an earlier try whose answer was lost
-            if tries == 1 or bytes(system.cat_file(path)) != data:
+            # of an earlier try whose answer was lost: the storage's library also makes requests again by itself
+            if bytes(system.cat_file(path)) != data:
                 raise
 
     _written(url, ask)
