@@ -123,8 +123,7 @@ def _captions_in(index: TarIndex, images: Origins) -> list[str | None]:
     """The captions of the samples of tars, which have not changed since."""
     with ThreadPoolExecutor(_REQUESTS) as pool:
         captions = list(pool.map(partial(_of_sample, index, images), range(len(index))))
-    for tar in images.containers:
-        tar.check()
+    for_each(Container.checked, images.containers)
     return captions
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.files.remote import is_url
@@ -44,18 +44,19 @@ class Container:
         """The name of an image in a table."""
         return f"{self.path}#{'' if self.column == IMAGE_COLUMN else f'{self.column}/'}{row}"
 
-    def check(self) -> None:
-        """Refuse it if it has changed since it was looked at.
+    def checked(self) -> Container:
+        """The same with the stamp that it has now, which must be the one before; of a time of 0, only the length.
 
         Raises:
-            KohyaBucketError: it has, or it is gone.
+            KohyaBucketError: it has changed, or is gone.
         """
         try:
             found = stamp_of(self.path)
         except OSError as error:
             raise KohyaBucketError(f"{self.path}: cannot be read ({explain_os_error(error)})") from None
         if self.stamp is not None:
-            check_unchanged(self.path, found, self.stamp)
+            check_unchanged(self.path, found, self.stamp if self.stamp[1] else (self.stamp[0], found[1]))
+        return replace(self, stamp=found)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """The bytes of an image.

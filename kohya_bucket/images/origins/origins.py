@@ -14,14 +14,14 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.files.content_hash import hash_bytes, hash_file
 from kohya_bucket.images.files.paths import absolute_paths
 from kohya_bucket.images.files.remote import fetched, is_url
-from kohya_bucket.images.files.unchanged import Stamp, check_unchanged, stamp_of
+from kohya_bucket.images.files.unchanged import Stamp, stamp_of
 from kohya_bucket.images.origins.containers import Container, container_of
 from kohya_bucket.images.pixels.jpeg import Pixels
 from kohya_bucket.images.pixels.load import load_pixels
+from kohya_bucket.images.scan.each import for_each
 from kohya_bucket.images.scan.pool import Job
 from kohya_bucket.images.tables.image_rows import ScannedRows, read_by_groups
 from kohya_bucket.images.tars.tar_index import TarIndex
-from kohya_bucket.images.unreadable import explain_os_error
 
 __all__ = ["Origins"]
 
@@ -64,16 +64,10 @@ class Origins:
         Raises:
             KohyaBucketError: a shard is not there, is another than its index says, or is not named as a tar.
         """
-        containers = []
-        for path, indexed in zip(index.shards, index.stamps, strict=True):
-            if not path.lower().endswith(".tar"):
-                raise KohyaBucketError(f"{path}: images are found again by its name, which must end in .tar: rename it")
-            try:
-                stamp = stamp_of(path)
-            except OSError as error:
-                raise KohyaBucketError(f"{path}: this shard cannot be read ({explain_os_error(error)})") from None
-            check_unchanged(path, stamp, indexed if indexed[1] else (indexed[0], stamp[1]))
-            containers.append(Container(absolute_paths([path])[0], stamp))
+        if other := next((path for path in index.shards if not path.lower().endswith(".tar")), None):
+            raise KohyaBucketError(f"{other}: images are found again by its name, which must end in .tar: rename it")
+        indexed = zip(absolute_paths(index.shards), index.stamps, strict=True)
+        containers = for_each(Container.checked, [Container(path, stamp) for path, stamp in indexed])
         rows = index.rows
         container = rows["shard"].astype(np.int32)
         names = [f"{containers[k].path}#{key}" for k, key in zip(container.tolist(), index.keys, strict=True)]
@@ -147,7 +141,7 @@ class Origins:
         job = Job("stat", [self.names[i] for i in own.tolist()])
         job.run()
         failed = [index for index, _ in job.failures]
-        of_containers = np.array([_stamp(one) for one in self.containers] or [_NOWHERE], np.int64)
+        of_containers = np.array(for_each(_stamp, self.containers) or [_NOWHERE], np.int64)
         nbytes, mtimes = of_containers[self.container].T.copy()  # -1 takes the last one, and is filled in next
         for column, found in ((nbytes, job.rows["bytes"]), (mtimes, job.rows["mtime_ns"])):
             own_column = found.astype(np.int64)
