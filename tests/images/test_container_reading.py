@@ -238,6 +238,27 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path, monkeypatch: pyte
     image_rows._reader.cache_clear()
 
 
+def test_after_a_read_that_failed_the_next_one_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = [png(k) for k in range(100)]
+    names = [f"{make_table(tmp_path / 'x.parquet', rows(images))}#{k}" for k in range(100)]
+    real = row_files.ParquetRows.parts
+
+    def failing(self, group):
+        for k, part in enumerate(real(self, group)):
+            if k == 2:
+                raise OSError("the network is gone")
+            yield part
+
+    by_name = Origins.named(names)
+    with monkeypatch.context() as patch:
+        patch.setattr(row_files.ParquetRows, "parts", failing)
+        assert by_name.fetched(20) == images[20]
+        for row in (40, 99):
+            with pytest.raises(KohyaBucketError, match=r"x\.parquet: cannot be read as a table: the network is gone"):
+                by_name.fetched(row)
+    assert [by_name.fetched(k) for k in (99, 40, 0)] == [images[k] for k in (99, 40, 0)]
+
+
 def test_windows_keep_neighbours_together() -> None:
     lengths = np.full(100, 10 << 20, np.int64)
     found = image_rows.ScannedRows((1, 1), np.zeros((100, 2), np.int32), np.full(100, -1), lengths, {})

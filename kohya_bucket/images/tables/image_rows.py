@@ -194,7 +194,11 @@ class _Reader:
         with self._lock:
             part = _kept.get((self._key, group, number))
             if part is None:
-                part = self._read(group, number)
+                try:
+                    part = self._read(group, number)
+                except BaseException:  # such as a request that failed: nothing comes after it
+                    self._group = -1
+                    raise
         return _bytes_in(part[at])
 
     def _read(self, group: int, number: int) -> Any:
