@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
+import pyarrow.parquet
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
@@ -238,9 +239,35 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path, monkeypatch: pyte
     image_rows._reader.cache_clear()
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.binary(), pa.large_binary(), *([pa.binary_view()] if hasattr(pa, "binary_view") else [])], ids=str
+)
+@pytest.mark.parametrize("inside", [False, True], ids=["plain", "struct"])
+def test_every_type_of_bytes_is_read_or_refused(tmp_path: Path, kind: pa.DataType, inside: bool) -> None:
+    images = [png(k) for k in range(5)]
+    column = pa.array(images, kind)
+    if inside:
+        column = pa.StructArray.from_arrays([column, pa.nulls(5, pa.string())], ["bytes", "path"])
+    made = pa.table({"image": column, "text": pa.array(list("abcde"), pa.large_string())})
+    pa.parquet.write_table(made, tmp_path / "x.parquet")
+    with pa.ipc.new_stream(str(tmp_path / "x.arrow"), made.schema) as writer:
+        writer.write_table(made)
+    for file in (tmp_path / "x.parquet", tmp_path / "x.arrow"):
+        if file.suffix == ".arrow" and str(kind) == "binary_view":
+            with pytest.raises(
+                KohyaBucketError, match=r"x\.arrow: holds images of type binary_view, which is not read"
+            ):
+                scan_rows("image", None, str(file))
+            continue
+        found = scan_rows("image", "text", str(file))
+        assert found.captions == list("abcde")
+        known = Origins.of_rows([Container(str(file), found.stamp, "image")], [found])
+        assert [known.fetched(k) for k in (4, 0, 2)] == [images[k] for k in (4, 0, 2)]
+
+
 def test_after_a_read_that_failed_the_next_one_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = [png(k) for k in range(100)]
-    names = [f"{make_table(tmp_path / 'x.parquet', rows(images))}#{k}" for k in range(100)]
+    table = make_table(tmp_path / "x.parquet", rows(images))
     real = row_files.ParquetRows.parts
 
     def failing(self, group):
@@ -249,7 +276,7 @@ def test_after_a_read_that_failed_the_next_one_begins_anew(tmp_path: Path, monke
                 raise OSError("the network is gone")
             yield part
 
-    by_name = Origins.named(names)
+    by_name = Origins.named([f"{table}#{k}" for k in range(100)])
     with monkeypatch.context() as patch:
         patch.setattr(row_files.ParquetRows, "parts", failing)
         assert by_name.fetched(20) == images[20]

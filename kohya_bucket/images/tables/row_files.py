@@ -22,6 +22,8 @@ IMAGE_COLUMN = "image"
 TABLE_ENDINGS = (".parquet", ".arrow")
 ROWS_OF_PART = 16
 _BUFFER = 1 << 20
+_BYTES = ("binary", "large_binary", "binary_view")  # as Arrow names its types
+_TEXTS = ("string", "large_string", "string_view")
 _ARROW_FILE = b"ARROW1"  # begins a file that can be read from its end; what follows after 8 bytes is a stream
 
 
@@ -124,14 +126,14 @@ def _places(path: str, images: Any, body: Any) -> npt.NDArray[np.int64]:
     pa, _ = pyarrow_modules()
     if pa.types.is_struct(images.type):
         images = images.field(images.type.get_field_index("bytes"))
-    if pa.types.is_binary_view(images.type):
+    if str(images.type) == "binary_view":
         raise KohyaBucketError(
             f"{path}: holds images of type {images.type}, which is not read here: write it as Parquet"
         )
     if not len(images):
         return np.zeros(0, np.int64)
     _, starts, data = images.buffers()
-    kind = np.int64 if pa.types.is_large_binary(images.type) else np.int32
+    kind = np.int64 if str(images.type) == "large_binary" else np.int32
     edges = np.frombuffer(starts, kind)[images.offset : images.offset + len(images) + 1].astype(np.int64)
     if edges[0] == edges[-1]:
         return np.zeros(len(images), np.int64)
@@ -150,23 +152,18 @@ def _check(path: str, schema: Any, image: str, caption: str | None) -> None:
     kind = schema.field(image).type
     if pa.types.is_struct(kind) and (at := kind.get_field_index("bytes")) >= 0:
         kind = kind.field(at).type
-    if _is_text(kind):
+    if str(kind) in _TEXTS:
         raise KohyaBucketError(
             f"{path}: its column {image!r} holds texts, not the bytes of image files: if these are paths or addresses, "
             "write them to a .txt file and name that, else name the column of bytes by --image-column"
         )
-    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)):
+    if str(kind) not in _BYTES:
         raise KohyaBucketError(
             f"{path}: its column {image!r} holds {one_line(kind)}, not the bytes of image files: name the column that "
             "does by --image-column"
         )
-    if caption is not None and not _is_text(schema.field(caption).type):
+    if caption is not None and str(schema.field(caption).type) not in _TEXTS:
         raise KohyaBucketError(
             f"{path}: its column {caption!r} holds {one_line(schema.field(caption).type)}, not texts: name one that "
             "does by --caption-column"
         )
-
-
-def _is_text(kind: Any) -> bool:
-    types = pyarrow_modules()[0].types
-    return any(is_kind(kind) for is_kind in (types.is_string, types.is_large_string, types.is_string_view))
