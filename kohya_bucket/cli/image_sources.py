@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -21,7 +20,7 @@ from kohya_bucket.images import list_images, read_sizes
 from kohya_bucket.images.files.paths import absolute_paths
 from kohya_bucket.images.files.unchanged import read_unchanged
 from kohya_bucket.images.origins import Container, Origins
-from kohya_bucket.images.scan.each import for_each
+from kohya_bucket.images.scan.each import for_each, for_many
 from kohya_bucket.images.tables.image_rows import TABLE_ENDINGS, scan_rows
 from kohya_bucket.images.tars.tar_index import TarIndex
 from kohya_bucket.texts import counted, read_text
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from kohya_bucket.images.scan.pool import Engine
 
 __all__ = ["Found", "ImageSource", "source_in"]
-
-_REQUESTS = 16  # at once
 
 
 @dataclass(frozen=True)
@@ -89,8 +86,7 @@ class _Files:
         self._paths = paths
         self._captions = _lines(options.captions_file, len(paths))
         if options.captions_file is None:
-            with ThreadPoolExecutor(_REQUESTS) as pool:
-                self._captions = list(pool.map(partial(caption_beside, ending=options.caption_extension), paths))
+            self._captions = for_many(partial(caption_beside, ending=options.caption_extension), paths)
 
     def read(self, engine: Engine, *, quiet: bool) -> Found:
         with scan_progress("reading headers", quiet=quiet) as progress:
@@ -121,8 +117,7 @@ class _Tars:
 
 def _captions_in(index: TarIndex, images: Origins) -> list[str | None]:
     """The captions of the samples of tars, which have not changed since."""
-    with ThreadPoolExecutor(_REQUESTS) as pool:
-        captions = list(pool.map(partial(_of_sample, index, images), range(len(index))))
+    captions = for_many(partial(_of_sample, index, images), range(len(index)))
     for_each(Container.checked, images.containers)
     return captions
 

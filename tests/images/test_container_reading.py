@@ -21,7 +21,8 @@ from kohya_bucket.images.files import pieces
 from kohya_bucket.images.files.unchanged import stamp_of
 from kohya_bucket.images.origins import Container, Origins, apart, container_of, in_container
 from kohya_bucket.images.progress import go_on
-from kohya_bucket.images.scan.each import for_each
+from kohya_bucket.images.scan import each
+from kohya_bucket.images.scan.each import for_each, for_many
 from kohya_bucket.images.tables import image_rows, row_files
 from kohya_bucket.images.tables.image_rows import scan_rows
 from kohya_bucket.images.tars.tar_index import TarIndex
@@ -295,6 +296,24 @@ def test_windows_keep_neighbours_together() -> None:
     assert max(np.bincount(windows)) * (10 << 20) <= image_rows._KEPT
     far = Origins.named(["/a.png", "/b.tar#1"])
     assert far.windows().tolist() == [0, 0]
+
+
+def test_many_requests_are_answered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(each, "_WAITING", 7)
+    asked: list[int] = []
+    assert for_many(lambda i: asked.append(i) or i * i, range(50)) == [i * i for i in range(50)]
+    assert sorted(asked) == list(range(50))
+    asked.clear()
+
+    def failing(i: int) -> None:
+        asked.append(i)
+        if i == 10:
+            raise KohyaBucketError("broken")
+
+    with pytest.raises(KohyaBucketError, match="broken"):
+        for_many(failing, range(10_000))
+    assert max(asked) < 14  # those that wait behind are not begun
+    assert for_many(len, []) == []
 
 
 def test_an_error_or_ctrl_c_ends_what_runs_beside() -> None:

@@ -18,7 +18,7 @@ from kohya_bucket.images.files.unchanged import Stamp, stamp_of
 from kohya_bucket.images.origins.containers import Container, container_of
 from kohya_bucket.images.pixels.jpeg import Pixels
 from kohya_bucket.images.pixels.load import load_pixels
-from kohya_bucket.images.scan.each import for_each
+from kohya_bucket.images.scan.each import for_each, for_many
 from kohya_bucket.images.scan.pool import Job
 from kohya_bucket.images.tables.image_rows import ScannedRows, read_by_groups
 from kohya_bucket.images.tars.tar_index import TarIndex
@@ -155,13 +155,14 @@ class Origins:
 
     def hashes(self) -> list[str]:
         """Hash of each image's bytes; "" where they cannot be read."""
-        out = []
-        for i in range(len(self)):
-            try:
-                out.append(self.hash(i))
-            except (OSError, ValueError):
-                out.append("")
-        return out
+        every = range(len(self))
+        return for_many(self._hash_or_none, every) if self.are_far else [self._hash_or_none(i) for i in every]
+
+    def _hash_or_none(self, i: int) -> str:
+        try:
+            return self.hash(i)
+        except (OSError, ValueError):
+            return ""
 
     def windows(self) -> npt.NDArray[np.int64]:
         """[N] number of the window of neighbours that each is best read with; 0 where any order costs the same.

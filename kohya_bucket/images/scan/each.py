@@ -1,4 +1,4 @@
-"""The same to each of a few large files, such as tars: side by side, on threads or on a Ray cluster."""
+"""The same to each of some things side by side: large files, such as tars, or many small requests."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import TypeVar
 from kohya_bucket.images.progress import Progress, go_on, until
 from kohya_bucket.images.scan.pool import Engine
 
-__all__ = ["for_each"]
+__all__ = ["for_each", "for_many"]
 
 A = TypeVar("A")
 B = TypeVar("B")
 _AT_ONCE = 8  # each may hold some megabytes
+_REQUESTS = 16
+_WAITING = 4096
 
 
 def for_each(
     function: Callable[[A], B], items: Sequence[A], engine: Engine = "auto", progress: Progress | None = None
 ) -> list[B]:
-    """What `function` gives for each item, in their order; raises what it raises.
+    """What `function` gives for each item, of which there are few, in their order; raises what it raises.
 
     Args:
         function: calls `go_on` from time to time where it takes long.
@@ -48,4 +50,16 @@ def for_each(
         except BaseException:
             stopped.set()
             raise
+    return out
+
+
+def for_many(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """What `function` gives for each item, in their order, where each waits for a disk or a server.
+
+    However many items there are, a few thousand wait at a time.
+    """
+    out: list[B] = []
+    with ThreadPoolExecutor(_REQUESTS, "kohya-bucket-request") as pool:
+        for start in range(0, len(items), _WAITING):
+            out += pool.map(function, items[start : start + _WAITING])
     return out
