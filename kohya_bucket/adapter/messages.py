@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,8 +14,14 @@ __all__ = ["exit_with_message"]
 
 @contextmanager
 def exit_with_message() -> Iterator[None]:
-    """What a user can mend ends the run with one line, not with a traceback through the trainer."""
+    """What a user can mend ends the run with one line, not with a traceback through the trainer.
+
+    From a loader's worker, torch brings it to the trainer's process; of one that exits, it would know nothing.
+    """
     try:
         yield
     except KohyaBucketError as error:
+        torch_data = sys.modules.get("torch.utils.data")
+        if torch_data is not None and torch_data.get_worker_info() is not None:
+            raise
         raise SystemExit(f"kohya_bucket: {one_line(error)}") from error

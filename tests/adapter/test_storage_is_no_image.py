@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kohya_bucket.adapter.batches import PlannedBatch
-from kohya_bucket.adapter.replaced_images import batch_of_the_readable
-from kohya_bucket.errors import StorageError
+torch = pytest.importorskip("torch", reason="the adapter lives in a process that has torch")
+
+from kohya_bucket.adapter.batches import PlannedBatch  # noqa: E402
+from kohya_bucket.adapter.messages import exit_with_message  # noqa: E402
+from kohya_bucket.adapter.replaced_images import batch_of_the_readable  # noqa: E402
+from kohya_bucket.errors import StorageError  # noqa: E402
 
 
 class Images:
@@ -29,3 +32,19 @@ def test_an_error_of_the_storage_ends_the_run(later, caplog):
         batch_of_the_readable(make, batch, Images(), first, "leave_out")
     assert asked == ([[0], [1]] if later else [])
     assert caplog.text == ""
+
+
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        with exit_with_message():
+            raise StorageError("s3://bucket does not answer")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_worker_has_to_say_reaches_the_trainer(workers):
+    loader = torch.utils.data.DataLoader(Broken(), num_workers=workers)
+    with pytest.raises(StorageError if workers else SystemExit, match="s3://bucket does not answer"):
+        next(iter(loader))
