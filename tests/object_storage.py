@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ def s3_server(asked: list[Request] | None = None) -> Iterator[str]:
     pytest.importorskip("s3fs", reason="s3fs is not installed")
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    importlib.import_module("moto.moto_api._internal").moto_api_backend.reset()  # or the next server has its buckets
     if asked is not None:
         _list_requests(server._server, asked)
     host, port = server.get_host_and_port()
