@@ -179,7 +179,8 @@ def test_a_server_that_goes_away_while_a_run_trains_is_said(sd_scripts_dir, conf
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        started.wait()
+        while not started.wait(0.05):
+            assert thread.is_alive(), "the server did not start"
         done = train(sd_scripts_dir, config, "--max_train_steps", 1000, *OPTIONS,
                      "--max_data_loader_n_workers", workers, out=tmp_path / "out")  # fmt: skip
     finally:
