@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.planning import ORDERS
+from kohya_bucket.planning import ORDERS, PlanOptions
 from kohya_bucket.planning.keywords import PlanKeywords
 
 __all__ = ["with_shards"]
@@ -19,6 +19,6 @@ def with_shards(options: PlanKeywords, dataset: Any) -> PlanKeywords:
     for holder in (dataset, getattr(dataset, "source", None)):
         if (shards := getattr(holder, "shards", None)) is not None:
             if isinstance(store := getattr(holder, "store", None), LatentStore):
-                store.keep_shards()
+                store.keep_shards(options.get("open_shards", PlanOptions.open_shards))
             return {**options, "shards": shards}
     return options

@@ -61,7 +61,8 @@ def planned_arguments(
         # Its order is the same each time: the same images would never be validated.
         options = replace(options, remainder="keep")
     images = [table.images for table in tables]
-    shards = shard_numbers(datasets, images) if ORDERS[options.order].heeds_shards else None
+    by_shards = ORDERS[options.order].heeds_shards
+    shards = shard_numbers(datasets, images, options.open_shards) if by_shards else None
     sampler = PlanSampler(
         GroupPlanner(images, options, shards),
         int(datasets[0].seed),

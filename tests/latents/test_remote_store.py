@@ -506,7 +506,7 @@ def test_two_processes_keep_no_more_than_the_limit_together(tmp_path, kept):
     assert shards == 5
 
 
-def test_an_order_that_goes_by_shards_keeps_them_however_large_the_store_is(address, kept, monkeypatch):
+def test_an_order_that_goes_by_shards_keeps_them_however_large_the_store_is(address, kept, monkeypatch, caplog):
     pytest.importorskip("torch", reason="torch is not installed")
     from kohya_bucket import BucketBatchSampler, BucketedLatentDataset
 
@@ -523,6 +523,21 @@ def test_an_order_that_goes_by_shards_keeps_them_however_large_the_store_is(addr
         if order == "shuffled":
             assert not shards_of(kept)
     until(lambda: len(shards_of(kept)) == 2)
+    assert not caplog.messages
+    BucketBatchSampler(dataset, batch_size=2, order="local", open_shards=3)
+    (said,) = caplog.messages
+    assert said.startswith(f"{address}: order 'local' reads 3 shards at a time, of up to")
+    assert "Raise KOHYA_BUCKET_SHARDS_GB, or lower open_shards" in said
+
+
+def test_a_folder_that_keeps_nothing_is_said_once(address, kept, caplog):
+    kept.touch()  # a file in its place
+    cache = NodeCache(address)
+    assert not cache.keep("x.safetensors", 500, half_a_kilobyte)
+    assert not cache.keep("y.safetensors", 500, half_a_kilobyte)
+    (said,) = caplog.messages
+    assert said.startswith("a shard is not kept on this node, and is read by requests: ")
+    assert str(kept) in said
 
 
 def half_a_kilobyte(file, alive):

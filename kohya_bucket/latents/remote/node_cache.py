@@ -10,6 +10,7 @@ which counts for nothing once no byte came for a minute.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -19,11 +20,13 @@ from typing import BinaryIO
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.files import user_cache, write_file
+from kohya_bucket.texts import one_line
 
 __all__ = ["FOLDER_VARIABLE", "LIMIT_VARIABLE", "NodeCache"]
 
 FOLDER_VARIABLE = "KOHYA_BUCKET_SHARDS"
 LIMIT_VARIABLE = "KOHYA_BUCKET_SHARDS_GB"
+_log = logging.getLogger(__name__)
 _DEFAULT_GB = 20.0
 _STALE = 60.0  # seconds without a byte after which a claim is a dead process'
 _CLAIM = ".claim"
@@ -44,6 +47,7 @@ class NodeCache:
     def __init__(self, address: str, root: Path | None = None, limit: int | None = None) -> None:
         self.root = Path(os.environ.get(FOLDER_VARIABLE) or user_cache() / "shards") if root is None else root
         self.limit = _limit_of_environment() if limit is None else limit
+        self._said = False
         self.folder = self.root / hashlib.blake2b(address.encode("utf-8"), digest_size=8).hexdigest()
 
     def holds(self, name: str, nbytes: int) -> bool:
@@ -90,7 +94,10 @@ class NodeCache:
             finally:
                 with suppress(OSError):
                     claim.unlink()
-        except (OSError, LatentStoreError):  # a full disk, a folder that is read-only: it works without
+        except (OSError, LatentStoreError) as error:  # a full disk, a folder that is read-only: it works without
+            if not self._said:
+                _log.warning("a shard is not kept on this node, and is read by requests: %s", one_line(error))
+            self._said = True
             return False
         return True
 

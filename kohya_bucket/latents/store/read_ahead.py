@@ -22,6 +22,7 @@ S = TypeVar("S", bound="ReadAhead")
 class ReadAhead(ItemTable):
     """Items whose rows lie in shards, here or in object storage."""
 
+    shards: dict[str, ShardInfo]
     _files: MappedShards
     _row: npt.NDArray[Any]
     _mask_row: npt.NDArray[Any]
@@ -60,13 +61,14 @@ class ReadAhead(ItemTable):
                      for k, i in enumerate(indices)]  # fmt: skip
             self.expect(indices, [[name, "alpha_mask"] if masks else [name] for name in names])
 
-    def keep_shards(self) -> None:
+    def keep_shards(self, open_shards: int) -> None:
         """Keep each shard that is read from on this node for a while, also where the store is larger than the limit.
 
-        That suits an order which reads the items of a shard near each other.
+        That suits an order which reads the items of a shard near each other, of `open_shards` shards at a time. Where
+        this node has no room for so many, one line says so.
         """
         if isinstance(self._files, RemoteShards):
-            self._files.whole = True
+            self._files.keep_open(open_shards, (info.nbytes for info in self.shards.values()))
 
     def without_copies(self: S) -> S:
         """The same store; of one in object storage, what lies there is read, and not what this node keeps of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import threading
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.latents.dtypes import carrier
-from kohya_bucket.latents.remote.node_cache import NodeCache
+from kohya_bucket.latents.remote.node_cache import LIMIT_VARIABLE, NodeCache
 from kohya_bucket.latents.remote.ranges import read_merged
 from kohya_bucket.latents.remote.remote_path import Place, RemotePath
 from kohya_bucket.latents.remote.storage import Range, read_ranges
@@ -27,6 +28,7 @@ from kohya_bucket.latents.store.shard_info import ShardInfo
 
 __all__ = ["RemoteRows", "RemoteShards", "Rows", "download", "shard_files"]
 
+_log = logging.getLogger(__name__)
 _PART = 8 << 20  # bytes of one request for a whole shard
 _AT_ONCE = 4
 _LOOK = 5.0  # seconds after which files that other processes let go of are let go of here, too
@@ -95,6 +97,16 @@ class RemoteShards(MappedShards):
         if self.whole:
             self._fetch(info)
         return {name: RemoteRows(self, info, name) for name in info.tensors}
+
+    def keep_open(self, many: int, nbytes: Iterable[int]) -> None:
+        """Bring what is read from to this node, where `many` shards of these lengths are read from at a time."""
+        self.whole = True
+        if (needed := sum(sorted(nbytes)[-many:])) > self._cache.limit:
+            _log.warning(
+                "%s: order 'local' reads %d shards at a time, of up to %.3g GB, but this node keeps %.3g GB: shards "
+                "are downloaded more than once. Raise %s, or lower open_shards",
+                self._remote.parent, many, needed / 1e9, self._cache.limit / 1e9, LIMIT_VARIABLE,
+            )  # fmt: skip
 
     def without_copies(self) -> RemoteShards:
         """The same, without what this node keeps."""

@@ -24,7 +24,7 @@ def remember_cache(dataset: Any, cache: ShardCache) -> None:
     _caches[dataset] = cache
 
 
-def shard_numbers(datasets: Sequence[HeldDataset], images: Sequence[PlacedDataset]) -> IntArray:
+def shard_numbers(datasets: Sequence[HeldDataset], images: Sequence[PlacedDataset], open_shards: int) -> IntArray:
     """[N] number of the shard of each image of all data sets; 0 for those that are never trained.
 
     Each shard that is read from is kept on this node for a while from now on, also of a store larger than the limit.
@@ -40,7 +40,7 @@ def shard_numbers(datasets: Sequence[HeldDataset], images: Sequence[PlacedDatase
                 "[kohya_bucket] order is 'local', but latents are not cached in shards: train with --cache_latents "
                 "and --cache_latents_to_disk, or leave order out"
             )
-        cache.keep_shards()
+        cache.keep_shards(open_shards)
         records = dataset.image_data
         for key, size, there in zip(
             placed.keys, placed.placement.bucket_sizes.tolist(), placed.placement.placed, strict=True

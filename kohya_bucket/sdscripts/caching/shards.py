@@ -168,9 +168,9 @@ class ShardCache:
         i = self._find(image, bucket_reso)
         return "" if i is None else f"{self.root}/{self._opened().info(i).name}"
 
-    def keep_shards(self) -> None:
+    def keep_shards(self, open_shards: int) -> None:
         """See `LatentStore.keep_shards`."""
-        self._opened().keep_shards()
+        self._opened().keep_shards(open_shards)
 
     def _find(self, image: str, bucket_reso: tuple[int, int]) -> int | None:
         self._opened()
