@@ -418,7 +418,7 @@ def test_commands_take_an_address(address, command_line: Command, how):  # noqa:
 def test_a_command_names_what_is_wrong_in_one_line(command_line: Command, no_waits, kept):  # noqa: F811
     code, _, err = command_line("cache", "status", "memory://nothing/here")
     assert code == 2
-    assert "memory://nothing/here is not a latent store" in err
+    assert "memory://nothing/here is not a latent store (or there is no such bucket): make one" in err
     code, _, err = command_line("cache", "status", "nowhere://nothing/here")
     assert code == 2
     assert "nowhere:// cannot be read here" in err

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.remote.remote_path import RemotePath
 from kohya_bucket.latents.store.contents import Contents, contents_of, contents_of_shards, in_shards
 from kohya_bucket.latents.store.entries import StoreEntry, arrow, entry_at, schema
 from kohya_bucket.latents.store.layout import Layout
@@ -51,8 +52,10 @@ class LatentStore(ReadAhead):
         self.layout = Layout(root)
         self.verify = verify
         if not self.layout.exists():
+            far = " (or there is no such bucket)" if isinstance(self.layout.root, RemotePath) else ""
             raise LatentStoreError(
-                f"{self.layout.root} is not a latent store: make one with `kohya-bucket precompute … --output {root}`"
+                f"{self.layout.root} is not a latent store{far}: make one with `kohya-bucket precompute … --output "
+                f"{root}`"
             )
         self._show(contents_of(self.layout, {}))
 
