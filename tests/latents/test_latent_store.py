@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -377,3 +379,23 @@ def test_of_two_rows_of_one_number_every_reader_takes_the_same(tmp_path, indexed
     assert LatentStore(tmp_path).info(0).name == last
     fill(tmp_path, ["a"], dtype="float32")
     assert LatentStore(tmp_path).storage(0) == "float32"
+
+
+READ_ALL = """
+import resource, sys
+from kohya_bucket.latents import LatentStore
+stores = [LatentStore(root) for root in sys.argv[1:]]
+resource.setrlimit(resource.RLIMIT_NOFILE, (90, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+print([sum(store.read(i).nbytes > 0 for store in stores for i in range(len(store))) for _ in range(2)])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of open files")
+def test_many_shards_are_read_with_few_open_files(tmp_path):
+    for name in ("a", "b"):
+        fill(tmp_path / name, [f"{i}.png" for i in range(60)], shard_bytes=1)
+        assert len(LatentStore(tmp_path / name).shards) == 60
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALL, str(tmp_path / "a"), str(tmp_path / "b")], capture_output=True, text=True
+    )  # fmt: skip
+    assert done.stdout == "[120, 120]\n", done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 import os
@@ -18,7 +19,7 @@ from kohya_bucket.latents.store.shard_info import ShardInfo
 
 __all__ = ["MappedShards", "OneShard", "Tensors"]
 
-_MOST = 512  # each mapping holds a file handle
+_MOST = 512
 Tensors = dict[str, Any]  # arrays, or what gives their rows as an array does
 
 
@@ -49,7 +50,7 @@ class MappedShards:
             except OSError as error:
                 raise LatentStoreError(f"shard {info.name} cannot be read: {error.strerror or error}") from error
             self._mapped[info.name] = found
-            if len(self._mapped) > _MOST:
+            if len(self._mapped) > most_mapped():
                 self._mapped.popitem(last=False)
         return found
 
@@ -73,6 +74,17 @@ class OneShard(MappedShards):
         if info.name not in self._mapped:
             self._mapped[info.name] = mapped(self._path, info)
         return self._mapped[info.name]
+
+
+@functools.cache
+def most_mapped() -> int:
+    """How many shards are mapped at a time: each holds a file open, and a process may have few (256 on macOS)."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return _MOST
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if limit == resource.RLIM_INFINITY else min(_MOST, max(1, limit // 3))
 
 
 def mapped(path: Path, info: ShardInfo) -> Tensors:
