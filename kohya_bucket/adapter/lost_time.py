@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.planning import ORDERS, EpochPlan
 from kohya_bucket.planning.idle import dealt_costs, lost_share, lost_share_of, trained_cost
 from kohya_bucket.planning.option_values import COST
 
-__all__ = ["LostTime", "lost_time"]
+__all__ = ["LostTime", "advice", "lost_time"]
+
+_MUCH = 0.1
+_MOST_SAMPLES = 100_000  # of more, one shape per step loses little
 
 
 class LostTime(NamedTuple):
@@ -27,3 +31,19 @@ def lost_time(group: GroupPlanner, gpus: int, seed: int = 0, epoch: int = 1) -> 
     )
     shuffled = lost_share(dealt_costs(alone, gpus, seed), trained_cost(alone))
     return LostTime(shuffled, lost_share_of(one_shape), lost_share_of(equal_cost))
+
+
+def advice(group: GroupPlanner, gpus: int, plan: EpochPlan) -> str:
+    """What to set where an epoch, of this plan with one shape per step, loses much more than it has to; else ""."""
+    options = group.options
+    if gpus == 1 or options.same_shape is not True or ORDERS[options.order].heeds_shards:
+        return ""
+    if plan.samples > _MOST_SAMPLES or (lost := lost_share_of(plan)) < _MUCH:
+        return ""
+    could = lost_share_of(group.planner(gpus, COST).plan(plan.seed, plan.epoch))
+    if could > lost / 2:
+        return ""
+    return (
+        f"{lost:.0%} of the time of {gpus} GPUs is predicted to go into waiting and repeats, because all train one "
+        f'shape in each step; with same_shape = "cost" in [kohya_bucket] it is {could:.0%}'
+    )

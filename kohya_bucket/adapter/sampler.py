@@ -16,6 +16,7 @@ from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.guard import Planned, end_run
 from kohya_bucket.adapter.left_over import left_over
+from kohya_bucket.adapter.lost_time import advice
 from kohya_bucket.adapter.ranks import is_first_process, rank, world_size
 from kohya_bucket.datasets.agreement import gather
 from kohya_bucket.planning import EpochPlan, EpochPosition
@@ -76,9 +77,9 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self._start = EpochPosition(self.seed, self.epoch)
         self._current = self.plan
         if current_epoch is not None and is_first_process():
-            over = left_over(planner, self.planned_ranks)
-            if over.line:
-                logger.warning("%s", one_line(over.line))
+            for line in (left_over(planner, self.planned_ranks).line, advice(planner, self.world_size, self.plan)):
+                if line:
+                    logger.warning("%s", one_line(line))
 
     @property
     def epoch(self) -> int:
