@@ -199,8 +199,8 @@ def test_pack_brings_many_small_shards_into_few(tmp_path):
 def test_clustered_shards_hold_a_mixed_part_of_one_bucket(tmp_path, target):
     sizes = [(64, 32), (32, 64)]
     want = {}
-    for i in range(60):  # sources of both buckets follow each other
-        want |= fill(tmp_path / "out", [f"{i:02d}"], bucket_size=sizes[i % 2])
+    for odd in (0, 1):  # sources of both buckets follow each other
+        want |= fill(tmp_path / "out", [f"{i:02d}" for i in range(odd, 60, 2)], bucket_size=sizes[odd])
     row = bits(0, bucket=sizes[0]).nbytes
     where = tmp_path / (target or "out")
     options = {"shard_bytes": 10 * row, "cluster_by": "bucket"}
