@@ -51,12 +51,7 @@ def called_by_accelerate_loop() -> bool:
     module = sys.modules.get(_MODULE)
     if module is None:
         return False
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_name == "__iter__" and frame.f_globals.get("__name__") == _MODULE:
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code.co_name == "__iter__" and _module_of(frame) == _MODULE for frame in _frames())
 
 
 def refuse_untold_steps() -> None:
@@ -65,11 +60,8 @@ def refuse_untold_steps() -> None:
     Raises:
         PlanError: unless torchdata asks, which keeps account of what it read.
     """
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith("torchdata."):
-            return
-        frame = frame.f_back
+    if any(_module_of(frame).startswith("torchdata.") for frame in _frames()):
+        return
     raise PlanError(
         "accelerate's loader has read more steps than are trained, so this position would miss images after a resume: "
         "save state_dict(step=…) with the steps of this epoch that are trained, which register_for_checkpointing "
@@ -78,8 +70,19 @@ def refuse_untold_steps() -> None:
 
 
 def _callers() -> Iterator[Any]:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == _MODULE and "self" in frame.f_locals:
+    """The objects of accelerate whose methods are running, the innermost first."""
+    for frame in _frames():
+        if _module_of(frame) == _MODULE and "self" in frame.f_locals:
             yield frame.f_locals["self"]
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def _frames() -> Iterator[FrameType]:
+    """The calls that are running, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
         frame = frame.f_back
