@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from compat_tests.test_other_trainers import source, take
+from kohya_bucket.buckets.clip_trainers import DiffusionPipeClips, FinetrainersClips, OpenSoraClips
 from kohya_bucket.buckets.clips import FrameGrid
-from kohya_bucket.buckets.clips.other_trainers import DiffusionPipeClips, FinetrainersClips, OpenSoraClips
 from kohya_bucket.buckets.trainers import DiffusionPipeBuckets
 
 RNG = np.random.default_rng(15)

@@ -17,7 +17,7 @@ from typing import Any
 __all__ = ["MOVED", "answer_to_old_names"]
 
 MOVED = {
-    "kohya_bucket.buckets.auto": ("kohya_bucket.buckets.auto_sets.generate", "kohya_bucket.buckets.rules.auto"),
+    "kohya_bucket.buckets.auto": ("kohya_bucket.buckets.rules.auto", "kohya_bucket.buckets.rules.auto"),
     "kohya_bucket.datasets.tar_index": ("kohya_bucket.images.tars.tar_index",),
     "kohya_bucket.images.size_table": ("kohya_bucket.images.tables.size_table",),
     "kohya_bucket.images.store": ("kohya_bucket.originals.image_store",),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import BucketRule, BucketSet, KohyaBuckets
-from kohya_bucket.buckets.rules.one_bucket import OneBucket
+from kohya_bucket.buckets.rules.fixed import OneBucket
 from kohya_bucket.buckets.rules.registry import rule_from_name
 from kohya_bucket.buckets.sizes import IntArray, check_steps
 from kohya_bucket.errors import BucketSettingsError

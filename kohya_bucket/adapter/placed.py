@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import BucketSet, Placement
-from kohya_bucket.buckets.arrays.build_placement import place_into_set
 from kohya_bucket.buckets.bucket import Bucket
+from kohya_bucket.buckets.rule import place_into_set
 from kohya_bucket.buckets.sizes import IntArray, as_pair, size_keys, sizes_of_keys
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.planning.demand_model import DemandModel

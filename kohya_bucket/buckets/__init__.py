@@ -10,37 +10,49 @@ from typing import TYPE_CHECKING
 from kohya_bucket.lazy import importer
 
 if TYPE_CHECKING:
-    from kohya_bucket.buckets.auto_sets.generate import generate_buckets
     from kohya_bucket.buckets.bucket import Bucket, BucketSet
-    from kohya_bucket.buckets.nearest_bucket import assign_many, assign_many_indices, best_bucket, crop_loss
     from kohya_bucket.buckets.placement import Placement, Reason
-    from kohya_bucket.buckets.presets import list_presets, load_preset
     from kohya_bucket.buckets.rule import BucketRule
-    from kohya_bucket.buckets.rules.auto import AutoBuckets
+    from kohya_bucket.buckets.rules.auto import AutoBuckets, generate_buckets
     from kohya_bucket.buckets.rules.exact import ExactBuckets
-    from kohya_bucket.buckets.rules.fixed import FixedBuckets
+    from kohya_bucket.buckets.rules.fixed import FixedBuckets, assign_many, assign_many_indices, best_bucket, crop_loss
     from kohya_bucket.buckets.rules.kohya import KohyaBuckets
     from kohya_bucket.buckets.rules.novelai import NovelAIBuckets
     from kohya_bucket.buckets.rules.registry import rule_from_name
-    from kohya_bucket.buckets.set_files import bucket_set_to_toml, load_from_json, load_from_toml
+    from kohya_bucket.buckets.set_files import (
+        bucket_set_to_toml,
+        list_presets,
+        load_from_json,
+        load_from_toml,
+        load_preset,
+    )
     from kohya_bucket.buckets.switching import SwitchingPoint, switching_points
 else:
     __getattr__ = importer(
         __name__,
         {
-            "kohya_bucket.buckets.auto_sets.generate": ["generate_buckets"],
             "kohya_bucket.buckets.bucket": ["Bucket", "BucketSet"],
-            "kohya_bucket.buckets.nearest_bucket": ["assign_many", "assign_many_indices", "best_bucket", "crop_loss"],
             "kohya_bucket.buckets.placement": ["Placement", "Reason"],
-            "kohya_bucket.buckets.presets": ["list_presets", "load_preset"],
             "kohya_bucket.buckets.rule": ["BucketRule"],
-            "kohya_bucket.buckets.rules.auto": ["AutoBuckets"],
+            "kohya_bucket.buckets.rules.auto": ["AutoBuckets", "generate_buckets"],
             "kohya_bucket.buckets.rules.exact": ["ExactBuckets"],
-            "kohya_bucket.buckets.rules.fixed": ["FixedBuckets"],
+            "kohya_bucket.buckets.rules.fixed": [
+                "FixedBuckets",
+                "assign_many",
+                "assign_many_indices",
+                "best_bucket",
+                "crop_loss",
+            ],
             "kohya_bucket.buckets.rules.kohya": ["KohyaBuckets"],
             "kohya_bucket.buckets.rules.novelai": ["NovelAIBuckets"],
             "kohya_bucket.buckets.rules.registry": ["rule_from_name"],
-            "kohya_bucket.buckets.set_files": ["bucket_set_to_toml", "load_from_json", "load_from_toml"],
+            "kohya_bucket.buckets.set_files": [
+                "bucket_set_to_toml",
+                "list_presets",
+                "load_from_json",
+                "load_from_toml",
+                "load_preset",
+            ],
             "kohya_bucket.buckets.switching": ["SwitchingPoint", "switching_points"],
         },
     )

@@ -48,10 +48,10 @@ NO_UPSCALE_FITS: Mapping[str, Choice] = {
 """Which size an image gets with `bucket_no_upscale`."""
 
 AUTO_METHODS: Mapping[str, Choice] = {
-    "kmeans": Choice("clusters of aspects", f"{_HERE}.auto_sets.methods:clusters"),
-    "optimal": Choice("the set that crops least", f"{_HERE}.auto_sets.methods:optimum"),
+    "kmeans": Choice("clusters of aspects", f"{_HERE}.rules.auto:clusters"),
+    "optimal": Choice("the set that crops least", f"{_HERE}.rules.auto:optimum"),
 }
-"""How a set is made from images. See `auto_sets.methods` for what a home takes and gives."""
+"""How a set is made from images. See `rules.auto` for what a home takes and gives."""
 
 
 EXTRACTIONS: Mapping[str, Choice] = {

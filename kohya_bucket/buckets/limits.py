@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import geometry
-from kohya_bucket.buckets.arrays.nearest import AspectSwitch, nearest_indices
-from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
+from kohya_bucket.buckets.arrays import for_chunks
 from kohya_bucket.buckets.bucket import BucketSet
-from kohya_bucket.buckets.decision import InSet
 from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.buckets.rule import InSet
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.buckets.switching import AspectSwitch, nearest_indices
 from kohya_bucket.checks import as_flag
 from kohya_bucket.errors import BucketSettingsError
 

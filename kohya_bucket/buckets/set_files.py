@@ -12,16 +12,19 @@ The format is the one that bucketsampler reads and writes.
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import toml
 
 from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.checks import one_of
 from kohya_bucket.errors import ConfigError, InvalidBucketError, KohyaBucketError
 from kohya_bucket.texts import parse_json, parse_toml, read_text
 
-__all__ = ["bucket_set_to_toml", "load_from_json", "load_from_toml", "parse_bucket_set"]
+__all__ = ["bucket_set_to_toml", "list_presets", "load_from_json", "load_from_toml", "load_preset", "parse_bucket_set"]
+
 
 _WANT = "a bucket set is a TOML or JSON file"
 _SET_KEYS = {"name": str, "description": str, "vae_factor": int, "buckets": list}
@@ -95,3 +98,20 @@ def bucket_set_to_toml(bucket_set: BucketSet) -> str:
     parts = [toml.dumps({key: value for key, value in head.items() if value != ""})]
     parts += [f"[[buckets]]\nwidth = {b.width}\nheight = {b.height}\n" for b in bucket_set]
     return "\n".join(parts)
+
+
+def list_presets() -> list[str]:
+    """Names that `load_preset` takes, sorted."""
+    files = (resources.files("kohya_bucket.buckets") / "presets").iterdir()
+    return sorted(f.name[: -len(".toml")] for f in files if f.name.endswith(".toml"))
+
+
+def load_preset(name: str) -> BucketSet:
+    """The bucket set of a bundled preset.
+
+    Raises:
+        ConfigError: no preset has that name; the message lists those that exist.
+    """
+    one_of("preset", name, list_presets(), ConfigError)
+    text = (resources.files("kohya_bucket.buckets") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    return parse_bucket_set(toml.loads(text), f"preset {name}")

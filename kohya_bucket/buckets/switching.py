@@ -1,4 +1,4 @@
-"""Where one bucket hands over to the next along the axis of aspects.
+"""Which bucket an aspect belongs to: where one bucket hands over to the next along the axis of aspects.
 
 The methods of `SWITCHING_METHODS`, each a set of switching points between neighbours `a < b` (aspects, width / height):
 
@@ -6,23 +6,37 @@ The methods of `SWITCHING_METHODS`, each a set of switching points between neigh
 - `geometric`: sqrt(a * b). The smallest log-aspect distance, which is the smallest share of the image cut off.
 - `area`: the bucket with the largest (bucket area - area cut off), the theoretical chart of the article
   "How are Images Assigned to Buckets?" (Sable Confusion, 2024).
+
+A bucket is a step function of the image's aspect. Its switching points are found once, to the last bit, by bisection
+over the doubles; after that an image costs a look-up in a small table and one comparison.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.arrays.nearest import AspectSwitch, first_double_where, first_per_aspect, midpoint_thresholds
+from kohya_bucket.buckets.arrays import for_chunks
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
 from kohya_bucket.buckets.choices import SWITCHING_METHODS
-from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, size_keys
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["SwitchingPoint", "aspect_switch", "switching_points"]
+__all__ = [
+    "AspectSwitch",
+    "SwitchingPoint",
+    "ThresholdTable",
+    "aspect_switch",
+    "first_double_where",
+    "first_per_aspect",
+    "midpoint_thresholds",
+    "nearest_indices",
+    "switching_points",
+]
 
 
 @dataclass(frozen=True)
@@ -98,3 +112,143 @@ def area(bucket_set: BucketSet, order: IntArray) -> FloatArray:
     root = (gain + np.sqrt(gain**2 + (height_a * width_b) ** 2)) / height_a**2
     lowest = np.nextafter(width_a / height_a, np.inf)
     return np.asarray(np.clip(root, lowest, width_b / height_b))
+
+
+class AspectSwitch:
+    """Maps an aspect to a bucket by thresholds between neighbours.
+
+    Args:
+        order: [M] bucket index of each step, in ascending aspect.
+        thresholds: [M - 1] float64 ascending; aspect >= thresholds[j] belongs to step j + 1 or later.
+    """
+
+    def __init__(self, order: IntArray, thresholds: FloatArray) -> None:
+        self.order = order.astype(np.int32)
+        self.thresholds = thresholds
+        self._cells = ThresholdTable.build(thresholds)
+
+    @classmethod
+    def nearest(cls, aspects: FloatArray) -> AspectSwitch:
+        """Smallest `|aspect - image aspect|`; the first in set order at a tie. `aspects` is [K]."""
+        order = first_per_aspect(aspects)
+        return cls(order, midpoint_thresholds(aspects, order))
+
+    def index(self, aspect: npt.NDArray[np.float64]) -> IntArray:
+        """[N] image aspects -> [N] int32 bucket index."""
+        if self._cells is not None:
+            return self.order[self._cells.steps(aspect)]
+        return self.order[np.searchsorted(self.thresholds, aspect, side="right")]
+
+
+def first_per_aspect(aspects: FloatArray) -> IntArray:
+    """Bucket indices in ascending aspect, of equal aspects only the first in set order."""
+    _, first = np.unique(aspects, return_index=True)
+    return first.astype(np.int32)
+
+
+def midpoint_thresholds(aspects: FloatArray, order: IntArray) -> FloatArray:
+    """For each pair of neighbours the smallest double at which the right one wins in float arithmetic."""
+    left, right = aspects[order[:-1]], aspects[order[1:]]
+    left_first = order[:-1] < order[1:]
+
+    def right_wins(a: FloatArray) -> npt.NDArray[np.bool_]:
+        to_left, to_right = np.abs(left - a), np.abs(right - a)
+        return np.asarray((to_right < to_left) | ((to_right == to_left) & ~left_first))
+
+    return first_double_where(right_wins, left, right)
+
+
+def first_double_where(
+    holds: Callable[[FloatArray], npt.NDArray[np.bool_]], low: FloatArray, high: FloatArray
+) -> FloatArray:
+    """The smallest double in (low, high] at which `holds`, for M intervals at once; `holds` is true at `high`.
+
+    Positive doubles order like their bit patterns, so bisection over the patterns ends at the exact one.
+    """
+    below, above = low.view(np.int64).copy(), high.view(np.int64).copy()
+    while np.any(above - below > 1):
+        middle = below + (above - below) // 2
+        found = holds(middle.view(np.float64))
+        above = np.where(found, middle, above)
+        below = np.where(found, below, middle)
+    return np.asarray(above.view(np.float64))
+
+
+def nearest_indices(sizes: IntArray, bucket_set: BucketSet, switch: AspectSwitch) -> IntArray:
+    """[N, 2] int32 sizes -> [N] int32 index in `bucket_set`; -1 where a side is below 1.
+
+    An image of exactly a bucket's size takes that bucket, whatever `switch` says (sd-scripts looks there
+    first); all others go by aspect.
+    """
+    index = np.empty(len(sizes), dtype=np.int32)
+    # Where no two buckets share an aspect the nearest aspect finds the exact size by itself.
+    exact = _ExactSizes(bucket_set) if len(switch.order) < len(bucket_set) else None
+
+    def work(start: int, stop: int) -> None:
+        rows = sizes[start:stop]
+        width, height = rows[:, 0], rows[:, 1]
+        readable = np.minimum(width, height) > 0
+        if readable.all():
+            index[start:stop] = switch.index(width / height)
+        else:
+            index[start:stop] = -1
+            index[start:stop][readable] = switch.index(width[readable] / height[readable])
+        if exact is not None:
+            exact.overwrite(rows, index[start:stop])
+
+    for_chunks(len(sizes), work)
+    return index
+
+
+class _ExactSizes:
+    """Looks up images that have exactly the size of a bucket."""
+
+    def __init__(self, bucket_set: BucketSet) -> None:
+        keys = size_keys(bucket_set.sizes)
+        self.order = np.argsort(keys).astype(np.int32)
+        self.sorted = keys[self.order]
+
+    def overwrite(self, sizes: IntArray, index: IntArray) -> None:
+        """Set `index` in place where the size matches."""
+        keys = size_keys(sizes)
+        at = np.minimum(np.searchsorted(self.sorted, keys), len(self.sorted) - 1)
+        exact = self.sorted[at] == keys
+        index[exact] = self.order[at][exact]
+
+
+_MOST_CELLS = 1 << 14
+
+
+class ThresholdTable:
+    """`searchsorted(thresholds, a, side="right")` by a table over the leading bits of a double.
+
+    A positive double's bit pattern orders like its value. The patterns are cut into cells so narrow that none
+    holds two thresholds: the table says how many lie below the cell, one comparison settles the rest.
+    """
+
+    def __init__(self, shift: int, first: int, below: IntArray, thresholds: FloatArray) -> None:
+        self.shift, self.first, self.below = shift, first, below
+        self.thresholds = np.append(thresholds, np.inf)
+
+    @classmethod
+    def build(cls, thresholds: FloatArray) -> ThresholdTable | None:
+        """None where the thresholds are too close or too far apart for a small table."""
+        if not len(thresholds) or thresholds[0] <= 0 or not np.isfinite(thresholds[-1]):
+            return None
+        bits = thresholds.view(np.int64)
+        for shift in range(49, 39, -1):
+            cells = bits >> shift
+            if np.all(cells[1:] > cells[:-1]):
+                first, last = int(cells[0]) - 1, int(cells[-1]) + 1
+                if last - first > _MOST_CELLS:
+                    return None
+                below = np.searchsorted(cells, np.arange(first, last + 1), side="left").astype(np.int32)
+                return cls(shift, first, below, thresholds)
+        return None
+
+    def steps(self, aspect: FloatArray) -> IntArray:
+        """[N] positive doubles -> [N] int32, how many thresholds are at or below each."""
+        cell = (aspect.view(np.int64) >> self.shift) - self.first
+        count = self.below.take(cell, mode="clip")
+        count += aspect >= self.thresholds.take(count)
+        return count

@@ -44,7 +44,7 @@ class ClipOptions:
 
     def keys(self, resolution: tuple[int, int], no_upscale: bool, clip: bool) -> DatasetKeys:
         """The same as the keys of a data set. `ConfigError` for lengths that are none."""
-        from kohya_bucket.buckets.clips.frame_rate import MOST_FRAMES
+        from kohya_bucket.buckets.clips import MOST_FRAMES
         from kohya_bucket.musubi.config import ClipKeys, ImageKeys
 
         if not clip:

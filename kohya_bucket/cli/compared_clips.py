@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kohya_bucket.adapter.findings import Severity
-from kohya_bucket.buckets.clips.other_trainers import CLIP_TRAINERS, ClipModel
+from kohya_bucket.buckets.clip_trainers import CLIP_TRAINERS, ClipModel
 from kohya_bucket.checks import one_of
 from kohya_bucket.cli.configs import is_musubi_config
 from kohya_bucket.cli.given import given, refuse_beside

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from kohya_bucket.buckets.arrays.distinct_sizes import distinct_sizes
+from kohya_bucket.buckets.arrays import distinct_sizes
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.planned_index import bucket_of, item_number

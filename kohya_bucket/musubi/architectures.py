@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from kohya_bucket.buckets.clips.frame_grid import FrameGrid
+from kohya_bucket.buckets.clips import FrameGrid
 from kohya_bucket.checks import nearest
 from kohya_bucket.errors import ConfigError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kohya_bucket.buckets.clips import ClipBuckets
 from kohya_bucket.buckets.rule import BucketRule
-from kohya_bucket.buckets.rules.one_bucket import OneBucket
-from kohya_bucket.buckets.trainers.musubi_tuner import MusubiTunerBuckets
+from kohya_bucket.buckets.rules.fixed import OneBucket
+from kohya_bucket.buckets.trainers import MusubiTunerBuckets
 from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.config.model import ClipKeys, DatasetKeys
 

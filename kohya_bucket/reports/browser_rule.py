@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kohya_bucket.buckets import AutoBuckets, BucketRule, BucketSet, FixedBuckets, KohyaBuckets, NovelAIBuckets
-from kohya_bucket.buckets.arrays.nearest import AspectSwitch
 from kohya_bucket.buckets.sizes import as_sizes
-from kohya_bucket.buckets.switching import aspect_switch
+from kohya_bucket.buckets.switching import AspectSwitch, aspect_switch
 
 __all__ = ["browser_rule", "describe_rule"]
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kohya_bucket import AutoBuckets, Bucket, BucketSettingsError
 from kohya_bucket.buckets import generate_buckets
-from kohya_bucket.buckets.auto_sets.kmeans import kmeans_1d
-from kohya_bucket.buckets.auto_sets.optimal_set import admissible_sizes, least_crop_set
+from kohya_bucket.buckets.optimal_set import admissible_sizes, least_crop_set
+from kohya_bucket.buckets.rules.auto import kmeans_1d
 
 aspect_lists = st.lists(st.floats(0.2, 5), min_size=1, max_size=20)
 

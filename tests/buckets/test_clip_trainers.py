@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohya_bucket import BucketSettingsError
-from kohya_bucket.buckets.clips import FrameGrid
-from kohya_bucket.buckets.clips.other_trainers import (
+from kohya_bucket.buckets.clip_trainers import (
     CLIP_TRAINERS,
     ClipModel,
     DiffusionPipeClips,
     FinetrainersClips,
     OpenSoraClips,
 )
+from kohya_bucket.buckets.clips import FrameGrid
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.trainers import DiffusionPipeBuckets
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohya_bucket import BucketSettingsError, ExactBuckets, Reason
-from kohya_bucket.buckets.auto_sets.optimal_size import optimal_sizes
+from kohya_bucket.buckets.rules.exact import optimal_sizes
 
 sides = st.integers(1, 20_000)
 size_lists = st.lists(st.tuples(sides, sides), min_size=1, max_size=30)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohya_bucket import AutoBuckets, BucketRule, ExactBuckets, FixedBuckets, KohyaBuckets, NovelAIBuckets, load_preset
-from kohya_bucket.buckets.rules.one_bucket import OneBucket
+from kohya_bucket.buckets.rules.fixed import OneBucket
 from kohya_bucket.buckets.trainers import MusubiTunerBuckets
 
 RULES = {

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import KohyaBuckets
-from kohya_bucket.buckets.arrays.threshold_table import ThresholdTable
+from kohya_bucket.buckets.switching import ThresholdTable
 
 positive = st.floats(1e-3, 1e3)
 

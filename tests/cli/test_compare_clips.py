@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from kohya_bucket.buckets.clips.other_trainers import CLIP_TRAINERS
+from kohya_bucket.buckets.clip_trainers import CLIP_TRAINERS
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
 from tests.clip_files import make_clip

@@ -11,10 +11,8 @@ from typer.testing import CliRunner
 from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import BucketRule, rule_from_name
-from kohya_bucket.buckets.decision import OwnSizes
-from kohya_bucket.buckets.rule import RuleBase
-from kohya_bucket.buckets.rules.registry import RULES, NamedRule, rule_choices
-from kohya_bucket.buckets.rules.request import RuleRequest
+from kohya_bucket.buckets.rule import OwnSizes, RuleBase
+from kohya_bucket.buckets.rules.registry import RULES, NamedRule, RuleRequest, rule_choices
 from kohya_bucket.cli import app
 from kohya_bucket.cli.compared_rules import comparable
 from kohya_bucket.cli.group import load_command

@@ -5,16 +5,36 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.auto_sets.generate import AutoBucketResult, generate_buckets
+from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.choices import AUTO_METHODS
+from kohya_bucket.buckets.geometry import aspect_loss
+from kohya_bucket.buckets.optimal_set import admissible_sizes, least_crop_set
 from kohya_bucket.buckets.rules.fixed import FixedBuckets
-from kohya_bucket.buckets.rules.request import RuleRequest
-from kohya_bucket.buckets.sizes import as_sizes
+from kohya_bucket.buckets.rules.registry import RuleRequest
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_resolution, as_sizes, readable_sizes
+from kohya_bucket.buckets.switching import aspect_switch
+from kohya_bucket.checks import one_of
+from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["AutoBuckets", "auto_rule"]
+__all__ = [
+    "AutoBucketResult",
+    "AutoBuckets",
+    "AutoSet",
+    "SetRequest",
+    "Sides",
+    "auto_rule",
+    "clusters",
+    "generate_buckets",
+    "kmeans_1d",
+    "optimum",
+]
 
 
 class AutoBuckets(FixedBuckets):
@@ -61,3 +81,220 @@ def auto_rule(request: RuleRequest) -> AutoBuckets:
         vae_factor=request.reso_steps, min_side=request.min_size, max_side=request.max_size,
         method=request.auto_method, **request.set_options,
     )  # fmt: skip
+
+
+_MOST_BUCKETS = 65_536
+
+
+@dataclass(frozen=True)
+class AutoBucketResult:
+    """What `generate_buckets` found.
+
+    Attributes:
+        bucket_set: ascending in aspect.
+        cluster_centers: log aspect each bucket stands for: the cluster's mean, or (`optimal`) the bucket's own.
+        cluster_sizes: images of each cluster, or (`optimal`) of each bucket.
+        iterations: of k-means; 0 for `optimal`.
+        crop_loss_mean: mean share cropped off when each image takes its least cropping bucket.
+        requested_k: the number asked for; fewer buckets come back where two clusters have the same size, or
+            the data has fewer different aspects.
+        method: `kmeans` or `optimal`.
+    """
+
+    bucket_set: BucketSet
+    cluster_centers: tuple[float, ...]
+    cluster_sizes: tuple[int, ...]
+    iterations: int
+    crop_loss_mean: float
+    requested_k: int
+    method: str = "kmeans"
+
+
+def generate_buckets(
+    dims: npt.ArrayLike,
+    *,
+    num_buckets: int = 8,
+    target: int | tuple[int, int] = 1024,
+    vae_factor: int = 64,
+    seed: int = 0,
+    max_iter: int = 100,
+    name: str = "auto",
+    description: str = "",
+    method: str = "kmeans",
+    min_side: int | None = None,
+    max_side: int | None = None,
+    min_fill: float = 0.0,
+) -> AutoBucketResult:
+    """A bucket set for the images at hand.
+
+    `kmeans`: the log aspects are clustered, and each centre becomes the size nearest to the target's area.
+    `optimal`: of all sets of `num_buckets` sizes with at most the target's area the one that crops least in total;
+    for each aspect the largest size. Without `min_fill` that may be a small size whose aspect fits well.
+
+    Args:
+        dims: [N, 2] (width, height) in pixels.
+        target: side in pixels, or (width, height), whose area the buckets have or (`optimal`) do not exceed.
+        vae_factor: every side is a multiple of this.
+        seed: decides only where the quantiles that k-means starts from coincide.
+        min_side, max_side: limits of each side in pixels.
+        min_fill: `optimal` only: least share of the target's area a bucket must have, e.g. 0.85.
+
+    Raises:
+        BucketSettingsError: no images, an unreadable one, or values from which no bucket follows.
+    """
+    sizes = readable_sizes(dims)
+    if not len(sizes):
+        raise BucketSettingsError("dims holds no image: a bucket set cannot be made from nothing")
+    size = as_resolution("target", target)
+    for key, value in (("num_buckets", num_buckets), ("target", min(size)), ("vae_factor", vae_factor)):
+        if value < 1:
+            raise BucketSettingsError(f"{key} is {value}, but must be 1 or more")
+    if num_buckets > _MOST_BUCKETS:
+        raise BucketSettingsError(f"num_buckets is {num_buckets}, but must be {_MOST_BUCKETS:,} or less; 8 is usual")
+    if seed < 0:
+        raise BucketSettingsError(f"seed is {seed}, but must be 0 or more")
+    one_of("method", method, AUTO_METHODS, BucketSettingsError)
+    sides = Sides.within(size, vae_factor, min_side, max_side)
+    aspects = sizes[:, 0] / sizes[:, 1]
+    found: AutoSet = AUTO_METHODS[method].load()(aspects, SetRequest(num_buckets, sides, seed, max_iter, min_fill))
+    bucket_set = BucketSet.from_dims(found.sizes, name=name, description=description, vae_factor=vae_factor)
+    loss, index = _least_loss(aspects, bucket_set)
+    counts = found.counts or tuple(np.bincount(index, minlength=len(bucket_set)).tolist())
+    mean = float(loss.mean())
+    return AutoBucketResult(bucket_set, found.log_aspects, counts, found.iterations, mean, num_buckets, method)
+
+
+def _least_loss(aspects: FloatArray, bucket_set: BucketSet) -> tuple[FloatArray, IntArray]:
+    index = aspect_switch(bucket_set, "geometric").index(aspects)
+    return aspect_loss(bucket_set.aspects[index], aspects), index
+
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class AutoSet:
+    """A set as `AutoBucketResult` has it.
+
+    Attributes:
+        sizes: (width, height) of each bucket, ascending in aspect.
+        log_aspects: log aspect that each bucket stands for.
+        counts: images of each bucket's cluster; empty where each bucket counts its own.
+        iterations: that were needed to find it; 0 where it is computed.
+    """
+
+    sizes: list[Size]
+    log_aspects: tuple[float, ...]
+    counts: tuple[int, ...] = ()
+    iterations: int = 0
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Which sizes may be in a set: about `target`'s area, sides of `low` to `high` pixels, multiples of `factor`."""
+
+    target: Size
+    factor: int
+    low: int
+    high: int
+
+    @classmethod
+    def within(cls, target: Size, factor: int, min_side: int | None, max_side: int | None) -> Sides:
+        """Limits rounded inwards to the factor; None is what the area allows.
+
+        Raises:
+            BucketSettingsError: no size is left.
+        """
+        area = target[0] * target[1]
+        if area < factor**2:
+            raise BucketSettingsError(f"a target of {target[0]}x{target[1]} is smaller than one square of {factor}")
+        low = factor if min_side is None else -(-min_side // factor) * factor
+        high = area // factor if max_side is None else max_side // factor * factor
+        if not factor <= low <= high:
+            raise BucketSettingsError(f"no multiple of {factor} lies within the sides {min_side}..{max_side}")
+        return cls(target, factor, low, high)
+
+    @property
+    def area(self) -> int:
+        """Pixels of the target."""
+        return self.target[0] * self.target[1]
+
+    def nearest(self, log_aspect: float) -> Size:
+        """The size of about the area at an aspect, each side rounded to the factor and within the limits."""
+        height = math.sqrt(self.area / math.exp(log_aspect))
+        return self._side(math.exp(log_aspect) * height), self._side(height)
+
+    def _side(self, exact: float) -> int:
+        return min(max(round(exact / self.factor) * self.factor, self.low), self.high)
+
+
+@dataclass(frozen=True)
+class SetRequest:
+    """What is asked of a method; the arguments of `generate_buckets` of these names."""
+
+    num_buckets: int
+    sides: Sides
+    seed: int
+    max_iter: int
+    min_fill: float
+
+
+def clusters(aspects: FloatArray, asked: SetRequest) -> AutoSet:
+    """`kmeans`: the log aspects are clustered, and each centre becomes the size nearest to the target's area."""
+    centres, counts, iterations = kmeans_1d(np.log(aspects), asked.num_buckets, asked.seed, asked.max_iter)
+    images: dict[Size, int] = {}
+    stands_for: dict[Size, float] = {}
+    for centre, count in zip(centres.tolist(), counts.tolist(), strict=True):
+        size = asked.sides.nearest(centre)
+        images[size] = images.get(size, 0) + count
+        stands_for.setdefault(size, centre)
+    return AutoSet(list(images), tuple(stands_for.values()), tuple(images.values()), iterations)
+
+
+def optimum(aspects: FloatArray, asked: SetRequest) -> AutoSet:
+    """`optimal`: of all sets of sizes with at least `min_fill` of the area the one that crops least in total."""
+    sides = asked.sides
+    candidates = admissible_sizes(sides.area, sides.factor, asked.min_fill, sides.low, sides.high)
+    if not len(candidates):
+        width, height = sides.target
+        raise BucketSettingsError(
+            f"no size of multiples of {sides.factor} has sides of {sides.low}..{sides.high} and at least "
+            f"{asked.min_fill} of {width}x{height} pixels: lower min_fill"
+        )
+    best, _ = least_crop_set(aspects, candidates, asked.num_buckets)
+    pairs = [(int(w), int(h)) for w, h in best]
+    return AutoSet(pairs, tuple(math.log(w / h) for w, h in pairs))
+
+
+def kmeans_1d(values: FloatArray, k: int, seed: int = 0, max_iter: int = 100) -> tuple[FloatArray, IntArray, int]:
+    """Ascending centres, the number of values nearest to each, and the iterations that were needed.
+
+    Starts from evenly spaced quantiles, so nothing is drawn; where quantiles coincide, as many different values
+    as are missing are drawn with `seed`. Fewer centres come back where `values` has fewer different ones, or a
+    centre lost all of its values.
+
+    Args:
+        values: [N] float64, N >= 1; their order decides nothing.
+        k: number of centres, >= 1.
+    """
+    values = np.sort(values)
+    distinct = np.unique(values)
+    centres = np.unique(np.quantile(values, np.linspace(0.0, 1.0, k + 2)[1:-1]))
+    missing = min(k, len(distinct)) - len(centres)
+    if missing > 0:
+        rest = np.setdiff1d(distinct, centres)
+        extra = np.random.default_rng(seed).choice(rest, size=min(missing, len(rest)), replace=False)
+        centres = np.union1d(centres, extra)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    iterations = 0
+    for _ in range(max_iter):
+        iterations += 1
+        ends = np.concatenate([[0], np.searchsorted(values, (centres[1:] + centres[:-1]) / 2), [len(values)]])
+        counts = np.diff(ends)
+        filled = counts > 0
+        moved = np.unique(np.diff(sums[ends])[filled] / counts[filled])
+        if len(moved) == len(centres) and np.allclose(moved, centres, rtol=0, atol=1e-12):
+            break
+        centres = moved
+    ends = np.concatenate([[0], np.searchsorted(values, (centres[1:] + centres[:-1]) / 2), [len(values)]])
+    return centres, np.diff(ends).astype(np.int32), iterations

@@ -12,21 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import geometry
-from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
-from kohya_bucket.buckets.auto_sets.optimal_size import optimal_sizes
-from kohya_bucket.buckets.auto_sets.underfilled import UNDERFILLED_POLICIES, settle_underfilled
+from kohya_bucket.buckets.arrays import for_chunks
 from kohya_bucket.buckets.bucket import Bucket
-from kohya_bucket.buckets.decision import OwnSizes
+from kohya_bucket.buckets.largest_fit import Admissible, largest_sizes
 from kohya_bucket.buckets.limits import check_max_crop
-from kohya_bucket.buckets.no_upscale.largest_fit import Admissible, largest_sizes
 from kohya_bucket.buckets.placement import Reason
-from kohya_bucket.buckets.rule import RuleBase, place_one
-from kohya_bucket.buckets.rules.request import RuleRequest
-from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole
+from kohya_bucket.buckets.rule import OwnSizes, RuleBase, place_one
+from kohya_bucket.buckets.rules.registry import RuleRequest
+from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, size_keys, sizes_of_keys
 from kohya_bucket.checks import as_flag, one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["ExactBuckets", "exact_rule"]
+__all__ = ["UNDERFILLED_POLICIES", "ExactBuckets", "exact_rule", "optimal_sizes", "settle_underfilled"]
+
 
 # Up to here every product of the integer arithmetic fits into 64 bits for sides of up to 2**31 pixels.
 _LARGEST_AREA = 2**29
@@ -166,3 +164,137 @@ def exact_rule(request: RuleRequest) -> ExactBuckets:
         request.max_reso, request.reso_steps, no_upscale=request.no_upscale, max_crop=request.max_crop,
         min_side=None if free else request.min_size, max_side=None if free else request.max_size,
     )  # fmt: skip
+
+
+Ints = npt.NDArray[np.int64]
+
+
+def optimal_sizes(
+    sizes: IntArray, max_area: int, divisor: int, no_upscale: bool = False,
+    min_side: int = 1, max_side: int | None = None,
+) -> IntArray:  # fmt: skip
+    """[N, 2] positive sizes -> [N, 2] int32 multiples of `divisor`; 0 where a side rounds to nothing.
+
+    With scale = sqrt(max_area / (w * h)), each side is `round(side * scale / divisor) * divisor`; if the area then
+    exceeds `max_area`, both are floored instead. `side * scale / divisor` is the root of the fraction
+    `max_area * side / (other side * divisor**2)`, so integer roots decide, and half rounds to even as in Python.
+    A side outside the limits moves to the limit, and the other one into the area that is left.
+    """
+    width, height = sizes[:, 0].astype(np.int64), sizes[:, 1].astype(np.int64)
+    unit_area = divisor * divisor
+    (rounded_w, floored_w), (rounded_h, floored_h) = (
+        _root_of_fraction(max_area * side, other * unit_area) for side, other in ((width, height), (height, width))
+    )
+    over = rounded_w * rounded_h * unit_area > max_area
+    units_w, units_h = np.where(over, floored_w, rounded_w), np.where(over, floored_h, rounded_h)
+    if no_upscale:
+        small = width * height <= max_area
+        units_w = np.where(small, width // divisor, np.minimum(units_w, width // divisor))
+        units_h = np.where(small, height // divisor, np.minimum(units_h, height // divisor))
+    vanished = np.minimum(units_w, units_h) < 1
+    low = max(min_side // divisor, 1)
+    high = max_area // unit_area if max_side is None else max_side // divisor
+    if low > 1 or high * low < max_area // unit_area:
+        units_w, units_h = _within_limits(units_w, units_h, low, high, max_area // unit_area)
+    out = np.empty((len(sizes), 2), dtype=np.int32)
+    np.multiply(units_w, divisor, out=out[:, 0], casting="unsafe")
+    np.multiply(units_h, divisor, out=out[:, 1], casting="unsafe")
+    if no_upscale:
+        vanished |= (out[:, 0] > sizes[:, 0]) | (out[:, 1] > sizes[:, 1])
+    out[vanished] = 0
+    return out
+
+
+def _within_limits(units_w: Ints, units_h: Ints, low: int, high: int, most: int) -> tuple[Ints, Ints]:
+    """Both sides moved to the limits, and the longer one into the `most` units of area that are left."""
+    units_w, units_h = np.clip(units_w, low, high), np.clip(units_h, low, high)
+    wide = units_w > units_h
+    return (
+        np.where(wide, np.minimum(units_w, most // units_h), units_w),
+        np.where(wide, units_h, np.minimum(units_h, most // units_w)),
+    )
+
+
+def _root_of_fraction(numerator: Ints, denominator: Ints) -> tuple[Ints, Ints]:
+    """`sqrt(numerator / denominator)`, rounded to the nearest whole number (half to even) and rounded down.
+
+    The float root is off by less than a part in 10**15. Where a whole or a half number lies that near, whole
+    numbers are compared instead; everywhere else the float cannot be on the wrong side of one.
+    """
+    doubled = 2 * np.sqrt(numerator / denominator)
+    near = np.rint(doubled)
+    doubt = np.flatnonzero(np.abs(doubled - near) <= 1e-9 * (near + 1))
+    rounded, floored = (doubled * 0.5 + 0.5).astype(np.int64), (doubled * 0.5).astype(np.int64)
+    if len(doubt):
+        rounded[doubt], floored[doubt] = _exact_root(numerator[doubt], denominator[doubt])
+    return rounded, floored
+
+
+def _exact_root(numerator: Ints, denominator: Ints) -> tuple[Ints, Ints]:
+    doubled = _integer_root(4 * numerator // denominator)  # floor(2 * root)
+    rounded = (doubled + 1) // 2
+    exact_half = (doubled % 2 == 1) & (doubled * doubled * denominator == 4 * numerator)
+    rounded -= exact_half & (rounded % 2 == 1)
+    return rounded, doubled // 2
+
+
+def _integer_root(n: Ints) -> Ints:
+    """floor(sqrt(n)) for 0 <= n < 2**62: the float root is off by at most one."""
+    root = np.sqrt(n.astype(np.float64)).astype(np.int64)
+    root -= root * root > n
+    root += (root + 1) * (root + 1) <= n
+    return np.asarray(root)
+
+
+UNDERFILLED_POLICIES = ("keep", "redistribute", "drop")
+
+
+def settle_underfilled(
+    bucket_sizes: IntArray, reasons: npt.NDArray[np.uint8], batch_size: int, redistribute: bool,
+    limit: IntArray | None = None,
+) -> None:  # fmt: skip
+    """Change decisions in place until every bucket holds at least a batch. The order of images decides nothing.
+
+    The smallest bucket is dissolved first (of equally small ones the narrowest, then the lowest): each of its
+    images moves to the remaining bucket next to the image's own size by Manhattan distance (of equally distant
+    ones the largest area, then the narrowest). What cannot move, or would stay below a batch in the last bucket,
+    loses its bucket (`Reason.UNDERFILLED`).
+
+    Args:
+        bucket_sizes: [N, 2] int32; rows whose reason is not `PLACED` are left alone.
+        limit: [N, 2] sizes that a bucket must not exceed in either side (for no upscaling).
+    """
+    placed = np.flatnonzero(reasons == Reason.PLACED)
+    if not len(placed):
+        return
+    origin = bucket_sizes[placed].astype(np.int64)
+    keys, bucket_of = np.unique(size_keys(origin), return_inverse=True)
+    buckets = sizes_of_keys(keys).astype(np.int64)
+    counts = np.bincount(bucket_of, minlength=len(buckets))
+    alive = np.ones(len(buckets), dtype=np.bool_)
+    areas = buckets.prod(axis=1)
+    while True:
+        small = np.flatnonzero(alive & (counts < batch_size))
+        if not len(small):
+            break
+        at = small[np.argmin(counts[small])]
+        alive[at] = False
+        rows = np.flatnonzero(bucket_of == at)
+        counts[at] = 0
+        targets = np.flatnonzero(alive)
+        bucket_of[rows] = -1
+        if not redistribute or not len(targets) or not len(rows):
+            continue
+        # Largest area first, so that the first of the smallest distances is the one wanted.
+        targets = targets[np.argsort(-areas[targets], kind="stable")]
+        distance = np.abs(origin[rows, None, :] - buckets[None, targets, :]).sum(axis=2)
+        if limit is not None:
+            fits = (buckets[None, targets, :] <= limit[placed[rows], None, :]).all(axis=2)
+            distance = np.where(fits, distance, np.iinfo(np.int64).max)
+        best = distance.argmin(axis=1)
+        possible = distance[np.arange(len(rows)), best] < np.iinfo(np.int64).max
+        bucket_of[rows[possible]] = targets[best[possible]]
+        counts += np.bincount(targets[best[possible]], minlength=len(buckets))
+    lost = bucket_of < 0
+    bucket_sizes[placed] = np.where(lost[:, None], 0, buckets[bucket_of])
+    reasons[placed[lost]] = Reason.UNDERFILLED

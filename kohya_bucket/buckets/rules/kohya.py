@@ -11,12 +11,11 @@ from typing import Any
 
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.choices import NO_UPSCALE_FITS, SWITCHING_METHODS
-from kohya_bucket.buckets.decision import Decision
+from kohya_bucket.buckets.largest_fit import corrected_without_upscaling
 from kohya_bucket.buckets.limits import Limits, check_max_crop, nearest_within
-from kohya_bucket.buckets.no_upscale.corrections import corrected_without_upscaling
-from kohya_bucket.buckets.no_upscale.place import WithoutUpscaling
-from kohya_bucket.buckets.rule import RuleBase
-from kohya_bucket.buckets.rules.request import RuleRequest
+from kohya_bucket.buckets.no_upscale import WithoutUpscaling
+from kohya_bucket.buckets.rule import Decision, RuleBase
+from kohya_bucket.buckets.rules.registry import RuleRequest
 from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, check_steps
 from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.checks import as_flag, one_of

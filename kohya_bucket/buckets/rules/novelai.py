@@ -10,14 +10,14 @@ import math
 
 import numpy as np
 
-from kohya_bucket.buckets.arrays.nearest import AspectSwitch
-from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
+from kohya_bucket.buckets.arrays import for_chunks
 from kohya_bucket.buckets.bucket import BucketSet
-from kohya_bucket.buckets.decision import InSet
 from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.buckets.rule import InSet
 from kohya_bucket.buckets.rules.fixed import FixedBuckets
-from kohya_bucket.buckets.rules.request import RuleRequest
+from kohya_bucket.buckets.rules.registry import RuleRequest
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_resolution
+from kohya_bucket.buckets.switching import AspectSwitch
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["NovelAIBuckets", "novelai_bucket_sizes", "novelai_rule"]

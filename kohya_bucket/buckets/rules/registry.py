@@ -9,10 +9,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from kohya_bucket.buckets.choices import Choice, listed
-from kohya_bucket.buckets.rules.request import RuleRequest
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError, ConfigError
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from kohya_bucket.buckets.rule import BucketRule
 
-__all__ = ["RULES", "NamedRule", "is_rule", "named_rule", "rule_choices", "rule_from_name"]
+__all__ = ["RULES", "NamedRule", "RuleRequest", "is_rule", "named_rule", "rule_choices", "rule_from_name"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,3 +164,42 @@ if not TYPE_CHECKING:
         text = "RULE_NAMES is now rule_choices(); the old name goes with the next version"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         return tuple(rule_choices())
+
+
+class SetOptions(TypedDict, total=False):
+    """What all rules with a set take."""
+
+    no_upscale: bool
+    max_crop: float | None
+    switching: str
+
+
+@dataclass(frozen=True)
+class RuleRequest:
+    """sd-scripts' keys and this package's options, as `rule_from_name` explains them.
+
+    Attributes:
+        argument: what stands after the colon of the name, e.g. that of the preset.
+        sizes: [N, 2] sizes of the data; None where none were given.
+    """
+
+    argument: str
+    max_reso: tuple[int, int]
+    min_size: int
+    max_size: int
+    reso_steps: int
+    no_upscale: bool
+    sizes: npt.ArrayLike | None
+    switching: str | None
+    no_upscale_fit: str
+    max_crop: float | None
+    num_buckets: int
+    auto_method: str
+
+    @property
+    def set_options(self) -> SetOptions:
+        """The options for a rule with a set; without `switching` it is the rule's own."""
+        options = SetOptions(no_upscale=self.no_upscale, max_crop=self.max_crop)
+        if self.switching is not None:
+            options["switching"] = self.switching
+        return options

@@ -25,7 +25,7 @@ from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
-    from kohya_bucket.buckets.auto_sets.generate import AutoBucketResult
+    from kohya_bucket.buckets.rules.auto import AutoBucketResult
     from kohya_bucket.buckets.sizes import IntArray
 
 _LOW_FILL = 0.75

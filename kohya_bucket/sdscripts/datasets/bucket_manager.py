@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.buckets import BucketSet, Placement, geometry
-from kohya_bucket.buckets.arrays.build_placement import place_into_set
-from kohya_bucket.buckets.arrays.nearest import AspectSwitch, nearest_indices
-from kohya_bucket.buckets.no_upscale.place import place_without_upscaling
+from kohya_bucket.buckets.no_upscale import place_without_upscaling
+from kohya_bucket.buckets.rule import place_into_set
 from kohya_bucket.buckets.rules.kohya import kohya_bucket_sizes
 from kohya_bucket.buckets.sizes import as_pair, as_sizes
+from kohya_bucket.buckets.switching import AspectSwitch, nearest_indices
 
 __all__ = ["BucketManager"]
 

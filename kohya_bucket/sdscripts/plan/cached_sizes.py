@@ -11,8 +11,8 @@ import numpy.typing as npt
 from kohya_bucket.adapter.moved_images import moved_images
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import BucketSet
-from kohya_bucket.buckets.arrays.build_placement import place_into_set
 from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.rule import place_into_set
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.sdscripts.config import ImageList, ReadDataset
 from kohya_bucket.sdscripts.plan.placing import place_listed

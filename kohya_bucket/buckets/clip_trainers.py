@@ -17,19 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.choices import Choice
-from kohya_bucket.buckets.clips.frame_grid import FrameGrid
-from kohya_bucket.buckets.clips.frame_rate import check_rate
-from kohya_bucket.buckets.clips.placement import ClipPlacement
-from kohya_bucket.buckets.clips.rule import clip_counts, used_buckets
-from kohya_bucket.buckets.clips.spans import Spans
-from kohya_bucket.buckets.decision import OwnSizes
+from kohya_bucket.buckets.clips import ClipPlacement, FrameGrid, Spans, check_rate, clip_counts, used_buckets
 from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.buckets.rule import OwnSizes
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
-from kohya_bucket.buckets.trainers.base import positive
-from kohya_bucket.buckets.trainers.diffusion_pipe import DiffusionPipeBuckets
+from kohya_bucket.buckets.trainers import DiffusionPipeBuckets, positive
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["CLIP_TRAINERS", "ClipModel", "DiffusionPipeClips", "FinetrainersClips", "OpenSoraClips", "TrainerClips"]
+
 
 Counts = npt.NDArray[np.int64]
 Rates = npt.NDArray[np.float64]
@@ -219,7 +215,7 @@ def open_sora(model: ClipModel) -> TrainerClips:
     return OpenSoraClips(model.side, model.lengths)
 
 
-_HERE = "kohya_bucket.buckets.clips.other_trainers"
+_HERE = "kohya_bucket.buckets.clip_trainers"
 
 CLIP_TRAINERS: Mapping[str, Choice] = {
     "diffusion-pipe": Choice("longest length within the frames at the model's rate", f"{_HERE}:diffusion_pipe"),

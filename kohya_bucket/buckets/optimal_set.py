@@ -17,6 +17,7 @@ from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
 __all__ = ["admissible_sizes", "least_crop_set"]
 
+
 Ints = npt.NDArray[np.int64]
 
 

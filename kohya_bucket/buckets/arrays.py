@@ -1,17 +1,42 @@
-"""The different bucket sizes among many rows."""
+"""Passes over large arrays: chunk by chunk on a few threads, and the different sizes among many rows."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.arrays.parallel_chunks import for_chunks
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.sizes import IntArray, size_keys, sizes_of_keys
 
-__all__ = ["SizeGrid", "distinct_sizes"]
+__all__ = ["CHUNK_ROWS", "SizeGrid", "distinct_sizes", "for_chunks"]
+
+
+CHUNK_ROWS = 16384
+_MAX_THREADS = 4
+
+
+def for_chunks(n: int, work: Callable[[int, int], None], chunk: int = CHUNK_ROWS) -> None:
+    """Call `work(start, stop)` for consecutive ranges that cover `range(n)`."""
+    starts = range(0, n, chunk)
+    threads = min(_MAX_THREADS, os.cpu_count() or 1, len(starts) // 4)
+    if threads < 2:
+        for start in starts:
+            work(start, min(start + chunk, n))
+        return
+
+    def stripe(t: int) -> None:
+        for start in starts[t::threads]:
+            work(start, min(start + chunk, n))
+
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(stripe, t) for t in range(threads)]:
+            done.result()
+
 
 Cells = TypeVar("Cells", npt.NDArray[np.float64], npt.NDArray[np.int64])
 _TABLE_CELLS = 1 << 22

@@ -1,1 +1,0 @@
-"""The arithmetic of placing, on arrays: exact, in ranges that fit the processor's cache."""

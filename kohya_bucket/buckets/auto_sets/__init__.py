@@ -1,1 +1,0 @@
-"""Bucket sets and sizes that are computed from the images."""

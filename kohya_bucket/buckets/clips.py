@@ -1,0 +1,389 @@
+"""Clips in buckets of width, height and frames: how many frames a clip has, which of them make an item, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.choices import EXTRACTIONS
+from kohya_bucket.buckets.placement import Placement, Reason
+from kohya_bucket.buckets.rule import BucketRule, check_rule
+from kohya_bucket.buckets.sizes import IntArray, as_sizes
+from kohya_bucket.checks import one_of
+from kohya_bucket.errors import BucketSettingsError
+
+__all__ = [
+    "MOST_FRAMES",
+    "ClipBuckets",
+    "ClipPlacement",
+    "Extraction",
+    "FrameGrid",
+    "Spans",
+    "clip_counts",
+    "frames_at_rate",
+    "kept_frames",
+    "take_spans",
+    "used_buckets",
+]
+
+Counts = npt.NDArray[np.int64]
+
+
+class ClipBuckets:
+    """Buckets of width, height and frames.
+
+    Args:
+        picture: the rule that places a frame as an image.
+        lengths: numbers of frames that may be trained; each is rounded down to the grid. Of no account for the
+            extraction `full`.
+        grid: the numbers of frames that the model takes.
+        extraction: which runs of frames are taken of a clip; `EXTRACTIONS` says what the names mean.
+        stride: frames from one run to the next for `slide`.
+        sample: runs of each length for `uniform`.
+        max_frames: the longest run for `full`; None for no limit.
+        target_fps: the rate of the model, to which clips are brought by dropping frames; None leaves them as they are.
+
+    Raises:
+        BucketSettingsError: lengths, numbers or names from which nothing follows.
+    """
+
+    def __init__(
+        self,
+        picture: BucketRule,
+        lengths: Iterable[int] = (1,),
+        *,
+        grid: FrameGrid | None = None,
+        extraction: str = "largest",
+        stride: int = 1,
+        sample: int = 1,
+        max_frames: int | None = None,
+        target_fps: float | None = None,
+    ) -> None:
+        check_rule(picture)
+        self.picture, self.grid = picture, grid or FrameGrid()
+        self.extraction = Extraction(extraction, stride, sample, max_frames).checked()
+        self.lengths = () if self.extraction.name == "full" else self.grid.lengths(lengths)
+        self.target_fps = None if target_fps is None else check_rate("target_fps", target_fps)
+
+    def place(
+        self, sizes: npt.ArrayLike, frames: npt.ArrayLike, source_fps: npt.ArrayLike | None = None
+    ) -> ClipPlacement:
+        """Place N clips.
+
+        Args:
+            sizes: [N, 2] (width, height) of their frames; a side below 1 counts as unreadable.
+            frames: [N] how many each has; below 1 counts as unreadable.
+            source_fps: frames per second, of all or [N] of each; None converts none.
+
+        Raises:
+            BucketSettingsError: counts that are none, or a rate of 0.
+        """
+        array = as_sizes(sizes)
+        counts = clip_counts(frames, len(array))
+        picture = self.picture.place(array)
+        counts = np.where(array.min(axis=1, initial=1) < 1, 0, counts)
+        loaded = counts
+        if source_fps is not None and self.target_fps is not None:
+            loaded = frames_at_rate(counts, source_fps, self.target_fps, self._end)
+            counts = frames_at_rate(counts, source_fps, self.target_fps)
+        spans = take_spans(np.where(picture.placed, loaded, 0), self.lengths, self.extraction, self.grid)
+        buckets, index = used_buckets(picture, spans)
+        reasons = picture.reasons.copy()
+        reasons[picture.placed & (np.bincount(spans.clip, minlength=len(array)) < 1)] = Reason.TOO_SHORT
+        reasons[counts < 1] = Reason.UNREADABLE
+        return ClipPlacement(picture, counts, spans, buckets, index, reasons)
+
+    @property
+    def _end(self) -> int | None:
+        """Where musubi-tuner stops loading: for `head` at the longest length, whatever it has loaded till then."""
+        return self.lengths[-1] if self.extraction.name == "head" else None
+
+
+def used_buckets(picture: Placement, spans: Spans) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """[K, 3] buckets in use, and [M] the position of each run's."""
+    rows = np.column_stack([picture.bucket_sizes[spans.clip], spans.length]).astype(np.int32)
+    if not len(rows):
+        return rows, np.zeros(0, dtype=np.int32)
+    buckets, index = np.unique(rows, axis=0, return_inverse=True)
+    return buckets, index.reshape(-1).astype(np.int32)
+
+
+def clip_counts(frames: npt.ArrayLike, clips: int) -> npt.NDArray[np.int64]:
+    """[N] frames of so many clips; below 0 counts as 0. `BucketSettingsError` for what no count can be."""
+    array = np.asarray(frames)
+    if array.shape != (clips,) or (array.size and array.dtype.kind not in "iu"):
+        raise BucketSettingsError(f"frames must be {clips} whole numbers, one for each clip, got {array!r:.80}")
+    if array.max(initial=0) > MOST_FRAMES:
+        raise BucketSettingsError(f"a clip of {int(array.max()):,} frames, but no clip can have above {MOST_FRAMES:,}")
+    return np.maximum(array.astype(np.int64), 0)
+
+
+@dataclass(frozen=True, repr=False)
+class ClipPlacement:
+    """N clips, of which M items are trained in K buckets.
+
+    Attributes:
+        picture: [N] where the frames go: size, resize and crop, as for an image.
+        frames: [N] of each clip, at the rate it is trained at; 0 where it could not be read.
+        spans: the M items: which clip, from which frame, how many.
+        buckets: [K, 3] int32 width, height, frames of the buckets in use, sorted.
+        bucket_index: [M] int32 positions in `buckets`.
+        reasons: [N] uint8 values of `Reason`; `PLACED` where the clip has an item.
+    """
+
+    picture: Placement
+    frames: npt.NDArray[np.int64]
+    spans: Spans
+    buckets: IntArray
+    bucket_index: IntArray
+    reasons: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    @property
+    def placed(self) -> npt.NDArray[np.bool_]:
+        """[N] bool: at least one item is trained of the clip."""
+        return np.asarray(self.reasons == Reason.PLACED)
+
+    @property
+    def items_per_bucket(self) -> npt.NDArray[np.int64]:
+        """[K] items in each bucket."""
+        return np.bincount(self.bucket_index, minlength=len(self.buckets)).astype(np.int64)
+
+    @property
+    def items_per_clip(self) -> npt.NDArray[np.int64]:
+        """[N] items of each clip."""
+        return np.bincount(self.spans.clip, minlength=len(self)).astype(np.int64)
+
+    @cached_property
+    def kept(self) -> npt.NDArray[np.int64]:
+        """[N] frames that at least one item has; the others of `frames` are dropped."""
+        return self.spans.covered(len(self))
+
+    def reason(self, i: int) -> Reason:
+        """Why clip `i` is not trained (`Reason.PLACED` if it is)."""
+        return Reason(int(self.reasons[i]))
+
+    def __repr__(self) -> str:
+        n, items = int(self.placed.sum()), len(self.spans)
+        return f"<{type(self).__name__} n={len(self)} placed={n} items={items} n_buckets={len(self.buckets)}>"
+
+
+_MOST_SPANS = 100_000_000
+
+
+@dataclass(frozen=True)
+class Spans:
+    """M runs of frames of N clips, ordered by clip, then by length, then by start.
+
+    Attributes:
+        clip: [M] position of the clip.
+        start: [M] first frame, counted at the rate that the clip is trained at.
+        length: [M] frames.
+    """
+
+    clip: Counts
+    start: Counts
+    length: Counts
+
+    def __len__(self) -> int:
+        return len(self.clip)
+
+    def covered(self, clips: int) -> Counts:
+        """[N] how many frames of each clip are in at least one run."""
+        ends = self.start + self.length
+        stride = int(ends.max(initial=0)) + 1
+        order = np.lexsort((self.start, self.clip))
+        base = self.clip[order] * stride
+        starts, ends = base + self.start[order], base + ends[order]
+        reached = np.maximum.accumulate(np.concatenate([[0], ends]))[:-1]
+        new = np.maximum(ends - np.maximum(starts, reached), 0)
+        return np.bincount(self.clip[order], weights=new, minlength=clips).astype(np.int64)
+
+
+class Extraction(NamedTuple):
+    """How runs are taken; `EXTRACTIONS` says what the names mean."""
+
+    name: str = "largest"
+    stride: int = 1
+    sample: int = 1
+    max_frames: int | None = None
+
+    def checked(self) -> Extraction:
+        """The same, if it can be done; `uniform` with one sample is `head`.
+
+        Raises:
+            BucketSettingsError: an unknown name, or a number below 1.
+        """
+        one_of("frame_extraction", self.name, EXTRACTIONS, BucketSettingsError)
+        numbers = {"frame_stride": self.stride, "frame_sample": self.sample, "max_frames": self.max_frames}
+        for name, value in numbers.items():
+            if value is not None and value < 1:
+                raise BucketSettingsError(f"{name} is {value}, but must be 1 or more")
+        return self._replace(name="head") if self.name == "uniform" and self.sample == 1 else self
+
+
+def take_spans(frames: npt.ArrayLike, lengths: Sequence[int], how: Extraction, grid: FrameGrid) -> Spans:
+    """The runs that are trained of N clips.
+
+    Args:
+        frames: [N] frames of each clip, at the rate it is trained at; 0 where it could not be read.
+        lengths: [L] on the grid, ascending; of no account for `full`.
+        how: checked.
+
+    Raises:
+        BucketSettingsError: more runs than anybody could train.
+    """
+    counts = np.asarray(frames, dtype=np.int64)
+    if how.name == "full":
+        most = counts if how.max_frames is None else np.minimum(counts, how.max_frames)
+        whole = grid.floor(most)
+        clip = np.flatnonzero(whole > 0)
+        return Spans(clip, np.zeros_like(clip), whole[clip])
+    if how.name == "largest":
+        fitting = np.searchsorted(np.asarray(lengths), counts, side="right") - 1
+        clip = np.flatnonzero(fitting >= 0)
+        return Spans(clip, np.zeros_like(clip), np.asarray(lengths, dtype=np.int64)[fitting[clip]])
+    per_length = [(length, *_of_length(counts, length, how)) for length in lengths]
+    clip = np.concatenate([clip for _, clip, _ in per_length])
+    order = np.argsort(clip, kind="stable")
+    start = np.concatenate([start for _, _, start in per_length])
+    length = np.repeat(lengths, [len(clip) for _, clip, _ in per_length])
+    return Spans(clip[order], start[order], length[order].astype(np.int64))
+
+
+def _of_length(counts: Counts, length: int, how: Extraction) -> tuple[Counts, Counts]:
+    """The clips, and the starts in them, of all runs of one length: [M] each."""
+    fitting = np.flatnonzero(counts >= length)
+    room = counts[fitting] - length
+    if how.name == "uniform":
+        distinct, which = np.unique(room, return_inverse=True)
+        _refuse_too_many(how.sample * len(distinct), length)
+        taken = [np.unique(np.linspace(0, last, how.sample, dtype=int)).astype(np.int64) for last in distinct.tolist()]
+        per_distinct = np.array([len(positions) for positions in taken], dtype=np.int64)
+        each, skipped = per_distinct[which], (np.cumsum(per_distinct) - per_distinct)[which]
+        _refuse_too_many(int(each.sum()), length)
+        places = np.concatenate([np.zeros(0, dtype=np.int64), *taken])
+        return np.repeat(fitting, each), places[np.repeat(skipped, each) + _counted_up(each)]
+    step = {"head": None, "chunk": length, "slide": how.stride}[how.name]
+    each = np.ones_like(room) if step is None else room // step + 1
+    _refuse_too_many(int(each.sum()), length)
+    return np.repeat(fitting, each), _counted_up(each) * (step or 0)
+
+
+def _counted_up(each: Counts) -> Counts:
+    """0, 1, 2, … so far as each number of [N] says: [sum of them]."""
+    return np.arange(int(each.sum()), dtype=np.int64) - np.repeat(np.cumsum(each) - each, each)
+
+
+def _refuse_too_many(runs: int, length: int) -> None:
+    if runs > _MOST_SPANS:
+        raise BucketSettingsError(
+            f"{runs:,} runs of {length} frames would be taken, more than {_MOST_SPANS:,}: use a larger frame_stride, "
+            "a smaller frame_sample, or another frame_extraction"
+        )
+
+
+@dataclass(frozen=True)
+class FrameGrid:
+    """`stride * n + base` frames: 4n+1 for Wan and HunyuanVideo, 8n+1 for LTX-Video.
+
+    Raises:
+        BucketSettingsError: a stride or base below 1.
+    """
+
+    stride: int = 4
+    base: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.stride, self.base) < 1:
+            raise BucketSettingsError(f"a grid of {self} frames: the stride and the base must be 1 or more")
+
+    def __str__(self) -> str:
+        return f"{self.stride}n+{self.base}"
+
+    def floor(self, frames: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The largest number of the grid within each of `frames`, of the same shape; 0 where there is none."""
+        array = np.asarray(frames, dtype=np.int64)
+        return np.where(array < self.base, 0, (array - self.base) // self.stride * self.stride + self.base)
+
+    def lengths(self, frames: Iterable[int]) -> tuple[int, ...]:
+        """Lengths on the grid, ascending, each once, from those that somebody listed.
+
+        Raises:
+            BucketSettingsError: none is listed, or one is shorter than the grid's first.
+        """
+        listed = sorted({int(count) for count in frames})
+        if not listed:
+            raise BucketSettingsError("no number of frames is listed: name at least one, e.g. 1, 25, 45")
+        if listed[0] < self.base:
+            raise BucketSettingsError(f"{listed[0]} frames are listed, but the shortest clip of {self} has {self.base}")
+        return tuple(dict.fromkeys(self.floor(listed).tolist()))
+
+    def latent_frames(self, frames: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """How many latents stand for so many frames of the grid: one for the base, one for each stride."""
+        array = np.asarray(frames, dtype=np.int64)
+        return np.where(array < self.base, 0, (array - self.base) // self.stride + 1)
+
+
+MOST_FRAMES = 10_000_000
+"""Frames of one clip; at 30 frames per second these are 92 hours."""
+
+
+def check_rate(name: str, rate: float) -> float:
+    """A rate in frames per second.
+
+    Raises:
+        BucketSettingsError: it is 0, negative, infinite or no number.
+    """
+    if not (np.isfinite(rate) and rate > 0):
+        raise BucketSettingsError(f"{name} is {rate}, but must be frames per second above 0")
+    return float(rate)
+
+
+def kept_frames(frames: int, source_fps: float, target_fps: float) -> tuple[Counts, Counts]:
+    """Which of a clip's first frames are kept.
+
+    Returns:
+        [M] positions in the clip, and [M] the place that each takes at the target rate. The places are 0, 1, 2, …
+        unless the target is faster than the source; then they have gaps.
+    """
+    step = check_rate("target_fps", target_fps) / check_rate("source_fps", source_fps)
+    steps = np.full(frames, step)
+    steps[:1] = 0.0
+    places = np.cumsum(steps).astype(np.int64)
+    kept = np.flatnonzero(np.diff(places, prepend=-1))
+    return kept, places[kept]
+
+
+def frames_at_rate(
+    frames: npt.ArrayLike, source_fps: npt.ArrayLike, target_fps: float, end: int | None = None
+) -> Counts:
+    """How many frames N clips have at the target rate.
+
+    Args:
+        frames: [N] in the file.
+        source_fps: the rate of all, or [N] of each.
+        target_fps: the model's.
+        end: loading stops at this place at the target rate; with a source slower than the target that is before so
+            many frames are loaded.
+
+    Raises:
+        BucketSettingsError: a rate that is none.
+    """
+    counts = np.asarray(frames, dtype=np.int64)
+    rates = np.broadcast_to(np.asarray(source_fps, dtype=np.float64), counts.shape)
+    out = np.zeros_like(counts)
+    for rate in np.unique(rates).tolist():
+        mine = rates == rate
+        longest = int(counts[mine].max(initial=0))
+        kept, places = kept_frames(longest, rate, target_fps)
+        before_end = len(kept) if end is None else int(np.searchsorted(places, end))
+        out[mine] = np.minimum(np.searchsorted(kept, counts[mine]), before_end)
+    return out

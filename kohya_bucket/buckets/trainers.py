@@ -1,0 +1,376 @@
+"""How other trainers place images, restated from their public behaviour so that a move can be judged beforehand.
+
+Read-only: these rules plan nothing. The bucket of each image is the trainer's own; what is cropped is counted as
+everywhere in this package, for an image scaled to cover its bucket, so that trainers can be compared. Each file
+names its source; `compat_tests/test_other_trainers.py` compares with the real code where a checkout is present.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.choices import Choice
+from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.buckets.rule import Decision, InSet, OwnSizes, RuleBase, SetRule
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.buckets.switching import AspectSwitch
+from kohya_bucket.checks import one_of
+from kohya_bucket.errors import BucketSettingsError, ConfigError
+
+if TYPE_CHECKING:
+    from kohya_bucket.buckets.rule import BucketRule
+
+__all__ = [
+    "TRAINERS",
+    "AIToolkitBuckets",
+    "DataTrainer",
+    "DiffusersBuckets",
+    "DiffusionPipeBuckets",
+    "EveryDream2Buckets",
+    "MusubiTunerBuckets",
+    "OneTrainerBuckets",
+    "SetTrainer",
+    "SimpleTunerBuckets",
+    "SizeColumns",
+    "decide_readable",
+    "positive",
+    "round_to_multiple",
+    "trainer_rule",
+]
+
+
+_HERE = "kohya_bucket.buckets.trainers"
+
+TRAINERS: Mapping[str, Choice] = {
+    "onetrainer": Choice(
+        "nine aspects and their inverses at one area, quantised; nearest `h/w`",
+        f"{_HERE}:OneTrainerBuckets",
+    ),
+    "simpletuner": Choice(
+        "the aspect rounded to two decimals, at one area, sides rounded to the alignment",
+        f"{_HERE}:SimpleTunerBuckets",
+    ),
+    "ai-toolkit": Choice(
+        "the own size reduced to the area, each side floored or raised, nearest area",
+        f"{_HERE}:AIToolkitBuckets",
+    ),
+    "diffusion-pipe": Choice(
+        "seven aspects from 0.5 to 2 in log space; nearest log aspect", f"{_HERE}:DiffusionPipeBuckets"
+    ),
+    "musubi-tuner": Choice(
+        "Kohya's idea from half the side on, step 16; no-upscale only floors",
+        f"{_HERE}:MusubiTunerBuckets",
+    ),
+    "everydream2": Choice("hand-picked sizes for 512, 768 and 1024; nearest `w/h`", f"{_HERE}:EveryDream2Buckets"),
+    "diffusers": Choice(
+        "`find_nearest_bucket`: least `abs(h * bucket_w - w * bucket_h)`, the last of equals",
+        f"{_HERE}:DiffusersBuckets",
+    ),
+}
+"""The trainers by name. A home is the rule's class, which takes the side in pixels and is imported when it is used."""
+
+
+def trainer_rule(name: str, resolution: int) -> BucketRule:
+    """A trainer's rule with its usual values at a side in pixels.
+
+    Raises:
+        ConfigError: there is no trainer of that name here.
+    """
+    rule: BucketRule = TRAINERS[one_of("trainer", name, TRAINERS, ConfigError)].load()(resolution)
+    return rule
+
+
+SizeColumns = tuple[npt.NDArray[np.number], npt.NDArray[np.number]]
+
+
+def positive(**values: float) -> None:
+    """Refuse values below 1 by name."""
+    for name, value in values.items():
+        if value < 1:
+            raise BucketSettingsError(f"{name} is {value}, but must be 1 or more")
+
+
+def round_to_multiple(x: float, multiple: int) -> int:
+    """Python's `round(x / multiple) * multiple`: half to even."""
+    return round(x / multiple) * multiple
+
+
+class SetTrainer(SetRule):
+    """A trainer with a bucket set; `_nearest` decides."""
+
+    @abstractmethod
+    def _nearest(self, width: IntArray, height: IntArray) -> IntArray:
+        """[N] readable widths and heights -> [N] positions in the set."""
+
+    def _decide(self, sizes: IntArray) -> Decision:
+        index = np.full(len(sizes), -1, dtype=np.int32)
+        readable = sizes.min(axis=1, initial=1) > 0
+        index[readable] = self._nearest(sizes[readable, 0], sizes[readable, 1])
+        return InSet(sizes, self.bucket_set, index)
+
+
+class DataTrainer(RuleBase):
+    """A trainer whose buckets follow from the images; `_sizes` decides."""
+
+    @abstractmethod
+    def _sizes(self, width: FloatArray, height: FloatArray) -> SizeColumns:
+        """[N] readable widths and heights -> bucket widths and heights; 0 where the trainer has none."""
+
+    def _decide(self, sizes: IntArray) -> OwnSizes:
+        return decide_readable(sizes, self._sizes)
+
+
+def decide_readable(sizes: IntArray, choose: Callable[[FloatArray, FloatArray], SizeColumns]) -> OwnSizes:
+    """The bucket sizes that `choose` gives for the readable of N images."""
+    readable = sizes.min(axis=1, initial=1) > 0
+    buckets = np.zeros_like(sizes)
+    buckets[readable] = np.stack(choose(*sizes[readable].T.astype(np.float64)), axis=1)
+    reasons: npt.NDArray[np.uint8] = np.where(readable, Reason.PLACED, Reason.UNREADABLE).astype(np.uint8)
+    reasons[readable & (buckets.min(axis=1, initial=1) < 1)] = Reason.TOO_SMALL
+    return OwnSizes(sizes, buckets, reasons)
+
+
+_ONE_TRAINER_ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
+
+
+class OneTrainerBuckets(SetTrainer):
+    """Nearest aspect counted as height / width, so portrait is finer than landscape, the other way than Kohya's.
+
+    Args:
+        resolution: side in pixels whose area every bucket has about.
+        quantization: every side is rounded to a multiple of this.
+    """
+
+    def __init__(self, resolution: int = 1024, quantization: int = 64) -> None:
+        positive(resolution=resolution, quantization=quantization)
+        pairs = [(1.0 / math.sqrt(a) * resolution, a / math.sqrt(a) * resolution) for a in _ONE_TRAINER_ASPECTS]
+        sizes = {tuple(round_to_multiple(side, quantization) for side in pair) for pair in pairs}
+        sizes |= {(h, w) for w, h in sizes}
+        super().__init__(BucketSet.from_dims(sorted(sizes), name="onetrainer", vae_factor=quantization))
+        self._switch = AspectSwitch.nearest(self.bucket_set.sizes[:, 1] / self.bucket_set.sizes[:, 0])
+
+    def _nearest(self, width: IntArray, height: IntArray) -> IntArray:
+        return self._switch.index(height / width)
+
+
+class SimpleTunerBuckets(DataTrainer):
+    """One bucket per rounded aspect that occurs.
+
+    Args:
+        resolution: side in pixels; 1024 stands for `resolution = 1024` with `resolution_type = "pixel_area"`.
+        alignment: `aspect_bucket_alignment`; every side is rounded to a multiple of it, and at least that.
+    """
+
+    def __init__(self, resolution: int = 1024, alignment: int = 64) -> None:
+        positive(resolution=resolution, alignment=alignment)
+        self.resolution, self.alignment = resolution, alignment
+        self._edge = max(round_to_multiple(int(math.sqrt(resolution * resolution / 1e6 * 1e6)), alignment), alignment)
+
+    def _sizes(self, width: FloatArray, height: FloatArray) -> SizeColumns:
+        ratio = width / height
+        # numpy rounds by scaling, Python correctly; each different aspect is rounded once, as Python does it.
+        values, inverse = np.unique(ratio, return_inverse=True)
+        aspects, back = np.unique([round(float(a), 2) for a in values], return_inverse=True)
+        sizes = np.array([self._size(float(a)) for a in aspects]).reshape(-1, 2)
+        chosen = sizes[back.reshape(-1)[inverse.reshape(-1)]]
+        return chosen[:, 0], chosen[:, 1]
+
+    def _size(self, aspect: float) -> tuple[int, int]:
+        if aspect == 0:  # narrower than 1:200, which the trainer divides by
+            return 0, 0
+        root, step = math.sqrt(aspect), self.alignment
+        width, height = (max(round_to_multiple(side, step), step) for side in (self._edge * root, self._edge / root))
+        return (self._edge, self._edge) if round(width / height, 2) == 1.0 else (width, height)
+
+
+class AIToolkitBuckets(DataTrainer):
+    """Never enlarges by more than a step; one bucket per size that occurs.
+
+    Args:
+        resolution: side in pixels whose area no bucket exceeds (unless a side is shorter than a step).
+        divisibility: every side is a multiple of this.
+    """
+
+    def __init__(self, resolution: int = 1024, divisibility: int = 16) -> None:
+        positive(resolution=resolution, divisibility=divisibility)
+        self.resolution, self.divisibility = resolution, divisibility
+
+    def _sizes(self, width: FloatArray, height: FloatArray) -> SizeColumns:
+        step, most = self.divisibility, self.resolution * self.resolution
+        total = width * height
+        target = np.minimum(total, most)
+        scale = np.sqrt(target / total)
+        down_w, up_w = (f(width * scale / step) * step for f in (np.floor, np.ceil))
+        down_h, up_h = (f(height * scale / step) * step for f in (np.floor, np.ceil))
+        # What is left where no candidate is within the area.
+        best_w, best_h = np.maximum(down_w, step), np.maximum(down_h, step)
+        least = np.full(len(width), np.inf)
+        for w, h in ((down_w, down_h), (down_w, up_h), (up_w, down_h), (up_w, up_h)):
+            distance = np.abs(w * h - target)
+            better = (w > 0) & (h > 0) & (w * h <= most) & (distance < least)
+            best_w[better], best_h[better], least[better] = w[better], h[better], distance[better]
+        return best_w, best_h
+
+
+_DIGITS = 3
+
+
+class DiffusionPipeBuckets(SetTrainer):
+    """An image goes to the nearest aspect; aspects whose sizes round to the same share a bucket.
+
+    Args:
+        resolution: side in pixels whose area the buckets have about.
+        min_ar, max_ar, num_ar_buckets: the range of aspects and their number.
+        ar_buckets: the aspects themselves instead, as numbers.
+        multiple: sides are rounded to a multiple of this.
+    """
+
+    def __init__(
+        self,
+        resolution: int = 1024,
+        min_ar: float = 0.5,
+        max_ar: float = 2.0,
+        num_ar_buckets: int = 7,
+        ar_buckets: Iterable[float] | None = None,
+        multiple: int = 16,
+    ) -> None:
+        positive(resolution=resolution, num_ar_buckets=num_ar_buckets, multiple=multiple)
+        if not 0 < min_ar <= max_ar:
+            raise BucketSettingsError(f"min_ar {min_ar} and max_ar {max_ar} are not a range of positive aspects")
+        aspects = np.geomspace(min_ar, max_ar, num_ar_buckets) if ar_buckets is None else list(ar_buckets)
+        rounded = sorted({round(float(a), _DIGITS) for a in aspects})
+        self._log_aspects = np.log(rounded)
+        positions: dict[tuple[int, int], int] = {}
+        self._position = []
+        for aspect in rounded:
+            width = math.sqrt(resolution**2 * aspect)
+            sides = (width, resolution**2 / width)
+            size = (round_to_multiple(sides[0], multiple), round_to_multiple(sides[1], multiple))
+            self._position.append(positions.setdefault(size, len(positions)))
+        super().__init__(BucketSet.from_dims(positions, name="diffusion-pipe", vae_factor=multiple))
+
+    def _nearest(self, width: IntArray, height: IntArray) -> IntArray:
+        log_aspect = np.log(width / height)
+        # Few aspects, and the trainer's logarithms decide: compare them as it does.
+        nearest = np.zeros(len(width), dtype=np.intp)
+        least = np.full(len(width), np.inf)
+        for k, candidate in enumerate(self._log_aspects):
+            distance = np.abs(log_aspect - candidate)
+            better = distance < least
+            nearest[better], least[better] = k, distance[better]
+        return np.asarray(self._position, dtype=np.int32)[nearest]
+
+
+class MusubiTunerBuckets(SetTrainer):
+    """Widths from half the side up to the side, each with the tallest height in the area, and the transposes.
+
+    Args:
+        resolution: (width, height) in pixels whose area no bucket exceeds; an int means a square.
+        steps: every side is a multiple of this.
+        no_upscale: images within the area are only floored to the step, whatever their aspect.
+    """
+
+    def __init__(self, resolution: tuple[int, int] | int = 1024, steps: int = 16, no_upscale: bool = False) -> None:
+        width, height = (resolution, resolution) if isinstance(resolution, int) else resolution
+        positive(resolution=min(width, height), steps=steps)
+        self.area, self.steps, self.no_upscale = width * height, steps, no_upscale
+        self._resolution = width, height
+        side = int(math.sqrt(self.area))
+        positive(half_the_side_in_steps=side // 2 // steps)
+        widths = range(side // 2 - side // 2 % steps, side + steps, steps)
+        pairs = [(w, self.area // w - self.area // w % steps) for w in widths]
+        dims = sorted({*pairs, *((h, w) for w, h in pairs)})
+        super().__init__(BucketSet.from_dims(dims, name="musubi-tuner", vae_factor=steps))
+        self._switch = AspectSwitch.nearest(self.bucket_set.aspects)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._resolution}, steps={self.steps}, no_upscale={self.no_upscale})"
+
+    def _nearest(self, width: IntArray, height: IntArray) -> IntArray:
+        return self._switch.index(width / height)
+
+    def _decide(self, sizes: IntArray) -> Decision:
+        return decide_readable(sizes, self._floored) if self.no_upscale else super()._decide(sizes)
+
+    def _floored(self, width: FloatArray, height: FloatArray) -> SizeColumns:
+        chosen = self.bucket_set.sizes[self._switch.index(width / height)]
+        small = width * height <= self.area
+        return (
+            np.where(small, width - width % self.steps, chosen[:, 0]),
+            np.where(small, height - height % self.steps, chosen[:, 1]),
+        )
+
+
+# Landscape sizes; each is followed by its transpose.
+_SIZES = {
+    512: "512x512 576x448 640x384 768x320 896x256 1024x256",
+    768: "768x768 832x704 896x640 960x576 1024x576 1152x512 1280x448 1408x384 1472x320",
+    1024: "1024x1024 1152x896 1216x832 1344x768 1472x704 1600x640 1792x576 2048x512",
+}
+
+
+class EveryDream2Buckets(SetTrainer):
+    """The trainer crops to the aspect first and resizes after; which share is lost is the same.
+
+    Args:
+        resolution: 512, 768 or 1024, or up to 63 pixels more, which the trainer floors away.
+
+    Raises:
+        BucketSettingsError: a resolution whose list is not kept here.
+    """
+
+    def __init__(self, resolution: int = 1024) -> None:
+        floored = resolution // 64 * 64
+        if floored not in _SIZES:
+            known = ", ".join(map(str, _SIZES))
+            raise BucketSettingsError(f"EveryDream2's sizes are kept for {known}, not for a resolution of {resolution}")
+        landscape = [tuple(map(int, size.split("x"))) for size in _SIZES[floored].split()]
+        dims = [size for w, h in landscape for size in ([(w, h)] if w == h else [(w, h), (h, w)])]
+        super().__init__(BucketSet.from_dims(dims, name="everydream2", vae_factor=64))
+        self._switch = AspectSwitch.nearest(self.bucket_set.aspects)
+
+    def _nearest(self, width: IntArray, height: IntArray) -> IntArray:
+        return self._switch.index(width / height)
+
+
+_DIFFUSERS_ASPECTS = ((1, 1), (4, 5), (5, 4), (2, 3), (3, 2), (3, 4), (4, 3), (9, 16), (16, 9), (1, 2), (2, 1))
+
+
+class DiffusersBuckets(SetTrainer):
+    """Buckets as given on the command line, or generated for a resolution.
+
+    Args:
+        buckets: (width, height) pairs in their order, or a side in pixels for the scripts' eleven aspects at that
+            pixel count. (The scripts write height first.)
+        divisibility: generated sides are rounded to a multiple of this.
+    """
+
+    def __init__(self, buckets: int | Iterable[tuple[int, int]] = 1024, divisibility: int = 16) -> None:
+        if isinstance(buckets, int):
+            positive(resolution=buckets, divisibility=divisibility)
+            dims: dict[tuple[int, int], None] = {}
+            for across, down in _DIFFUSERS_ASPECTS:
+                height = (buckets * buckets / (across / down)) ** 0.5
+                sides = (height * (across / down), height)
+                width, height = (max(divisibility, round_to_multiple(side, divisibility)) for side in sides)
+                dims[width, height] = None
+            super().__init__(BucketSet.from_dims(dims, name="diffusers", vae_factor=divisibility))
+        else:
+            super().__init__(BucketSet.from_dims(buckets, name="diffusers"))
+
+    def _nearest(self, width: IntArray, height: IntArray) -> IntArray:
+        wide, high = width.astype(np.int64), height.astype(np.int64)
+        best = np.full(len(wide), np.iinfo(np.int64).max)
+        index = np.zeros(len(wide), dtype=np.int32)
+        for k, bucket in enumerate(self.bucket_set):
+            metric = np.abs(high * bucket.width - wide * bucket.height)
+            better = metric <= best
+            best[better], index[better] = metric[better], k
+        return index
