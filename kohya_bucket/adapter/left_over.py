@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kohya_bucket.adapter.group import GroupPlanner
-from kohya_bucket.planning.never_trained import never_full, never_trained
+from kohya_bucket.planning.planner import never_full, never_trained
 from kohya_bucket.texts import counted, some
 
 __all__ = ["LeftOver", "left_over"]

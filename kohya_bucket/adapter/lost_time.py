@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.planning import ORDERS, EpochPlan
 from kohya_bucket.planning.idle import dealt_costs, lost_share, lost_share_of, trained_cost
-from kohya_bucket.planning.option_values import COST
+from kohya_bucket.planning.options import COST
 
 __all__ = ["LostTime", "advice", "lost_time"]
 

@@ -11,7 +11,7 @@ from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choice
 from kohya_bucket.errors import ConfigError, PlanError
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.planning import ORDERS, REMAINDERS, RESOLUTION_MODES
-from kohya_bucket.planning.option_values import COST
+from kohya_bucket.planning.options import COST
 from kohya_bucket.planning.resolutions import weighted_cycle
 from kohya_bucket.texts import counted
 

@@ -21,7 +21,7 @@ from kohya_bucket.adapter.ranks import is_first_process, rank, world_size
 from kohya_bucket.datasets.agreement import gather
 from kohya_bucket.planning import EpochPlan, EpochPosition
 from kohya_bucket.planning.batch_sizes import one_or_all
-from kohya_bucket.planning.ranks_agree import agree
+from kohya_bucket.planning.fingerprint import agree
 from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.texts import counted, one_line
 

@@ -13,7 +13,7 @@ from torch.distributed.constants import default_pg_timeout
 from kohya_bucket._version import __version__
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import EpochPlan
-from kohya_bucket.planning.ranks_agree import agree
+from kohya_bucket.planning.fingerprint import agree
 
 __all__ = ["agree_on", "gather", "summary_of"]
 

@@ -18,7 +18,7 @@ from kohya_bucket.datasets.planned_index import rank_indices
 from kohya_bucket.datasets.shards import with_shards
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlan, EpochPlanner, EpochPosition, Ledger
-from kohya_bucket.planning.keywords import PlanKeywords, known_options
+from kohya_bucket.planning.options import PlanKeywords, known_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

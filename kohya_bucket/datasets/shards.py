@@ -6,7 +6,7 @@ from typing import Any
 
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.planning import ORDERS, PlanOptions
-from kohya_bucket.planning.keywords import PlanKeywords
+from kohya_bucket.planning.options import PlanKeywords
 
 __all__ = ["with_shards"]
 

@@ -10,7 +10,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.architectures import TokenGrid
-from kohya_bucket.planning.cost_fit import CostFit, fit_cost, measure_cost
+from kohya_bucket.planning.costs import CostFit, fit_cost, measure_cost
 
 __all__ = ["measure_model"]
 

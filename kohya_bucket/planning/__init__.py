@@ -3,8 +3,7 @@
 import warnings
 from typing import TYPE_CHECKING
 
-from kohya_bucket.planning.cost_fit import CostFit, fit_cost, measure_cost
-from kohya_bucket.planning.epoch import plan_epoch
+from kohya_bucket.planning.costs import CostFit, fit_cost, measure_cost
 from kohya_bucket.planning.idle import (
     dealt_costs,
     idle_share,
@@ -17,11 +16,10 @@ from kohya_bucket.planning.idle import (
     trained_cost,
 )
 from kohya_bucket.planning.ledger import Ledger, LedgerReason
-from kohya_bucket.planning.never_trained import never_full, never_trained
 from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.plan import EpochPlan
-from kohya_bucket.planning.planner import EpochPlanner
+from kohya_bucket.planning.planner import EpochPlanner, never_full, never_trained, plan_epoch
 from kohya_bucket.planning.remainders import REMAINDERS
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES
 from kohya_bucket.planning.resume import EpochPosition

@@ -1,4 +1,4 @@
-"""What an epoch is asked to train, as rows of (image, bucket, times)."""
+"""What an epoch is asked to train, and the order in which batches are cut from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Change", "Demand"]
+from kohya_bucket.planning.stream import packed_order
+
+__all__ = ["Demand", "sequence_items", "smallest_ids"]
+
 
 Ints = npt.NDArray[np.integer]
 
@@ -65,17 +68,80 @@ class Demand:
         )
 
 
-@dataclass(frozen=True)
-class Change:
-    """What a policy changes about one training each of some images: rows for the ledger.
+def smallest_ids(bucket: Ints, n_buckets: int) -> Ints:
+    """Bucket numbers as 8- or 16-bit where they fit: numpy sorts those stably by radix, many times faster."""
+    if n_buckets <= 1 << 8:
+        return bucket.astype(np.uint8, copy=False)
+    if n_buckets <= 1 << 16:
+        return bucket.astype(np.uint16, copy=False)
+    return bucket.astype(np.int32, copy=False)
 
-    Attributes:
-        image, bucket: [C] the images, and the buckets they were asked in.
-        to_bucket: [C] where they are trained instead; equal to `bucket` unless they were moved.
-        delta: +1 trained once more than asked, -1 once less, 0 only moved.
+
+def sequence_items(
+    demand: Demand, rng: np.random.RandomState, *, shuffle: bool, parts: npt.NDArray[np.int32] | None = None
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """All trainings of an epoch: ([T] image numbers, bucket after bucket; [K] how many of each bucket).
+
+    Images that are trained once stand in random order within their bucket. Where images are trained several
+    times, each image's trainings are spread evenly: the j-th of c lies at a random place in the j-th of c
+    equal parts of its bucket. Without `shuffle`, images stand in the order of their rows, repeats adjacent.
+    With `parts`, [N] by image, the same holds within each part, and a bucket's parts follow each other.
     """
+    bucket = smallest_ids(demand.bucket, demand.n_buckets)
+    group: Ints = bucket
+    if parts is not None:
+        group = _numbered_pairs(bucket, demand.n_buckets, demand.of_rows(parts))
+    times = demand.times
+    if times is None:
+        items = _stable_order(group)
+        counts = np.bincount(bucket, minlength=demand.n_buckets).astype(np.int64)
+        # of each group, in the order of the items
+        lengths = counts if parts is None else _run_lengths(group[items])
+        if not demand.rows_are_images:
+            items = demand.image[items].astype(np.intp)  # before they are shuffled: memory is read in order then
+        if shuffle:
+            ends = np.cumsum(lengths)
+            for k in np.flatnonzero(lengths):
+                rng.shuffle(items[ends[k] - lengths[k] : ends[k]])
+        return items.astype(np.int32), counts
+    rows = np.repeat(np.arange(len(times)), times)
+    counts = np.bincount(bucket[rows], minlength=demand.n_buckets).astype(np.int64)
+    if shuffle:
+        turn = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
+        # A hair below 1, so that rounding never lifts the last part out of [0, 1).
+        places = np.minimum((turn + rng.random_sample(len(rows))) / times[rows], 1 - 2**-40)
+        order = rows[packed_order(places, group[rows])]
+    else:
+        order = rows[_stable_order(group[rows])]
+    return demand.image[order], counts
 
-    image: npt.NDArray[np.int32]
-    bucket: npt.NDArray[np.int32]
-    to_bucket: npt.NDArray[np.int32]
-    delta: int
+
+def _numbered_pairs(bucket: Ints, n_buckets: int, part: Ints) -> Ints:
+    """[M] numbers that sort by (bucket, part): those of the pairs that occur, which mostly fit into 16 bits."""
+    n_parts = int(part.max(initial=0)) + 1
+    pairs = n_buckets * n_parts
+    kind = np.int32 if pairs < 1 << 31 else np.int64
+    key: Ints = np.multiply(bucket, n_parts, dtype=kind)
+    key += part
+    if not 1 << 16 < pairs < max(1 << 20, len(key)):
+        return smallest_ids(key, pairs) if pairs <= 1 << 16 else key
+    occurs = np.zeros(pairs, dtype=np.bool_)
+    occurs[key] = True
+    number = np.cumsum(occurs, dtype=np.int32) - np.int32(1)
+    return smallest_ids(number, int(number[-1]) + 1)[key]
+
+
+def _stable_order(ids: Ints) -> npt.NDArray[np.intp]:
+    """`np.argsort(ids, kind="stable")` of numbers from 0, 16 bits at a time: numpy has a radix sort for so many."""
+    highest = int(ids.max(initial=0))
+    order = np.argsort(smallest_ids(ids & 0xFFFF if highest >> 16 else ids, min(highest + 1, 1 << 16)), kind="stable")
+    for shift in range(16, highest.bit_length(), 16):
+        digit = (ids[order] >> shift & 0xFFFF).astype(np.uint16)
+        order = order[np.argsort(digit, kind="stable")]
+    return order
+
+
+def _run_lengths(ids: Ints) -> npt.NDArray[np.int64]:
+    """How often each id stands there; equal ones are neighbours."""
+    begins = np.flatnonzero(ids[1:] != ids[:-1]) + 1
+    return np.diff(begins, prepend=0, append=len(ids)).astype(np.int64) if len(ids) else np.zeros(0, dtype=np.int64)

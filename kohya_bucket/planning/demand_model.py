@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,15 +10,13 @@ import numpy.typing as npt
 
 from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning.demand import Demand
-from kohya_bucket.planning.memory import check_memory
+from kohya_bucket.planning.demand import Demand, smallest_ids
 from kohya_bucket.planning.options import PlanOptions
-from kohya_bucket.planning.regularization import regularization_times
-from kohya_bucket.planning.repeats import MOST_TRAININGS, parse_repeats
+from kohya_bucket.planning.repeats import MOST_TRAININGS, parse_repeats, regularization_times
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, choose_columns, cycle_places, weighted_cycle
-from kohya_bucket.planning.sequencing import smallest_ids
 
-__all__ = ["DemandModel", "EpochDemand", "as_bucket_ids"]
+__all__ = ["DemandModel", "EpochDemand", "as_bucket_ids", "check_memory"]
+
 
 Ids = npt.NDArray[np.integer]
 Times = npt.NDArray[np.int64]
@@ -207,3 +206,29 @@ def _as_mask(mask: npt.ArrayLike | None, n: int) -> npt.NDArray[np.bool_] | None
     if given.shape != (n,) or given.dtype != np.bool_:
         raise PlanError(f"regularization has shape {list(given.shape)} and dtype {given.dtype}, but must be [{n}] bool")
     return given
+
+
+_BYTES = 50  # of a training, at the peak: order keys, places and row numbers of 8 bytes each, the plan itself of 4
+
+
+def check_memory(total: int, epoch: int) -> None:
+    """Refuse to plan so many trainings where that takes more memory than the machine has.
+
+    Raises:
+        PlanError: with what it would take and what there is.
+    """
+    there = _machine_memory()
+    if there is not None and total * _BYTES > there:
+        raise PlanError(
+            f"epoch {epoch} is asked to train {total:,} images, repeats counted: to plan it takes about "
+            f"{total * _BYTES / 2**30:,.0f} GiB of memory, and this machine has {there / 2**30:,.0f} GiB: lower "
+            "repeats and train more epochs"
+        )
+
+
+def _machine_memory() -> int | None:
+    """Bytes; None where the system does not tell (Windows, which refuses memory that it does not have)."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

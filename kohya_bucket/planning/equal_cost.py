@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.planning.batch_layout import BatchLayout, split_batches
-from kohya_bucket.planning.mixed_steps import MixedSteps
+from kohya_bucket.planning.batches import BatchLayout, split_batches
+from kohya_bucket.planning.plan import MixedSteps
 
 __all__ = ["EqualCost", "equal_cost", "step_count"]
 

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
-from kohya_bucket.checks import array_of, as_flag, integer, one_of, whole
+from kohya_bucket.checks import array_of, as_flag, integer, known_keyword, one_of, whole
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning.budgets import Budget, budgets_of
-from kohya_bucket.planning.costs import cost_of, pixels_of
-from kohya_bucket.planning.option_values import COST, as_same_shape, as_share, as_token_cost, as_tokens, positive
-from kohya_bucket.planning.orders import ORDERS
-from kohya_bucket.planning.orders.order import Order
-from kohya_bucket.planning.policy import RemainderContext, RemainderPolicy
-from kohya_bucket.planning.remainders import REMAINDERS, checked_small_buckets, policies_of
+from kohya_bucket.planning.batch_sizes import Budget, budgets_of
+from kohya_bucket.planning.costs import as_tokens, cost_of, pixels_of
+from kohya_bucket.planning.orders import ORDERS, Order
+from kohya_bucket.planning.remainders import (
+    REMAINDERS,
+    RemainderContext,
+    RemainderPolicy,
+    checked_small_buckets,
+    policies_of,
+)
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, ResolutionMode
 
-__all__ = ["PlanOptions", "RepeatsLike"]
+__all__ = ["COST", "PlanKeywords", "PlanOptions", "RepeatsLike", "known_options"]
+
 
 _OF_SHARDS = ("shards", "open_shards", "nodes")
 RepeatsLike = npt.ArrayLike | Fraction | Sequence[Fraction]
@@ -248,3 +255,134 @@ class PlanOptions:
             "item_costs": self.item_costs if self.by_cost else None,
             **({name: getattr(self, name) for name in _OF_SHARDS} if self.arrangement.heeds_shards else {}),
         }
+
+
+COST = "cost"
+"""Of `same_shape`."""
+
+
+def as_token_cost(value: object) -> tuple[float, float]:
+    """(a, b) of a * L + b * L**2.
+
+    Raises:
+        PlanError: other than two numbers, 0 or more and not both 0.
+    """
+    try:
+        a, b = (float(v) for v in value)  # type: ignore[attr-defined]
+    except (TypeError, ValueError, OverflowError):
+        a = b = -1.0
+    if not (0 <= a < math.inf and 0 <= b < math.inf and a + b > 0):
+        raise PlanError(f"token_cost is {value!r}, but must be two numbers a, b, 0 or more and not both 0")
+    return a, b
+
+
+def positive(name: str, value: object) -> float:
+    """A number above 0.
+
+    Raises:
+        PlanError: it is none.
+    """
+    number = -1.0 if isinstance(value, (str, bytes, bool)) else value
+    try:
+        number = float(number)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = -1.0
+    if not 0 < number < math.inf:
+        raise PlanError(f"{name} is {value!r}, but must be a number above 0")
+    return number
+
+
+def as_same_shape(value: object) -> bool | str:
+    """True, or "cost".
+
+    Raises:
+        PlanError: anything else.
+    """
+    if value is True or value == COST:
+        return True if value is True else COST
+    raise PlanError(
+        f"same_shape is {value!r}, but must be True or {COST!r}: for batches of its own on each rank, plan with "
+        "world_size=1 and deal the steps out"
+    )
+
+
+def as_share(name: str, value: object) -> float:
+    """A share of an image.
+
+    Raises:
+        PlanError: it is not from 0 to 1.
+    """
+    try:
+        share = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise PlanError(f"{name} is {value!r}, but is a share of the image: from 0 to 1, e.g. 0.25 for a quarter")
+    return share
+
+
+class PlanKeywords(TypedDict, total=False):
+    """`PlanOptions` as keyword arguments, for type checkers."""
+
+    remainder: str
+    small_buckets: str | None
+    order: str
+    repeats: RepeatsLike | None
+    accumulate: int
+    max_pixels: int | None
+    max_tokens: int | None
+    max_cost: float | None
+    bucket_sizes: npt.ArrayLike | None
+    bucket_tokens: npt.ArrayLike | None
+    token_cost: tuple[float, float]
+    regularization: npt.ArrayLike | None
+    regularization_uses: int | None
+    resolutions: str | None
+    resolution_weights: npt.ArrayLike | None
+    run_length: int
+    shards: npt.ArrayLike | None
+    open_shards: int
+    nodes: int
+    max_crop: float
+    base_bucket: int | None
+    bucket_groups: npt.ArrayLike | None
+    no_upscale: npt.ArrayLike
+    equal_epochs: bool
+    same_shape: bool | str
+
+
+_NAMES = tuple(field.name for field in fields(PlanOptions))
+
+
+def known_options(where: Callable[..., object], given: Mapping[str, Any]) -> PlanKeywords:
+    """The keyword arguments that a caller of `where` gave as options; old names under the new ones, with a warning.
+
+    Raises:
+        TypeError: an unknown name, with the nearest argument of `where`; or an old name beside the new one.
+    """
+    options = dict(given)
+    for old, (new, turned) in _OLD_NAMES.items():
+        if old in options:
+            if new in options:
+                raise TypeError(f"{where.__name__} got {new} and {old}, its old name: leave {old} out")
+            warnings.warn(
+                f"{old} of {where.__name__} is now {new}; the old name goes with the next version",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            options[new] = turned(options.pop(old))
+    if not options.keys() <= set(_NAMES):
+        own = [p.name for p in inspect.signature(where).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        known_keyword(where.__name__, options, [*own, *_NAMES])
+    return cast(PlanKeywords, options)
+
+
+def _opposite(enlarge: Any) -> Any:
+    given = array_of("enlarge", enlarge)
+    return ~given if given.dtype == np.bool_ else enlarge
+
+
+_OLD_NAMES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "crop_limit": ("max_crop", lambda share: share),
+    "enlarge": ("no_upscale", _opposite),
+}

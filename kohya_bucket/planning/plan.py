@@ -13,15 +13,58 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning.demand import Change
-from kohya_bucket.planning.ledger import Ledger, LedgerReason
-from kohya_bucket.planning.ledger_rows import LedgerRows
-from kohya_bucket.planning.mixed_steps import MixedSteps
-from kohya_bucket.planning.rank_fillers import rank_fillers
+from kohya_bucket.html_view import bars, fullest, view
+from kohya_bucket.planning.ledger import Change, Ledger, LedgerReason, LedgerRows
 
-__all__ = ["EpochPlan"]
+__all__ = ["EpochPlan", "MixedSteps", "as_html", "rank_fillers"]
+
 
 _CHUNK = 4096
+
+
+def _none() -> npt.NDArray[np.int32]:
+    return np.zeros((0, 1), dtype=np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class MixedSteps:
+    """M steps of W ranks each; the images of a step stand rank after rank.
+
+    Attributes:
+        length: [M, W] int32 images of each rank's batch; 0 where there are fewer images than ranks, and a rank trains
+            one of the step again.
+        bucket: [M, W] int32 bucket of each rank.
+    """
+
+    length: npt.NDArray[np.int32] = field(default_factory=_none)
+    bucket: npt.NDArray[np.int32] = field(default_factory=_none)
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    @cached_property
+    def offset(self) -> npt.NDArray[np.int64]:
+        """[M, W] where in the step each rank's images begin."""
+        begin = np.cumsum(self.length, axis=1, dtype=np.int64) - self.length
+        own = np.count_nonzero(self.length, axis=1, keepdims=True)
+        return np.where(self.length > 0, begin, np.arange(self.length.shape[1]) % np.maximum(own, 1))
+
+    @property
+    def images(self) -> npt.NDArray[np.int32]:
+        """[M, W] images that each rank trains, an image that is trained again included."""
+        return np.maximum(self.length, 1)
+
+    @property
+    def unequal(self) -> npt.NDArray[np.bool_]:
+        """[M] whether images of different ranks would weigh differently."""
+        own, world = np.count_nonzero(self.length, axis=1), self.length.shape[1]
+        equal = (self.images == self.images[:, :1]).all(axis=1)
+        unequal: npt.NDArray[np.bool_] = ~equal | (world % np.maximum(own, 1) > 0)
+        return unequal
+
+    def buckets_of_images(self, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+        """Bucket of every image of these steps, step after step and rank after rank."""
+        return np.repeat(self.bucket[rows].reshape(-1), self.length[rows].reshape(-1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +256,6 @@ class EpochPlan:
         return digest.hexdigest()
 
     def _repr_html_(self) -> str:
-        from kohya_bucket.planning.plan_view import as_html
 
         ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
         title = f"epoch {self.epoch}, seed {self.seed}: {self.steps:,} steps on {ranks}"
@@ -247,3 +289,56 @@ class EpochPlan:
             rows = -1 - self.bucket_of_step[steps][at]
             offset[at], images[at] = self.mixed.offset[rows, rank], self.mixed.images[rows, rank]
         return self.start[steps] + offset, images
+
+
+def rank_fillers(
+    items: npt.NDArray[np.int32],
+    start: npt.NDArray[np.int64],
+    length: npt.NDArray[np.int32],
+    bucket_of_step: npt.NDArray[np.int32],
+    mixed: MixedSteps,
+    world_size: int,
+) -> Change:
+    """What steps with fewer images than ranks train again: the first rank left over the first image, and so on.
+
+    The arguments are those of `EpochPlan`.
+    """
+    short = np.flatnonzero(length < world_size)
+    own = length[short].astype(np.int64)
+    extra = world_size - own
+    spare = np.arange(int(extra.sum())) - np.repeat(np.cumsum(extra) - extra, extra)
+    spare %= np.repeat(own, extra)
+    bucket = np.repeat(bucket_of_step[short], extra)
+    several = np.flatnonzero(bucket < 0)  # there, each rank has one image or none
+    bucket[several] = mixed.bucket[-1 - bucket[several], spare[several]]
+    return Change(items[np.repeat(start[short], extra) + spare], bucket, bucket, 1)
+
+
+def as_html(
+    title: str,
+    ledger: Ledger,
+    length: npt.NDArray[np.int32],
+    bucket_of_step: npt.NDArray[np.int32],
+    mixed: MixedSteps,
+    global_batch: npt.NDArray[np.int64],
+    world_size: int,
+) -> str:
+    """One piece of HTML. The arguments are those of `EpochPlan`."""
+    k, one = len(global_batch), bucket_of_step >= 0
+    rows = -1 - bucket_of_step[~one]
+    bucket, own = bucket_of_step[one], length[one]
+    steps = np.bincount(bucket, minlength=k)
+    samples = np.bincount(bucket, weights=np.maximum(own, world_size), minlength=k).astype(np.int64)
+    in_mixed = np.bincount(mixed.bucket[rows].reshape(-1), weights=mixed.images[rows].reshape(-1), minlength=k)
+    samples += in_mixed.astype(np.int64)
+    short = np.bincount(bucket[own < global_batch[bucket]], minlength=k)
+    shown = fullest(samples.tolist())
+    names = [ledger.bucket_name(i) for i in shown]
+    table = [(name, *(f"{n[i]:,}" for n in (steps, samples, short))) for name, i in zip(names, shown, strict=True)]
+    notes = [ledger.text]
+    if len(rows):
+        notes.append(f"in {len(rows):,} steps more, ranks train batches of several buckets")
+    if (hidden := int(np.count_nonzero(samples)) - len(shown)) > 0:
+        notes.append(f"{hidden:,} smaller buckets are not shown")
+    header = ("bucket", "steps", "images", "short batches")
+    return view(title, notes, header, table, bars(names, samples[shown].tolist(), "images"))

@@ -1,4 +1,4 @@
-"""`EpochPlanner`: a data set and its settings, checked once, from which the plan of any epoch follows."""
+"""`plan_epoch` and `EpochPlanner`: from bucket numbers to `[step][rank] -> indices`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,60 @@ import numpy.typing as npt
 
 from kohya_bucket.checks import integer, whole
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning.batch_layout import cut_batches, split_batches
 from kohya_bucket.planning.batch_sizes import as_global_batch, count_buckets, one_or_all, per_rank_batches
-from kohya_bucket.planning.demand import Change, Demand
+from kohya_bucket.planning.batches import cut_batches, separate_repeats, split_batches
+from kohya_bucket.planning.demand import Demand, sequence_items, smallest_ids
 from kohya_bucket.planning.demand_model import DemandModel, as_bucket_ids
 from kohya_bucket.planning.equal_cost import equal_cost, step_count
 from kohya_bucket.planning.fingerprint import fingerprint_of
-from kohya_bucket.planning.keywords import PlanKeywords, known_options
-from kohya_bucket.planning.ledger import LedgerReason
-from kohya_bucket.planning.mixed_steps import MixedSteps
-from kohya_bucket.planning.options import PlanOptions
-from kohya_bucket.planning.plan import EpochPlan
-from kohya_bucket.planning.remainders.keep import KEEP
-from kohya_bucket.planning.separate_repeats import separate_repeats
-from kohya_bucket.planning.sequencing import sequence_items
-from kohya_bucket.planning.small_buckets import apply_policies
+from kohya_bucket.planning.ledger import Change, LedgerReason, LedgerRows
+from kohya_bucket.planning.options import PlanKeywords, PlanOptions, known_options
+from kohya_bucket.planning.plan import EpochPlan, MixedSteps
+from kohya_bucket.planning.remainders import KEEP, apply_policies
 from kohya_bucket.planning.stream import Purpose, stream
-from kohya_bucket.planning.untrained import untrained
 from kohya_bucket.planning.windows import Windows, checked_shards
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Done", "EpochPlanner"]
+__all__ = ["Done", "EpochPlanner", "never_full", "never_trained", "plan_epoch", "untrained"]
+
+
+def plan_epoch(
+    bucket_ids: npt.ArrayLike,
+    batch_size: npt.ArrayLike | None = None,
+    *,
+    world_size: int = 1,
+    seed: int = 0,
+    epoch: int = 0,
+    done: Sequence[Done] = (),
+    **options: Unpack[PlanKeywords],
+) -> EpochPlan:
+    """Plan one epoch for all ranks.
+
+    Equal arguments give equal plans, on every rank, machine, Python and numpy. Global batches of one bucket are
+    planned first and sliced by rank afterwards: with `batch_size * world_size` kept, the images of each step are
+    the same for any number of ranks.
+
+    Args:
+        bucket_ids: [N] bucket number of each image, -1 without one; or [N, R] with one column per resolution.
+        batch_size: images of one rank in one step: a number, or [K] per bucket.
+        world_size: number of ranks.
+        seed: any integer.
+        epoch: 0 or more.
+        done: what of the epoch has been trained already, as (global batch, steps) in order. The plan then holds
+            the rest: with the same global batch the very steps that would have followed, on any number of ranks;
+            with another one the images that are left, planned anew. A global batch is a number or [K]. With
+            same_shape="cost", (global batch, steps, ranks), and another number of ranks is planned anew too.
+        options: see `PlanOptions`.
+
+    Raises:
+        PlanError: a value outside of its range, or an option without what it needs.
+        TypeError: an option that does not exist, with the nearest one.
+    """
+    planner = EpochPlanner(bucket_ids, batch_size, world_size=world_size, **known_options(plan_epoch, options))
+    return planner.plan(seed, epoch, done)
+
 
 _GlobalBatch = npt.NDArray[np.int64]
 Done = tuple[npt.ArrayLike, int] | tuple[npt.ArrayLike, int, int | None]
@@ -221,3 +252,65 @@ class EpochPlanner:
 
 def _nowhere(image: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     return np.full(len(image), -1, dtype=np.int32)
+
+
+def untrained(plan: EpochPlan, n_buckets: int, changes: LedgerRows) -> Demand:
+    """What a plan trains, as a demand: each image as often as it is in the plan's steps, in the bucket it was given.
+
+    `changes` are what the remainder policy changed when the epoch was planned.
+    """
+    bucket = np.repeat(plan.bucket_of_step.astype(np.int64), plan.length)
+    mixed = plan.bucket_of_step < 0
+    bucket[np.repeat(mixed, plan.length)] = plan.mixed.buckets_of_images(-1 - plan.bucket_of_step[mixed])
+    ends = np.cumsum(plan.length, dtype=np.int64)
+    at = np.repeat(plan.start - ends + plan.length, plan.length) + np.arange(len(bucket))
+    keys, times = np.unique(_sent_home(bucket << 32 | plan.items[at], changes), return_counts=True)
+    image, in_bucket = (keys & 0xFFFFFFFF).astype(np.int32), smallest_ids(keys >> 32, n_buckets)
+    return Demand(image, in_bucket, times.astype(np.int64), n_buckets)
+
+
+def _sent_home(keys: npt.NDArray[np.int64], rows: LedgerRows) -> npt.NDArray[np.int64]:
+    """(bucket << 32 | image) of trainings, with those that the remainder policy moved back in their own bucket."""
+    moved = np.flatnonzero(rows.delta == 0)
+    if len(moved) == 0 or len(keys) == 0:
+        return keys
+    keys = np.sort(keys)
+    away = rows.to_bucket[moved].astype(np.int64) << 32 | rows.image[moved]
+    order = np.argsort(away, kind="stable")
+    first, turn = np.searchsorted(keys, away[order]), np.arange(len(order)) - np.searchsorted(away[order], away[order])
+    at = first + turn
+    there = (at < len(keys)) & (keys[np.minimum(at, len(keys) - 1)] == away[order])
+    home = rows.bucket[moved].astype(np.int64) << 32 | rows.image[moved]
+    keys[at[there]] = home[order][there]
+    return keys
+
+
+def never_full(planner: EpochPlanner) -> npt.NDArray[np.intp]:
+    """Numbers of the buckets that hold images, of which no epoch asks as many trainings as fill a global batch."""
+    most = _most_asked(planner.demand_model)
+    return np.flatnonzero((most > 0) & (most < planner.full_batch))
+
+
+def never_trained(planner: EpochPlanner) -> npt.NDArray[np.intp]:
+    """Numbers of the images that no epoch trains: without a bucket, or left out with it every time."""
+    ids = planner.demand_model.ids
+    hopeless = np.zeros(planner.n_buckets + 1, dtype=np.bool_)
+    hopeless[-1] = True  # id -1: no bucket
+    if planner.options.leaves_out_small_buckets:
+        hopeless[never_full(planner)] = True
+    lost = hopeless[ids]
+    return np.flatnonzero(lost if lost.ndim == 1 else lost.all(axis=1))
+
+
+def _most_asked(model: DemandModel) -> npt.NDArray[np.int64]:
+    """[K] trainings of each bucket in the epoch that asks most of it; where epochs never come round, no fewer."""
+    period = model.period()
+    if period is not None:
+        # As in `moved_pairs`: images change from seed to seed, numbers do not.
+        asked = [model.for_epoch(0, epoch).demand.per_bucket() for epoch in range(period)]
+        most: npt.NDArray[np.int64] = np.stack(asked).max(axis=0)
+        return most
+    ids, times = model.ids if model.several_buckets else model.ids[:, None], model.most_times()
+    placed = ids >= 0
+    weights = np.broadcast_to(times[:, None], ids.shape)[placed]
+    return np.bincount(ids[placed], weights=weights, minlength=model.n_buckets).astype(np.int64)

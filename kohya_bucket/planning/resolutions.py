@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning.sequencing import smallest_ids
+from kohya_bucket.planning.demand import smallest_ids
 from kohya_bucket.planning.stream import Purpose, stream
 
 __all__ = ["RESOLUTION_MODES", "ResolutionMode", "choose_columns", "cycle_places", "weighted_cycle"]

@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning.batch_layout import BatchLayout
-from kohya_bucket.planning.demand import Demand
-from kohya_bucket.planning.sequencing import smallest_ids
+from kohya_bucket.planning.batches import BatchLayout
+from kohya_bucket.planning.demand import Demand, smallest_ids
 
 __all__ = ["Windows", "checked_shards", "windows_of_shards"]
 

@@ -17,7 +17,7 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import place_images
 from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.planning import EpochPosition
-from kohya_bucket.planning.ranks_agree import RanksDifferError
+from kohya_bucket.planning.fingerprint import RanksDifferError
 
 IMAGES = 60
 SIZES = np.random.RandomState(0).randint(200, 900, (IMAGES, 2)).astype(np.int32)

@@ -15,7 +15,8 @@ from kohya_bucket.buckets.rules.novelai import novelai_bucket_sizes
 from kohya_bucket.buckets.trainers import TRAINERS, trainer_rule
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError, PlanError
-from kohya_bucket.planning import memory, plan_epoch
+from kohya_bucket.planning import demand_model as memory
+from kohya_bucket.planning import plan_epoch
 
 HUGE = 10**23
 CONFIG = """

@@ -44,7 +44,7 @@ def test_no_other_cost_is_nearer(lengths: list[int], data: st.DataObject) -> Non
 def test_steps_are_timed_until_the_device_is_done(monkeypatch) -> None:
     """A clock that only `synchronize` moves on, as far as was handed over; the first round is slow."""
     now, handed, calls, told = [0.0], [], [], []
-    monkeypatch.setattr("kohya_bucket.planning.cost_fit.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("kohya_bucket.planning.costs.time.perf_counter", lambda: now[0])
 
     def step(k: int) -> None:
         calls.append(k)

@@ -23,8 +23,8 @@ from kohya_bucket.planning import (
     PlanOptions,
     plan_epoch,
 )
-from kohya_bucket.planning.keywords import PlanKeywords
-from kohya_bucket.planning.policy import RemainderPolicy, change_of, moved_to
+from kohya_bucket.planning.options import PlanKeywords
+from kohya_bucket.planning.remainders import RemainderPolicy, change_of, moved_to
 
 ROOT = Path(__file__).parents[2]
 IDS = np.array([0] * 7 + [1] * 6)

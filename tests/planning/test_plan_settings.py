@@ -10,8 +10,8 @@ from plan_cases import SIZES, trained
 
 from kohya_bucket.errors import KohyaBucketError, PlanError
 from kohya_bucket.planning import LedgerReason, idle_share, idle_share_independent, idle_share_of, plan_epoch
+from kohya_bucket.planning.batches import _outward
 from kohya_bucket.planning.planner import EpochPlanner
-from kohya_bucket.planning.separate_repeats import _outward
 
 IDS = np.array([0, 1, 0, 2, 0, 1, 0, 0, 2, 1, 0, -1, 0, 1])
 

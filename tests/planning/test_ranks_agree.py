@@ -3,7 +3,7 @@
 import pytest
 
 from kohya_bucket.planning import EpochPlanner
-from kohya_bucket.planning.ranks_agree import RanksDifferError, agree
+from kohya_bucket.planning.fingerprint import RanksDifferError, agree
 
 ROOTS = [EpochPlanner([0, 1, 1], 2).fingerprint, EpochPlanner([0, 1, 1], 2, order="runs").fingerprint]
 

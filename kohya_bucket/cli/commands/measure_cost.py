@@ -13,7 +13,7 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.extras import pip_install
 
 if TYPE_CHECKING:
-    from kohya_bucket.planning.cost_fit import CostFit
+    from kohya_bucket.planning.costs import CostFit
 
 _SIZE = re.compile(r"\s*(\d+)\s*[xX]\s*(\d+)\s*")
 
