@@ -303,6 +303,18 @@ def all_broken(case):
     case.files()
 
 
+def skip_broken(case):
+    """The option for broken files (since 0.3.6) is no reason to make what is current again."""
+    for i in range(3):
+        case.image(f"a{i}.png", i)
+    case.dataset()
+    case.both()
+    case.files()
+    case.do("cut", case.folder / "im" / "a1.png", 60)
+    case.latents("--skip_broken")
+    case.files()
+
+
 def short_video(case):
     videos(case, 2, target_frames=[5])
     frames(case, "v1b", [70] * 3)
@@ -322,7 +334,7 @@ SCENARIOS = {
     "resolution": resolution, "edited": edited, "cut_off": cut_off, "deleted": deleted, "replaced": replaced,
     "same_stem": same_stem, "same_name": same_name, "too_small": too_small, "unreadable": unreadable,
     "no_text": no_text, "kept": kept, "one_image": one_image, "other_frames": other_frames,
-    "without_buckets": without_buckets,
+    "without_buckets": without_buckets, "skip_broken": skip_broken,
 }  # fmt: skip
 FAMILIES = {
     "repeated": "qie", "short_video": "wan", "sections": "fp", "two_passes": "hv", "controls": "qie",

@@ -117,6 +117,18 @@ def test_an_image_that_cannot_be_read(left, right):
     assert "1 item left out: a1.png" in trained["log"]
 
 
+def test_the_option_for_broken_files(left, right):
+    if "exit" in left["skip_broken"][-2]:
+        pytest.skip("this version has no --skip_broken")
+    before, _, after = left["skip_broken"][-3:]
+    assert before["files"].keys() - after["files"].keys() == {"a1_0128x0128_zi.safetensors"}
+    assert all(before["files"][name] < after["files"][name] for name in after["files"] if "_te" not in name)
+    before, cached, after = right["skip_broken"][-3:]
+    assert "3 items: 2 current, 0 made" in cached["log"]
+    assert "1 item left out: a1.png: cannot be read as an image" in cached["log"]
+    assert after["files"] == before["files"]
+
+
 def test_images_none_of_which_can_be_read(left, right):
     """A drive that is not there shall not cost the caches."""
     ended, files = right["all_broken"][2:]

@@ -63,9 +63,9 @@ def _shown(self: Any) -> bool:
 
 def _retrieve_latents(original: Any, door: Door) -> Any:
     @functools.wraps(original)
-    def retrieve_latent_cache_batches(self: Any, num_workers: int) -> Iterator[Any]:
+    def retrieve_latent_cache_batches(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         if not _knows(self) or _shown(self):
-            yield from original(self, num_workers)
+            yield from original(self, *args, **kwargs)
             return
         session = session_of(self)
         if session is None or not session.text:
@@ -73,7 +73,7 @@ def _retrieve_latents(original: Any, door: Door) -> Any:
         if session is None:
             return
         with pick_items(self, session):
-            for key, batch in original(self, num_workers):
+            for key, batch in original(self, *args, **kwargs):
                 taken = [item for item in batch if session.take(item)]
                 if taken:
                     yield key, taken
@@ -83,13 +83,13 @@ def _retrieve_latents(original: Any, door: Door) -> Any:
 
 def _retrieve_text(original: Any, door: Door) -> Any:
     @functools.wraps(original)
-    def retrieve_text_encoder_output_cache_batches(self: Any, num_workers: int) -> Iterator[Any]:
+    def retrieve_text_encoder_output_cache_batches(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         session = session_of(self) if _knows(self) else None
         if session is None:
-            yield from original(self, num_workers)
+            yield from original(self, *args, **kwargs)
             return
         with pick_items(self, session):
-            for batch in original(self, num_workers):
+            for batch in original(self, *args, **kwargs):
                 taken = [item for item in batch if session.take(item)]
                 if taken:
                     yield taken

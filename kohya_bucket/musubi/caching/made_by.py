@@ -19,7 +19,7 @@ MadeBy = dict[str, str]
 
 # They decide where and how fast something is made, or what is done besides.
 _NO_MATTER = {
-    "dataset_config", "device", "batch_size", "num_workers", "skip_existing", "keep_cache", "debug_mode",
+    "dataset_config", "device", "batch_size", "num_workers", "skip_existing", "skip_broken", "keep_cache", "debug_mode",
     "console_width", "console_back", "console_num_images", "disable_cudnn_backend", "disable_numpy_memmap",
     "vae_cache_cpu", "vae_chunk_size", "warn_on_caption_issues", "validate_caption_structure",
 }  # fmt: skip

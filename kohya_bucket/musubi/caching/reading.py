@@ -53,7 +53,9 @@ class PickedSource:
     def __iter__(self) -> Iterator[Fetch]:
         for number, fetch in enumerate(self._inner):
             if self._picker.wants(number):
-                yield partial(self._fetch, number, fetch)
+                taken = partial(self._fetch, number, fetch)
+                vars(taken).update(getattr(fetch, "__dict__", {}))  # which line of a list it is
+                yield taken
 
     def _fetch(self, number: int, fetch: Fetch) -> Any:
         pictures = not self._inner.caption_only

@@ -26,6 +26,8 @@ __all__ = ["ORIGIN", "Origin", "Session", "pick_items", "session_of"]
 ORIGIN = "_kohya_bucket_origin"
 """Attribute of an item: what it is, for whatever saves it."""
 
+_MADE_NOTHING = "musubi-tuner made nothing of it, for the reason in its lines above: take it out of the data set"
+
 logger = logging.getLogger("kohya_bucket")
 
 
@@ -74,6 +76,8 @@ class Session:
         if source is None:
             return False
         reasons = self._why(source)
+        if reasons:
+            self._wanted.add(number)
         unfinished = bool(self.begin) and bool(reasons) and reasons[0].kind is Stale.PART
         if reasons and reasons[0].kind is not Stale.MISSING and not unfinished:
             self._reasons[source.name] = reasons
@@ -101,6 +105,7 @@ class Session:
         source = self.caches.table.of_item(item, clips=self.caches.clips)
         if source is None:
             return True
+        self._taken.add(source.number)
         setattr(item, ORIGIN, Origin(self, source))
         return source.number not in self.left_out
 
@@ -127,6 +132,8 @@ class Session:
     def report(self) -> None:
         """One line for what was kept, made and left out; the end of the run where nothing is left."""
         sources, out = self.caches.table.sources, self.left_out
+        for number in self._wanted - self._taken:
+            out.setdefault(number, _MADE_NOTHING)
         names = [f"{self.source(i).name}: {why}" for i, why in sorted(out.items())]
         if len(out) == len(sources) and sources:
             end_run(f"not one of {counted(len(sources), 'item')} can be read: {some(names)}")
@@ -142,6 +149,8 @@ class Session:
     def begin_pass(self) -> None:
         self.passes += 1
         self.kept_items: set[int] = set()
+        self._wanted: set[int] = set()
+        self._taken: set[int] = set()
         self._reasons.clear()
 
     def _why(self, source: Source) -> list[Reason]:
