@@ -110,7 +110,7 @@ def read_sd_scripts(held: Any) -> None:
 
 
 def adapter(n: int) -> Any:
-    from kohya_bucket.images.tables.text_column import TextColumn
+    from kohya_bucket.images.text_column import TextColumn
     from kohya_bucket.sdscripts.datasets.records import ImageColumns
 
     infos, _ = sd_scripts(n)

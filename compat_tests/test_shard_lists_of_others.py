@@ -17,8 +17,8 @@ pytest.importorskip("pyarrow")
 from PIL import Image
 
 from kohya_bucket.datasets.sources.tars import TarSource
-from kohya_bucket.images.tars.shard_lists import is_shard_list
-from kohya_bucket.images.tars.tar_index import TarIndex
+from kohya_bucket.images.shard_lists import is_shard_list
+from kohya_bucket.images.tar_index import TarIndex
 
 KINDS = {"PNG": "png", "JPEG": "jpg", "WEBP": "webp"}
 

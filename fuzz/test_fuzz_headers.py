@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.mutations import mutated, read_or_refused
-from kohya_bucket.images.headers.header import header_of
-from kohya_bucket.images.unreadable import UnreadableImageError
+from kohya_bucket.images.formats import UnreadableImageError
+from kohya_bucket.images.headers import header_of
 from tests.images.image_corpus import corpus
 from tests.pictures import pillow_size
 

@@ -18,8 +18,7 @@ __all__ = ["MOVED", "answer_to_old_names"]
 
 MOVED = {
     "kohya_bucket.buckets.auto": ("kohya_bucket.buckets.rules.auto", "kohya_bucket.buckets.rules.auto"),
-    "kohya_bucket.datasets.tar_index": ("kohya_bucket.images.tars.tar_index",),
-    "kohya_bucket.images.size_table": ("kohya_bucket.images.tables.size_table",),
+    "kohya_bucket.datasets.tar_index": ("kohya_bucket.images.tar_index",),
     "kohya_bucket.images.store": ("kohya_bucket.originals.image_store",),
     "kohya_bucket.latents.diffusers_vae": ("kohya_bucket.latents.vae.diffusers_vae",),
     "kohya_bucket.latents.encoder": ("kohya_bucket.latents.vae.encoder",),

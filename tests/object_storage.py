@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kohya_bucket.images.files import remote
+from kohya_bucket.images import remote
 from kohya_bucket.latents.remote import quick_ranges
 
 __all__ = ["Request", "s3_server"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +21,13 @@ def make_pictures(folder: Path, sizes: Iterable[tuple[int, int]], caption: str |
         if caption is not None:
             paths[-1].with_suffix(".txt").write_text(caption, encoding="utf-8")
     return paths
+
+
+def spoil(path: Path) -> None:
+    """Overwrite a file so that it is no image any more; its length and time stay."""
+    status = path.stat()
+    path.write_bytes(bytes(status.st_size))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def pillow_size(data: bytes) -> tuple[int, int] | None:

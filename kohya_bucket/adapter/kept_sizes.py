@@ -19,8 +19,8 @@ from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import user_cache
 from kohya_bucket.images import MetadataCache, read_sizes
-from kohya_bucket.images.progress import Progress
-from kohya_bucket.images.scan.size_scan import SizeScan
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.texts import one_line
 
 __all__ = ["AUTOMATIC_FROM", "cache_file", "scan_sizes"]

@@ -16,7 +16,7 @@ from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import BucketSettingsError, ConfigError
-from kohya_bucket.images.tables.text_column import TextColumn
+from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.planning.remainders import policies_of
 
 __all__ = ["Placing", "first_placed", "place_all", "place_images", "refuse_conflicts"]

@@ -16,7 +16,7 @@ from torch.utils.data import get_worker_info
 from kohya_bucket.adapter.bad_images import counted_here
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.errors import KohyaBucketError, StorageError
-from kohya_bucket.images.unreadable import not_loaded
+from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.texts import one_line
 
 __all__ = ["batch_of_the_readable"]

@@ -92,7 +92,7 @@ def given_config(
 def _is_settings(path: Path) -> bool:
     if not path.is_file() or path.suffix.lower() != ".json":
         return path.suffix.lower() == ".toml" and path.is_file()
-    from kohya_bucket.images.tars.shard_lists import is_shard_list
+    from kohya_bucket.images.shard_lists import is_shard_list
 
     return not is_shard_list(path)
 

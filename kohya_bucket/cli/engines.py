@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kohya_bucket.errors import KohyaBucketError
 
 if TYPE_CHECKING:
-    from kohya_bucket.images.scan.pool import Engine
+    from kohya_bucket.images.parallel import Engine
 
 __all__ = ["ENGINE_HELP", "engine_of"]
 

@@ -17,17 +17,17 @@ from kohya_bucket.cli.tar_sources import shards_in
 from kohya_bucket.datasets.captions import caption_beside, caption_of_cell, caption_of_file
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import list_images, read_sizes
-from kohya_bucket.images.files.paths import absolute_paths
-from kohya_bucket.images.files.unchanged import read_unchanged
+from kohya_bucket.images.image_rows import TABLE_ENDINGS, scan_rows
+from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.origins import Container, Origins
-from kohya_bucket.images.scan.each import for_each, for_many
-from kohya_bucket.images.tables.image_rows import TABLE_ENDINGS, scan_rows
-from kohya_bucket.images.tars.tar_index import TarIndex
+from kohya_bucket.images.parallel import REQUESTS, for_each
+from kohya_bucket.images.stamps import read_unchanged
+from kohya_bucket.images.tar_index import TarIndex
 from kohya_bucket.texts import counted, read_text
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets.sizes import IntArray
-    from kohya_bucket.images.scan.pool import Engine
+    from kohya_bucket.images.parallel import Engine
 
 __all__ = ["Found", "ImageSource", "source_in"]
 
@@ -86,7 +86,9 @@ class _Files:
         self._paths = paths
         self._captions = _lines(options.captions_file, len(paths))
         if options.captions_file is None:
-            self._captions = for_many(partial(caption_beside, ending=options.caption_extension), paths)
+            self._captions = for_each(
+                partial(caption_beside, ending=options.caption_extension), paths, at_once=REQUESTS
+            )
 
     def read(self, engine: Engine, *, quiet: bool) -> Found:
         with scan_progress("reading headers", quiet=quiet) as progress:
@@ -117,7 +119,7 @@ class _Tars:
 
 def _captions_in(index: TarIndex, images: Origins) -> list[str | None]:
     """The captions of the samples of tars, which have not changed since."""
-    captions = for_many(partial(_of_sample, index, images), range(len(index)))
+    captions = for_each(partial(_of_sample, index, images), range(len(index)), at_once=REQUESTS)
     for_each(Container.checked, images.containers)
     return captions
 

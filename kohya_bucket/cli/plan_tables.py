@@ -16,7 +16,7 @@ from kohya_bucket.adapter.gpu_rows import GpuRow
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli.console import print_fitting, print_table, wide_console
 from kohya_bucket.cli.plan_json import not_trained, plan_as_dict
-from kohya_bucket.images.headers.exif import say_orientations
+from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.config import Config, Findings
 from kohya_bucket.sdscripts.datasets.wording import rule_text

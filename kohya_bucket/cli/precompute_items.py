@@ -28,7 +28,7 @@ from kohya_bucket.texts import some
 if TYPE_CHECKING:
     from kohya_bucket.adapter.options import AdapterOptions
     from kohya_bucket.buckets import BucketRule
-    from kohya_bucket.images.scan.pool import Engine
+    from kohya_bucket.images.parallel import Engine
 
 __all__ = ["Chosen", "Part", "Planned", "chosen", "parts_of", "planned", "store_of"]
 

@@ -29,7 +29,7 @@ def draw_into(target: Path, file: Path | None, found: Sequence[Explanation], ori
     """
     from PIL import Image
 
-    from kohya_bucket.images.headers.exif import ORIENTATIONS
+    from kohya_bucket.images.headers import ORIENTATIONS
     from kohya_bucket.reports.preview import draw_preview
 
     placed = [explanation for explanation in found if explanation.bucket is not None]

@@ -73,7 +73,7 @@ def sizes_of(
         KohyaBucketError: nothing readable there.
     """
     from kohya_bucket.images import read_sizes
-    from kohya_bucket.images.tables.size_table import TABLE_SUFFIXES, read_size_table
+    from kohya_bucket.images.size_table import TABLE_SUFFIXES, read_size_table
 
     source, foreign = ", ".join(sources), dict[str, str]()
     if (tars := tars_in(sources)) is not None:

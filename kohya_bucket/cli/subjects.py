@@ -20,11 +20,10 @@ from kohya_bucket.cli.tar_sources import tars_in
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images import MetadataCache
-from kohya_bucket.images.clip_files import VIDEO_EXTENSIONS, is_video
-from kohya_bucket.images.clips import read_clips
+from kohya_bucket.images.clips import VIDEO_EXTENSIONS, is_video, read_clips
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS
+from kohya_bucket.images.parallel import Engine
 from kohya_bucket.images.pixels.undecodable import undecodable
-from kohya_bucket.images.scan.pool import Engine
 from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer
 from kohya_bucket.reports.clips import ClipFacts
 from kohya_bucket.reports.images import ImageTable, Subject
@@ -32,7 +31,7 @@ from kohya_bucket.sdscripts.config import NEWEST, Config, Finding, ReadDataset, 
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
-    from kohya_bucket.images.tars.tar_index import TarIndex
+    from kohya_bucket.images.tar_index import TarIndex
 
 __all__ = ["Reading", "from_config", "from_folders", "images_of_config"]
 

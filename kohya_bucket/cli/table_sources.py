@@ -7,9 +7,9 @@ from pathlib import Path
 
 from kohya_bucket.cli.tar_sources import matches, refuse_other_kinds
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.files.paths import absolute_paths
-from kohya_bucket.images.files.remote import list_remote
-from kohya_bucket.images.tables.image_rows import TABLE_ENDINGS
+from kohya_bucket.images.image_rows import TABLE_ENDINGS
+from kohya_bucket.images.listing import absolute_paths
+from kohya_bucket.images.remote import list_remote
 from kohya_bucket.texts import parse_json, read_text, some
 
 __all__ = ["tables_in"]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.files.remote import is_url, list_remote
+from kohya_bucket.images.remote import is_url, list_remote
 
 if TYPE_CHECKING:
-    from kohya_bucket.images.tars.tar_index import TarIndex
+    from kohya_bucket.images.tar_index import TarIndex
 
 __all__ = ["matches", "refuse_other_kinds", "shards_in", "tars_in"]
 
@@ -30,7 +30,7 @@ def tars_in(sources: Sequence[str], before: Path | None = None) -> TarIndex | No
     shards = shards_in(sources)
     if shards is None:
         return None
-    from kohya_bucket.images.tars.tar_index import TarIndex
+    from kohya_bucket.images.tar_index import TarIndex
 
     return TarIndex.build(shards, before=None if before is None else TarIndex.load(before))
 
@@ -78,6 +78,6 @@ def _matches(source: str, endings: Sequence[str]) -> list[str]:
 def _is_index(name: str) -> bool:
     if not name.lower().endswith(".json"):
         return False
-    from kohya_bucket.images.tars.shard_lists import is_shard_list
+    from kohya_bucket.images.shard_lists import is_shard_list
 
     return is_shard_list(name)

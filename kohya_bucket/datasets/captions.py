@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.files.remote import is_url, read_remote
+from kohya_bucket.images.remote import is_url, read_remote
 from kohya_bucket.texts import parse_json
 
 __all__ = ["caption_beside", "caption_of_cell", "caption_of_file"]

@@ -30,8 +30,8 @@ from kohya_bucket.datasets.sources.protocol import FastSource, checked_sizes
 from kohya_bucket.datasets.tensors import PixelRange
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
+from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels.load import Picture
-from kohya_bucket.images.progress import Progress
 from kohya_bucket.texts import one_line
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from kohya_bucket.datasets.sources.columns import cell_picture, cell_size, expla
 from kohya_bucket.datasets.stream_buffer import StreamBuffer, StreamCounts
 from kohya_bucket.datasets.tensors import PixelRange
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.unreadable import UnreadableImageError
+from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.texts import one_line
 
 if TYPE_CHECKING:

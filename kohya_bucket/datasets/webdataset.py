@@ -21,9 +21,9 @@ from kohya_bucket.datasets.streaming import StreamingBuckets, StreamKeywords
 from kohya_bucket.datasets.tensors import PixelRange
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
-from kohya_bucket.images.tars.tar_index import TarIndex
-from kohya_bucket.images.tars.tar_members import Oddities, plain_ending
-from kohya_bucket.images.unreadable import UnreadableImageError
+from kohya_bucket.images.formats import UnreadableImageError
+from kohya_bucket.images.tar_index import TarIndex
+from kohya_bucket.images.tar_scan import Oddities, plain_ending
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

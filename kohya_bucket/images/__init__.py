@@ -10,24 +10,22 @@ from typing import TYPE_CHECKING
 from kohya_bucket.lazy import importer
 
 if TYPE_CHECKING:
-    from kohya_bucket.images.cache.metadata_cache import Changes, MetadataCache, MetadataRow
-    from kohya_bucket.images.files.listing import list_images
     from kohya_bucket.images.formats import IMAGE_EXTENSIONS, ImageFormat
-    from kohya_bucket.images.headers.header import Header, read_size
-    from kohya_bucket.images.scan.read_sizes import read_sizes
-    from kohya_bucket.images.scan.size_scan import ScanInterrupted, SizeScan
-    from kohya_bucket.images.tables.text_column import TextColumn
+    from kohya_bucket.images.headers import Header, read_size
+    from kohya_bucket.images.listing import list_images
+    from kohya_bucket.images.metadata_cache import Changes, MetadataCache, MetadataRow
+    from kohya_bucket.images.sizes import ScanInterrupted, SizeScan, read_sizes
+    from kohya_bucket.images.text_column import TextColumn
 else:
     __getattr__ = importer(
         __name__,
         {
-            "kohya_bucket.images.cache.metadata_cache": ["Changes", "MetadataCache", "MetadataRow"],
-            "kohya_bucket.images.files.listing": ["list_images"],
+            "kohya_bucket.images.metadata_cache": ["Changes", "MetadataCache", "MetadataRow"],
+            "kohya_bucket.images.listing": ["list_images"],
             "kohya_bucket.images.formats": ["IMAGE_EXTENSIONS", "ImageFormat"],
-            "kohya_bucket.images.headers.header": ["Header", "read_size"],
-            "kohya_bucket.images.scan.read_sizes": ["read_sizes"],
-            "kohya_bucket.images.scan.size_scan": ["ScanInterrupted", "SizeScan"],
-            "kohya_bucket.images.tables.text_column": ["TextColumn"],
+            "kohya_bucket.images.headers": ["Header", "read_size"],
+            "kohya_bucket.images.sizes": ["ScanInterrupted", "SizeScan", "read_sizes"],
+            "kohya_bucket.images.text_column": ["TextColumn"],
         },
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.images.files.content_hash import hash_file
+from kohya_bucket.images.stamps import hash_file
 from kohya_bucket.latents.stale import Reason, Stale
 
 __all__ = ["UNKNOWN_VAE", "Fingerprint", "module_hash", "sampled_hash", "source_identity", "why_stale"]

@@ -9,8 +9,8 @@ from pathlib import Path
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.section import Section
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels.undecodable import undecodable
-from kohya_bucket.images.progress import Progress
 from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.config import ClipKeys, MusubiConfig, read_config
 from kohya_bucket.musubi.options import options_of

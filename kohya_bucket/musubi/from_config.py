@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from kohya_bucket.adapter.guard import end_run
 from kohya_bucket.adapter.ranks import is_first_process
-from kohya_bucket.images.files.paths import from_here
+from kohya_bucket.images.listing import from_here
 from kohya_bucket.latents.stale import Reason
 from kohya_bucket.musubi.caching.geometry import holds_clips
 from kohya_bucket.musubi.caching.judge import Caches

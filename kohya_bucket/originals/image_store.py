@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.images.files.listing import list_images
-from kohya_bucket.images.scan.read_sizes import read_sizes
+from kohya_bucket.images.listing import list_images
+from kohya_bucket.images.sizes import read_sizes
 
 __all__ = ["ImageStore", "StoredImage"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.images.headers.exif import ORIENTATIONS
+from kohya_bucket.images.headers import ORIENTATIONS
 from kohya_bucket.reports.analysis import Analysis
 
 __all__ = ["image_lists", "image_row"]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, too_long, too_small
-from kohya_bucket.images.headers.exif import say_orientations
+from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.recommendation import Recommendation
 from kohya_bucket.reports.summary import Summary, summarize

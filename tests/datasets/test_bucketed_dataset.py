@@ -27,7 +27,7 @@ from kohya_bucket.buckets import geometry  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.images.pixels.load import load_pixels  # noqa: E402
 from kohya_bucket.images.pixels.resize import resize_and_crop  # noqa: E402
-from kohya_bucket.images.scan.work import WORK  # noqa: E402
+from tests.pictures import make_pictures, spoil  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 
 SIZES = [(100, 60), (60, 100), (64, 64), (120, 50), (30, 30), (64, 128)]
@@ -142,10 +142,12 @@ def test_mistakes_are_named(paths: list[Path], tmp_path: Path) -> None:
         BucketedDataset(paths, rule)[6]
 
 
-def test_the_cache_spares_the_headers(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_spares_the_headers(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
+    paths = make_pictures(tmp_path, SIZES)
     cache = MetadataCache.build(paths)
-    monkeypatch.delitem(WORK, "size")
+    for path in paths:
+        spoil(path)
     dataset = BucketedDataset(paths, FixedBuckets(SET), metadata_cache=cache)
     assert (dataset.sizes == SIZES).all()
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from kohya_bucket import Bucket, BucketedDataset, BucketSet, FixedBuckets  # noqa: E402
 from kohya_bucket.datasets.sources.columns import cell_pixels, cell_size  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.images.unreadable import UnreadableImageError  # noqa: E402
+from kohya_bucket.images.formats import UnreadableImageError  # noqa: E402
 
 RULE = FixedBuckets(BucketSet.from_dims([(64, 64), (96, 64), (64, 96)]))
 SIZES = [(90, 60), (60, 90), (64, 64), (30, 31)]

@@ -12,7 +12,7 @@ from kohya_bucket import BucketBatchSampler, KohyaBuckets
 from kohya_bucket.datasets.images import BucketedDataset
 from kohya_bucket.datasets.sources.tars import TarSource
 from kohya_bucket.errors import PlanError
-from kohya_bucket.images.tars.tar_index import TarIndex
+from kohya_bucket.images.tar_index import TarIndex
 
 
 def _shard(path: Path, sizes: list[tuple[int, int]]) -> str:

@@ -18,8 +18,8 @@ from kohya_bucket import BucketBatchSampler, KohyaBuckets
 from kohya_bucket.datasets.images import BucketedDataset
 from kohya_bucket.datasets.sources.tars import TarSource
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.tars.shard_lists import is_shard_list, listed_shards
-from kohya_bucket.images.tars.tar_index import TarIndex
+from kohya_bucket.images.shard_lists import is_shard_list, listed_shards
+from kohya_bucket.images.tar_index import TarIndex
 
 SIZES = [(64, 32), (32, 64), (48, 48)]
 
@@ -106,7 +106,7 @@ def test_a_wids_index_names_its_shards(tmp_path: Path) -> None:
 
 
 def test_urls_are_found_from_the_list() -> None:
-    from kohya_bucket.images.tars import shard_lists
+    from kohya_bucket.images import shard_lists
 
     assert shard_lists._beside("https://here.example/a/index.json", "b/0.tar") == "https://here.example/a/b/0.tar"
     assert shard_lists._beside("https://here.example/a/index.json", "/0.tar") == "https://here.example/0.tar"

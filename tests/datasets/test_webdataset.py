@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader  # noqa: E402
 from kohya_bucket import BucketSet, FixedBuckets  # noqa: E402
 from kohya_bucket.datasets.webdataset import dataset_from_shards, stream_from_shards  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.images.tars import tar_scan  # noqa: E402
-from kohya_bucket.images.tars.tar_index import TarIndex  # noqa: E402
-from kohya_bucket.images.tars.tar_members import split_key  # noqa: E402
+from kohya_bucket.images import tar_scan  # noqa: E402
+from kohya_bucket.images.tar_index import TarIndex  # noqa: E402
+from kohya_bucket.images.tar_scan import split_key  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 
 RULE = FixedBuckets(BucketSet.from_dims([(64, 64), (96, 64), (64, 96)]))

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageCms, PngImagePlugin, features
 
 from kohya_bucket.images import ImageFormat
-from kohya_bucket.images.headers.by_pillow import load_plugin
+from kohya_bucket.images.by_pillow import load_plugin
 
 SIZE = (67, 45)
 

@@ -8,9 +8,16 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.clip_files import VIDEO_EXTENSIONS
-from kohya_bucket.images.clips import clip_scan, list_clips, read_clips
-from kohya_bucket.images.headers.clip import COUNTED, OF_IMAGES, TOLD, _packets
+from kohya_bucket.images import clips
+from kohya_bucket.images.clips import (
+    COUNTED,
+    OF_IMAGES,
+    TOLD,
+    VIDEO_EXTENSIONS,
+    _packets,
+    list_clips,
+    read_clips,
+)
 from tests.clip_files import CODECS, copy_packets, decoded, make_clip
 
 av = pytest.importorskip("av", minversion="16")
@@ -128,7 +135,7 @@ def test_clips_are_listed_by_their_endings(tmp_path: Path) -> None:
 
 
 def test_without_pyav_one_line_says_what_to_install(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(clip_scan.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(clips.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(KohyaBucketError, match="clips are read by PyAV, which is not installed: pip install av"):
         read_clips([tmp_path / "a.mp4"])
 

@@ -17,15 +17,12 @@ import pyarrow.parquet
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.files import pieces
-from kohya_bucket.images.files.unchanged import stamp_of
+from kohya_bucket.images import arrow_files, image_rows, parallel, pieces
+from kohya_bucket.images.image_rows import scan_rows
 from kohya_bucket.images.origins import Container, Origins, apart, container_of, in_container
-from kohya_bucket.images.progress import go_on
-from kohya_bucket.images.scan import each
-from kohya_bucket.images.scan.each import for_each, for_many
-from kohya_bucket.images.tables import image_rows, row_files
-from kohya_bucket.images.tables.image_rows import scan_rows
-from kohya_bucket.images.tars.tar_index import TarIndex
+from kohya_bucket.images.parallel import check_cancelled, for_each
+from kohya_bucket.images.stamps import stamp_of
+from kohya_bucket.images.tar_index import TarIndex
 from kohya_bucket.latents.store.layout import absolute, paths_of, relative_source
 from tests.latents.containers import make_table, make_tar
 from tests.object_storage import s3_server
@@ -191,9 +188,9 @@ def test_reads_grow_as_the_rows_do(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     counts: dict[str, list[int]] = {"tar": [], "parquet": []}
     asked: list[int] = []
     monkeypatch.setattr(pieces, "_read_fd", lambda *args, real=pieces._read_fd: asked.append(1) or real(*args))
-    real = row_files.ParquetRows.parts
+    real = arrow_files.ParquetRows.parts
     monkeypatch.setattr(
-        row_files.ParquetRows, "parts", lambda self, group: (asked.append(1) or part for part in real(self, group))
+        arrow_files.ParquetRows, "parts", lambda self, group: (asked.append(1) or part for part in real(self, group))
     )
     for n in (2_500, 10_000):
         images = [some[k % 64] for k in range(n)]
@@ -222,7 +219,7 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(image_rows, "_KEPT", 4 << 20)
     del random
     before, peak = pa.total_allocated_bytes(), 0
-    real = row_files.ParquetRows.parts
+    real = arrow_files.ParquetRows.parts
 
     def watched(self, group):
         nonlocal peak
@@ -230,7 +227,7 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path, monkeypatch: pyte
             peak = max(peak, pa.total_allocated_bytes() - before)
             yield part
 
-    monkeypatch.setattr(row_files.ParquetRows, "parts", watched)
+    monkeypatch.setattr(arrow_files.ParquetRows, "parts", watched)
     found = scan_rows("image", None, str(table))
     assert found.lengths.sum() > 60 << 20
     assert 1 << 20 < peak < 8 << 20
@@ -269,7 +266,7 @@ def test_every_type_of_bytes_is_read_or_refused(tmp_path: Path, kind: pa.DataTyp
 def test_after_a_read_that_failed_the_next_one_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = [png(k) for k in range(100)]
     table = make_table(tmp_path / "x.parquet", rows(images))
-    real = row_files.ParquetRows.parts
+    real = arrow_files.ParquetRows.parts
 
     def failing(self, group):
         for k, part in enumerate(real(self, group)):
@@ -279,7 +276,7 @@ def test_after_a_read_that_failed_the_next_one_begins_anew(tmp_path: Path, monke
 
     by_name = Origins.named([f"{table}#{k}" for k in range(100)])
     with monkeypatch.context() as patch:
-        patch.setattr(row_files.ParquetRows, "parts", failing)
+        patch.setattr(arrow_files.ParquetRows, "parts", failing)
         assert by_name.fetched(20) == images[20]
         for row in (40, 99):
             with pytest.raises(KohyaBucketError, match=r"x\.parquet: cannot be read as a table: the network is gone"):
@@ -298,10 +295,10 @@ def test_windows_keep_neighbours_together() -> None:
     assert far.windows().tolist() == [0, 0]
 
 
-def test_many_requests_are_answered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(each, "_WAITING", 7)
+def test_many_items_are_done_in_order_and_an_error_stops_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_QUEUED", 7)
     asked: list[int] = []
-    assert for_many(lambda i: asked.append(i) or i * i, range(50)) == [i * i for i in range(50)]
+    assert for_each(lambda i: asked.append(i) or i * i, range(50)) == [i * i for i in range(50)]
     assert sorted(asked) == list(range(50))
     asked.clear()
 
@@ -311,9 +308,9 @@ def test_many_requests_are_answered_in_order(monkeypatch: pytest.MonkeyPatch) ->
             raise KohyaBucketError("broken")
 
     with pytest.raises(KohyaBucketError, match="broken"):
-        for_many(failing, range(10_000))
+        for_each(failing, range(10_000))
     assert max(asked) < 14  # those that wait behind are not begun
-    assert for_many(len, []) == []
+    assert for_each(len, []) == []
 
 
 def test_an_error_or_ctrl_c_ends_what_runs_beside() -> None:
@@ -324,7 +321,7 @@ def test_an_error_or_ctrl_c_ends_what_runs_beside() -> None:
             raise KohyaBucketError("broken")
         try:
             while True:
-                go_on()
+                check_cancelled()
                 threading.Event().wait(0.01)
         finally:
             ended.append(item)
@@ -338,7 +335,7 @@ def test_an_error_or_ctrl_c_ends_what_runs_beside() -> None:
     with pytest.raises(KeyboardInterrupt):
         for_each(lambda item: item if item == 0 else look(item), [0, 2, 3], progress=interrupt)
     assert set(ended) <= {2, 3, 4}
-    go_on()  # nothing is left behind here
+    check_cancelled()  # nothing is left behind here
 
 
 def test_an_object_that_is_replaced_is_noticed_within_the_same_second(tmp_path: Path) -> None:

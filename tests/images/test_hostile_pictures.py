@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kohya_bucket.images import list_images, read_sizes
-from kohya_bucket.images.headers.header import header_of
-from kohya_bucket.images.unreadable import UnreadableImageError
+from kohya_bucket.images.formats import UnreadableImageError
+from kohya_bucket.images.headers import header_of
 from tests.pictures import make_pictures
 
 MIB = 1 << 20

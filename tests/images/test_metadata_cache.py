@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from kohya_bucket import cli
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import Changes, ImageFormat, MetadataCache, ScanInterrupted, TextColumn, read_sizes
-from kohya_bucket.images.headers import header as header_module
-from kohya_bucket.images.scan import pool as pool_module
+from kohya_bucket.images import headers as header_module
+from kohya_bucket.images import scan as pool_module
 
 pytest.importorskip("pyarrow")
 
@@ -314,7 +314,7 @@ def test_a_text_column_behaves_as_a_list(texts: list[str], data: st.DataObject) 
 
 
 def test_equal_hashes_of_different_texts_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kohya_bucket.images.tables.text_column.hash", len, raising=False)
+    monkeypatch.setattr("kohya_bucket.images.text_column.hash", len, raising=False)
     texts = ["aa", "bb", "c", "cc", "bb"]
     column = TextColumn.of(texts)
     assert column.find(["cc", "bb", "dd", "c", "eee"]).tolist() == [3, 1, -1, 2, -1]

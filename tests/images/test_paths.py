@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kohya_bucket.images.files.paths import absolute_paths
+from kohya_bucket.images.listing import absolute_paths
 
 PLAIN = ["/a/b.png", "/a b/ä.png", "/c"]
 OTHERS = ["/a/../b.png", "/a/./b", "/.hidden/b", "//a/b", "/a//b", "/a/", "/", "a.png", "./a", "../a", "a\n/b", "/a/b."]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, list_images, read_sizes
-from kohya_bucket.images.files.remote import is_url
+from kohya_bucket.images.remote import is_url
 
 CORPUS = [*corpus(), ("broken.png", b"no"), ("empty.jpg", b"")]
 

@@ -14,11 +14,9 @@ import pytest
 from image_corpus import encode, picture
 from PIL import Image
 
-from kohya_bucket.images import ScanInterrupted, read_sizes
-from kohya_bucket.images.scan import crew as crew_module
-from kohya_bucket.images.scan import pool as pool_module
-from kohya_bucket.images.scan import worker as worker_module
-from kohya_bucket.images.scan.worker import WorkerProcess
+from kohya_bucket.images import ScanInterrupted, read_sizes, scan_worker
+from kohya_bucket.images import scan as scan_module
+from kohya_bucket.images.scan_worker import Helper
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +58,8 @@ def test_slow_storage_is_read_on_threads(many: list[str], monkeypatch: pytest.Mo
 @pytest.mark.parametrize("engine", ["alone", "threads", "processes"])
 def test_ctrl_c_keeps_what_is_finished(many: list[str], monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     complete = read_sizes(many)
-    monkeypatch.setattr(pool_module, "_CHUNK", 50)
-    monkeypatch.setattr(pool_module, "_REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr(scan_module, "_CHUNK", 50)
+    monkeypatch.setattr(scan_module, "_REPORT_EVERY_S", 0.0)
 
     def interrupt(done: int, total: int) -> None:
         if done >= 100:
@@ -83,7 +81,7 @@ def test_progress_ends_at_the_total(many: list[str]) -> None:
 
 
 def test_a_dead_helper_costs_no_rows(many: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_CHUNK", 50)
+    monkeypatch.setattr(scan_module, "_CHUNK", 50)
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     scan = read_sizes(many, engine="processes", workers=2)
     assert scan.read.all()
@@ -123,24 +121,17 @@ def test_an_interrupt_while_threads_are_started_is_an_interrupt(tmp_path: Path, 
         read_sizes([tmp_path / "a.png"] * 100, engine="threads")
 
 
-def wait_for_threads(before: set[threading.Thread]) -> None:
-    for thread in set(threading.enumerate()) - before:
-        thread.join(30)
-
-
 def test_what_comes_after_an_interrupt_is_not_taken_for_read(many: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that hangs in a slow disk outlives the scan; its rows came into columns that were copied before."""
-    real, answered, first = pool_module.WORK["size"], threading.Event(), threading.Lock()
+    """A thread that hangs in a slow disk outlives the scan."""
+    real, answered, first = os.open, threading.Event(), threading.Lock()
 
-    def slow(paths: list[str]) -> object:
+    def slow(*args: object) -> int:
         if not first.acquire(blocking=False):
             assert answered.wait(30)
-        return real(paths)
+        return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setitem(pool_module.WORK, "size", slow)
-    monkeypatch.setattr(crew_module, "_GRACE_S", 0.1)
-    monkeypatch.setattr(pool_module, "_REPORT_EVERY_S", 0.0)
-    before = set(threading.enumerate())
+    monkeypatch.setattr(os, "open", slow)
+    monkeypatch.setattr(scan_module, "_REPORT_EVERY_S", 0.0)
 
     def interrupt(done: int, total: int) -> None:
         if done:
@@ -150,47 +141,36 @@ def test_what_comes_after_an_interrupt_is_not_taken_for_read(many: list[str], mo
         read_sizes(many[1:9], engine="threads", workers=2, progress=interrupt)
     scan = caught.value.scan
     answered.set()
-    wait_for_threads(before)
     assert scan.read.sum() == 1
     assert scan.read.tolist() == (scan.sizes[:, 0] > 0).tolist()
 
 
-def test_a_helper_that_starts_as_the_scan_ends_is_ended_too(many: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    starting, over = threading.Event(), threading.Event()
-    closed = []
+def test_no_helper_process_outlives_an_interrupt(many: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
 
-    class Helper:
-        def __init__(self) -> None:
-            starting.set()
-            assert over.wait(30)
+    def remembered(*args: object, **options: object) -> subprocess.Popen[bytes]:
+        started.append(real(*args, **options))  # type: ignore[call-overload]
+        return started[-1]
 
-        def wait_until_ready(self) -> None:
-            pass
-
-        def close(self) -> None:
-            closed.append(self)
+    monkeypatch.setattr(subprocess, "Popen", remembered)
+    monkeypatch.setattr(scan_module, "_REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr(scan_module.os, "cpu_count", lambda: 3)
 
     def interrupt(done: int, total: int) -> None:
-        assert starting.wait(30)
-        raise KeyboardInterrupt
+        if started:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(crew_module, "WorkerProcess", Helper)
-    monkeypatch.setattr(crew_module, "_GRACE_S", 0.1)
-    monkeypatch.setattr(pool_module.os, "cpu_count", lambda: 2)
-    before = set(threading.enumerate())
     with pytest.raises(ScanInterrupted):
-        read_sizes(many, engine="processes", workers=2, progress=interrupt)
-    assert closed == []
-    over.set()
-    wait_for_threads(before)
-    assert len(closed) == 1
+        read_sizes(many * 20, engine="processes", workers=3, progress=interrupt)
+    for process in started:
+        process.wait(30)
 
 
 def test_a_helper_that_waits_for_a_dead_disk_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    helper = WorkerProcess()
-    helper.wait_until_ready()
+    helper = Helper()
     process = helper._process
-    monkeypatch.setattr(worker_module, "_GRACE_S", 0.1)
+    monkeypatch.setattr(scan_worker, "_GRACE_S", 0.1)
     monkeypatch.setattr(process, "kill", lambda: None)  # as it is for one that is in such a call
     helper.close()
     assert process.poll() is None

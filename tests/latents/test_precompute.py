@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.images.files.content_hash import hash_file  # noqa: E402
 from kohya_bucket.images.pixels.load import load_pixels  # noqa: E402
 from kohya_bucket.images.pixels.resize import resize_and_crop  # noqa: E402
+from kohya_bucket.images.stamps import hash_file  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.dtypes import to_float32  # noqa: E402

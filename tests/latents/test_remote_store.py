@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError
-from kohya_bucket.images.files import remote
+from kohya_bucket.images import remote
 from kohya_bucket.latents.encode.work_claims import WorkBoard
 from kohya_bucket.latents.maintenance.pack import pack
 from kohya_bucket.latents.maintenance.prune import prune

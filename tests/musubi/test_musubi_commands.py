@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kohya_bucket.cli import subjects
-from kohya_bucket.images.headers import clip as headers_clip
+from kohya_bucket.images import clips as headers_clip
 from tests.clip_files import make_clip
 from tests.command_line import command_line
 from tests.pictures import make_pictures

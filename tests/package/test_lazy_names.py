@@ -47,8 +47,8 @@ def test_a_missing_package_is_named_with_what_installs_it() -> None:
     [
         ("import kohya_bucket", ("numpy", "PIL", "torch", "pyarrow")),
         (
-            "import kohya_bucket.images.scan.worker",
-            ("numpy", "PIL", "torch", "pyarrow", "kohya_bucket.images.cache.metadata_cache"),
+            "import kohya_bucket.images.scan_worker",
+            ("numpy", "PIL", "torch", "pyarrow", "kohya_bucket.images.metadata_cache"),
         ),
         ("from kohya_bucket import read_sizes", ("torch", "pyarrow")),
     ],

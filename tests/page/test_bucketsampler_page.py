@@ -33,7 +33,7 @@ from kohya_bucket import (  # noqa: E402
     load_from_toml,
     load_preset,
 )
-from kohya_bucket.images.scan.work import WORK  # noqa: E402
+from tests.pictures import spoil  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "bucketsampler.md").read_text(encoding="utf-8")
@@ -161,9 +161,10 @@ def test_build_cache(place: Path) -> None:
     assert f"{COUNT} unchanged, 0 read again" in refreshed
 
 
-def test_metadata_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_cache(place: Path) -> None:
     run_commands("build-cache")
-    monkeypatch.delitem(WORK, "size")
+    for path in Path("data").glob("*.jpg"):
+        spoil(path)
     names = run_snippet("metadata-cache", image_paths=sorted(Path("data").glob("*.jpg")))
     assert len(names["dataset"]) == COUNT
 

@@ -12,9 +12,8 @@ from PIL import Image, features
 pytest.importorskip("selenium", reason="selenium is not installed: pip install selenium")
 from explorer_support import asked, open_explorer
 
-from kohya_bucket.images.formats import ImageFormat
-from kohya_bucket.images.headers.header import header_of
-from kohya_bucket.images.unreadable import UnreadableImageError
+from kohya_bucket.images.formats import ImageFormat, UnreadableImageError
+from kohya_bucket.images.headers import header_of
 from tests.hostile import any_bytes
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kohya_bucket.adapter.batches import ImageKey
-from kohya_bucket.images.tables.text_column import TextColumn
+from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.sdscripts.datasets.records import ImageColumns
 
 

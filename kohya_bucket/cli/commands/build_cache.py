@@ -38,8 +38,8 @@ def build_cache(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     from kohya_bucket.images import MetadataCache, ScanInterrupted
-    from kohya_bucket.images.cache.parquet_file import is_metadata_cache
-    from kohya_bucket.images.tars.tar_index_file import is_tar_index
+    from kohya_bucket.images.metadata_cache import is_metadata_cache
+    from kohya_bucket.images.tar_index import is_tar_index
 
     check_output("--output", output, "a Parquet file", path)
     runs_on = engine_of(engine)

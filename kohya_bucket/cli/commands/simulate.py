@@ -100,7 +100,7 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
 
 
 def _print(name: str, e: Explanation, orientation: int, foreign: str, of_clip: Sequence[tuple[str, str]] = ()) -> None:
-    from kohya_bucket.images.headers.exif import ORIENTATIONS
+    from kohya_bucket.images.headers import ORIENTATIONS
 
     console = plain_console()
 

@@ -15,13 +15,13 @@ from kohya_bucket.datasets.sources.columns import cell_picture, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import ImageFormat, MetadataCache, TextColumn, read_sizes
-from kohya_bucket.images.files.paths import refuse_one_path
-from kohya_bucket.images.files.remote import fetched
-from kohya_bucket.images.headers.by_pillow import load_plugin
+from kohya_bucket.images.by_pillow import load_plugin
+from kohya_bucket.images.formats import UnreadableImageError
+from kohya_bucket.images.listing import refuse_one_path
+from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels.jpeg import Fit
 from kohya_bucket.images.pixels.load import Picture
-from kohya_bucket.images.progress import Progress
-from kohya_bucket.images.unreadable import UnreadableImageError
+from kohya_bucket.images.remote import fetched
 
 __all__ = ["FileSource"]
 

@@ -13,9 +13,9 @@ from kohya_bucket.datasets.captions import caption_of_cell
 from kohya_bucket.datasets.sources.columns import cell_picture, cell_size, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.pixels.jpeg import Fit
 from kohya_bucket.images.pixels.load import Picture
-from kohya_bucket.images.unreadable import UnreadableImageError
 
 __all__ = ["HuggingFaceSource", "refuse_splits", "undecoded"]
 

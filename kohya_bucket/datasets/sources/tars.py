@@ -12,11 +12,11 @@ from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.sources.columns import cell_picture, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.files.unchanged import read_unchanged
+from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
 from kohya_bucket.images.pixels.jpeg import Fit
 from kohya_bucket.images.pixels.load import Picture
-from kohya_bucket.images.tars.tar_index import TarIndex
-from kohya_bucket.images.unreadable import UnreadableImageError, explain_os_error
+from kohya_bucket.images.stamps import read_unchanged
+from kohya_bucket.images.tar_index import TarIndex
 
 __all__ = ["TarSource"]
 

@@ -14,9 +14,9 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.files.remote import fetched
-from kohya_bucket.images.headers.by_pillow import load_plugin_for
+from kohya_bucket.images.by_pillow import load_plugin_for
 from kohya_bucket.images.pixels.jpeg import Fit, Pixels, decoded_by_simplejpeg, draft
+from kohya_bucket.images.remote import fetched
 
 __all__ = ["NO_IMAGE", "Picture", "load_picture", "load_pixels", "to_pixels"]
 

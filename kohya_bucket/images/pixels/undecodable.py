@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.files.remote import fetched
+from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels.load import NO_IMAGE, load_picture
-from kohya_bucket.images.progress import Progress
+from kohya_bucket.images.remote import fetched
 
 __all__ = ["undecodable"]
 

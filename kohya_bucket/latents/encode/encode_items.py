@@ -12,7 +12,7 @@ import numpy as np
 
 from kohya_bucket.buckets.sizes import as_pair, size_keys, sizes_of_keys
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.files.remote import is_url
+from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.encode.npz_sink import NpzSink
 from kohya_bucket.latents.encode.report import PrecomputeReport

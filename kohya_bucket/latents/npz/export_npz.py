@@ -9,8 +9,8 @@ from pathlib import Path
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import GroupedSync, make_folder
-from kohya_bucket.images.files.remote import is_url
 from kohya_bucket.images.origins import in_container
+from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.npz.from_store import npz_item
 from kohya_bucket.latents.npz.import_npz import Exchange

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.images.files.paths import file_key
-from kohya_bucket.images.files.remote import is_url
+from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.origins import in_container
+from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.items import LatentItems
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.scan.ray_pool import joined_ray
+from kohya_bucket.images.parallel import joined_ray
 from kohya_bucket.texts import counted
 
 __all__ = ["Actors", "Facts", "raise_cause"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import write_file
-from kohya_bucket.images.files.remote import is_url
+from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.remote import storage
 
 if TYPE_CHECKING:

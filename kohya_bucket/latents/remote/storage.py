@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from kohya_bucket.errors import StorageError
-from kohya_bucket.images.files.remote import as_os_error, changed_at, storage_of
+from kohya_bucket.images.remote import as_os_error, changed_at, storage_of
 from kohya_bucket.latents.remote.quick_ranges import ranges_by_obstore
 
 __all__ = [

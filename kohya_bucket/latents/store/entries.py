@@ -10,7 +10,7 @@ from typing import Any
 
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.extras import pip_install
-from kohya_bucket.images.tables.parquet import bounded_table
+from kohya_bucket.images.arrow_files import bounded_table
 from kohya_bucket.latents.fingerprint import Fingerprint
 
 __all__ = ["StoreEntry", "arrow", "decode", "encode", "entry_at", "schema", "to_table"]

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from kohya_bucket.errors import LatentStoreError, as_damage
-from kohya_bucket.images.files.remote import is_url
 from kohya_bucket.images.origins import apart
+from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.remote.remote_path import Place, RemotePath, open_to_read, place_of, sizes_in, write_new
 from kohya_bucket.latents.remote.storage import check_exclusive
 

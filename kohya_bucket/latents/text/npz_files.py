@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError, as_damage
-from kohya_bucket.images.files.paths import file_key
+from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.npz.import_npz import Exchange
 from kohya_bucket.latents.npz.opened import BROKEN, BrokenNpzError, OpenNpz, write_arrays
 from kohya_bucket.latents.store.writer import write_manifest

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.unreadable import not_loaded
+from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.musubi.caching.sources import Source
 from kohya_bucket.musubi.objects import Selector
 from kohya_bucket.texts import counted

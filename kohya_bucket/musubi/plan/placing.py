@@ -13,7 +13,7 @@ from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.images.clips import ClipScan, read_clips
-from kohya_bucket.images.progress import Progress
+from kohya_bucket.images.parallel import Progress
 from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.config.listing import Listed
 from kohya_bucket.musubi.config.model import ClipKeys, DatasetKeys

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.images.files.paths import file_key
+from kohya_bucket.images.listing import file_key
 from kohya_bucket.sdscripts.objects import HeldDataset, ImageRecord, inner_of
 
 __all__ = ["check_one_size_each"]

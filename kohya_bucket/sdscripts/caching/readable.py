@@ -9,7 +9,7 @@ from typing import Any
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.unreadable import not_loaded
+from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.texts import one_line
 
 __all__ = ["cache_the_readable", "tell"]

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.images.progress import Progress
-from kohya_bucket.images.scan.size_scan import SizeScan
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.sdscripts.config.read import ReadDataset
 from kohya_bucket.texts import counted, some
 

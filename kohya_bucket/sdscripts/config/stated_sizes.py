@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from kohya_bucket.images.scan.pool import Job
+from kohya_bucket.images.scan import STAT, Job
 
 __all__ = ["CACHE_FILE", "are_stated_truly", "written_ns"]
 
@@ -26,7 +26,7 @@ def are_stated_truly(images: Sequence[str], written: Sequence[int]) -> list[bool
     Not for WebP files, which imagesize 1.x reads one pixel short, nor for images that were edited since: they would be
     squeezed into the old shape. Of an image that is gone there is nothing better.
     """
-    job = Job("stat", images)
+    job = Job(STAT, images)
     job.run()
     times = job.rows["mtime_ns"].tolist()  # 0 of an image that is gone
     return [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.images.tables.text_column import TextColumn
+from kohya_bucket.images.text_column import TextColumn
 
 __all__ = ["Few", "column_of"]
 

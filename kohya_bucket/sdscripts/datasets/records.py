@@ -12,7 +12,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from itertools import chain
 from typing import Any
 
-from kohya_bucket.images.tables.text_column import TextColumn
+from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.sdscripts.datasets.columns import Few, column_of
 from kohya_bucket.sdscripts.datasets.tables import BatchTable
 from kohya_bucket.sdscripts.objects import Group, inner_of

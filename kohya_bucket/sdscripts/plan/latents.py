@@ -10,8 +10,8 @@ import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.images.files.paths import file_key
-from kohya_bucket.images.progress import Progress
+from kohya_bucket.images.listing import file_key
+from kohya_bucket.images.parallel import Progress
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.sdscripts.config import Config, ImageList, Kind, ReadDataset, SubsetConfig
 from kohya_bucket.sdscripts.config.captions import caption_of

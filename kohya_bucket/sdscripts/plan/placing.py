@@ -8,8 +8,8 @@ from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import Placing, place_images
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.images.progress import Progress
-from kohya_bucket.images.scan.size_scan import SizeScan
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.sdscripts.config import ImageList, ReadDataset
 from kohya_bucket.sdscripts.datasets.bucket_manager import BucketManager
 

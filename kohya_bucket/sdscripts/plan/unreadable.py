@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from kohya_bucket.adapter.kept_sizes import scan_sizes
-from kohya_bucket.images.progress import Progress
+from kohya_bucket.images.parallel import Progress
 from kohya_bucket.sdscripts.config import Config
 from kohya_bucket.texts import counted, some
 

@@ -1,0 +1,135 @@
+"""What Pillow says about a file: the judge wherever the small header readers are unsure."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from typing import BinaryIO
+
+from PIL import Image, UnidentifiedImageError
+
+from kohya_bucket.images.formats import (
+    ImageFormat,
+    UnreadableImageError,
+    explain_os_error,
+    in_short,
+    not_decoded,
+    sniff,
+)
+
+__all__ = ["load_plugin", "load_plugin_for", "open_with_pillow", "pixel_limit", "verify_pixels"]
+
+_FORMATS = {
+    "PNG": ImageFormat.PNG,
+    "JPEG": ImageFormat.JPEG,
+    "MPO": ImageFormat.JPEG,
+    "WEBP": ImageFormat.WEBP,
+    "GIF": ImageFormat.GIF,
+    "BMP": ImageFormat.BMP,
+    "DIB": ImageFormat.BMP,
+    "TIFF": ImageFormat.TIFF,
+    "AVIF": ImageFormat.AVIF,
+    "HEIF": ImageFormat.HEIC,
+    "JXL": ImageFormat.JXL,
+}
+_PLUGINS = {
+    ImageFormat.AVIF: ("pillow_avif", "pillow-avif-plugin, or Pillow 11.3 or newer"),
+    ImageFormat.HEIC: ("pillow_heif", "pillow-heif"),
+    ImageFormat.JXL: ("pillow_jxl", "pillow-jxl-plugin"),
+}
+_ORIENTATION = 0x0112
+
+
+@functools.cache
+def load_plugin(kind: ImageFormat) -> bool:
+    """Register the Pillow plugin for a format that Pillow may not know by itself, if it is installed."""
+    if kind not in _PLUGINS:
+        return True
+    Image.init()
+    if kind.name in Image.OPEN:
+        return True
+    try:
+        plugin = importlib.import_module(_PLUGINS[kind][0])
+    except ImportError:
+        return False
+    if kind is ImageFormat.HEIC:
+        plugin.register_heif_opener()
+    return True
+
+
+def open_with_pillow(file: BinaryIO, kind: ImageFormat) -> tuple[int, int, int, ImageFormat]:
+    """(width, height, orientation, format) from Pillow; no pixels are decoded.
+
+    Raises:
+        UnreadableImageError: Pillow cannot open the file.
+    """
+    has_plugin = load_plugin(kind)
+    try:
+        with Image.open(file) as image:
+            width, height = image.size
+            found = _FORMATS.get(image.format or "", ImageFormat.OTHER)
+            return width, height, _orientation(image, found), found
+    except UnreadableImageError:
+        raise
+    except UnidentifiedImageError:
+        if not has_plugin:
+            raise UnreadableImageError(f"{kind.name} needs a Pillow plugin: pip install {_PLUGINS[kind][1]}") from None
+        if kind is ImageFormat.UNKNOWN:
+            raise UnreadableImageError(f"not an image ({_first_bytes(file)})") from None
+        raise UnreadableImageError(f"its {kind.name} header is damaged or cut off") from None
+    except Image.DecompressionBombError:
+        raise UnreadableImageError(
+            f"more than {pixel_limit():,} pixels, which Pillow refuses (PIL.Image.MAX_IMAGE_PIXELS)"
+        ) from None
+    except OSError as error:
+        raise UnreadableImageError(explain_os_error(error)) from None
+    except Exception as error:
+        # Plugins of Pillow raise whatever their parsing of damaged data ran into.
+        raise UnreadableImageError(
+            f"its {kind.name} header is damaged ({type(error).__name__}: {in_short(error)})"
+        ) from None
+
+
+def verify_pixels(path: str) -> str | None:
+    """Decode the whole image; why that fails, or None if it does not."""
+    try:
+        with open(path, "rb") as file:
+            load_plugin_for(file.read(32))
+        with Image.open(path) as image:
+            image.load()
+    except Exception as error:
+        return not_decoded(error)
+    return None
+
+
+def load_plugin_for(head: bytes) -> None:
+    """Make Pillow ready for a file that begins with `head`."""
+    load_plugin(sniff(head))
+
+
+def pixel_limit() -> int | None:
+    """Pixels beyond which `Image.open` refuses a file; None if the limit was switched off."""
+    limit = Image.MAX_IMAGE_PIXELS
+    return None if limit is None else 2 * limit
+
+
+def _orientation(image: Image.Image, kind: ImageFormat) -> int:
+    # Pillow and pillow-heif turn these upright themselves, size included; nothing is left to rotate.
+    if kind in (ImageFormat.TIFF, ImageFormat.HEIC):
+        return 1
+    try:
+        # PNG would decode its pixels first, in search of an EXIF block behind them.
+        value = image.getexif().get(_ORIENTATION, 1) if kind is not ImageFormat.PNG or "exif" in image.info else 1
+    except Exception:
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _first_bytes(file: BinaryIO) -> str:
+    try:
+        file.seek(0)
+        head = file.read(8)
+        return f"its first bytes are {head.hex(' ')}, {file.seek(0, os.SEEK_END)} bytes in all"
+    except OSError as error:
+        return explain_os_error(error)

@@ -1,0 +1,274 @@
+"""Clips: which files are clips, how many frames they have, of which size, at which rate.
+
+The size is that of the first decoded frame, as it is stored: a rotation that the file asks for is reported and not
+done, which is how trainers read clips. A container is believed about its frames if it says how many there are and
+lists each of them within the file; an edit list, a first frame that is no key frame, or a file that was cut off are
+reasons to count by decoding. The endings of files are those of musubi-tuner (`dataset/media_utils.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import stat
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.extras import pip_install
+from kohya_bucket.images.by_pillow import pixel_limit
+from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
+from kohya_bucket.images.headers import read_header
+from kohya_bucket.images.listing import list_images, refuse_one_path
+from kohya_bucket.images.parallel import Engine, Progress
+from kohya_bucket.images.scan import Job, Work
+from kohya_bucket.texts import counted
+
+__all__ = [
+    "COUNTED",
+    "MOST_FRAMES",
+    "OF_IMAGES",
+    "TOLD",
+    "VIDEO_EXTENSIONS",
+    "ClipRow",
+    "ClipScan",
+    "frame_endings",
+    "frames_in",
+    "is_video",
+    "list_clips",
+    "read_clip",
+    "read_clips",
+]
+
+VIDEO_EXTENSIONS = frozenset((".mp4", ".webm", ".avi", ".mkv", ".mov", ".flv", ".wmv", ".m4v", ".mpg", ".mpeg"))
+"""File name endings, in lower case, that count as clips when a folder is listed."""
+
+_FRAMES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif")
+
+
+def is_video(path: str | os.PathLike[str]) -> bool:
+    """Whether a file's name says that it is a clip."""
+    return os.path.splitext(os.fspath(path))[1].lower() in VIDEO_EXTENSIONS
+
+
+def frames_in(folder: str) -> list[str]:
+    """The images of a folder that are the frames of a clip, in the order of their names."""
+    endings = frame_endings()
+    return sorted(
+        os.path.join(folder, name) for name in os.listdir(folder) if os.path.splitext(name)[1] in endings
+    )  # a folder of such a name is taken too, as there, and cannot be read
+
+
+@cache
+def frame_endings() -> frozenset[str]:
+    """File name endings of images, as musubi-tuner compares them: in lower case or in upper case."""
+    jxl = (".jxl",) if any(importlib.util.find_spec(name) for name in ("jxlpy", "pillow_jxl")) else ()
+    return frozenset(ending for one in (*_FRAMES, *jxl) for ending in (one, one.upper()))
+
+
+ClipRow = tuple[int, int, int, int, int, int, int]
+"""(width, height, frames, numerator and denominator of frames per second, degrees by which a player turns it
+counter-clockwise, how the number of frames is known)."""
+
+TOLD, COUNTED, OF_IMAGES = 1, 2, 3
+"""How the number of frames is known: the container told it, they were decoded, or they are images in a folder."""
+
+MOST_FRAMES = 10_000_000
+_COLUMNS = [(name, "i8") for name in ("width", "height", "frames", "rate", "per", "rotation", "source")]
+
+
+def read_clip(path: str, *, decode: bool = False) -> ClipRow:
+    """A clip, or a folder of images that are its frames.
+
+    Args:
+        decode: decode it to the end, whatever the container says.
+
+    Raises:
+        UnreadableImageError: it cannot be decoded, or holds no frame; the text says why.
+        OSError: the file cannot be opened.
+    """
+    status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
+        return _of_images(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise UnreadableImageError("not a regular file")
+    if not status.st_size:
+        raise UnreadableImageError("an empty file (0 bytes)")
+    import av
+
+    path = os.path.abspath(path)  # or else what stands before a colon in its name is taken for a protocol
+    seen = 0
+    try:
+        told = _told(path, status.st_size)
+        whole = decode or not told
+        with av.open(path) as container:
+            for frame in container.decode(_video(container)):
+                seen += 1
+                if seen == 1:
+                    width, height, turn = frame.width, frame.height, _rotation(frame)
+                if not whole or seen > MOST_FRAMES:
+                    break
+            rate = container.streams.video[0].average_rate
+    except av.error.FFmpegError as error:
+        after = f" after {counted(seen, 'frame')}" if seen else ""
+        raise UnreadableImageError(f"cannot be decoded as a video{after} ({error.strerror})") from None
+    if not seen:
+        raise UnreadableImageError("holds no frame that can be decoded")
+    if seen > MOST_FRAMES:
+        raise UnreadableImageError(f"more than {MOST_FRAMES:,} frames")
+    per_second = (0, 1) if rate is None else (int(rate.numerator), int(rate.denominator))
+    frames = seen if whole else told
+    return width, height, frames, *per_second, turn, TOLD if told == frames else COUNTED
+
+
+def _video(container: Any) -> Any:
+    """The stream that trainers decode, if it is one whose frames fit into memory."""
+    if not container.streams.video:
+        raise UnreadableImageError("holds no video")
+    stream = container.streams.video[0]
+    if stream.codec_context is None:
+        raise UnreadableImageError("holds video of a codec that is not known here")
+    width, height, limit = stream.codec_context.width, stream.codec_context.height, pixel_limit()
+    if limit is not None and width * height > limit:
+        raise UnreadableImageError(f"{width:,}x{height:,} pixels in a frame, more than {limit:,}")
+    return stream
+
+
+def _rotation(frame: Any) -> int:
+    """Degrees by which a player turns the frames, counter-clockwise."""
+    for data in frame.side_data:
+        if data.type.name == "DISPLAYMATRIX":
+            x, y = struct.unpack_from("=2i", bytes(data))
+            return round(-math.degrees(math.atan2(y, x))) % 360
+    return 0
+
+
+def _told(path: str, file_size: int) -> int:
+    """How many frames the container says there are, if it can be believed; else 0."""
+    import av
+
+    with av.open(path) as container:
+        stream = _video(container)
+        frames = int(stream.frames)
+        if not 0 < frames <= MOST_FRAMES:
+            return 0
+        if not hasattr(stream, "index_entries"):  # before PyAV 17: what the index says is in the packets
+            return frames if _packets(container, stream) == frames else 0
+        entries = stream.index_entries
+        if len(entries) != frames or not entries[0].is_keyframe:
+            return 0
+        inside = all(e.size > 0 and not e.is_discard and e.pos + e.size <= file_size for e in entries)
+        return frames if inside else 0
+
+
+def _packets(container: Any, stream: Any) -> int:
+    """How many packets there are, one at a time in memory; 0 if one is of no use, or the first is no key frame."""
+    found = 0
+    for packet in container.demux(stream):
+        if packet.size:
+            if packet.is_discard or packet.is_corrupt or not (found or packet.is_keyframe):
+                return 0
+            found += 1
+    return found
+
+
+def _of_images(folder: str) -> ClipRow:
+    frames = frames_in(folder)
+    if not frames:
+        raise UnreadableImageError("a folder without images")
+    try:
+        width, height, _, _ = read_header(frames[0])
+    except (UnreadableImageError, OSError) as error:
+        name = os.path.basename(frames[0])
+        raise UnreadableImageError(f"its first image, {name}: {explain_os_error(error)}") from None
+    return width, height, len(frames), 0, 1, 0, OF_IMAGES
+
+
+@dataclass(frozen=True)
+class ClipScan:
+    """What is known of N clips; row i belongs to the i-th path.
+
+    Attributes:
+        paths: the N paths, as text.
+        sizes: [N, 2] int32 pixels (width, height) of a frame as stored, unrotated; (0, 0) where unreadable.
+        frames: [N] int64; 0 where unreadable.
+        fps: [N] float64 frames per second on average; 0 where the file has none, as a folder of images.
+        rotation: [N] int64 degrees by which a player turns the frames, counter-clockwise.
+        source: [N] uint8 how `frames` is known: `TOLD`, `COUNTED` or `OF_IMAGES`; 0 where unreadable.
+        failures: (index, path, reason) of each unreadable clip, by index.
+    """
+
+    paths: Sequence[str]
+    sizes: npt.NDArray[np.int32]
+    frames: npt.NDArray[np.int64]
+    fps: npt.NDArray[np.float64]
+    rotation: npt.NDArray[np.int64]
+    source: npt.NDArray[np.uint8]
+    failures: list[tuple[int, str, str]]
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    @property
+    def counted(self) -> npt.NDArray[np.bool_]:
+        """[N] bool: the frames were counted, because the container does not say or cannot be believed."""
+        return np.asarray(self.source == COUNTED)
+
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """[N] how long each is; NaN where the file has no rate."""
+        unknown = np.full(len(self), np.nan)
+        return np.asarray(np.divide(self.frames, self.fps, out=unknown, where=self.fps > 0))
+
+
+def list_clips(source: str | Iterable[str], *, recursive: bool = True) -> list[str]:
+    """Paths of clips; as `list_images`, for the endings of clips."""
+    return list_images(source, recursive=recursive, extensions=VIDEO_EXTENSIONS)
+
+
+def read_clips(
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    decode: bool = False,
+    workers: int | None = None,
+    engine: Engine = "auto",
+    progress: Progress | None = None,
+) -> ClipScan:
+    """Read the frame size, the number of frames and the rate of each clip.
+
+    Nothing is raised for a clip: what cannot be decoded is listed in `failures`.
+
+    Args:
+        paths: N video files, or folders of images.
+        decode: decode every clip to the end, to find those that break off; slow.
+        workers: at most this many threads or processes; None: as measured, 1: this thread alone.
+        engine, progress: as in `read_sizes`.
+
+    Raises:
+        KohyaBucketError: one path in place of a list, or workers below 1; or PyAV is not installed.
+    """
+    refuse_one_path(paths)
+    texts = [os.fspath(path) for path in paths]
+    if importlib.util.find_spec("av") is None and not all(map(os.path.isdir, texts)):
+        raise KohyaBucketError(f"clips are read by PyAV, which is not installed: {pip_install('video')}")
+    look = partial(read_clip, decode=decode)
+    job = Job(Work(look, _COLUMNS), texts, workers=workers, engine=engine, progress=progress)
+    job.run()
+    rows = job.rows
+    rate = np.divide(rows["rate"], rows["per"], out=np.zeros(len(texts)), where=rows["per"] > 0)
+    return ClipScan(
+        texts,
+        np.stack([rows["width"], rows["height"]], axis=1).astype(np.int32),
+        rows["frames"].astype(np.int64),
+        rate,
+        rows["rotation"].astype(np.int64),
+        rows["source"].astype(np.uint8),
+        [(i, texts[i], reason) for i, reason in sorted(job.failures.items())],
+    )

@@ -1,1 +1,0 @@
-"""Image files: which there are, their paths, and their bytes, wherever they lie."""

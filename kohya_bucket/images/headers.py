@@ -1,0 +1,334 @@
+"""The stored size of one image file, from its header: what `PIL.Image.open(path).size` says, several times faster.
+
+Stored means: before any rotation that EXIF asks for, since sd-scripts loads pixels unrotated. PNG, JPEG and WebP are
+read here; Pillow decides wherever one of these readers is unsure, and for every other format.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+from zlib import crc32
+
+from kohya_bucket.images.formats import HeaderRow, ImageFormat, UnreadableImageError, explain_os_error, sniff
+from kohya_bucket.images.pieces import HEAD_BYTES, Pieces, Source, as_file, length_of, read_at
+from kohya_bucket.images.remote import RemoteFile, is_url
+
+__all__ = ["ORIENTATIONS", "Header", "header_of", "orientation_of", "read_header", "read_size", "say_orientations"]
+
+ORIENTATIONS = {
+    2: "mirrored left to right",
+    3: "upside down",
+    4: "mirrored top to bottom",
+    5: "mirrored, a quarter turn",
+    6: "a quarter turn clockwise",
+    7: "mirrored, a quarter turn",
+    8: "a quarter turn anticlockwise",
+}
+"""What each value asks for that is not 1; sd-scripts does none of it."""
+
+_ORIENTATION, _SHORT = 0x0112, 3
+_ENTRY = 12
+
+
+def orientation_of(tiff: bytes) -> int:
+    """EXIF orientation, 1 to 8, from a TIFF block; 1 (stored upright) where there is none or it is damaged."""
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None or len(tiff) < 8:
+        return 1
+    start = struct.unpack_from(f"{order}I", tiff, 4)[0] + 2
+    if start > len(tiff):
+        return 1
+    count = min(struct.unpack_from(f"{order}H", tiff, start - 2)[0], (len(tiff) - start) // _ENTRY)
+    for at in range(start, start + _ENTRY * count, _ENTRY):
+        tag, kind, value = struct.unpack_from(f"{order}HH4xH", tiff, at)
+        if tag == _ORIENTATION:
+            return value if kind == _SHORT and 1 <= value <= 8 else 1
+    return 1
+
+
+def say_orientations(orientations: Iterable[int]) -> str:
+    """What EXIF asks for, with counts where it is several images: "12 a quarter turn clockwise; 3 upside down"."""
+    counts = Counter(ORIENTATIONS[value] for value in orientations if value in ORIENTATIONS)
+    return "; ".join(f"{count:,} {text}" for text, count in counts.most_common())
+
+
+_DEPTH_AND_COLOR = frozenset(
+    depth << 8 | color
+    for depth, color in [
+        (1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (8, 2), (16, 2),
+        (1, 3), (2, 3), (4, 3), (8, 3), (8, 4), (16, 4), (8, 6), (16, 6),
+    ]
+)  # fmt: skip
+_MAX_CHUNKS = 256
+_MAX_EXIF = 1 << 16
+_PNG = int(ImageFormat.PNG)
+_PNG_BEGIN = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+# Signature and IHDR: its beginning, width, height, depth and colour, filter, checksum; then the next chunk's name.
+_png_header = struct.Struct(">16sIIHxBxI4x4s").unpack_from
+_PNG_HEADER_BYTES = 41
+_png_chunk = struct.Struct(">I4s").unpack_from
+
+
+def read_png(head: bytes, source: Source) -> HeaderRow | None:
+    """(width, height, orientation, format), or None where only a full decoder can tell.
+
+    The header's checksum must be right and the pixels (IDAT) must begin inside the file, as decoders demand.
+    """
+    if len(head) < _PNG_HEADER_BYTES:
+        return None
+    begin, width, height, depth_and_color, filtering, checksum, next_chunk = _png_header(head)
+    if begin != _PNG_BEGIN or depth_and_color not in _DEPTH_AND_COLOR or filtering or crc32(head[12:29]) != checksum:
+        return None
+    if next_chunk == b"IDAT":
+        return width, height, 1, _PNG
+    orientation = _png_orientation(head, source)
+    return None if orientation is None else (width, height, orientation, _PNG)
+
+
+def _png_orientation(head: bytes, source: Source) -> int | None:
+    """Follow the chunks up to IDAT; the orientation met on the way, None if IDAT is not reached."""
+    orientation = 1
+    at = 33
+    for _ in range(_MAX_CHUNKS):
+        if at + 8 <= len(head):
+            length, name = _png_chunk(head, at)
+        elif len(chunk := read_at(source, at, 8)) == 8:
+            length, name = _png_chunk(chunk)
+        else:
+            return None
+        if name == b"IDAT":
+            return orientation
+        if name == b"eXIf":
+            orientation = orientation_of(read_at(source, at + 8, min(length, _MAX_EXIF)))
+        at += 12 + length
+    return None
+
+
+_FRAME = frozenset((0xC0, 0xC1, 0xC2))
+_SKIPPED = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
+_SCAN = 0xDA
+_APP1 = 0xE1
+_MAX_SEGMENTS = 1024
+_REFILL = 4096
+_JPEG = int(ImageFormat.JPEG)
+
+
+def read_jpeg(head: bytes, source: Source) -> HeaderRow | None:
+    """(width, height, orientation, format), or None where only a full decoder can tell.
+
+    Segments are followed up to the first scan, as decoders do; what lies between the headers (profiles,
+    previews) is skipped without being read. Two frame headers, 12-bit samples, arithmetic coding, padding
+    and anything else unusual are left to the decoder.
+    """
+    if not head.startswith(b"\xff\xd8\xff"):
+        return None
+    width, height, orientation = -1, -1, 1
+    base, at, end = 0, 2, len(head)
+    for _ in range(_MAX_SEGMENTS):
+        if at + 10 > end:
+            base += at
+            head = read_at(source, base, _REFILL)
+            at, end = 0, len(head)
+            if end < 10:
+                return None
+        if head[at] != 0xFF:
+            return None
+        marker = head[at + 1]
+        length = head[at + 2] << 8 | head[at + 3]
+        if length < 2:
+            return None
+        if marker in _SKIPPED:
+            if marker == _APP1 and head[at + 4 : at + 10] == b"Exif\0\0":
+                block = head[at + 10 : at + 2 + length]
+                cut = len(block) < length - 8
+                orientation = orientation_of(read_at(source, base + at + 10, length - 8) if cut else block)
+        elif marker in _FRAME:
+            if width >= 0 or head[at + 4] != 8 or head[at + 9] not in (1, 3, 4):
+                return None
+            width, height = head[at + 7] << 8 | head[at + 8], head[at + 5] << 8 | head[at + 6]
+        elif marker == _SCAN and width >= 0 and at + 2 + length <= end:
+            return width, height, orientation, _JPEG
+        else:
+            return None
+        at += 2 + length
+    return None
+
+
+_HAS_EXIF = 0x08
+_CANVAS_BYTES = 10
+_FIRST_CHUNK = 30
+_WEBP_CHUNKS = 64
+# A chunk's name and length, and most EXIF blocks whole.
+_LOOK = 2048
+_MARK = b"Exif\0\0"  # some programs keep what precedes the block in JPEG files
+_webp_header = struct.Struct("<4sI4s4sIB").unpack_from
+_webp_chunk = struct.Struct("<4sI").unpack_from
+_int = int.from_bytes
+_WEBP = int(ImageFormat.WEBP)
+
+
+def read_webp(head: bytes, source: Source) -> HeaderRow | None:
+    """(width, height, orientation, format), or None where only a full decoder can tell (a truncated file, say).
+
+    The canvas of an extended file is stored minus one in 24 bits per side; reading it without adding one is the
+    known defect of imagesize 1.4.1.
+    """
+    reached = len(head)
+    if reached < 30:
+        return None
+    riff, end, webp, kind, length, first = _webp_header(head)  # first: of the chunk's bytes
+    if riff != b"RIFF" or webp != b"WEBP":
+        return None
+    end += 8
+    orientation = 1
+    if kind == b"VP8X":
+        if length != _CANVAS_BYTES:
+            return None
+        if first & _HAS_EXIF:
+            reached, orientation = _webp_orientation(head, source)
+    if reached < end and (reached < HEAD_BYTES or length_of(source) < end):
+        return None
+    if kind == b"VP8X":
+        return _int(head[24:27], "little") + 1, _int(head[27:30], "little") + 1, orientation, _WEBP
+    if kind == b"VP8 ":
+        shown_key_frame = first & 0x11 == 0x10
+        if not shown_key_frame or head[23:26] != b"\x9d\x01\x2a":
+            return None
+        return _int(head[26:28], "little") & 0x3FFF, _int(head[28:30], "little") & 0x3FFF, 1, _WEBP
+    if kind == b"VP8L":
+        bits = _int(head[21:25], "little")
+        if first != 0x2F or bits >> 29:
+            return None
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, 1, _WEBP
+    return None
+
+
+def _webp_orientation(head: bytes, source: Source) -> tuple[int, int]:
+    """(how far the file was seen to reach, the orientation)."""
+    at, start, reached = _FIRST_CHUNK, 0, len(head)
+    for _ in range(_WEBP_CHUNKS):
+        if at + 8 > reached:
+            if reached < HEAD_BYTES:
+                break
+            head, start = read_at(source, at, _LOOK), at
+            reached = at + len(head)
+            if at + 8 > reached:
+                break
+        name, length = _webp_chunk(head, at - start)
+        at += 8
+        if name == b"EXIF":
+            if at + length > reached:
+                head, start = read_at(source, at, min(length, _MAX_EXIF)), at
+            if head.startswith(_MARK, at - start):
+                at, length = at + len(_MARK), length - len(_MARK)
+            return reached, orientation_of(head[at - start : at - start + length])
+        at += length + (length & 1)
+    return reached, 1
+
+
+Reader = Callable[[bytes, Source], HeaderRow | None]
+
+
+def _unknown(_: bytes, __: Source) -> HeaderRow | None:
+    return None
+
+
+# By the first byte; each reader looks at the rest of the signature itself.
+_readers: list[Reader] = [_unknown] * 256
+_readers[0x89], _readers[0xFF], _readers[ord("R")] = read_png, read_jpeg, read_webp
+# A named pipe that happens to be called x.png must not block; Windows must not translate line ends.
+_READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+class Header(NamedTuple):
+    """What the header of an image file says; `width` and `height` in pixels as stored."""
+
+    width: int
+    height: int
+    orientation: int
+    format: int
+
+
+def read_header(path: str) -> HeaderRow:
+    """(width, height, EXIF orientation 1 to 8, `ImageFormat`) of an image file.
+
+    Raises:
+        UnreadableImageError: the size cannot be told; the text says why.
+    """
+    try:
+        fd = os.open(path, _READING)
+    except (OSError, ValueError) as error:
+        # Asked only now, so that ordinary paths pay nothing for it.
+        if is_url(path):
+            return _remote_header(path)
+        raise UnreadableImageError(_why_unopened(path, error)) from None
+    try:
+        head = os.read(fd, HEAD_BYTES)
+        if head and (found := _readers[head[0]](head, fd)) and found[0] and found[1]:
+            return found
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise UnreadableImageError("not a regular file")
+        if not head:
+            raise UnreadableImageError("an empty file (0 bytes)")
+        return _by_pillow(fd, head)
+    except OSError as error:
+        raise UnreadableImageError(explain_os_error(error)) from None
+    finally:
+        os.close(fd)
+
+
+def header_of(source: bytes | Pieces) -> HeaderRow:
+    """The same for a file that is in memory, or a part of an open file.
+
+    Raises:
+        UnreadableImageError: the size cannot be told; the text says why.
+        OSError: the open file cannot be read.
+    """
+    if not length_of(source):
+        raise UnreadableImageError("an empty file (0 bytes)")
+    head = read_at(source, 0, HEAD_BYTES)
+    found = _readers[head[0]](head, source)
+    if found and found[0] and found[1]:
+        return found
+    return _by_pillow(source, head)
+
+
+def read_size(path: str | os.PathLike[str]) -> Header:
+    """Header of one image file.
+
+    Raises:
+        ValueError: the size cannot be told; the text names the file and says why.
+    """
+    text = os.fspath(path)
+    try:
+        width, height, orientation, kind = read_header(text)
+    except UnreadableImageError as error:
+        raise ValueError(f"{text}: {error}") from None
+    return Header(width, height, orientation, ImageFormat(kind))
+
+
+def _by_pillow(source: Source, head: bytes) -> HeaderRow:
+    # Imported late: most folders have no such file, and processes that help with a scan shall start quickly.
+    from kohya_bucket.images.by_pillow import open_with_pillow
+
+    with as_file(source) as file:
+        return open_with_pillow(file, sniff(head[:32]))
+
+
+def _remote_header(url: str) -> HeaderRow:
+    try:
+        return header_of(RemoteFile(url))
+    except OSError as error:
+        raise UnreadableImageError(explain_os_error(error)) from None
+
+
+def _why_unopened(path: str, error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        # Windows says "permission denied" for folders.
+        return "a folder, not a file" if os.path.isdir(path) else explain_os_error(error)
+    return f"not a usable path ({error})"

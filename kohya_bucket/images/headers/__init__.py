@@ -1,1 +1,0 @@
-"""The stored size of an image, from its header."""

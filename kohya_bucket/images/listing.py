@@ -1,0 +1,144 @@
+"""Which files are the images of a data set: a folder, a pattern, a list, or a mixture of them; and their full paths.
+
+General on purpose. What sd-scripts itself lists (one folder, no subfolders, its own endings) is decided by its
+own rules, elsewhere.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Collection, Iterable
+
+from kohya_bucket.checks import as_flag
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.formats import IMAGE_EXTENSIONS
+from kohya_bucket.images.remote import is_url, list_remote
+
+__all__ = ["absolute_paths", "file_key", "from_here", "list_images", "refuse_one_path"]
+
+
+def absolute_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """What `os.path.abspath` says for each; an address as it is."""
+    return [text if is_url(text := os.fspath(path)) else os.path.abspath(text) for path in paths]
+
+
+def file_key(path: str | os.PathLike[str]) -> str:
+    """The same for every spelling of a file's path, relative or not, and in any case where case does not count."""
+    return os.path.normcase(os.path.abspath(path))
+
+
+def from_here(path: str) -> str:
+    """A path for a reader: relative where it lies in the current folder."""
+    here = os.path.join(os.getcwd(), "")
+    return path[len(here) :] if path.startswith(here) else path
+
+
+def refuse_one_path(paths: object) -> None:
+    """A path in place of a list of them: a text would be read letter by letter.
+
+    Raises:
+        KohyaBucketError: `paths` is one path.
+    """
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        raise KohyaBucketError(
+            f"paths is the one path {os.fsdecode(paths)!r}: give a list, [path]; list_images(path) lists a folder"
+        )
+
+
+_LISTS = (".txt", ".lst")
+
+
+def list_images(
+    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    recursive: bool = True,
+    extensions: Collection[str] = IMAGE_EXTENSIONS,
+) -> list[str]:
+    """Paths of images, sorted within each source and without repetition.
+
+    Args:
+        source: a folder; a file; a pattern such as `data/**/*.jpg`; a `.txt` file with one path or URL per line
+            (relative to its own folder, `#` begins a comment line); a URL of a folder, file or pattern that
+            `fsspec` can read; or several of these.
+        recursive: also look into subfolders of a folder; links to folders are followed, but never in a circle.
+        extensions: endings in lower case, with the dot, that count in folders. What is named outright is
+            taken whatever its ending.
+
+    Raises:
+        KohyaBucketError: a source does not exist, a folder cannot be listed, or a list is not UTF-8.
+    """
+    recursive = as_flag("recursive", recursive)
+    odd = [extensions] if isinstance(extensions, str) else [e for e in extensions if not e.startswith(".")]
+    if odd:
+        raise KohyaBucketError(
+            f"extensions holds {odd[0]!r}: give a list of endings with the dot, e.g. ['.jpg', '.png']"
+        )
+    if not isinstance(source, (str, os.PathLike)):
+        found = [path for part in source for path in list_images(part, recursive=recursive, extensions=extensions)]
+        return list(dict.fromkeys(found))
+    text = os.fspath(source)
+    if is_url(text):
+        return list_remote(text, recursive, [e.lower() for e in extensions])
+    if os.path.isdir(text):
+        return sorted(_walk(text, recursive, frozenset(e.lower() for e in extensions)))
+    if os.path.isfile(text):
+        return _from_list(text) if text.lower().endswith(_LISTS) else [text]
+    if glob.has_magic(text):
+        wanted = frozenset(e.lower() for e in extensions)
+        matches = glob.glob(text, recursive=True)
+        # A pattern that names its ending is taken at its word; `data/*` means the images in it.
+        named = os.path.splitext(text)[1] not in ("", ".*")
+        return sorted(p for p in matches if (named or os.path.splitext(p)[1].lower() in wanted) and os.path.isfile(p))
+    raise KohyaBucketError(f"{text}: no such file or folder, and no pattern either; check the path")
+
+
+def _walk(folder: str, recursive: bool, extensions: frozenset[str]) -> list[str]:
+    out: list[str] = []
+    seen: set[tuple[int, int]] = set()
+    pending = [folder] if _is_new(folder, seen) else []
+    while pending:
+        here = pending.pop()
+        try:
+            with os.scandir(here) as entries:
+                for entry in entries:
+                    dot = entry.name.rfind(".")
+                    # Folders may be called anything, x.png too; asking costs nothing where the system told already.
+                    if _is_folder(entry):
+                        if recursive and _is_new(entry.path, seen):
+                            pending.append(entry.path)
+                    elif dot > 0 and entry.name[dot:].lower() in extensions:
+                        out.append(entry.path)
+        except OSError as error:
+            raise KohyaBucketError(f"{here}: this folder cannot be listed ({error.strerror})") from None
+    return out
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, which is a file that cannot be read where it is named as an image
+        return False
+
+
+def _is_new(folder: str, seen: set[tuple[int, int]]) -> bool:
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return False
+    key = (status.st_dev, status.st_ino)
+    if key in seen:
+        return False
+    seen.add(key)
+    return True
+
+
+def _from_list(path: str) -> list[str]:
+    folder = os.path.dirname(path)
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            lines = [line.strip() for line in file]
+    except UnicodeDecodeError as error:
+        raise KohyaBucketError(f"{path}: this list of paths is not UTF-8 text ({error}); save it as UTF-8") from None
+    named = [line for line in lines if line and not line.startswith("#")]
+    return list(dict.fromkeys(line if is_url(line) else os.path.join(folder, line) for line in named))

@@ -1,0 +1,473 @@
+"""`MetadataCache`: what the headers of a data set say, kept between runs, so that a second run opens no image.
+
+On disk it is a Parquet file that anything else can read, with the columns path (text), width, height (int32), mtime_ns,
+bytes (int64), format (text: PNG, JPEG, …), orientation (uint8), hash (text or null), reason (text, null if readable).
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.sizes import as_sizes
+from kohya_bucket.checks import as_flag
+from kohya_bucket.errors import KohyaBucketError, as_damage
+from kohya_bucket.files import replace_file
+from kohya_bucket.images.arrow_files import bounded_table, is_marked, pyarrow_modules
+from kohya_bucket.images.formats import ImageFormat
+from kohya_bucket.images.listing import absolute_paths, refuse_one_path
+from kohya_bucket.images.parallel import Engine, Progress
+from kohya_bucket.images.scan import STAT, Job, Work
+from kohya_bucket.images.sizes import ScanInterrupted, SizeScan, read_sizes
+from kohya_bucket.images.stamps import HASH_LENGTH, hash_file
+from kohya_bucket.images.text_column import TextColumn
+
+__all__ = ["Changes", "MetadataCache", "MetadataRow", "is_metadata_cache"]
+
+_NUMBERS = ("sizes", "mtime_ns", "bytes", "formats", "orientation")
+_VERSION_KEY = b"kohya_bucket_metadata_version"
+_VERSION = 1
+_COLUMNS = ["path", "width", "height", "mtime_ns", "bytes", "format", "orientation", "hash", "reason"]
+_HEXADECIMAL = set("0123456789abcdef")
+
+
+class Changes(NamedTuple):
+    """What a refresh did, in files."""
+
+    reused: int
+    reread: int
+    added: int
+    dropped: int
+    unreadable: int
+
+
+class MetadataRow(NamedTuple):
+    """One file of a `MetadataCache`; sizes in pixels, as stored (unrotated)."""
+
+    path: str
+    width: int
+    height: int
+    mtime_ns: int
+    bytes: int
+    format: ImageFormat = ImageFormat.UNKNOWN
+    orientation: int = 1
+    hash: str | None = None
+    reason: str | None = None
+
+
+def _hash(path: str) -> tuple[str]:
+    return (hash_file(path),)
+
+
+_HASH = Work(_hash, [("hash", f"S{HASH_LENGTH}")])
+
+
+@dataclass(frozen=True, repr=False)
+class MetadataCache:
+    """What headers say, as columns, one row per file; `MetadataCache()` has none.
+
+    Attributes:
+        paths: N absolute paths.
+        sizes: [N, 2] int32 pixels (width, height) as stored; (0, 0) where unreadable.
+        mtime_ns: [N] int64, time of the last change when the header was read.
+        bytes: [N] int64, length of the file.
+        formats: [N] uint8 values of `ImageFormat`.
+        orientation: [N] uint8 EXIF orientation, 1 to 8.
+        hashes: [N] bytes of 32 hexadecimal digits, or None if no content was hashed.
+        reasons: why a file is unreadable, by row.
+        changes: what `build` or `refresh` did; None for a cache that was loaded.
+    """
+
+    paths: TextColumn = field(default_factory=lambda: TextColumn.of([]))
+    sizes: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    mtime_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    formats: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    orientation: npt.NDArray[np.uint8] = field(default_factory=lambda: np.ones(0, np.uint8))
+    hashes: npt.NDArray[np.bytes_] | None = None
+    reasons: dict[int, str] = field(default_factory=dict)
+    changes: Changes | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.paths, TextColumn):
+            raise KohyaBucketError(
+                f"paths is a {type(self.paths).__name__}, but a cache is made of columns; of rows it is made by "
+                "cache = MetadataCache() and cache.upsert(*rows)"
+            )
+
+    @classmethod
+    def build(
+        cls,
+        paths: Iterable[str | os.PathLike[str]],
+        *,
+        hash: bool = False,
+        workers: int | None = None,
+        engine: Engine = "auto",
+        progress: Progress | None = None,
+    ) -> MetadataCache:
+        """Read every file's header. Row i belongs to the i-th path.
+
+        Raises:
+            ScanInterrupted: Ctrl-C; its `cache` holds the rows that were finished.
+        """
+        return cls().refresh(paths, hash=hash, workers=workers, engine=engine, progress=progress)
+
+    def refresh(
+        self,
+        paths: Iterable[str | os.PathLike[str]] | None = None,
+        *,
+        hash: bool = False,
+        workers: int | None = None,
+        engine: Engine = "auto",
+        progress: Progress | None = None,
+    ) -> MetadataCache:
+        """A cache of exactly `paths` (default: the files of this one, without those that are gone).
+
+        A row is reused if the file's time and length are what they were; everything else is read, also files
+        that were unreadable before. One `stat` per file is all that unchanged files cost.
+
+        Raises:
+            ScanInterrupted: Ctrl-C; its `cache` holds the rows that were finished.
+        """
+        refuse_one_path(paths)
+        hash = as_flag("hash", hash)
+        how: dict[str, Any] = {"workers": workers, "engine": engine}
+        listed = absolute_paths([path for path in self.paths if os.path.exists(path)] if paths is None else paths)
+        texts, n = TextColumn.of(listed), len(listed)
+        # Looked at before the headers are read: a file that changes in between is read again next time.
+        stat = Job(STAT, listed, **how)
+        try:
+            stat.run()
+        except KeyboardInterrupt:
+            raise ScanInterrupted(SizeScan.unread(texts)) from None
+        same = texts == self.paths
+        rows = np.arange(n) if same else self.paths.find(texts)
+        fresh = self._unchanged(rows, stat)
+        stale = np.flatnonzero(~fresh)
+        interrupted: ScanInterrupted | None = None
+        try:
+            scan = read_sizes([listed[i] for i in stale.tolist()], **how, progress=progress)
+        except ScanInterrupted as interrupt:
+            scan, interrupted = interrupt.scan, interrupt
+        found: dict[str, Any] = {
+            "sizes": np.zeros((n, 2), np.int32), "formats": np.zeros(n, np.uint8), "orientation": np.ones(n, np.uint8)
+        }  # fmt: skip
+        for name, column in found.items():
+            column[fresh], column[stale] = getattr(self, name)[rows[fresh]], getattr(scan, name)
+        dropped = 0 if same else len(self) - len(np.unique(rows[rows >= 0]))
+        reused, added = int(fresh.sum()), int((rows < 0).sum())
+        cache = replace(
+            self, paths=texts, mtime_ns=stat.rows["mtime_ns"], bytes=stat.rows["bytes"], hashes=None, **found,
+            reasons={int(stale[i]): reason for i, _, reason in scan.failures},
+            changes=Changes(reused, n - reused - added, added, dropped, len(scan.failures)),
+        )  # fmt: skip
+        if interrupted is not None:
+            keep = fresh.copy()
+            keep[stale[scan.read]] = True
+            interrupted.cache = cache.where(keep)
+            raise interrupted
+        if not hash and self.hashes is None:
+            return cache
+        hashes = np.zeros(n, dtype=f"S{HASH_LENGTH}")
+        if self.hashes is not None:
+            hashes[fresh] = self.hashes[rows[fresh]]
+        return cache._with_hashes(hashes, **how, progress=progress)
+
+    def _unchanged(self, rows: npt.NDArray[np.int64], stat: Job) -> npt.NDArray[np.bool_]:
+        known = rows >= 0
+        if not known.any():
+            return known
+        same = (self.mtime_ns[rows] == stat.rows["mtime_ns"]) & (self.bytes[rows] == stat.rows["bytes"])
+        # What was unreadable is tried again: the plugin it needs may be there by now.
+        return np.asarray(known & same & (self.sizes[rows, 0] > 0))
+
+    def _with_hashes(self, hashes: npt.NDArray[np.bytes_], **how: Any) -> MetadataCache:
+        """The same with these hashes, and those that are missing among them."""
+        missing = np.flatnonzero((hashes == b"") & (self.sizes[:, 0] > 0))
+        job = Job(_HASH, [self.paths[i] for i in missing.tolist()], **how)
+        try:
+            job.run()
+        except KeyboardInterrupt:
+            interrupted = ScanInterrupted(self.scan())
+            hashes[missing] = job.rows["hash"]
+            interrupted.cache = replace(self, hashes=hashes)
+            raise interrupted from None
+        hashes[missing] = job.rows["hash"]
+        return replace(self, hashes=hashes)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> MetadataCache:
+        """Read a cache written by `save`; whoever wrote the file.
+
+        Raises:
+            KohyaBucketError: no such file, a damaged one, one of a newer version, with values that no file has, or
+                pyarrow is missing.
+        """
+        file = os.fspath(path)
+        pyarrow_modules()
+        if not os.path.isfile(file):
+            raise KohyaBucketError(
+                f"{file}: no such metadata cache; make one with: kohya-bucket build-cache … --output"
+            )
+        with as_damage(
+            f"{file}: not a metadata cache, or damaged", "name another, or build it again", error=KohyaBucketError
+        ):
+            # Read whole and closed again: a mapped file could not be replaced on Windows.
+            with open(file, "rb") as opened:
+                table = bounded_table(opened.read(), _COLUMNS)
+            version = int((table.schema.metadata or {}).get(_VERSION_KEY, b"0"))
+            if not version:
+                raise ValueError("it has no version")
+            if version > _VERSION:
+                raise KohyaBucketError(
+                    f"{file}: written by a newer version of this package (format {version}, known: {_VERSION}); "
+                    "update the package, or build the cache again"
+                )
+            return cls(**_from_table(table))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the cache as Parquet: to a sibling file first, then renamed, so that readers see old or new.
+
+        A file that was listed twice is stored once; a name that is no valid Unicode is not stored.
+
+        Raises:
+            KohyaBucketError: pyarrow is missing, or the file cannot be replaced.
+        """
+        _, pq = pyarrow_modules()
+        keep = self.paths.is_first()
+        if not _is_unicode(self.paths.pool):
+            keep &= np.array([_is_unicode(os.fsencode(path)) for path in self.paths], dtype=bool)
+        table = _as_table(self if keep.all() else self.where(keep))
+        replace_file(os.fspath(path), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+    def scan(self) -> SizeScan:
+        """The same rows as `read_sizes` gives them."""
+        failures = [(i, self.paths[i], reason) for i, reason in sorted(self.reasons.items())]
+        return SizeScan(
+            self.paths, self.sizes, self.orientation, self.formats, failures, np.ones(len(self), dtype=bool), ("cache",)
+        )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def joined(self, other: MetadataCache) -> MetadataCache:
+        """These rows and then those of `other`; hashes only if both have them."""
+        hashes = None
+        if self.hashes is not None and other.hashes is not None:
+            hashes = np.concatenate([self.hashes, other.hashes])
+        numbers: dict[str, Any] = {
+            name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _NUMBERS
+        }
+        reasons = self.reasons | {len(self) + i: reason for i, reason in other.reasons.items()}
+        paths = TextColumn.of([*self.paths, *other.paths])
+        return replace(self, paths=paths, hashes=hashes, reasons=reasons, **numbers)
+
+    def where(self, keep: npt.NDArray[np.bool_]) -> MetadataCache:
+        """The rows of a [N] bool mask."""
+        return self.take(np.flatnonzero(keep))
+
+    def take(self, rows: npt.NDArray[np.intp]) -> MetadataCache:
+        """The rows at [M] positions, each at most once."""
+        moved = {int(old): new for new, old in enumerate(rows)}
+        hashes = None if self.hashes is None else self.hashes[rows]
+        reasons = {moved[i]: reason for i, reason in self.reasons.items() if i in moved}
+        numbers: dict[str, Any] = {name: getattr(self, name)[rows] for name in _NUMBERS}
+        return replace(self, paths=self.paths.take(rows), hashes=hashes, reasons=reasons, **numbers)
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, (str, os.PathLike)) and self._row(path) >= 0
+
+    def get(self, path: str | os.PathLike[str]) -> MetadataRow | None:
+        """Row of one file, or None if it is not in the cache."""
+        i = self._row(path)
+        return None if i < 0 else self._row_at(i)
+
+    def __iter__(self) -> Iterator[MetadataRow]:
+        """All rows in their order, as a table such as pandas' takes them."""
+        return (self._row_at(i) for i in range(len(self)))
+
+    def upsert(self, *rows: MetadataRow) -> None:
+        """Add rows to this cache, or replace those of the same path: sizes that are known without opening the files.
+
+        Every call takes as long as the cache is large, so give many rows at once. A row counts while the file has its
+        `mtime_ns` and `bytes`. Hashes are kept where this cache has any.
+
+        Raises:
+            KohyaBucketError: what is given is no `MetadataRow`, or one with a size that no image has.
+        """
+        added = _columns(rows, self)
+        at, new = self.paths.find(added.paths), len(self)
+        order = np.arange(len(self))
+        order[at[at >= 0]] = new + np.flatnonzero(at >= 0)
+        joined = self.joined(added).take(np.concatenate([order, new + np.flatnonzero(at < 0)]))
+        for column in fields(self):
+            object.__setattr__(self, column.name, getattr(joined, column.name))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} n={len(self)} unreadable={len(self.reasons)} hashed={self.hashes is not None}>"
+
+    def _row_at(self, i: int) -> MetadataRow:
+        width, height = self.sizes[i].tolist()
+        return MetadataRow(
+            self.paths[i], width, height, int(self.mtime_ns[i]), int(self.bytes[i]), ImageFormat(int(self.formats[i])),
+            int(self.orientation[i]), self.hashes[i].decode() or None if self.hashes is not None else None,
+            self.reasons.get(i),
+        )  # fmt: skip
+
+    def get_dim(self, path: str | os.PathLike[str]) -> tuple[int, int] | None:
+        """(width, height) of one file, or None if it is not in the cache or unreadable."""
+        row = self.get(path)
+        return None if row is None or not row.width else (row.width, row.height)
+
+    def is_stale(self, path: str | os.PathLike[str]) -> bool:
+        """The file is unknown, gone, unreadable, or has changed since its header was read."""
+        row = self.get(path)
+        if row is None or not row.width:
+            return True
+        try:
+            status = os.stat(path)
+        except OSError:
+            return True
+        return (status.st_mtime_ns, status.st_size) != (row.mtime_ns, row.bytes)
+
+    def _row(self, path: str | os.PathLike[str]) -> int:
+        return int(self.paths.find(absolute_paths([path]))[0])
+
+
+def _columns(rows: Iterable[MetadataRow], like: MetadataCache) -> MetadataCache:
+    """Rows as the columns of a cache like `like`; of several with one path the last."""
+    given = list(rows)
+    for row in given:
+        if not isinstance(row, MetadataRow):
+            raise KohyaBucketError(
+                f"a row is {row!r}, but must be a MetadataRow: MetadataRow(path, width, height, mtime_ns, bytes)"
+            )
+    last = dict(zip(absolute_paths([row.path for row in given]), given, strict=True))
+    sizes = as_sizes([(row.width, row.height) for row in last.values()])
+    if sizes.min(initial=0) < 0:
+        bad = list(last)[int(sizes.min(axis=1).argmin())]
+        raise KohyaBucketError(f"the row of {bad} has a side below 0: 0 by 0 stands for unreadable")
+
+    def column(name: str, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.array([getattr(row, name) for row in last.values()], dtype=kind)
+
+    hashes = [(row.hash or "").encode("ascii", "replace") for row in last.values()]
+    return replace(
+        like, paths=TextColumn.of(list(last)), sizes=sizes, mtime_ns=column("mtime_ns", np.int64),
+        bytes=column("bytes", np.int64), formats=column("format", np.uint8),
+        orientation=column("orientation", np.uint8),
+        hashes=None if like.hashes is None else np.array(hashes, dtype=like.hashes.dtype),
+        reasons={i: row.reason for i, row in enumerate(last.values()) if row.reason is not None},
+    )  # fmt: skip
+
+
+def _is_unicode(text: builtins.bytes | memoryview) -> bool:
+    try:
+        str(text, "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def is_metadata_cache(path: str) -> bool:
+    """Whether a file was written by `MetadataCache.save`, of any version, and is whole enough to tell."""
+    return is_marked(path, _VERSION_KEY)
+
+
+def _as_table(cache: MetadataCache) -> Any:
+    pa, _ = pyarrow_modules()
+    n = len(cache)
+    offsets, pool = pa.py_buffer(cache.paths.offsets.astype(np.int64)), pa.py_buffer(cache.paths.pool)
+    reasons: list[str | None] = [None] * n
+    for i, reason in cache.reasons.items():
+        reasons[i] = reason
+    names = pa.array([kind.name for kind in ImageFormat])
+    hashes = None if cache.hashes is None else cache.hashes.astype(f"U{HASH_LENGTH}")
+    return pa.table(
+        [
+            pa.Array.from_buffers(pa.large_string(), n, [None, offsets, pool]),
+            pa.array(np.ascontiguousarray(cache.sizes[:, 0])),
+            pa.array(np.ascontiguousarray(cache.sizes[:, 1])),
+            pa.array(cache.mtime_ns),
+            pa.array(cache.bytes),
+            pa.DictionaryArray.from_arrays(pa.array(cache.formats.astype(np.int8)), names),
+            pa.array(cache.orientation),
+            pa.nulls(n, pa.string()) if hashes is None else pa.array(hashes, pa.string(), mask=hashes == ""),
+            pa.array(reasons, pa.string()),
+        ],
+        names=_COLUMNS,
+    ).replace_schema_metadata({_VERSION_KEY: str(_VERSION).encode()})
+
+
+def _from_table(table: Any) -> dict[str, Any]:
+    """The fields of a `MetadataCache`."""
+    pa, _ = pyarrow_modules()
+    column = {name: table.column(name) for name in _COLUMNS}
+    reasons = column["reason"].cast(pa.string())
+    listed = reasons.to_pylist() if reasons.null_count < len(table) else []
+    sizes = np.stack([_numbers(column["width"], np.int32), _numbers(column["height"], np.int32)], axis=1)
+    orientation = _numbers(column["orientation"], np.uint8)
+    _refuse_impossible(sizes, orientation)
+    return {
+        "paths": _texts(column["path"], pa),
+        "sizes": sizes,
+        "mtime_ns": _numbers(column["mtime_ns"], np.int64),
+        "bytes": _numbers(column["bytes"], np.int64),
+        "formats": _formats(column["format"], pa),
+        "orientation": orientation,
+        "hashes": _hashes(column["hash"]),
+        "reasons": {i: reason for i, reason in enumerate(listed) if reason is not None},
+    }
+
+
+def _refuse_impossible(sizes: npt.NDArray[np.int32], orientation: npt.NDArray[np.uint8]) -> None:
+    wrong = (sizes < 0).any(axis=1) | ((sizes == 0).any(axis=1) & (sizes != 0).any(axis=1))
+    if wrong.any():
+        width, height = sizes[int(wrong.argmax())].tolist()
+        raise ValueError(f"an image of {width}x{height} pixels in row {int(wrong.argmax())}")
+    wrong = (orientation < 1) | (orientation > 8)
+    if wrong.any():
+        raise ValueError(f"an orientation of {orientation[int(wrong.argmax())]} in row {int(wrong.argmax())}")
+
+
+def _numbers(column: Any, dtype: Any) -> npt.NDArray[Any]:
+    if column.null_count or column.type != np.dtype(dtype).name:
+        raise ValueError(f"a column of {column.type} with {column.null_count} gaps where {np.dtype(dtype)} belongs")
+    return np.array(column.to_numpy(), dtype=dtype)
+
+
+def _formats(column: Any, pa: Any) -> npt.NDArray[np.uint8]:
+    names = _whole(column).cast(pa.string()).dictionary_encode().combine_chunks()
+    members = ImageFormat.__members__
+    codes = np.array([int(members.get(name, ImageFormat.OTHER)) for name in names.dictionary.to_pylist()], np.uint8)
+    return codes[names.indices.to_numpy()] if len(names) else np.zeros(0, np.uint8)
+
+
+def _hashes(column: Any) -> npt.NDArray[np.bytes_] | None:
+    if column.null_count == len(column):
+        return None
+    texts = column.fill_null("").to_pylist()
+    if not all(text == "" or (len(text) == HASH_LENGTH and set(text) <= _HEXADECIMAL) for text in texts):
+        raise ValueError(f"a hash that is none of {HASH_LENGTH} hexadecimal digits")
+    return np.array(texts, dtype=f"S{HASH_LENGTH}")
+
+
+def _whole(column: Any) -> Any:
+    if column.null_count:
+        raise ValueError(f"a column of {column.type} with {column.null_count} gaps")
+    return column
+
+
+def _texts(column: Any, pa: Any) -> TextColumn:
+    array = _whole(column).cast(pa.large_string()).combine_chunks()
+    if len(array) == 0:
+        return TextColumn.of([])
+    _, offsets, pool = array.buffers()
+    ends = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
+    return TextColumn(pool[int(ends[0]) : int(ends[-1])].to_pybytes() if pool else b"", ends - ends[0])

@@ -1,0 +1,294 @@
+"""Where the bytes of N images are: files, addresses, or containers, which hold many images each.
+
+Containers are tars, and tables with a column of images. An image in one is named `FILE#NAME`: `shard-0000.tar#img001`
+is a sample of a tar, `part.parquet#17` a row of a table, where the first one is 0. In another column than `image` it is
+`part.parquet#before/17`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.formats import explain_os_error
+from kohya_bucket.images.image_rows import (
+    IMAGE_COLUMN,
+    TABLE_ENDINGS,
+    ScannedRows,
+    places_of_rows,
+    read_by_groups,
+    read_row,
+)
+from kohya_bucket.images.listing import absolute_paths
+from kohya_bucket.images.parallel import REQUESTS, for_each
+from kohya_bucket.images.pixels.jpeg import Pixels
+from kohya_bucket.images.pixels.load import load_pixels
+from kohya_bucket.images.remote import fetched, is_url
+from kohya_bucket.images.scan import STAT, Job
+from kohya_bucket.images.stamps import Stamp, check_unchanged, hash_bytes, hash_file, read_unchanged, stamp_of
+from kohya_bucket.images.tar_index import TarIndex
+
+__all__ = ["Container", "Origins", "apart", "container_of", "in_container"]
+
+_IN_TAR = re.compile(r"(.+?\.tar)#(.+)", re.DOTALL | re.IGNORECASE)
+_IN_TABLE = re.compile(
+    rf"(.+?(?:{'|'.join(map(re.escape, TABLE_ENDINGS))}))#(?:(.+)/)?(\d+)", re.DOTALL | re.IGNORECASE
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Container:
+    """A tar, or a column of a table.
+
+    Attributes:
+        path: path or address.
+        stamp: what it had when it was looked at; None: it was not, and it may be any.
+        column: that holds the images; None: it is a tar.
+    """
+
+    path: str
+    stamp: Stamp | None = None
+    column: str | None = None
+
+    def row_name(self, row: int) -> str:
+        """The name of an image in a table."""
+        return f"{self.path}#{'' if self.column == IMAGE_COLUMN else f'{self.column}/'}{row}"
+
+    def checked(self) -> Container:
+        """The same with the stamp that it has now, which must be the one before; of a time of 0, only the length.
+
+        Raises:
+            KohyaBucketError: it has changed, or is gone.
+        """
+        try:
+            found = stamp_of(self.path)
+        except OSError as error:
+            raise KohyaBucketError(f"{self.path}: cannot be read ({explain_os_error(error)})") from None
+        if self.stamp is not None:
+            check_unchanged(self.path, found, self.stamp if self.stamp[1] else (self.stamp[0], found[1]))
+        return replace(self, stamp=found)
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """The bytes of an image.
+
+        Args:
+            name: of the image.
+            offset, length: of its bytes in a tar or an Arrow file; -1: as its name says.
+
+        Raises:
+            OSError: the file cannot be read.
+            KohyaBucketError: it has changed since it was looked at, is damaged, or has no such image.
+        """
+        stamp = self.stamp or stamp_of(self.path)
+        key = name[len(self.path) + 1 :]
+        if self.column is not None:
+            key = key.rpartition("/")[2]
+            if read_by_groups(self.path):
+                return read_row(self.path, stamp, self.column, int(key))
+        if offset < 0:
+            places = _places(self, stamp)
+            if key not in places:
+                raise KohyaBucketError(f"{self.path}: has no image of the name {key!r}")
+            offset, length = places[key]
+        return read_unchanged(self.path, stamp, offset, length)
+
+
+def apart(name: str) -> tuple[str, str]:
+    """The path of a container and the rest of an image's name, from "#" on; of any other image its path and ""."""
+    found = (_IN_TABLE.fullmatch(name) or _IN_TAR.fullmatch(name)) if "#" in name else None
+    return (found[1], name[found.end(1) :]) if found else (name, "")
+
+
+def in_container(name: str) -> bool:
+    """Whether an image of that name is in a container, and no file of its own."""
+    return container_of(name) is not None
+
+
+def container_of(name: str) -> Container | None:
+    """The container that an image is in by its name; None: it is a file of its own."""
+    path, inside = apart(name)
+    if not inside or (not is_url(name) and os.path.isfile(name)):
+        return None
+    if path.lower().endswith(".tar"):
+        return Container(path)
+    return Container(path, column=inside[1:].rpartition("/")[0] or IMAGE_COLUMN)
+
+
+@functools.lru_cache(maxsize=4)
+def _places(container: Container, stamp: Stamp) -> dict[str, tuple[int, int]]:
+    """Offset and length by name, where only the name of an image is known."""
+    path = container.path
+    if container.column is not None:
+        return places_of_rows(path, stamp, container.column)
+    index = TarIndex.build([path], caption=None)
+    check_unchanged(path, index.stamps[0], stamp)
+    check_unchanged(path, stamp_of(path), stamp)
+    places = zip(index.rows["offset"].tolist(), index.rows["length"].tolist(), strict=True)
+    return dict(zip(index.keys, places, strict=True))
+
+
+_WINDOW = 256 << 20
+_NOWHERE: Stamp = (-1, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Origins:
+    """N images.
+
+    Attributes:
+        names: path or address of each; of one in a container, see `images.origins.containers`.
+        containers: that hold some of them.
+        container: [N] int32, number of the container that holds each; -1: it is a file of its own.
+        offset, length: [N] int64, of its bytes in the container; -1: not known, or only the length is.
+    """
+
+    names: list[str]
+    containers: tuple[Container, ...]
+    container: npt.NDArray[np.int32]
+    offset: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+
+    @classmethod
+    def named(cls, names: Iterable[str | os.PathLike[str]]) -> Origins:
+        """Of images of which only the names are known. Nothing is opened before an image is read."""
+        texts = [os.fspath(name) for name in names]
+        known: dict[Container | None, int] = {None: -1}
+        container = np.array(
+            [known.setdefault(container_of(text), len(known) - 1) if "#" in text else -1 for text in texts], np.int32
+        )
+        unknown = np.full(len(texts), -1, np.int64)
+        return cls(texts, tuple(one for one in known if one is not None), container, unknown, unknown)
+
+    @classmethod
+    def of_tars(cls, index: TarIndex) -> tuple[Origins, dict[int, str]]:
+        """Of the samples of tars; and why some of them are none, since a later one of the shard has their name.
+
+        Raises:
+            KohyaBucketError: a shard is not there, is another than its index says, or is not named as a tar.
+        """
+        if other := next((path for path in index.shards if not path.lower().endswith(".tar")), None):
+            raise KohyaBucketError(f"{other}: images are found again by its name, which must end in .tar: rename it")
+        indexed = zip(absolute_paths(index.shards), index.stamps, strict=True)
+        containers = for_each(Container.checked, [Container(path, stamp) for path, stamp in indexed])
+        rows = index.rows
+        container = rows["shard"].astype(np.int32)
+        names = [f"{containers[k].path}#{key}" for k, key in zip(container.tolist(), index.keys, strict=True)]
+        last = {name: i for i, name in enumerate(names)}
+        again = "another image of its shard has the same name, and as in any tar the last one counts"
+        reasons = {i: again for i, name in enumerate(names) if last[name] != i} if len(last) < len(names) else {}
+        offset, length = rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
+        return cls(names, tuple(containers), container, offset, length), reasons
+
+    @classmethod
+    def of_rows(cls, containers: Sequence[Container], tables: Sequence[ScannedRows]) -> Origins:
+        """Of the rows of tables, one container for each."""
+        counts = [len(table.lengths) for table in tables]
+        names = [one.row_name(row) for one, count in zip(containers, counts, strict=True) for row in range(count)]
+        container = np.repeat(np.arange(len(containers), dtype=np.int32), counts)
+        offset = np.concatenate([table.offsets for table in tables])
+        return cls(names, tuple(containers), container, offset, np.concatenate([table.lengths for table in tables]))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def subset(self, items: Sequence[int] | npt.NDArray[np.int64]) -> Origins:
+        """The images at these positions, with their containers."""
+        at = np.asarray(items, dtype=np.int64)
+        used, container = np.unique(self.container[at], return_inverse=True)
+        if len(used) and used[0] < 0:
+            used, container = used[1:], container - 1
+        return Origins(
+            [self.names[i] for i in at.tolist()], tuple(self.containers[k] for k in used.tolist()),
+            container.astype(np.int32), self.offset[at], self.length[at],
+        )  # fmt: skip
+
+    @property
+    def inside(self) -> npt.NDArray[np.bool_]:
+        """[N] which lie in containers."""
+        return self.container >= 0
+
+    @property
+    def files(self) -> list[str]:
+        """Paths and addresses of the files and containers that hold them, each once."""
+        own = [self.names[i] for i in np.flatnonzero(self.container < 0).tolist()]
+        return list(dict.fromkeys([*own, *(container.path for container in self.containers)]))
+
+    @property
+    def are_far(self) -> bool:
+        """Some are read by requests, which wait side by side."""
+        return any(map(is_url, self.files))
+
+    def fetched(self, i: int) -> str | bytes:
+        """What a decoder opens: the path of a file on this machine, or the bytes of the image.
+
+        Raises:
+            OSError, KohyaBucketError: it cannot be read, see `Container.read`.
+        """
+        return fetched(self.names[i]) if self.container[i] < 0 else self._inside(i)
+
+    def _inside(self, i: int) -> bytes:
+        container = self.containers[int(self.container[i])]
+        return container.read(self.names[i], int(self.offset[i]), int(self.length[i]))
+
+    def pixels(self, i: int, alpha: bool = False) -> Pixels:
+        """Image `i`, see `load_pixels`. `KohyaBucketError` if it cannot be."""
+        return load_pixels(self.names[i], alpha, partial(self.fetched, i))
+
+    def stamps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Length in bytes and modification time in ns of the file or the container of each, [N] each; -1 if missing.
+
+        Of a container that was looked at before, what it had then.
+        """
+        own = np.flatnonzero(self.container < 0)
+        job = Job(STAT, [self.names[i] for i in own.tolist()])
+        job.run()
+        failed = list(job.failures)
+        of_containers = np.array(for_each(_stamp, self.containers) or [_NOWHERE], np.int64)
+        nbytes, mtimes = of_containers[self.container].T.copy()  # -1 takes the last one, and is filled in next
+        for column, found in ((nbytes, job.rows["bytes"]), (mtimes, job.rows["mtime_ns"])):
+            own_column = found.astype(np.int64)
+            own_column[failed] = -1
+            column[own] = own_column
+        return nbytes, mtimes
+
+    def hash(self, i: int) -> str:
+        """Hash of the image's bytes. `OSError` or `KohyaBucketError` if they cannot be read."""
+        return hash_file(self.names[i]) if self.container[i] < 0 else hash_bytes(self._inside(i))
+
+    def hashes(self) -> list[str]:
+        """Hash of each image's bytes; "" where they cannot be read."""
+        every = range(len(self))
+        if self.are_far:
+            return for_each(self._hash_or_none, every, at_once=REQUESTS)
+        return [self._hash_or_none(i) for i in every]
+
+    def _hash_or_none(self, i: int) -> str:
+        try:
+            return self.hash(i)
+        except (OSError, ValueError):
+            return ""
+
+    def windows(self) -> npt.NDArray[np.int64]:
+        """[N] number of the window of neighbours that each is best read with; 0 where any order costs the same.
+
+        A row of a Parquet file is read with its neighbours, and some of what was read is kept. Who reads window after
+        window finds them there.
+        """
+        grouped = np.array([read_by_groups(one.path) for one in self.containers] + [False])[self.container]
+        before = np.cumsum(np.where(grouped, np.maximum(self.length, 0), 0))
+        return np.asarray(np.where(grouped, 1 + before // _WINDOW, 0))
+
+
+def _stamp(container: Container) -> Stamp:
+    try:
+        return container.stamp or stamp_of(container.path)
+    except OSError:
+        return _NOWHERE

@@ -1,0 +1,232 @@
+"""One question to each of many files: alone, on threads, on processes or on a Ray cluster, as a measurement says.
+
+On a warm local disk one thread is bound by the interpreter, and threads only make it slower; on a slow or
+distant disk nearly all time is waiting, and many threads wait side by side. So the first files are done
+alone, with a look at how much of the time was spent computing. Rows go straight into arrays that were
+allocated beforehand, so whatever is finished survives an interrupt.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.parallel import Engine, Progress, for_each
+from kohya_bucket.images.remote import is_url, stat_remote
+from kohya_bucket.images.scan_worker import Answer, Helper, Look, ask
+
+__all__ = ["STAT", "Job", "Work"]
+
+_PROBE_ROWS = 64
+_PROBE_S = 0.02
+_CHUNK = 1024
+_RAY_CHUNK = 2048
+# After so many rows the choice is made anew: a disk that was cold may have become warm.
+_ROUND = 1 << 17
+_MAX_THREADS = 48
+_MAX_PROCESSES = 8
+_COMPUTING = 0.3
+_WORTH_PROCESSES_S = 0.5
+_SENDING_S = 1e-5  # per path; what takes less, such as `os.stat`, gains nothing from another process
+_REPORT_EVERY_S = 0.1
+
+
+class Work(NamedTuple):
+    """What is asked of each file, and the columns of its answer as numpy describes them."""
+
+    look: Look
+    columns: list[tuple[str, str]]
+
+
+def _stat(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        if not is_url(path):
+            raise
+        return stat_remote(path)
+    return status.st_mtime_ns, status.st_size
+
+
+STAT = Work(_stat, [("mtime_ns", "i8"), ("bytes", "i8")])
+
+
+class Job:
+    """One piece of work over N paths; what was finished so far is in `rows`, `done` and `failures`.
+
+    Attributes:
+        rows: [N] structured array of the work's columns, zero where it failed.
+        done: [N] bool, the rows that were looked at.
+        failures: the reason, by index.
+        engines: what each round ran on, in order.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        paths: Sequence[str],
+        *,
+        workers: int | None = None,
+        engine: Engine = "auto",
+        progress: Progress | None = None,
+    ) -> None:
+        if workers is not None and workers < 1:
+            raise KohyaBucketError(f"workers is {workers}, but must be 1 or more; leave it out for as many as help")
+        self.paths = paths
+        self.rows: npt.NDArray[Any] = np.zeros(len(paths), dtype=work.columns)
+        self.done: npt.NDArray[np.bool_] = np.zeros(len(paths), dtype=bool)
+        self.failures: dict[int, str] = {}
+        self.engines: list[Engine] = []
+        self._look = work.look
+        self._nothing = np.zeros((), self.rows.dtype).item()
+        self._engine = "alone" if workers == 1 and engine == "auto" else engine
+        self._workers = workers
+        self._progress = progress
+        self._reported = 0.0
+        self._finished = 0
+
+    def run(self) -> None:
+        """Do all of it. On KeyboardInterrupt what is finished stays, and the interrupt goes on to the caller."""
+        with warnings.catch_warnings():
+            # Set once here, for all threads: Pillow warns about every large or slightly damaged image.
+            warnings.simplefilter("ignore")
+            while self._finished < len(self.paths):
+                self._round()
+        self._report(force=True)
+
+    def _round(self) -> None:
+        engine = self._probe() if self._engine == "auto" else self._engine
+        start, n = self._finished, len(self.paths)
+        if start >= n:
+            return
+        self.engines.append(engine)
+        if engine == "ray":
+            runs = _runs(start, n, _RAY_CHUNK)
+            answers = for_each(partial(ask, self._look), [list(self.paths[run]) for run in runs], "ray")
+            for run, found in zip(runs, answers, strict=True):
+                self._keep(run, found)
+        elif engine == "processes":
+            helpers = self._processes() - 1
+            chunk = max(64, min(_CHUNK, (n - start) // (8 * helpers + 8)))
+            self._on_helpers(_runs(start, n, chunk), helpers)
+        elif engine == "threads":
+            end, threads = min(n, start + _ROUND), self._workers or _MAX_THREADS
+            chunk = max(1, min(16, (end - start) // (4 * threads)))
+            self._spread(_runs(start, end, chunk), threads, self._here)
+        else:
+            for run in _runs(start, min(n, start + _ROUND), _CHUNK):
+                self._keep(run, self._here(run))
+
+    def _probe(self) -> Engine:
+        """Do the next files alone, and say what the rest should run on."""
+        first, left = self._finished, len(self.paths) - self._finished
+        wall, cpu = time.perf_counter(), time.thread_time()
+        for run in _runs(first, first + min(_PROBE_ROWS, left), 8):
+            self._keep(run, self._here(run))
+            if time.perf_counter() - wall > _PROBE_S:
+                break
+        wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+        if wall > 0.002 and cpu < _COMPUTING * wall:
+            return "threads"
+        each = wall / max(1, self._finished - first)
+        worth = each > _SENDING_S and each * left > _WORTH_PROCESSES_S and self._processes() > 1
+        return "processes" if worth else "alone"
+
+    def _processes(self) -> int:
+        return min(self._workers or _MAX_PROCESSES, _MAX_PROCESSES, os.cpu_count() or 1)
+
+    def _here(self, run: slice) -> list[Answer]:
+        return ask(self._look, list(self.paths[run]))
+
+    def _on_helpers(self, runs: list[slice], count: int) -> None:
+        """Let `count` helper processes do it, each driven by a thread, beside this thread."""
+        own, ended = threading.local(), threading.Event()
+        helpers: list[Helper] = []
+
+        def by_helper(run: slice) -> list[Answer]:
+            paths = list(self.paths[run])
+            try:
+                if not hasattr(own, "helper"):
+                    own.helper = None
+                    own.helper = Helper()
+                    helpers.append(own.helper)
+                    if ended.is_set():  # those that were known by then have been closed
+                        own.helper.close()
+                if own.helper is not None:
+                    return list(own.helper.ask(self._look, paths))
+            except (OSError, EOFError, pickle.UnpicklingError):  # one that never started, or died, costs no rows
+                own.helper = None
+            if ended.is_set():
+                raise InterruptedError
+            return ask(self._look, paths)
+
+        try:
+            self._spread(runs, count, by_helper, join_in=True)
+        finally:
+            ended.set()
+            for helper in helpers:
+                helper.close()
+
+    def _spread(
+        self, runs: list[slice], threads: int, do: Callable[[slice], list[Answer]], join_in: bool = False
+    ) -> None:
+        """Do all runs on threads; with `join_in` this thread takes some of them, from the end."""
+        if not threads:
+            for run in runs:
+                self._keep(run, self._here(run))
+            return
+        pool = ThreadPoolExecutor(threads, "kohya-bucket-scan")
+        waiting: deque[tuple[Future[list[Answer]], slice]] = deque()
+        try:
+            waiting.extend((pool.submit(do, run), run) for run in runs)
+            while waiting:
+                first, run = waiting[0]
+                if first.done():
+                    self._keep(run, first.result())
+                    waiting.popleft()
+                elif join_in and waiting[-1][0].cancel():
+                    run = waiting.pop()[1]
+                    self._keep(run, self._here(run))
+                else:
+                    wait([first], _REPORT_EVERY_S)  # Windows delivers Ctrl-C only between waits
+                    self._report()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for future, run in waiting:  # after an interrupt
+                if future.done() and not future.cancelled() and future.exception() is None:
+                    self._keep(run, future.result(), report=False)
+
+    def _keep(self, run: slice, answers: list[Answer], report: bool = True) -> None:
+        failed = [i for i, answer in enumerate(answers) if isinstance(answer, str)]
+        for i in failed:
+            self.failures[run.start + i] = str(answers[i])
+            answers[i] = self._nothing
+        self.rows[run] = answers
+        self._finished += len(answers) - int(self.done[run].sum())
+        self.done[run] = True
+        if report:
+            self._report()
+
+    def _report(self, force: bool = False) -> None:
+        if self._progress is None or threading.current_thread() is not threading.main_thread():
+            return
+        now = time.monotonic()
+        if force or now - self._reported >= _REPORT_EVERY_S:
+            self._reported = now
+            self._progress(self._finished, len(self.paths))
+
+
+def _runs(start: int, end: int, chunk: int) -> list[slice]:
+    return [slice(at, min(at + chunk, end)) for at in range(start, end, chunk)]

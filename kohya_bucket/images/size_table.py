@@ -1,0 +1,222 @@
+"""Tables of id, width and height: CSV, JSON, Parquet, and NovelAI's pickle, without running what is in it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import pickle
+import pickletools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.extras import pip_install
+from kohya_bucket.images.arrow_files import read_table
+from kohya_bucket.texts import parse_json, read_regular, read_text
+
+__all__ = ["TABLE_SUFFIXES", "SizeTable", "read_size_table"]
+
+TABLE_SUFFIXES = (".csv", ".json", ".parquet", ".pkl", ".pickle")
+
+MAX_SIDE = 2**31 - 1
+_COLUMNS = ("id", "width", "height")
+_MAX_PICKLE = 1 << 30
+_INTS = ("INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "LONG4")
+_TEXTS = ("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "STRING", "SHORT_BINSTRING", "BINSTRING")
+_PUTS = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
+_GETS = ("GET", "BINGET", "LONG_BINGET")
+_DICTS = ("MARK", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS")
+_OPCODES = frozenset((*_INTS, *_TEXTS, *_PUTS, *_GETS, *_DICTS, "TUPLE", "TUPLE2", "PROTO", "FRAME", "STOP"))
+
+
+@dataclass(frozen=True)
+class SizeTable:
+    """Images without their files.
+
+    Attributes:
+        ids: [N] int64, or [N] text where an id is no whole number.
+        sizes: [N, 2] int32 (width, height) in pixels.
+    """
+
+    ids: npt.NDArray[Any]
+    sizes: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+def read_size_table(path: str | Path) -> SizeTable:
+    """Read a table by its suffix.
+
+    - `.csv`: a header with the columns id, width, height.
+    - `.json`: a list of objects with these keys, a list of `[id, width, height]`, or `{id: [width, height]}`.
+    - `.parquet`: these columns, or path instead of id as build-cache writes them (needs pyarrow).
+    - `.pkl`, `.pickle`: what NovelAI's program reads, `{id: (width, height)}`; nothing in the file is executed.
+
+    Raises:
+        KohyaBucketError: another suffix, a missing column, a value that is no whole number, an id twice.
+    """
+    source = Path(path)
+    suffix = source.suffix.lower()
+    if suffix == ".csv":
+        return _table(_csv_rows(source), source)
+    if suffix == ".json":
+        return _table(_json_rows(source), source)
+    if suffix == ".parquet":
+        return _table(_parquet_rows(source), source)
+    if suffix in (".pkl", ".pickle"):
+        return _table(_mapping_rows(_unpickled(source), source), source)
+    raise KohyaBucketError(f"{path}: no table of sizes is read from {suffix or 'a file without suffix'}; "
+                           f"give a .csv, .json, .parquet or .pkl file")  # fmt: skip
+
+
+def _csv_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
+    reader = csv.DictReader(io.StringIO(read_text(path, None)))
+    try:
+        _need(path, reader.fieldnames or [])
+        return [(row["id"], row["width"], row["height"]) for row in reader]
+    except csv.Error as error:
+        raise KohyaBucketError(f"{path}, line {reader.line_num}: not valid CSV: {error}") from None
+
+
+def _json_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
+    try:
+        data = parse_json(read_text(path, None))
+    except KohyaBucketError:
+        raise
+    except ValueError as error:
+        raise KohyaBucketError(f"{path} is not valid JSON: {error}") from error
+    if isinstance(data, dict):
+        return _mapping_rows(data, path)
+    if not isinstance(data, list):
+        raise KohyaBucketError(f"{path} holds a {type(data).__name__}, but must be a list of id, width and height")
+    rows = []
+    for i, entry in enumerate(data):
+        if isinstance(entry, dict):
+            _need(path, entry)
+            rows.append((entry["id"], entry["width"], entry["height"]))
+        elif isinstance(entry, list) and len(entry) == 3:
+            rows.append((entry[0], entry[1], entry[2]))
+        else:
+            raise KohyaBucketError(f"{path}: entry {i} is {entry!r}, but must be id, width and height")
+    return rows
+
+
+def _mapping_rows(data: dict[Any, Any], path: Path) -> Iterable[tuple[Any, Any, Any]]:
+    for key, size in data.items():
+        if not isinstance(size, (list, tuple)) or len(size) != 2:
+            raise KohyaBucketError(f"{path}: {key!r} has {size!r}, but must have a width and a height")
+        yield key, size[0], size[1]
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"asks for {module}.{name}")
+
+
+def _unpickled(path: Path) -> dict[Any, Any]:
+    """The mapping in a pickle made of one dict, pairs, ints and strings only."""
+    data = read_regular(path, _MAX_PICKLE)
+    try:
+        if odd := _odd(data):
+            raise KohyaBucketError(
+                f"{path} {odd}, but must be a dict of id: (width, height), of pairs, whole numbers and texts only: "
+                "refused, nothing was run. Write the table as CSV or JSON instead"
+            )
+        found = _Unpickler(io.BytesIO(data), encoding="utf-8", errors="surrogatepass").load()
+    except KohyaBucketError:
+        raise
+    except (pickle.UnpicklingError, LookupError, ValueError, TypeError, EOFError) as error:
+        raise KohyaBucketError(f"{path} is damaged or no pickle: {type(error).__name__}: {error}") from None
+    if type(found) is not dict:
+        raise KohyaBucketError(f"{path} holds a {type(found).__name__}, but must be a dict of id: (width, height)")
+    return found
+
+
+def _odd(data: bytes) -> str | None:
+    """What a pickle has that no mapping of sizes needs: it may run programs, or take very long or much memory."""
+    before, count = ["", "", ""], 0
+    arg: Any
+    for opcode, arg, _ in pickletools.genops(data):
+        name, count = opcode.name, count + 1
+        if name not in _OPCODES:
+            return f"asks for {name}" + (f" {arg}" if arg is not None else "")
+        if name in _INTS and (isinstance(arg, bool) or not -(2**63) <= arg < 2**63):
+            return "holds a bool" if isinstance(arg, bool) else f"holds a number of {arg.bit_length()} bits"
+        if name in _PUTS:
+            if arg is not None and arg > count:  # the memo is made as large as the largest number
+                return f"keeps an object as number {arg}"
+            continue
+        # A pair in a pair thirty times over takes a hundred bytes, and its hash 2^30 steps.
+        plain = all(one in _INTS or one in _TEXTS for one in before[1:])
+        if name in ("TUPLE", "TUPLE2") and not (plain and (name == "TUPLE2" or before[0] == "MARK")):
+            return "holds a tuple that is no pair of whole numbers or texts"
+        if name != "FRAME":
+            before = [*before[1:], name]
+    return None
+
+
+def _parquet_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise KohyaBucketError(f"{path}: reading Parquet needs pyarrow: {pip_install('parquet')}") from None
+    file = io.BytesIO(read_regular(path))
+    try:
+        names = pyarrow.parquet.read_schema(file).names
+        # A file of build-cache names its images by path.
+        columns = ["path" if "id" not in names and "path" in names else "id", "width", "height"]
+        _need(path, ["id" if name == "path" else name for name in names])
+        file.seek(0)
+        table = read_table(file, columns)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise KohyaBucketError(f"{path}: damaged or no Parquet file ({error})") from None
+    return zip(*(table.column(name).to_pylist() for name in columns), strict=True)
+
+
+def _need(path: Path, names: Iterable[str]) -> None:
+    missing = [name for name in _COLUMNS if name not in names]
+    if missing:
+        raise KohyaBucketError(f"{path} has no {', '.join(missing)}: a table of sizes needs id, width and height")
+
+
+def _table(rows: Iterable[tuple[Any, Any, Any]], path: Path) -> SizeTable:
+    ids, sizes, seen = [], [], set()
+    for key, *sides in rows:
+        try:
+            width, height = (_whole(side) for side in sides)
+        except ValueError:
+            raise KohyaBucketError(
+                f"{path}: {key!r} is {sides[0]!r}x{sides[1]!r}, but sides are whole numbers"
+            ) from None
+        if key in seen:
+            raise KohyaBucketError(f"{path}: the id {key!r} occurs twice: every image needs its own")
+        seen.add(key)
+        ids.append(key)
+        sizes.append((width, height))
+    try:
+        keys = np.array([_whole(key) for key in ids], dtype=np.int64)
+    except (ValueError, OverflowError):
+        keys = np.array([str(key) for key in ids])
+    table = np.array(sizes, dtype=np.int64).reshape(-1, 2)
+    for i in np.flatnonzero((table > MAX_SIDE).any(axis=1))[:1].tolist():
+        raise KohyaBucketError(
+            f"{path}: {ids[i]!r} is {sizes[i][0]:,}x{sizes[i][1]:,}, but no side is longer than {MAX_SIDE:,} pixels"
+        )
+    return SizeTable(keys, table.clip(-1).astype(np.int32))
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(value)
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(value)
+    number = int(value)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(value)
+    return number

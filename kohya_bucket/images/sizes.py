@@ -1,0 +1,196 @@
+"""Sizes of many image files, from their headers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.images.by_pillow import pixel_limit, verify_pixels
+from kohya_bucket.images.formats import ImageFormat, UnreadableImageError, format_of_extension
+from kohya_bucket.images.headers import read_header
+from kohya_bucket.images.listing import refuse_one_path
+from kohya_bucket.images.parallel import Engine, Progress
+from kohya_bucket.images.remote import is_url
+from kohya_bucket.images.scan import Job, Work
+from kohya_bucket.images.text_column import TextColumn
+
+__all__ = ["KeptSizes", "ScanInterrupted", "SizeScan", "read_sizes"]
+
+_MAX_SIDE = 2**31 - 1
+
+
+def _verify(path: str) -> tuple[bool]:
+    if not is_url(path):
+        read_header(path)  # refuses what is no picture before all of it is read: pipes, devices, gigabytes of nothing
+    if problem := verify_pixels(path):
+        raise UnreadableImageError(problem)
+    return (True,)
+
+
+_SIZE = Work(read_header, [("width", "i8"), ("height", "i8"), ("orientation", "i8"), ("format", "i8")])
+_VERIFY = Work(_verify, [("ok", "?")])
+
+
+@dataclass(frozen=True)
+class SizeScan:
+    """What the headers of N files say, as columns; row i belongs to the i-th path.
+
+    Attributes:
+        paths: the N paths, as text.
+        sizes: [N, 2] int32 pixels (width, height) as stored, unrotated; (0, 0) where unreadable.
+        orientation: [N] uint8 EXIF orientation 1 to 8; 1 is upright, 5 to 8 swap the sides when obeyed.
+        formats: [N] uint8 values of `ImageFormat`, by content.
+        failures: (index, path, reason) of each unreadable file, by index.
+        read: [N] bool, False for files that an interrupted scan did not reach.
+        engine: what the scan ran on: "alone", "threads" or "processes"; several if it changed on the way.
+    """
+
+    paths: Sequence[str]
+    sizes: npt.NDArray[np.int32]
+    orientation: npt.NDArray[np.uint8]
+    formats: npt.NDArray[np.uint8]
+    failures: list[tuple[int, str, str]]
+    read: npt.NDArray[np.bool_]
+    engine: tuple[str, ...] = ()
+
+    @classmethod
+    def unread(cls, paths: Sequence[str]) -> SizeScan:
+        """Of files none of which was looked at."""
+        n = len(paths)
+        ones, zeros = np.ones(n, np.uint8), np.zeros(n, np.uint8)
+        return cls(paths, np.zeros((n, 2), np.int32), ones, zeros, [], np.zeros(n, dtype=bool))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def readable(self) -> npt.NDArray[np.bool_]:
+        """[N] bool: the file has a size."""
+        return np.asarray(self.sizes[:, 0] > 0)
+
+    def rotated(self) -> npt.NDArray[np.intp]:
+        """Indices of images whose EXIF asks for a rotation or mirroring; sd-scripts loads them without."""
+        return np.flatnonzero(self.orientation > 1)
+
+    def upright_sizes(self) -> npt.NDArray[np.int32]:
+        """[N, 2] sizes after obeying EXIF: sides swapped where the orientation is 5 to 8."""
+        return np.where((self.orientation >= 5)[:, None], self.sizes[:, ::-1], self.sizes)
+
+    def mislabelled(self) -> list[tuple[int, str, str]]:
+        """(index, path, what is wrong) of readable files whose name promises another format."""
+        out = []
+        for i in np.flatnonzero(self.readable).tolist():
+            promised = format_of_extension(os.path.splitext(self.paths[i])[1])
+            if promised and promised != self.formats[i]:
+                actual = ImageFormat(int(self.formats[i]))
+                out.append((i, self.paths[i], f"named as {promised.name}, but holds {actual.name}"))
+        return out
+
+
+class KeptSizes(Protocol):
+    """Sizes that an earlier scan read: a `MetadataCache`."""
+
+    def refresh(
+        self,
+        paths: Iterable[str | os.PathLike[str]] | None = None,
+        *,
+        workers: int | None = None,
+        engine: Engine = "auto",
+        progress: Progress | None = None,
+    ) -> KeptSizes:
+        """The same of exactly `paths`, where only what changed is read."""
+        ...
+
+    def scan(self) -> SizeScan:
+        """The rows as a scan."""
+        ...
+
+
+class ScanInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a scan.
+
+    `scan` holds every row that was finished; its `read` says which. `cache` is a `MetadataCache` of these rows
+    where the scan was for one, else None.
+    """
+
+    cache: Any = None  # a `MetadataCache`
+
+    def __init__(self, scan: SizeScan) -> None:
+        super().__init__(f"interrupted after {int(scan.read.sum())} of {len(scan)} files")
+        self.scan = scan
+
+
+def read_sizes(
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    workers: int | None = None,
+    engine: Engine = "auto",
+    progress: Progress | None = None,
+    verify: bool = False,
+    cached: KeptSizes | None = None,
+) -> SizeScan:
+    """Read the stored size of each file: what `PIL.Image.open(path).size` says.
+
+    Nothing is raised for a file: broken, empty, missing and forbidden ones are listed in `failures`. A file
+    cut off after its header has a size; `verify` tells whether its pixels decode.
+
+    Args:
+        paths: N files.
+        workers: at most this many threads or processes; None: as measured, 1: this thread alone.
+        engine: "alone", "threads", "processes", "ray" (Ray Data), or "auto" to choose one of the first
+            three by measuring.
+        progress: called as `progress(done, total)` about ten times a second, from the main thread.
+        verify: decode every image too; those that fail are listed in `failures` and get size (0, 0).
+        cached: rows to reuse for files that have not changed since (their time and length are looked at).
+
+    Raises:
+        ScanInterrupted: Ctrl-C; its `scan` holds what was finished.
+        KohyaBucketError: one path in place of a list, or workers below 1.
+    """
+    refuse_one_path(paths)
+    texts: Sequence[str] = paths if isinstance(paths, TextColumn) else [os.fspath(path) for path in paths]
+    if cached is not None and not verify:
+        scan = cached.refresh(texts, workers=workers, engine=engine, progress=progress).scan()
+        return replace(scan, paths=texts, failures=[(i, texts[i], reason) for i, _, reason in scan.failures])
+    job = Job(_SIZE, texts, workers=workers, engine=engine, progress=progress)
+    checked: Job | None = None
+    try:
+        job.run()
+        if verify:
+            checked = Job(_VERIFY, texts, workers=workers, engine=engine, progress=progress)
+            checked.run()
+    except KeyboardInterrupt:
+        raise ScanInterrupted(_as_scan(job, checked)) from None
+    return _as_scan(job, checked)
+
+
+def _as_scan(job: Job, checked: Job | None) -> SizeScan:
+    rows = job.rows
+    sizes = np.stack([rows["width"], rows["height"]], axis=1)
+    read = job.done if checked is None else job.done & checked.done
+    reasons = dict(job.failures)
+    for i in np.flatnonzero((sizes > _MAX_SIDE).any(axis=1)).tolist():
+        reasons[i] = f"claims to have {sizes[i, 0]:,}x{sizes[i, 1]:,} pixels"
+        sizes[i] = 0
+    limit = pixel_limit()
+    if limit is not None:
+        for i in np.flatnonzero(sizes[:, 0] * sizes[:, 1] > limit).tolist():
+            reasons[i] = f"more than {limit:,} pixels, which Pillow refuses (PIL.Image.MAX_IMAGE_PIXELS)"
+    if checked is not None:
+        reasons = checked.failures | reasons
+    failed = sorted(reasons)
+    sizes[failed] = 0
+    return SizeScan(
+        paths=job.paths,
+        sizes=sizes.astype(np.int32),
+        orientation=np.maximum(rows["orientation"], 1).astype(np.uint8),
+        formats=rows["format"].astype(np.uint8),
+        failures=[(i, job.paths[i], reasons[i]) for i in failed],
+        read=read,
+        engine=tuple(dict.fromkeys(job.engines)),
+    )

@@ -1,0 +1,86 @@
+"""Whether a file is still the one that was looked at: by its stamp, or by a hash of its content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.remote import is_url, read_remote, stamp_remote
+
+__all__ = ["HASH_LENGTH", "Stamp", "check_unchanged", "hash_bytes", "hash_file", "read_unchanged", "stamp_of"]
+
+Stamp = tuple[int, int]
+"""(bytes, mtime_ns) of a file; the latter is 0 where its storage does not tell."""
+
+
+def stamp_of(path: str) -> Stamp:
+    """Of a file, or of what is behind a URL, see `stamp_remote`. `OSError` if it is not there."""
+    if is_url(path):
+        return stamp_remote(path)
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def check_unchanged(path: str, found: Stamp, stamp: Stamp) -> None:
+    """Refuse a file that has another stamp than the one that it had.
+
+    Raises:
+        KohyaBucketError: it has changed.
+    """
+    if found != stamp:
+        raise KohyaBucketError(
+            f"{path}: has changed since it was looked at, so that its images may lie elsewhere: run again, and it is "
+            "looked at anew"
+        )
+
+
+def read_unchanged(path: str, stamp: Stamp | None, offset: int, length: int) -> bytes:
+    """`length` bytes from `offset`, of a file that still had its stamp after they were read.
+
+    Where that is None, nobody looks: at an address this costs a request.
+
+    Raises:
+        OSError: it cannot be read.
+        KohyaBucketError: it has changed, or ends before.
+    """
+    if is_url(path):
+        data = read_remote(path, offset, offset + length) if length else b""
+        found = None if stamp is None else stamp_of(path)
+    else:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(offset)
+            data = file.read(length)
+            status = os.fstat(file.fileno())
+        found = status.st_size, status.st_mtime_ns
+    if stamp is not None and found is not None:
+        check_unchanged(path, found, stamp)
+    if len(data) != length:
+        raise KohyaBucketError(
+            f"{path}: gave {len(data)} of {length} bytes from {offset} on: it is cut off, copy it again"
+        )
+    return data
+
+
+HASH_LENGTH = 32
+_PIECE = 1 << 20
+
+
+def hash_file(path: str) -> str:
+    """BLAKE2b of the file's bytes, 128 bits as 32 hexadecimal digits.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if is_url(path):
+        return hash_bytes(read_remote(path))
+    state = hashlib.blake2b(digest_size=HASH_LENGTH // 2)
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            state.update(piece)
+    return state.hexdigest()
+
+
+def hash_bytes(data: bytes) -> str:
+    """The same of a file in memory."""
+    return hashlib.blake2b(data, digest_size=HASH_LENGTH // 2).hexdigest()

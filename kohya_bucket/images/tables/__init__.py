@@ -1,1 +1,0 @@
-"""Columns of texts, tables of sizes, Parquet."""

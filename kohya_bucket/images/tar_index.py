@@ -1,0 +1,235 @@
+"""Where each sample of tar shards lies, and how large its image is: one pass over the shards, then none.
+
+A sample is what the `webdataset` package takes for one: consecutive members whose names are equal up to the
+first dot of the last part. Only headers of images are read, wherever they lie in a shard; and nothing where an index of
+webshart says how large they are (`shard_lists.py`). What leads to an image
+less or to another one than meant is said in the log: samples without an image or with several, a caption ending
+that occurs nowhere, a shard that seems to be cut off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import KohyaBucketError, as_damage
+from kohya_bucket.files import replace_file
+from kohya_bucket.images.arrow_files import bounded_table, is_marked, pyarrow_modules
+from kohya_bucket.images.formats import explain_os_error
+from kohya_bucket.images.parallel import Engine, Progress, for_each
+from kohya_bucket.images.remote import is_url
+from kohya_bucket.images.shard_lists import Shard, listed_shards
+from kohya_bucket.images.stamps import Stamp, stamp_of
+from kohya_bucket.images.tar_scan import ROW, plain_ending, scan_shard
+from kohya_bucket.images.text_column import TextColumn
+
+__all__ = ["TarIndex", "is_tar_index"]
+
+_VERSION_KEY = b"kohya_bucket_tar_index_version"
+_VERSION = b"1"
+_CAPTION_KEY = b"caption"
+_IMAGE_KEY = b"image"
+
+
+@dataclass(frozen=True)
+class TarIndex:
+    """N samples with an image, in the order of the shards.
+
+    Attributes:
+        shards: paths of the tar files.
+        stamps: (bytes, mtime_ns) of each shard when it was indexed.
+        keys: N names: the member's name up to the first dot of its last part.
+        rows: [N] structured: shard (number), offset, length (bytes of the image's member), width, height (pixels,
+            stored; 0 where unreadable), orientation (0: not known), caption_offset, caption_length (0: none).
+        reasons: why an image is unreadable, by row.
+        caption: ending of the members that were taken for captions.
+        image: ending of the members that were taken for images; None: whatever the first image of a sample is.
+    """
+
+    shards: list[str]
+    stamps: list[tuple[int, int]]
+    keys: TextColumn
+    rows: npt.NDArray[Any]
+    reasons: dict[int, str]
+    caption: str | None = "txt"
+    image: str | None = None
+
+    @classmethod
+    def build(
+        cls,
+        shards: Sequence[str],
+        *,
+        caption: str | None = "txt",
+        image: str | None = None,
+        before: TarIndex | None = None,
+        engine: Engine = "auto",
+        progress: Progress | None = None,
+    ) -> TarIndex:
+        """Index shards; those that are in `before` and have not changed are not opened.
+
+        Args:
+            shards: tars, or addresses of tars; a `wids` index of tars; JSON files of webshart, one beside each tar.
+                With image geometry in those, no tar is opened, nor need it be there until an image is read.
+            caption: ending of the member that holds a sample's caption, such as "txt" or "json".
+            image: ending of the member that is a sample's image, such as "jpg"; None: its first image.
+            engine: "ray" to index them on a cluster.
+            progress: called as `progress(done, total)`, in shards.
+
+        Raises:
+            KohyaBucketError: no shards, or one that is missing, no tar, compressed, cut off, or that holds a name twice
+                in one sample.
+        """
+        caption, image = plain_ending(caption), plain_ending(image)
+        if not shards:
+            raise KohyaBucketError("no shards: the list of tar files is empty")
+        listed = listed_shards(shards)
+        texts = [shard.path for shard in listed]
+        if before is not None and (before.caption, before.image) != (caption, image):
+            before = None
+        known = {} if before is None else {s: i for i, s in enumerate(before.shards)}
+        stamps = for_each(_stamp, listed)
+        kept = {
+            number: before.rows["shard"] == known[shard]
+            for number, shard in enumerate(texts)
+            if before is not None and shard in known and before.stamps[known[shard]] == stamps[number]
+        }
+        new = [number for number in range(len(listed)) if number not in kept]
+        indexed = for_each(partial(scan_shard, caption, image), [listed[i] for i in new], engine, progress)
+        made = dict(zip(new, indexed, strict=True))
+        keys: list[str] = []
+        parts: list[npt.NDArray[Any]] = []
+        reasons: dict[int, str] = {}
+        for number, shard in enumerate(texts):
+            if before is not None and number in kept:
+                at = np.flatnonzero(kept[number])
+                part, names = before.rows[at], [before.keys[i] for i in at.tolist()]
+                why = {new: before.reasons[i] for new, i in enumerate(at.tolist()) if i in before.reasons}
+            else:
+                part, names, why, odd = made[number]
+                odd.warn(shard)
+            part["shard"] = number
+            reasons.update({len(keys) + i: reason for i, reason in why.items()})
+            keys += names
+            parts.append(part)
+        rows = np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)
+        return cls(texts, stamps, TextColumn.of(keys), rows, reasons, caption, image)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int32]:
+        """[N, 2] int32 (width, height) as stored; (0, 0) where unreadable."""
+        return np.stack([self.rows["width"], self.rows["height"]], axis=1)
+
+    def name(self, index: int) -> str:
+        """The shard, and the sample in it."""
+        return f"{self.shards[int(self.rows[index]['shard'])]}#{self.keys[index]}"
+
+    def is_current(self) -> bool:
+        """Every shard is what it was when it was indexed."""
+        try:
+            found = [stamp_of(shard) for shard in self.shards]
+        except OSError:
+            return False
+        return found == self.stamps
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write as Parquet, atomically."""
+        pa, pq = pyarrow_modules()
+        names = list(ROW.names or ())
+        columns = [pa.array(np.ascontiguousarray(self.rows[name])) for name in names]
+        reasons = [self.reasons.get(i) for i in range(len(self))]
+        meta = {
+            _VERSION_KEY: _VERSION,
+            _CAPTION_KEY: (self.caption or "").encode(),
+            _IMAGE_KEY: (self.image or "").encode(),
+        }
+        for i, (shard, (size, mtime)) in enumerate(zip(self.shards, self.stamps, strict=True)):
+            meta[f"shard{i}".encode()] = f"{size} {mtime} {shard}".encode()
+        table = pa.table(
+            [pa.array(list(self.keys), pa.large_string()), *columns, pa.array(reasons, pa.string())],
+            names=["key", *names, "reason"],
+        ).replace_schema_metadata(meta)
+        replace_file(os.fspath(path), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TarIndex:
+        """Read an index written by `save`.
+
+        Raises:
+            KohyaBucketError: missing, damaged, or not an index.
+        """
+        names = list(ROW.names or ())
+        with as_damage(f"{path}: cannot be read as an index of shards", "build it again", error=KohyaBucketError):
+            try:
+                with open(path, "rb") as file:
+                    table = bounded_table(file.read(), ["key", *names, "reason"])
+            except FileNotFoundError as error:
+                raise KohyaBucketError(f"{path}: cannot be read as an index of shards ({error}); build it") from None
+            meta = table.schema.metadata or {}
+            if meta.get(_VERSION_KEY) != _VERSION:
+                raise KohyaBucketError(f"{path}: not an index of shards of this version; build it again")
+            rows = np.zeros(len(table), dtype=ROW)
+            for name in names:
+                column = table.column(name)
+                if column.null_count or column.type != ROW[name].name:
+                    raise ValueError(f"its column {name} holds {column.type} with {column.null_count} gaps")
+                rows[name] = column.to_numpy()
+            shards: list[str] = []
+            stamps: list[tuple[int, int]] = []
+            while (line := meta.get(f"shard{len(shards)}".encode())) is not None:
+                size, mtime, shard = line.decode().split(" ", 2)
+                shards.append(shard)
+                stamps.append((int(size), int(mtime)))
+            _refuse_impossible(rows, np.array([size for size, _ in stamps], np.int64))
+            if table.column("key").null_count or table.column("key").type not in ("large_string", "string"):
+                raise ValueError(f"its column key holds {table.column('key').type}")
+            why = table.column("reason").cast("string").to_pylist()
+            reasons = {i: reason for i, reason in enumerate(why) if reason is not None}
+            keys = TextColumn.of(table.column("key").to_pylist())
+            caption, image = (meta.get(key, b"").decode() or None for key in (_CAPTION_KEY, _IMAGE_KEY))
+            return cls(shards, stamps, keys, rows, reasons, caption, image)
+
+
+def _stamp(shard: Shard) -> Stamp:
+    """That of a tar; (bytes, 0) of one whose members an index names, and that is not here."""
+    try:
+        if is_url(shard.path) and shard.members is not None:
+            raise FileNotFoundError(2, "it is not asked for before an image is read")
+        found = stamp_of(shard.path)
+    except OSError as error:
+        if shard.members is None:
+            raise KohyaBucketError(f"{shard.path}: this shard cannot be read ({explain_os_error(error)})") from None
+        return shard.nbytes or max((m.offset + m.length for m in shard.members), default=0), 0
+    if shard.nbytes not in (None, found[0]):
+        raise KohyaBucketError(
+            f"{shard.path}: has {found[0]} bytes, but {shard.nbytes} by its index: one of the two is another "
+            "version; fetch both again"
+        )
+    return found
+
+
+def is_tar_index(path: str) -> bool:
+    """Whether a file was written by `TarIndex.save`."""
+    return is_marked(path, _VERSION_KEY)
+
+
+def _refuse_impossible(rows: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
+    if not len(rows):
+        return
+    if rows["shard"].min() < 0 or rows["shard"].max() >= len(lengths):
+        raise ValueError(f"a sample in shard {rows['shard'].min()} or {rows['shard'].max()} of {len(lengths)}")
+    ends = lengths[rows["shard"]]
+    for name in ("", "caption_"):
+        start, length = rows[f"{name}offset"], rows[f"{name}length"]
+        if ((start < 0) | (length < 0) | (start > ends) | (length > ends - start)).any():
+            raise ValueError("a sample after the end of its shard")
+    if min(rows["width"].min(), rows["height"].min()) < 0 or not 0 <= rows["orientation"].min() <= 8:
+        raise ValueError("an image of less than no pixels, or an unknown orientation")

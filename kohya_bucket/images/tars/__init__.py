@@ -1,1 +1,0 @@
-"""Tar shards: what lies where in them, and lists of them."""
