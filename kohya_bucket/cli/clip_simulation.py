@@ -98,7 +98,7 @@ def clip_of(text: str) -> tuple[Path | None, Clip] | None:
         if min(width, height, frames) < 1:
             raise KohyaBucketError(f"{text} is no clip: width, height and frames must be 1 or more")
         return None, Clip((width, height), frames)
-    from kohya_bucket.images.clips import is_video
+    from kohya_bucket.images.formats import is_video
 
     if not is_video(text) and not Path(text).is_dir():
         return None

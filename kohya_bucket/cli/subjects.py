@@ -20,8 +20,8 @@ from kohya_bucket.cli.tar_sources import tars_in
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images import MetadataCache
-from kohya_bucket.images.clips import VIDEO_EXTENSIONS, is_video, read_clips
-from kohya_bucket.images.formats import IMAGE_EXTENSIONS
+from kohya_bucket.images.clips import read_clips
+from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_video
 from kohya_bucket.images.parallel import Engine
 from kohya_bucket.images.pixels.undecodable import undecodable
 from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer

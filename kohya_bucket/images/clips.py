@@ -1,10 +1,9 @@
-"""Clips: which files are clips, how many frames they have, of which size, at which rate.
+"""Clips: how many frames they have, of which size, at which rate.
 
 The size is that of the first decoded frame, as it is stored: a rotation that the file asks for is reported and not
 done, which is how trainers read clips. A container is believed about its frames if it says how many there are and
 lists each of them within the file; an edit list, a first frame that is no key frame, or a file that was cut off are
-reasons to count by decoding. The endings of files are those of musubi-tuner (`dataset/media_utils.py`).
-"""
+reasons to count by decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import stat
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,38 +23,14 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images.by_pillow import pixel_limit
-from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
+from kohya_bucket.images.formats import VIDEO_EXTENSIONS, UnreadableImageError, explain_os_error, frame_endings
 from kohya_bucket.images.headers import read_header
 from kohya_bucket.images.listing import list_images, refuse_one_path
 from kohya_bucket.images.parallel import Engine, Progress
 from kohya_bucket.images.scan import Job, Work
 from kohya_bucket.texts import counted
 
-__all__ = [
-    "COUNTED",
-    "MOST_FRAMES",
-    "OF_IMAGES",
-    "TOLD",
-    "VIDEO_EXTENSIONS",
-    "ClipRow",
-    "ClipScan",
-    "frame_endings",
-    "frames_in",
-    "is_video",
-    "list_clips",
-    "read_clip",
-    "read_clips",
-]
-
-VIDEO_EXTENSIONS = frozenset((".mp4", ".webm", ".avi", ".mkv", ".mov", ".flv", ".wmv", ".m4v", ".mpg", ".mpeg"))
-"""File name endings, in lower case, that count as clips when a folder is listed."""
-
-_FRAMES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif")
-
-
-def is_video(path: str | os.PathLike[str]) -> bool:
-    """Whether a file's name says that it is a clip."""
-    return os.path.splitext(os.fspath(path))[1].lower() in VIDEO_EXTENSIONS
+__all__ = ["COUNTED", "OF_IMAGES", "TOLD", "ClipScan", "list_clips", "read_clip", "read_clips"]
 
 
 def frames_in(folder: str) -> list[str]:
@@ -64,13 +39,6 @@ def frames_in(folder: str) -> list[str]:
     return sorted(
         os.path.join(folder, name) for name in os.listdir(folder) if os.path.splitext(name)[1] in endings
     )  # a folder of such a name is taken too, as there, and cannot be read
-
-
-@cache
-def frame_endings() -> frozenset[str]:
-    """File name endings of images, as musubi-tuner compares them: in lower case or in upper case."""
-    jxl = (".jxl",) if any(importlib.util.find_spec(name) for name in ("jxlpy", "pillow_jxl")) else ()
-    return frozenset(ending for one in (*_FRAMES, *jxl) for ending in (one, one.upper()))
 
 
 ClipRow = tuple[int, int, int, int, int, int, int]

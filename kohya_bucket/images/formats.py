@@ -1,17 +1,23 @@
-"""Image formats, what a header says of a file, and why a file has no size."""
+"""Formats of images and clips by name and by content, and why a file has no size."""
 
 from __future__ import annotations
 
 import enum
+import importlib.util
+import os
+from functools import cache
 
 __all__ = [
     "IMAGE_EXTENSIONS",
+    "VIDEO_EXTENSIONS",
     "HeaderRow",
     "ImageFormat",
     "UnreadableImageError",
     "explain_os_error",
     "format_of_extension",
+    "frame_endings",
     "in_short",
+    "is_video",
     "not_decoded",
     "not_loaded",
     "sniff",
@@ -59,6 +65,24 @@ _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b
 def format_of_extension(extension: str) -> ImageFormat:
     """Format that a file name ending such as `.JPG` promises; `UNKNOWN` for endings not listed here."""
     return _BY_EXTENSION.get(extension.lower(), ImageFormat.UNKNOWN)
+
+
+VIDEO_EXTENSIONS = frozenset((".mp4", ".webm", ".avi", ".mkv", ".mov", ".flv", ".wmv", ".m4v", ".mpg", ".mpeg"))
+"""The same of clips: those of musubi-tuner (`dataset/media_utils.py`)."""
+
+_FRAMES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif")
+
+
+def is_video(path: str | os.PathLike[str]) -> bool:
+    """Whether a file's name says that it is a clip."""
+    return os.path.splitext(os.fspath(path))[1].lower() in VIDEO_EXTENSIONS
+
+
+@cache
+def frame_endings() -> frozenset[str]:
+    """File name endings of images, as musubi-tuner compares them: in lower case or in upper case."""
+    jxl = (".jxl",) if any(importlib.util.find_spec(name) for name in ("jxlpy", "pillow_jxl")) else ()
+    return frozenset(ending for one in (*_FRAMES, *jxl) for ending in (one, one.upper()))
 
 
 def sniff(head: bytes) -> ImageFormat:

@@ -144,7 +144,7 @@ class Origins:
     """N images.
 
     Attributes:
-        names: path or address of each; of one in a container, see `images.origins.containers`.
+        names: path or address of each; of one in a container, as the docstring of this file says.
         containers: that hold some of them.
         container: [N] int32, number of the container that holds each; -1: it is a file of its own.
         offset, length: [N] int64, of its bytes in the container; -1: not known, or only the length is.

@@ -9,15 +9,8 @@ from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import clips
-from kohya_bucket.images.clips import (
-    COUNTED,
-    OF_IMAGES,
-    TOLD,
-    VIDEO_EXTENSIONS,
-    _packets,
-    list_clips,
-    read_clips,
-)
+from kohya_bucket.images.clips import COUNTED, OF_IMAGES, TOLD, _packets, list_clips, read_clips
+from kohya_bucket.images.formats import VIDEO_EXTENSIONS
 from tests.clip_files import CODECS, copy_packets, decoded, make_clip
 
 av = pytest.importorskip("av", minversion="16")

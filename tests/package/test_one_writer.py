@@ -35,8 +35,8 @@ ALLOWED = {
     ("latents/store/entries.py", "pq.write_table(table.replace_schema_metadata({FORMAT: text}), out, "
      "compression='zstd', store_schema=True)"): "into memory",
     ("images/pixels/jpeg.py", "smooth.save(file, 'JPEG', quality=85, subsampling=subsampling)"): "into memory",
-    ("images/cache/parquet_file.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
-    ("images/tars/tar_index_file.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
+    ("images/metadata_cache.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
+    ("images/tar_index.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
     ("latents/remote/remote_path.py", "os.replace(source, target)"): "moves a whole file",
     ("latents/store/writer.py", "info.to_json()"): "gives a value",
     # which are caught where they end in one of those above
@@ -44,8 +44,8 @@ ALLOWED = {
     ("cli/commands/build_cache.py", "cache.save(output)"): "a MetadataCache",
     ("cli/commands/build_cache.py", "interrupt.cache.save(output)"): "a MetadataCache",
     ("cli/subjects.py", "known.save(self.cache)"): "a MetadataCache",
-    ("images/cache/metadata_cache.py", "parquet.save(os.fspath(path), self if keep.all() else self.where(keep))"): "it",
-    ("images/tars/tar_index.py", "save(os.fspath(path), self)"): "a TarIndex",
+    ("images/scan_worker.py", "pickle.dump(ask(look, paths), outgoing)"): "into a pipe",
+    ("images/scan_worker.py", "pickle.dump((look, paths), self._process.stdin)"): "into a pipe",
     ("datasets/webdataset.py", "built.save(index)"): "a TarIndex",
     ("cli/commands/build_cache.py", "tars.save(output)"): "a TarIndex",
     ("sdscripts/caching/session.py", "self.save(path, item, latents, crop_ltrb, flipped, alpha_mask, "

@@ -99,8 +99,7 @@ def _is_config(path: str) -> bool:
 
 def _are_clips(sources: list[str], recursive: bool) -> list[bool]:
     """Of each image and clip that `sources` name, whether it is a clip."""
-    from kohya_bucket.images.clips import VIDEO_EXTENSIONS, is_video
-    from kohya_bucket.images.formats import IMAGE_EXTENSIONS
+    from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_video
     from kohya_bucket.images.listing import list_images
 
     return [is_video(path) for path in list_images(sources, recursive=recursive,

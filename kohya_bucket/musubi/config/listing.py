@@ -13,7 +13,7 @@ from typing import Any
 
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.images.clips import VIDEO_EXTENSIONS, frame_endings
+from kohya_bucket.images.formats import VIDEO_EXTENSIONS, frame_endings
 from kohya_bucket.musubi.config.model import ClipKeys, DatasetKeys
 from kohya_bucket.texts import counted, parse_json, read_text, some
 
