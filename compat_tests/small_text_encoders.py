@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-VOCABULARY = 200
+VOCABULARY = 256  # as many as the letters of `training_runs._tokenizers`
 
 
 class WordTokenizer:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.images.pixels.resize import IMITATED
 from kohya_bucket.images.stamps import hash_file
 from kohya_bucket.latents.stale import Reason, Stale
 
@@ -29,7 +30,8 @@ class Fingerprint:
         vae: hash of the VAE's weights (hex).
         bucket_size, resized_size: (width, height) in pixels.
         crop: left and top of the cut in the resized image.
-        interpolation: filter and the library that computes it, e.g. "area/cv2"; "none" without resizing.
+        interpolation: filter and the library that computes it, e.g. "area/cv2"; "none" without resizing. What imitates
+            a library to 1 of 255, as in "area/cv2-stub", serves like it.
         dtype: storage type, "float32", "float16" or "bfloat16".
         kind: "latents", or "posterior" (mean and standard deviation, sampled when read).
         flip: the mirrored image is stored too.
@@ -97,6 +99,8 @@ def why_stale(
     reasons = [] if Stale.SOURCE in ignoring else _why_source_changed(stored, wanted, source)
     for name, kind in _CHANGES.items():
         before, now = getattr(stored, name), getattr(wanted, name)
+        if kind is Stale.INTERPOLATION:
+            before, now = before.removesuffix(IMITATED), now.removesuffix(IMITATED)
         if kind not in ignoring and before != now:
             reasons.append(Reason(kind, _text(before), _text(now)))
     for kind, before, now in ((Stale.FLIP, stored.flip, wanted.flip), (Stale.MASK, stored.mask, wanted.mask)):

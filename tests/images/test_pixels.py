@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -154,6 +156,18 @@ def test_resampler_is_named(without_cv2):
     assert pixels.resampler("area") == "cv2"
     assert pixels.resampler("area", shrinks=False) == "pillow"
     assert pixels.resampler("lanczos") == "pillow"
+
+
+def test_what_only_calls_itself_cv2_is_not_used(monkeypatch):
+    """sd-scripts registers such a module where OpenCV is missing, and resizes with it itself."""
+    pixels._cv2.cache_clear()
+    monkeypatch.setitem(sys.modules, "cv2", SimpleNamespace(_IS_CV2_STUB=True))
+    try:
+        assert pixels._cv2() is None
+        made = [[pixels.resampler(name, by_trainer=own) for own in (False, True)] for name in ("area", "lanczos")]
+        assert made == [["cv2", "cv2-stub"], ["pillow", "pillow"]]
+    finally:
+        pixels._cv2.cache_clear()
 
 
 def test_loading_ignores_orientation_and_keeps_alpha(tmp_path):

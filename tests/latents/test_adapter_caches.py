@@ -16,6 +16,7 @@ from kohya_bucket.latents.fingerprint import source_identity
 from kohya_bucket.latents.npz.note import stored_fingerprint
 from kohya_bucket.latents.npz.opened import write_arrays
 from kohya_bucket.latents.stale import Reason, Stale
+from kohya_bucket.latents.text.npz_files import CAPTION_KEY, caption_mark
 from kohya_bucket.sdscripts.caching.item import (
     CacheItem,
     architecture_of,
@@ -23,7 +24,7 @@ from kohya_bucket.sdscripts.caching.item import (
     save_latents,
     settle_latents,
 )
-from kohya_bucket.sdscripts.caching.text_npz import CAPTION_KEY, caption_mark, check_text_npz, savez
+from kohya_bucket.sdscripts.caching.text_npz import check_text_npz, savez
 
 SIZE, BUCKET = (300, 150), (128, 64)
 SDXL = ARCHITECTURES["sdxl"]

@@ -41,6 +41,12 @@ def test_one_changed_factor_is_one_reason(name):
     assert back == [] if name in ("flip", "mask") else len(back) == 1
 
 
+def test_what_imitates_a_library_serves_like_it():
+    stub = replace(PRINT, interpolation=f"{PRINT.interpolation}-stub")
+    assert why_stale(stub, PRINT) == why_stale(PRINT, stub) == []
+    assert len(why_stale(stub, replace(PRINT, interpolation="area/pillow"))) == 1
+
+
 def test_two_changed_factors_are_two_reasons():
     assert len(why_stale(PRINT, replace(PRINT, dtype="float16", vae="x"))) == 2
 

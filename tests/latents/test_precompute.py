@@ -65,6 +65,16 @@ def test_the_second_run_does_nothing(tmp_path, images):
     assert sorted((tmp_path / "out").rglob("*")) == before
 
 
+def test_latents_by_what_imitates_a_library_are_current(tmp_path, monkeypatch):
+    from kohya_bucket.latents.items import LatentItems
+
+    images = make_images(tmp_path / "images", [(100, 90), (90, 200)])
+    precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out")
+    own = LatentItems.interpolations
+    monkeypatch.setattr(LatentItems, "interpolations", lambda self: own(self) + "-stub")
+    assert precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out").encoded == 0
+
+
 def test_floats_made_while_decoding_are_those_of_normalize(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 

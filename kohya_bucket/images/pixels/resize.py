@@ -1,13 +1,16 @@
 """Pixels of an image as sd-scripts trains them: loaded unrotated, resized, centre-cropped to the bucket.
 
 Source: `load_image`, `trim_and_resize_if_required` and `resize_image` of kohya-ss/sd-scripts. Equal byte for byte
-where OpenCV is installed (sd-scripts requires it). Without OpenCV the defaults are equal too; "bilinear" and "bicubic"
-differ visibly, because Pillow's smooth when they shrink, and "nearest" now and then takes the neighbour.
+where OpenCV is installed. Without OpenCV the defaults are equal too; "bilinear" and "bicubic" differ visibly, because
+Pillow's smooth when they shrink, and "nearest" now and then takes the neighbour. sd-scripts does without OpenCV since
+0.12.0 by a module of its own in the place of `cv2`, which is not used here: with it "area" and "bilinear" are OpenCV's
+give or take 1 of 255.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -19,11 +22,12 @@ from PIL import Image
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.pixels.area_resize import shrink_by_area
 
-__all__ = ["INTERPOLATIONS", "choose_interpolation", "resampler", "resize_and_crop"]
+__all__ = ["IMITATED", "INTERPOLATIONS", "choose_interpolation", "resampler", "resize_and_crop"]
 
 Pixels = npt.NDArray[np.uint8]
 
 INTERPOLATIONS = ("auto", "auto-0.9", "area", "lanczos", "bilinear", "bicubic", "nearest", "box")
+IMITATED = "-stub"  # behind the name of a library whose arithmetic is imitated to 1 of 255
 _SAME = {"linear": "bilinear", "cubic": "bicubic", "lanczos4": "lanczos"}
 
 
@@ -95,13 +99,17 @@ def resize_and_crop(
     return cut if shrink else np.ascontiguousarray(cut)
 
 
-def resampler(name: str, *, shrinks: bool = True) -> str:
+def resampler(name: str, *, shrinks: bool = True, by_trainer: bool = False) -> str:
     """Whose arithmetic filter `name` has here, "cv2" or "pillow". Part of a latent's fingerprint.
 
-    `shrinks`: neither side grows. Then "area" is OpenCV's without OpenCV too.
+    Args:
+        shrinks: neither side grows. Then "area" is OpenCV's without OpenCV too.
+        by_trainer: sd-scripts itself resizes, in this process: where OpenCV is missing by what imitates it.
     """
     if name in ("lanczos", "box"):
         return "pillow"
+    if by_trainer and name in ("area", "bilinear") and _is_stub(sys.modules.get("cv2")):
+        return f"cv2{IMITATED}"
     return "cv2" if _cv2() is not None or (name == "area" and shrinks) else "pillow"
 
 
@@ -122,13 +130,23 @@ def _resize(pixels: Pixels, size: tuple[int, int], name: str) -> Pixels:
         "bilinear": Image.Resampling.BILINEAR,
         "bicubic": Image.Resampling.BICUBIC,
     }
-    return np.array(Image.fromarray(pixels).resize(size, filters[name]))
+    if pixels.shape[2] == 3 or name in ("lanczos", "box"):
+        return np.array(Image.fromarray(pixels).resize(size, filters[name]))
+    # as OpenCV each channel by itself: Pillow would weigh colours by their alpha
+    channels = [Image.fromarray(pixels[:, :, c]).resize(size, filters[name]) for c in range(pixels.shape[2])]
+    return np.stack(channels, axis=2)
 
 
 @lru_cache(maxsize=1)
 def _cv2() -> Any:
     """OpenCV, or None: it is used where sd-scripts' environment has it, and not required."""
     try:
-        return importlib.import_module("cv2")
+        cv2 = importlib.import_module("cv2")
     except ImportError:
         return None
+    return None if _is_stub(cv2) else cv2
+
+
+def _is_stub(cv2: Any) -> bool:
+    """Whether this is what sd-scripts registers as `cv2` where OpenCV is missing."""
+    return bool(getattr(cv2, "_IS_CV2_STUB", False))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.images.pixels.resize import IMITATED
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.stale import Stale
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -122,10 +123,12 @@ def _words_differ(
     store: LatentStore, name: str, rows: npt.NDArray[Any], want: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
     column = store.table[name].combine_chunks()
-    codes = {word: code for code, word in enumerate(column.dictionary.to_pylist())}
+    codes: dict[str, int] = {}
+    stored_codes = [codes.setdefault(word.removesuffix(IMITATED), len(codes)) for word in column.dictionary.to_pylist()]
     wanted_words, inverse = np.unique(want.astype(str), return_inverse=True)
-    wanted_codes = np.array([codes.get(str(word), -1) for word in wanted_words])
-    return np.asarray(np.asarray(column.indices)[rows] != wanted_codes[inverse.reshape(-1)])
+    wanted_codes = np.array([codes.get(str(word).removesuffix(IMITATED), -1) for word in wanted_words])
+    stored = np.array(stored_codes)[np.asarray(column.indices)[rows]]
+    return np.asarray(stored != wanted_codes[inverse.reshape(-1)])
 
 
 def _flags(store: LatentStore, name: str) -> npt.NDArray[np.bool_]:

@@ -11,11 +11,14 @@ from kohya_bucket.latents.fingerprint import sampled_hash
 
 __all__ = ["SAMPLE", "encoders_hash", "tokens_hash"]
 
+# What ftfy changes, and some versions of CLIP's tokenizer do not; in a line of its own, since "<" spares an entity.
+_TYPOGRAPHY = "“it’s” ﬁne, ＡＢＣ caf&eacute;\n"
 # Words and signs that tokenizers differ in, and more of them than the shorter ones take.
-SAMPLE = (
+_WORDS = (
     "1girl, solo, a (very:1.2) [old] painting of Über-Straße № 42, 東京の夜景 — cafés & naïve façades; "
     "\\(signed\\) <lora:x:0.5> don't re-render HTTPServer_v2.0! 🙂 émigré snake_case don’t   tabs\tand\nlines "
-) * 12
+)
+SAMPLE = _TYPOGRAPHY + _WORDS * 12
 
 
 def encoders_hash(models: Any) -> str:

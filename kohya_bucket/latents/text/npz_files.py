@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,18 @@ from kohya_bucket.latents.text.families import TextFamily
 from kohya_bucket.latents.text.text_store import TextStore
 from kohya_bucket.latents.text.text_writer import TextWriter, check_outputs
 
-__all__ = ["CAPTION_KEY", "DROPOUT_KEY", "ENCODERS_KEY", "caption_mark", "export_text_npz", "import_text_npz"]
+__all__ = [
+    "CAPTION_KEY", "DROPOUT_KEY", "ENCODERS_KEY", "TOKENS_KEY", "caption_mark", "export_text_npz", "import_text_npz",
+    "text_marks",
+]  # fmt: skip
 
 CAPTION_KEY = "kohya_bucket_caption"
 ENCODERS_KEY = "kohya_bucket_text_encoders"
+TOKENS_KEY = "kohya_bucket_tokens"
 DROPOUT_KEY = "caption_dropout_rate"  # sd-scripts' own, for some model families
 
 _MOST_HASH = 128  # signs
+_TOKENS = re.compile(r"\btokens=(\w+)")
 
 Progress = Callable[[int, int], None]
 
@@ -35,6 +41,13 @@ Progress = Callable[[int, int], None]
 def caption_mark(caption: str | Iterable[str]) -> npt.NDArray[np.uint8]:
     """The array to save as `CAPTION_KEY` beside text-encoder outputs: which caption they are of."""
     return np.frombuffer(caption_bytes(caption), dtype=np.uint8)
+
+
+def text_marks(caption: str | Iterable[str], encoders: str, tokens: str) -> dict[str, npt.NDArray[np.uint8]]:
+    """What to save beside outputs: their caption, and where they are known hashes of the encoders and the tokens."""
+    marks = {CAPTION_KEY: caption_mark(caption)}
+    hashes = {ENCODERS_KEY: encoders, TOKENS_KEY: tokens}
+    return marks | {key: np.frombuffer(text.encode(), dtype=np.uint8) for key, text in hashes.items() if text}
 
 
 def import_text_npz(
@@ -109,10 +122,9 @@ def export_text_npz(
         elif written.setdefault(file_key(str(path)), caption.key) != caption.key:
             result.skipped.append((image, f"{path.name} is that of another image, with another caption"))
         else:
-            marks = {CAPTION_KEY: caption_mark(caption.text)}
-            if encoders := store.entry(i).fingerprint.vae:
-                marks[ENCODERS_KEY] = np.frombuffer(encoders.encode(), dtype=np.uint8)
-            write_arrays(path, store.arrays(i) | marks)
+            made = store.entry(i).fingerprint
+            tokens = _TOKENS.search(made.interpolation)
+            write_arrays(path, store.arrays(i) | text_marks(caption.text, made.vae, tokens[1] if tokens else ""))
             result.done += 1
         if progress is not None:
             progress(n + 1, len(images))
@@ -137,7 +149,7 @@ def _read(path: Path, family: TextFamily, text: str | None) -> tuple[Caption, st
         if damaged := file.damaged():
             raise BrokenNpzError(f"the checksum of {damaged} is wrong")
         arrays = {name: file.array(name) for name in file.names}
-        marks: dict[str, Any] = {name: arrays.pop(name, None) for name in (CAPTION_KEY, ENCODERS_KEY)}
+        marks: dict[str, Any] = {name: arrays.pop(name, None) for name in (CAPTION_KEY, ENCODERS_KEY, TOKENS_KEY)}
         if marks[CAPTION_KEY] is not None:
             text = marks[CAPTION_KEY].tobytes().decode("utf-8", "surrogatepass")
         if text is None:

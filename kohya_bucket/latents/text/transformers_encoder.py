@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,14 @@ _CLASSES = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "
 _PROJECTED = "CLIPTextModelWithProjection"
 _LONGEST = 4096  # a tokenizer that has no limit says 10**30
 
+logger = logging.getLogger("kohya_bucket")
+
 
 class TransformersTextEncoder:
     """Outputs of several models for a caption; the numbers of the second stand under `NAME_2`, and so on.
 
     `hidden_states` [length, width]; `attention_mask` [length] int64; `pooled` [width] where the model has one, the
-    projected one if it projects.
+    projected one if it projects. For CLIP, captions are cleaned with ftfy first, as for its training and in sd-scripts.
 
     Args:
         models, tokenizers: of transformers, in evaluation mode and on their device.
@@ -40,6 +43,7 @@ class TransformersTextEncoder:
     ) -> None:  # fmt: skip
         self._models, self._tokenizers, self._lengths = list(models), list(tokenizers), list(lengths)
         self._layer, self._apply_mask = layer, apply_mask
+        self._clean = [_cleaner(tokenizer) for tokenizer in self._tokenizers]
         self.weights = encoders_hash(self._models)
         sample = [self._tokens(k, [SAMPLE])["input_ids"] for k in range(len(self._models))]
         said = tokens_hash(sample, {str(k): tokenizer for k, tokenizer in enumerate(self._tokenizers)})
@@ -73,9 +77,24 @@ class TransformersTextEncoder:
 
     def _tokens(self, k: int, captions: Sequence[str]) -> Any:
         return self._tokenizers[k](
-            list(captions), max_length=self._lengths[k], padding="max_length", truncation=True,
-            return_attention_mask=True, return_tensors="pt",
+            [self._clean[k](caption) for caption in captions], max_length=self._lengths[k], padding="max_length",
+            truncation=True, return_attention_mask=True, return_tensors="pt",
         )  # fmt: skip
+
+
+def _cleaner(tokenizer: Any) -> Callable[[str], str]:
+    """What a caption goes through before the tokenizer: CLIP's slow one did this itself, its fast one does not."""
+    if not (type(tokenizer).__name__.startswith("CLIPTokenizer") and tokenizer.is_fast):
+        return str
+    try:
+        fix_text = importlib.import_module("ftfy").fix_text
+    except ImportError:
+        logger.warning(
+            "ftfy is not installed: captions with curly quotes, full-width letters, ligatures or HTML entities become "
+            "other tokens than in sd-scripts and than CLIP was trained with (pip install ftfy)"
+        )
+        return str
+    return lambda caption: " ".join(fix_text(caption).split())
 
 
 def load_text_encoder(

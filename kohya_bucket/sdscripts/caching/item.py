@@ -87,7 +87,7 @@ class CacheItem:
         if tuple(resized) != tuple(self.original_size):
             name = choose_interpolation(self.original_size, resized, self.interpolation)
             shrinks = all(after <= before for after, before in zip(resized, self.original_size, strict=True))
-            name = f"{name}/{resampler(name, shrinks=shrinks)}"
+            name = f"{name}/{resampler(name, shrinks=shrinks, by_trainer=True)}"
         crop = (resized[0] - self.bucket_reso[0]) // 2, (resized[1] - self.bucket_reso[1]) // 2
         return Fingerprint(
             nbytes, mtime, "", self.vae, as_pair(self.bucket_reso), as_pair(resized), crop, name, dtype, "latents",

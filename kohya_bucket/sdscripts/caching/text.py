@@ -21,11 +21,12 @@ from kohya_bucket.latents.stale import Reason
 from kohya_bucket.latents.text.caption import Encoding
 from kohya_bucket.latents.text.families import collection_of_file
 from kohya_bucket.latents.text.identity import encoders_hash
+from kohya_bucket.latents.text.npz_files import text_marks
 from kohya_bucket.sdscripts.caching.ahead import count_captions, refuse_memory
 from kohya_bucket.sdscripts.caching.behind_mask import is_left_out, without_unread
 from kohya_bucket.sdscripts.caching.replaced import replaced
-from kohya_bucket.sdscripts.caching.text_identity import tokens_text
-from kohya_bucket.sdscripts.caching.text_npz import CAPTION_KEY, ENCODERS_KEY, caption_mark, check_text_npz, savez
+from kohya_bucket.sdscripts.caching.text_identity import tokens_of, tokens_text
+from kohya_bucket.sdscripts.caching.text_npz import check_text_npz, savez
 from kohya_bucket.sdscripts.caching.text_shards import TextShardSession
 from kohya_bucket.sdscripts.datasets.wording import recached_lines
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
@@ -69,7 +70,7 @@ def cache_text_outputs(
     elif options.text_cache == "shards":
         _cache_in_shards(dataset, original, strategies, models, accelerator, options)
     else:
-        _cache_in_npz(dataset, original, strategy, models, accelerator)
+        _cache_in_npz(dataset, original, strategies, models, accelerator)
 
 
 def _cache_in_shards(
@@ -106,7 +107,9 @@ def _cache_in_shards(
     _tell(session.reasons)
 
 
-def _cache_in_npz(dataset: Dataset, original: Original, strategy: TextStrategy, models: Any, accelerator: Any) -> None:
+def _cache_in_npz(dataset: Dataset, original: Original, strategies: Strategies, models: Any, accelerator: Any) -> None:
+    strategy = strategies.caching
+    assert strategy is not None
     taken = _texts.setdefault(strategy, {})
     paths: dict[str, str] = {}
     texts: dict[str, Text] = {}
@@ -116,7 +119,7 @@ def _cache_in_npz(dataset: Dataset, original: Original, strategy: TextStrategy, 
         path = _file_of(_npz(strategy.get_outputs_npz_path(info.absolute_path)), text, taken)
         paths[info.absolute_path] = path
         texts[path] = text
-    encoders = encoders_hash(models)
+    encoders, tokens = encoders_hash(models), tokens_of(strategies.tokenizing)
     accepts = strategy.is_disk_cached_outputs_expected
     reasons: dict[str, list[Reason]] = {}
 
@@ -125,7 +128,7 @@ def _cache_in_npz(dataset: Dataset, original: Original, strategy: TextStrategy, 
             return False
         if strategy.skip_disk_cache_validity_check:
             return True
-        reason = check_text_npz(path, (), *texts[path], encoders)
+        reason = check_text_npz(path, (), *texts[path], encoders, tokens)
         if reason is None:
             return bool(accepts(path))
         reasons[path] = [reason]
@@ -138,9 +141,7 @@ def _cache_in_npz(dataset: Dataset, original: Original, strategy: TextStrategy, 
             numpys_savez(file, *args, **arrays)
             return
         text = texts.get(_npz(file))
-        marks = {} if text is None else {CAPTION_KEY: caption_mark(text[0])}
-        if text is not None and encoders:
-            marks[ENCODERS_KEY] = np.frombuffer(encoders.encode(), dtype=np.uint8)
+        marks = {} if text is None else text_marks(text[0], encoders, tokens)
         savez(file, **arrays, **marks)
         saved.add(_npz(file))
 

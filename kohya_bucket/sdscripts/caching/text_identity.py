@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from kohya_bucket.latents.text.identity import SAMPLE, tokens_hash
 from kohya_bucket.sdscripts.objects import TextStrategy
 
-__all__ = ["tokens_text"]
+__all__ = ["tokens_of", "tokens_text"]
 
 # by strategy, of which a run has one: what it says of itself before it has worked
 _said: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -22,11 +22,18 @@ def tokens_text(tokenizing: Any, encoding: Any, caching: TextStrategy) -> str:
     parts = [*_options(tokenizing), *_options(encoding)]
     if caching.is_weighted:
         parts.append("is_weighted=True")
-    if tokenizing is not None:
-        if tokenizing not in _said:
-            _said[tokenizing] = tokens_hash(tokenizing.tokenize(SAMPLE), vars(tokenizing))
-        parts.append(f"tokens={_said[tokenizing]}")
+    if tokens := tokens_of(tokenizing):
+        parts.append(f"tokens={tokens}")
     return " ".join([*parts, f"autocast={_autocast()}"])
+
+
+def tokens_of(tokenizing: Any) -> str:
+    """Hash of a sample's tokens and of the vocabularies; "" without a strategy."""
+    if tokenizing is None:
+        return ""
+    if tokenizing not in _said:
+        _said[tokenizing] = tokens_hash(tokenizing.tokenize(SAMPLE), vars(tokenizing))
+    return _said[tokenizing]
 
 
 def _options(strategy: Any) -> list[str]:

@@ -12,9 +12,9 @@ import numpy as np
 from kohya_bucket.errors import as_damage
 from kohya_bucket.latents.npz.opened import BROKEN, BrokenNpzError, OpenNpz, write_arrays
 from kohya_bucket.latents.stale import Reason, Stale
-from kohya_bucket.latents.text.npz_files import CAPTION_KEY, DROPOUT_KEY, ENCODERS_KEY, caption_mark
+from kohya_bucket.latents.text.npz_files import CAPTION_KEY, DROPOUT_KEY, ENCODERS_KEY, TOKENS_KEY, caption_mark
 
-__all__ = ["CAPTION_KEY", "ENCODERS_KEY", "caption_mark", "check_text_npz", "savez"]
+__all__ = ["check_text_npz", "savez"]
 
 
 def savez(file: Any, *args: Any, **arrays: Any) -> None:
@@ -40,12 +40,13 @@ def check_text_npz(
     caption: str | Iterable[str] | None = None,
     dropout: float | None = None,
     encoders: str = "",
+    tokens: str = "",
 ) -> Reason | None:
     """Why cached text-encoder outputs cannot be used, or None: every byte is read, so what is broken shows.
 
     With `caption`, outputs of another caption are refused, with `dropout` those that are saved with another
-    `caption_dropout_rate`, which is trained with, and with `encoders` (their hash) those of other text encoders; files
-    that do not say theirs are believed.
+    `caption_dropout_rate`, which is trained with, and with `encoders` and `tokens` (hashes) those of other text
+    encoders or tokenizers; files that do not say theirs are believed.
     """
     try:
         with OpenNpz(Path(path)) as file:
@@ -55,13 +56,15 @@ def check_text_npz(
             damaged = file.damaged()
             if damaged is not None:
                 return Reason(Stale.CHECKSUM, damaged)
-            keys = (CAPTION_KEY, ENCODERS_KEY, DROPOUT_KEY)
+            keys = (CAPTION_KEY, ENCODERS_KEY, TOKENS_KEY, DROPOUT_KEY)
             notes = {name: file.array(name) for name in keys if name in file.names}
         marked = None if caption is None else caption_mark(caption).tobytes()
         if marked is not None and CAPTION_KEY in notes and notes[CAPTION_KEY].tobytes() != marked:
             return Reason(Stale.CAPTION)
         if encoders and ENCODERS_KEY in notes and notes[ENCODERS_KEY].tobytes() != encoders.encode():
             return Reason(Stale.ENCODERS)
+        if tokens and TOKENS_KEY in notes and notes[TOKENS_KEY].tobytes() != tokens.encode():
+            return Reason(Stale.TOKENS, notes[TOKENS_KEY].tobytes().decode("ascii", "replace"), tokens)
         if dropout is not None and DROPOUT_KEY in notes:
             with as_damage(DROPOUT_KEY, error=BrokenNpzError):
                 rate = float(notes[DROPOUT_KEY])
