@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from kohya_bucket.adapter.guard import end_run, watch, watch_no_longer
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table
-from kohya_bucket.adapter.patching import ImportWatch, Patches, StandIn
+from kohya_bucket.adapter.patching import ImportWatch, Patches, Replacement
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.adapter.seams import Owners, Subject, Unknown
 
@@ -29,7 +29,7 @@ logger = logging.getLogger("kohya_bucket")
 
 
 class TrainerDoor(ABC):
-    """The adapter's state in this process, for one trainer; what stand-ins ask (`seams.Door`).
+    """The adapter's state in this process, for one trainer; what replacements ask (`seams.Door`).
 
     Attributes:
         trainer: its name, for messages.
@@ -54,6 +54,7 @@ class TrainerDoor(ABC):
         self.unknown: dict[str, Unknown] = {}
         self.quiet = self.at_once = self._entering = False
         self._options = AdapterOptions()
+        self._replaced: dict[str, list[Replacement]] = {}
 
     # -- what a trainer's own door says -----------------------------------------------------------
 
@@ -90,7 +91,7 @@ class TrainerDoor(ABC):
         """The trainer's version and folder."""
         return f"at {self.root}"
 
-    # -- what stand-ins ask -----------------------------------------------------------------------
+    # -- what replacements ask -----------------------------------------------------------------------
 
     def options(self) -> AdapterOptions:
         return self._options
@@ -102,6 +103,15 @@ class TrainerDoor(ABC):
 
     def knows(self, subject: str) -> bool:
         return subject not in self.unknown
+
+    def leave(self, subject: Subject, why: str) -> None:
+        if subject.orders_epochs:
+            self.end(f"{self.trainer} {self.describe()}: {why}")
+        self.unknown[subject.name] = Unknown(subject, (why,))
+        self.patches.take_back([replacement.value for replacement in self._replaced.pop(subject.name, [])])
+        self._say(self.unknown[subject.name])
+        with exit_with_message():
+            self.check_options(self._options)
 
     def look_at(self, group: Any) -> None:  # noqa: B027  (most trainers need nothing)
         """A data set group was made, with the adapter in place."""
@@ -137,7 +147,7 @@ class TrainerDoor(ABC):
         self.watch.stop()
         self.patches.take_back()
         watch_no_longer(self)
-        self.refusal, self.unknown, self._options = "", {}, AdapterOptions()
+        self.refusal, self.unknown, self._replaced, self._options = "", {}, {}, AdapterOptions()
 
     def proceed(self) -> None:
         """Take the next step that what is imported allows."""
@@ -167,7 +177,8 @@ class TrainerDoor(ABC):
         self.unknown = {unknown.subject.name: unknown for unknown in wrong}
         self._take_options()
         known = [subject for subject in subjects if self.knows(subject.name)]
-        replaced = [stand_in for subject in known for stand_in in subject.stand_ins(self.owners, self)]
+        self._replaced = {subject.name: subject.replacements(self.owners, self) for subject in known}
+        replaced = [replacement for some in self._replaced.values() for replacement in some]
         self.patches.apply(replaced, self._belongs)
         if not self.quiet and is_first_process():
             self._report(sum(len(subject.seams_of(self.owners)) for subject in known), replaced)
@@ -182,14 +193,15 @@ class TrainerDoor(ABC):
         if is_first_process() and not self.quiet:
             logger.warning("%s. A training that is started like this will end before its first step", self.refusal)
 
-    def _report(self, seams: int, replaced: Sequence[StandIn]) -> None:
+    def _report(self, seams: int, replaced: Sequence[Replacement]) -> None:
         logger.info("kohya_bucket in %s %s: %d seams checked, %d replaced", self.trainer, self.describe(), seams,
                     len(replaced))  # fmt: skip
-        logger.debug("\n".join(["replaced:", *(f"  {stand_in.path}" for stand_in in replaced)]))
+        logger.debug("\n".join(["replaced:", *(f"  {replacement.path}" for replacement in replaced)]))
         for unknown in self.unknown.values():
-            logger.warning(
-                "%s: this version is not known there (%s)", unknown.subject.text, "; ".join(unknown.problems)
-            )
+            self._say(unknown)
+
+    def _say(self, unknown: Unknown) -> None:
+        logger.warning("%s: this version is not known there (%s)", unknown.subject.text, "; ".join(unknown.problems))
 
     def _take_options(self, *tables: tuple[str, Mapping[str, Any]]) -> None:
         """The environment's file under the given tables."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
-from kohya_bucket.adapter.patching import Patches, StandIn
+from kohya_bucket.adapter.patching import Patches, Replacement
 from kohya_bucket.texts import one_line
 
 __all__ = ["Planned", "Watched", "end_run", "watch", "watch_no_longer"]
@@ -50,11 +50,11 @@ class Watched(Protocol):
 
 
 def watch(door: Watched) -> None:
-    """Stand in torch's classes for this door too; one stand-in is there for all, in whatever order they are closed."""
+    """Guard torch's classes for this door too; one replacement serves all doors, in whatever order they are closed."""
     if door not in _doors:
         _doors.append(door)
     if not _patches:
-        _patches.apply(_stand_ins(), lambda _: False)
+        _patches.apply(_replacements(), lambda _: False)
 
 
 def watch_no_longer(door: Watched) -> None:
@@ -65,7 +65,7 @@ def watch_no_longer(door: Watched) -> None:
         _patches.take_back()
 
 
-def _stand_ins() -> list[StandIn]:
+def _replacements() -> list[Replacement]:
     from torch.utils.data.dataloader import DataLoader
     from torch.utils.data.dataset import ConcatDataset
 
@@ -93,7 +93,7 @@ def _stand_ins() -> list[StandIn]:
         for door in _doors_of(self):
             door.look_at(self)
 
-    return [StandIn(DataLoader, "__init__", init_loader), StandIn(ConcatDataset, "__init__", init_group)]
+    return [Replacement(DataLoader, "__init__", init_loader), Replacement(ConcatDataset, "__init__", init_group)]
 
 
 def _doors_of(dataset: Any) -> list[Watched]:

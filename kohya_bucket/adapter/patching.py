@@ -6,19 +6,19 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ImportWatch", "Patches", "StandIn", "bindings_of"]
+__all__ = ["ImportWatch", "Patches", "Replacement", "bindings_of"]
 
 _ABSENT = object()
 Belongs = Callable[[ModuleType], bool]
 
 
 @dataclass(frozen=True)
-class StandIn:
+class Replacement:
     """`value` in place of what `owner`, a class or a module, has under `name`."""
 
     owner: Any
@@ -34,41 +34,40 @@ class StandIn:
 class Patches:
     """What is replaced at the moment."""
 
-    _originals: list[tuple[Any, str, Any]] = field(default_factory=list)
+    _originals: list[tuple[Any, str, Any, Any]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self._originals)
 
-    def apply(self, stand_ins: Sequence[StandIn], belongs: Belongs) -> None:
-        """Put all stand-ins in their places.
+    def apply(self, replacements: Sequence[Replacement], belongs: Belongs) -> None:
+        """Put everything in its place.
 
         Args:
-            stand_ins: what to replace.
+            replacements: what to replace.
             belongs: whether a module is the trainer's. A function or class of a module is replaced in each of these
                 that has bound it, under whatever name: `from module import name` makes a binding of its own.
         """
-        for stand_in in stand_ins:
-            original = vars(stand_in.owner).get(stand_in.name, _ABSENT)
-            self._set(stand_in.owner, stand_in.name, stand_in.value, original)
-            if isinstance(stand_in.owner, ModuleType) and original is not _ABSENT:
+        for replacement in replacements:
+            original = vars(replacement.owner).get(replacement.name, _ABSENT)
+            self._set(replacement.owner, replacement.name, replacement.value, original)
+            if isinstance(replacement.owner, ModuleType) and original is not _ABSENT:
                 for module, name in list(bindings_of(original, belongs)):
-                    self._set(module, name, stand_in.value, original)
+                    self._set(module, name, replacement.value, original)
 
-    def take_back(self) -> None:
-        """Everything as it was."""
-        for owner, name, original in reversed(self._originals):
-            if original is _ABSENT:
+    def take_back(self, only: Collection[Any] | None = None) -> None:
+        """Everything as it was, or what has been replaced by these values."""
+        kept = []
+        for owner, name, original, value in reversed(self._originals):
+            if only is not None and not any(value is one for one in only):
+                kept.append((owner, name, original, value))
+            elif original is _ABSENT:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
-        self._originals.clear()
-
-    def originals(self) -> list[Any]:
-        """What the stand-ins stand in for."""
-        return [original for _, _, original in self._originals if original is not _ABSENT]
+        self._originals[:] = reversed(kept)
 
     def _set(self, owner: Any, name: str, value: Any, original: Any) -> None:
-        self._originals.append((owner, name, original))
+        self._originals.append((owner, name, original, value))
         setattr(owner, name, value)
 
 

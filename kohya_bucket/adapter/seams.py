@@ -1,24 +1,26 @@
-"""What a seam is: a place of a trainer, what must be there, and what stands in for it."""
+"""What a seam is: a place of a trainer, what must be there, and what replaces it."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import Any, Protocol
+from types import FrameType, ModuleType
+from typing import Any, NamedTuple, Protocol
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.patching import Patches, StandIn
-from kohya_bucket.adapter.shapes import Check
+from kohya_bucket.adapter.patching import Patches, Replacement
+from kohya_bucket.adapter.shapes import Check, bounds_of_class, bounds_of_function, by_name, signature_of, takes_all
 
-__all__ = ["Door", "Owners", "Seam", "Subject", "Unknown"]
+__all__ = ["Door", "Owners", "Place", "Seam", "Subject", "Unknown", "calling_frame"]
 
 _MISSING = object()
 
 
 class Door(Protocol):
-    """What stand-ins ask of the adapter that put them there."""
+    """What replacements ask of the adapter that put them there."""
 
     owners: Owners
     patches: Patches
@@ -30,7 +32,7 @@ class Door(Protocol):
         ...
 
     def options(self) -> AdapterOptions:
-        """Those of the config that was read last: it is read after the stand-ins are in place."""
+        """Those of the config that was read last: it is read after the replacements are in place."""
         ...
 
     def read_options(self, user_config: dict[str, Any]) -> dict[str, Any]:
@@ -38,31 +40,129 @@ class Door(Protocol):
         ...
 
     def knows(self, subject: str) -> bool:
-        """Whether that subject looks as it should; where not, it is left to the trainer."""
+        """Whether that subject looks as it should; if not, it is left to the trainer."""
+        ...
+
+    def leave(self, subject: Subject, why: str) -> None:
+        """Leave a subject to the trainer from now on; end the run if it orders epochs."""
         ...
 
 
-MakeStandIn = Callable[[Any, Door], Any]
+class Place(NamedTuple):
+    """Where a replacement stands, its first argument: what was there, and the door that replaced it."""
+
+    original: Any
+    door: Door
 
 
 @dataclass(frozen=True)
 class Seam:
     """One place.
 
+    What a replacement must take follows from its own signature. It is never given what it does not take: parameters
+    that only the original has, with a default, are passed on if the replacement ends in `**more`; otherwise a call that
+    gives one another value leaves the subject to the trainer.
+
     Attributes:
         path: a class, function or member of a class, by the name that the trainer gives it.
         checks: what must hold there.
-        stand_in: (what is there, door) -> what is put there; None where it is only relied on.
+        replacement: a class, or a function of a `Place` and of the original's arguments; None if the original stays.
+        only: all parameters whose values have no consequences that the adapter does not know; none: any.
+        defaults: class of the trainer that has defaults of parameters that have none in the signature.
     """
 
     path: str
     checks: tuple[Check, ...] = ()
-    stand_in: MakeStandIn | None = None
+    replacement: Any = None
+    only: tuple[str, ...] = ()
+    defaults: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name of the trainer that this seam relies on."""
-        return tuple(dict.fromkeys((*self.path.split("."), *(name for check in self.checks for name in check.names))))
+        own = self._signature.parameters.values() if inspect.isfunction(self.replacement) else ()
+        taken = [one.name for one in own if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+        checked = [name for check in self.checks for name in check.names]
+        return tuple(dict.fromkeys((*self.path.split("."), *(name for name in taken if name != "self"), *checked)))
+
+    @property
+    def _signature(self) -> inspect.Signature:
+        """What the replacement takes of the trainer."""
+        signature = inspect.signature(self.replacement or _pass_on)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def problem(self, value: Any) -> str:
+        """What is wrong with what was found, or an empty text."""
+        found = [problem for check in self.checks if (problem := check(value))]
+        if inspect.isclass(self.replacement):
+            found.append(bounds_of_class(self.replacement, value))
+        elif self.replaces:
+            found.append(bounds_of_function(self._signature, value))
+        return ", ".join(filter(None, found))
+
+    @property
+    def replaces(self) -> bool:
+        """Whether something else is put there."""
+        return self.replacement is not None or bool(self.only)
+
+    def replaced(self, original: Any, door: Door, subject: Subject) -> Any:
+        """What is put there."""
+        if inspect.isclass(self.replacement):
+            return self.replacement
+        place, replacement, takes = Place(original, door), self.replacement or _pass_on, self._signature
+        theirs, named = signature_of(original).parameters, by_name(takes, signature_of(original))
+        first = [name for name, one in named.items() if one.kind is one.POSITIONAL_ONLY]
+        known = {"self", *(self.only or named)}
+        forwards = any(one.kind is one.VAR_KEYWORD for one in named.values())
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return replacement(place, *args, **kwargs)
+
+        @functools.wraps(original)
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            given = _given(signature_of(original), args, kwargs)
+            more = {} if forwards and not self.only else {name: given[name] for name in given if name not in known}
+            if said := self._unheeded(more, theirs, door):
+                door.leave(subject, said)
+                return original(*args, **kwargs)
+            if takes_all(takes):
+                return replacement(place, *args, **kwargs)
+            rest = {name: given[name] for name in given if name not in (*first, *more)}
+            return replacement(place, *(given[name] for name in first), **rest)
+
+        return replaced if theirs.keys() <= known or (takes_all(takes) and not self.only) else bounded
+
+    def _unheeded(self, given: dict[str, Any], theirs: Mapping[str, inspect.Parameter], door: Door) -> str:
+        """Which of some arguments has another value than its default, in words."""
+        implied = door.owners.named(self.defaults) if self.defaults else None
+        for name, value in given.items():
+            default = theirs[name].default if name in theirs else inspect.Parameter.empty
+            default = getattr(implied, name, default)
+            if value is not default and (
+                type(value) is not type(default) or hasattr(value, "shape") or value != default
+            ):
+                return f"{self.path} is given {name} = {value!r}, which this adapter does not know"
+        return ""
+
+
+def _pass_on(place: Place, *args: Any, **kwargs: Any) -> Any:
+    return place.original(*args, **kwargs)
+
+
+def _given(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    given = dict(signature.bind(*args, **kwargs).arguments)
+    more = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
+    return {**given, **given.pop(more[0], {})} if more else given
+
+
+def calling_frame() -> FrameType:
+    """Of the trainer's code that called the replacement which asks."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 @dataclass(frozen=True)
@@ -71,7 +171,7 @@ class Subject:
 
     Attributes:
         name: short, for programs.
-        text: what the trainer does itself where this is left to it.
+        text: what the trainer does itself if this is left to it.
         seams_of: the seams in a checkout, which versions have of several kinds.
         orders_epochs: without it there is no adapter.
     """
@@ -85,13 +185,13 @@ class Subject:
         """What is missing or different, by seam."""
         return [f"{seam.path} {problem}" for seam in self.seams_of(owners) if (problem := owners.problem(seam))]
 
-    def stand_ins(self, owners: Owners, door: Door) -> list[StandIn]:
+    def replacements(self, owners: Owners, door: Door) -> list[Replacement]:
         """What is to be put in place; call only where there are no problems."""
         out = []
         for seam in self.seams_of(owners):
-            if seam.stand_in is not None:
+            if seam.replaces:
                 owner, name, value = owners.find(seam.path)
-                out.append(StandIn(owner, name, seam.stand_in(value, door)))
+                out.append(Replacement(owner, name, seam.replaced(value, door, self)))
         return out
 
 
@@ -143,9 +243,7 @@ class Owners:
     def problem(self, seam: Seam) -> str:
         """What is wrong at a seam, or an empty text."""
         value = self.find(seam.path)[2]
-        if value is _MISSING:
-            return "does not exist"
-        return ", ".join(filter(None, (check(value) for check in seam.checks)))
+        return "does not exist" if value is _MISSING else seam.problem(value)
 
     def _modules(self) -> Iterable[ModuleType]:
         """The trainer's modules, its home first."""

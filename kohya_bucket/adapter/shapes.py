@@ -1,4 +1,4 @@
-"""What a place in a trainer's code must look like before anything is put there.
+"""What a place in a trainer's code must look like, and do, before anything is put there.
 
 A check is called with what was found, and returns what is wrong with it, or an empty text. `names` are the names that
 it insists on, so that a test can rename each of them and see the check fail.
@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Protocol
 
 __all__ = [
-    "Check",
-    "CoveredBy",
-    "Fields",
-    "Inherits",
-    "Offers",
-    "Takes",
-    "TakesAmong",
-    "Uses",
-    "attributes_of",
-    "parameters_of",
-]
+    "Behaves", "Check", "Fields", "Inherits", "Offers", "Takes", "TakesAmong", "Uses", "attributes_of",
+    "bounds_of_class", "bounds_of_function", "by_name", "parameters_of", "signature_of", "takes_all",
+]  # fmt: skip
 
 
 class Check(Protocol):
@@ -62,14 +54,17 @@ class Takes(_Named):
 
 
 class TakesAmong(_Named):
-    """A function with these parameters among others."""
+    """A function with these parameters, which can be called with no others."""
 
     def __call__(self, found: Any) -> str:
         try:
-            missing = set(self.names) - set(parameters_of(found))
+            taken = signature_of(found).parameters
         except (TypeError, ValueError):
             return "is not a function of its own"
-        return f"does not take {', '.join(sorted(missing))}" if missing else ""
+        if missing := set(self.names) - set(taken):
+            return f"does not take {', '.join(sorted(missing))}"
+        more = [name for name in taken if name not in (*self.names, *_SELF) and _is_required(taken[name])]
+        return f"takes {', '.join(more)} too" if more else ""
 
 
 class Uses(_Named):
@@ -137,26 +132,95 @@ class Offers:
 
 
 @dataclass(frozen=True)
-class CoveredBy:
-    """A class whose objects have nothing that those of `ours`, which takes its place, lack."""
+class Behaves:
+    """A function or class that does for some examples what the adapter does in its place.
 
-    ours: type
+    Args:
+        examples: (what was found) -> (example, what it answers, what is expected) of each; `ImportError` where they
+            cannot be tried.
+    """
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ()
+    examples: Callable[[Any], Iterable[tuple[Any, Any, Any]]]
+    names: tuple[str, ...] = ()
 
     def __call__(self, found: Any) -> str:
-        if not inspect.isclass(found):
-            return "is not a class"
-        more = {name for name in attributes_of(found) - attributes_of(self.ours) if not name.startswith("__")}
-        return f"has {', '.join(sorted(more))} too" if more else ""
+        try:
+            for example, answer, expected in self.examples(found):
+                if answer != expected:
+                    return f"makes {answer} of {example}, expected {expected}"
+        except ImportError:
+            return ""
+        except Exception as error:
+            return f"cannot be tried: {type(error).__name__}: {error}"
+        return ""
+
+
+def bounds_of_function(ours: inspect.Signature, theirs: Any) -> str:
+    """What keeps a function from taking the place of another: arguments that one of them lacks.
+
+    Those that only theirs can have, with a default, are no hindrance: they show when they are given.
+    """
+    try:
+        signature = signature_of(theirs)
+    except (TypeError, ValueError):
+        return "is not a function of its own"
+    taken, own = signature.parameters, by_name(ours, signature)
+    known = [name for name, one in own.items() if one.kind not in _VARIADIC]
+    if missing := [name for name in known if name not in taken and _is_required(own[name])]:
+        return f"does not take {', '.join(missing)}"
+    both = [name for name in known if name in taken]
+    ordered = [name for name in both if own[name].kind is not own[name].KEYWORD_ONLY]
+    if takes_all(ours) and list(taken)[: len(ordered)] == ordered:
+        return ""
+    if list(taken)[: len(both)] != both or any(one.kind is one.VAR_POSITIONAL for one in taken.values()):
+        return f"takes ({', '.join(taken)}), expected ({', '.join(both)}, …)"
+    more = [] if len(known) < len(own) else [name for name in taken if name not in known and _is_required(taken[name])]
+    return f"takes {', '.join(more)} too" if more else ""
+
+
+def by_name(ours: inspect.Signature, theirs: inspect.Signature) -> dict[str, inspect.Parameter]:
+    """Our parameters by the names of theirs: those that are given by position alone may have other names."""
+    names = list(theirs.parameters)
+    own = enumerate(ours.parameters.items())
+    return {names[i] if one.kind is one.POSITIONAL_ONLY and i < len(names) else name: one for i, (name, one) in own}
+
+
+def bounds_of_class(ours: type, theirs: Any) -> str:
+    """What keeps a class from taking the place of another: what objects or methods of theirs have and ours lack."""
+    if not inspect.isclass(theirs):
+        return "is not a class"
+    more = sorted(name for name in attributes_of(theirs) - attributes_of(ours) if not name.startswith("__"))
+    problems = [f"has {', '.join(more)} too"] if more else []
+    for name, member in vars(theirs).items():
+        if callable(getattr(member, "__func__", member)) and name in vars(ours):
+            own, taken = (signature_of(vars(cls)[name]) for cls in (ours, theirs))
+            unknown = [parameter for parameter in taken.parameters if parameter not in own.parameters]
+            problem = bounds_of_function(own, member) or (f"takes {', '.join(unknown)} too" if unknown else "")
+            problems += [f"{name} {problem}"] if problem else []
+    return ", ".join(problems)
+
+
+_SELF = ("self",)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def takes_all(signature: inspect.Signature) -> bool:
+    """Whether a function takes any arguments whatsoever."""
+    return {parameter.kind for parameter in signature.parameters.values()} >= set(_VARIADIC)
+
+
+def signature_of(function: Any) -> inspect.Signature:
+    """Of a function as it stands in a class. `TypeError` or `ValueError` if it is none."""
+    return inspect.signature(getattr(function, "__func__", function))
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty and parameter.kind not in _VARIADIC
 
 
 def parameters_of(function: Any) -> list[str]:
-    """Names of a function's parameters, `self` left out. `TypeError` or `ValueError` for what is none."""
-    function = getattr(function, "__func__", function)
-    return [name for name in inspect.signature(function).parameters if name != "self"]
+    """Names of a function's parameters, `self` left out. `TypeError` or `ValueError` if it is none."""
+    return [name for name in signature_of(function).parameters if name not in _SELF]
 
 
 def attributes_of(cls: type) -> set[str]:

@@ -11,7 +11,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from kohya_bucket.adapter.patching import StandIn
+from kohya_bucket.adapter.patching import Replacement
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.adapter.seams import Door
 from kohya_bucket.adapter.shapes import parameters_of
@@ -26,7 +26,7 @@ logger = logging.getLogger("kohya_bucket")
 
 
 def handing_over(collator: Any) -> Any:
-    """What stands in for a trainer's collator, which insists on an epoch that its data sets count themselves."""
+    """What replaces a trainer's collator, which insists on an epoch that its data sets count themselves."""
     return _parts_of_first if getattr(collator, "takes_parts", False) else _first
 
 
@@ -41,7 +41,7 @@ def mend(program: FrameType, door: Door) -> None:
     own = getattr(module, _COLLATOR, None)
     if module is None or getattr(own, "__module__", "") != module.__name__ or _taken_by(own) != ["epoch", "dataset"]:
         return
-    door.patches.apply([StandIn(module, _COLLATOR, _WithStep)], lambda _: False)
+    door.patches.apply([Replacement(module, _COLLATOR, _WithStep)], lambda _: False)
     arguments = program.f_locals.get("args")
     for name in _SAVES_WITH:
         if arguments is not None and not hasattr(arguments, name):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.config_source import load_source
 from kohya_bucket.adapter.messages import exit_with_message
-from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
-from kohya_bucket.adapter.shapes import Inherits, Offers, Takes, TakesAmong, Uses
+from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject, calling_frame
+from kohya_bucket.adapter.shapes import Inherits, Offers, Takes, Uses
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.batches import planned_item
 from kohya_bucket.musubi.cache_seams import CACHING
@@ -20,68 +18,60 @@ from kohya_bucket.musubi.objects import Accelerator, BatchManager, Dataset, Grou
 __all__ = ["SUBJECTS"]
 
 
-def _group_item(original: Any, door: Door) -> Any:
-    @functools.wraps(original)
-    def item(self: Group, index: Any) -> Any:
-        if not isinstance(index, PlannedBatch):
-            return original(self, index)
-        with exit_with_message():
-            return planned_item(self, index)
-
-    return item
+def _group_item(place: Place, self: Group, index: Any, /) -> Any:
+    if not isinstance(index, PlannedBatch):
+        return place.original(self, index)
+    with exit_with_message():
+        return planned_item(self, index)
 
 
-def _sanitize(original: Any, door: Door) -> Any:
-    @functools.wraps(original)
-    def sanitize_user_config(self: Any, user_config: dict[str, Any]) -> Any:
-        with exit_with_message():
-            user_config = door.read_options(user_config)
-            try:
-                return original(self, user_config)
-            except Exception as error:  # it names neither keys nor what to do, and ends in a traceback
-                raise ConfigError(
-                    f"musubi-tuner refuses the dataset config: {error}; `kohya-bucket plan` names each mistake in it"
-                ) from error
-
-    return sanitize_user_config
+def _sanitize(place: Place, self: Any, user_config: dict[str, Any], **more: Any) -> Any:
+    with exit_with_message():
+        user_config = place.door.read_options(user_config)
+        try:
+            return place.original(self, user_config, **more)
+        except Exception as error:  # it names neither keys nor what to do, and ends in a traceback
+            raise ConfigError(
+                f"musubi-tuner refuses the dataset config: {error}; `kohya-bucket plan` names each mistake in it"
+            ) from error
 
 
-def _load(original: Any, door: Door) -> Any:
-    @functools.wraps(original)
-    def load_user_config(file: str) -> Any:
-        with exit_with_message():
-            load_source(file, "musubi-tuner")
-        return original(file)
-
-    return load_user_config
+def _load(place: Place, file: str, **more: Any) -> Any:
+    with exit_with_message():
+        load_source(file, "musubi-tuner")
+    return place.original(file, **more)
 
 
-def _make_accelerator(original: Any, door: Door) -> Any:
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        door.resume.watch(self)
-
-    return init
+def _make_accelerator(place: Place, self: Any, *args: Any, **kwargs: Any) -> None:
+    place.original(self, *args, **kwargs)
+    place.door.resume.watch(self)
 
 
-def _backward(original: Any, door: Door) -> Any:
-    @functools.wraps(original)
-    def backward(self: Any, loss: Any, **kwargs: Any) -> Any:
-        scale = door.resume.loss_scale()
-        return original(self, loss if scale == 1 else loss * scale, **kwargs)
-
-    return backward
+def _backward(place: Place, self: Any, loss: Any, **kwargs: Any) -> Any:
+    scale = place.door.resume.loss_scale()
+    return place.original(self, loss if scale == 1 else loss * scale, **kwargs)
 
 
-def _make_group(original: Any, door: Door) -> Any:
-    @functools.wraps(original)
-    def generate_dataset_group_by_blueprint(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("training") and "shared_epoch" not in kwargs:
-            mend(sys._getframe(1), door)
-        return original(*args, **kwargs)
+def _make_group(place: Place, dataset_group_blueprint: Any, training: bool = False, **more: Any) -> Any:
+    if training and "shared_epoch" not in more:
+        mend(calling_frame(), place.door)
+    return place.original(dataset_group_blueprint, training, **more)
 
-    return generate_dataset_group_by_blueprint
+
+_GROUP_KEYS = ("dataset_group_blueprint", "training", "num_timestep_buckets", "shared_epoch", "audio_spec")
+_DATASET_KEYS = (
+    "resolution", "caption_extension", "batch_size", "num_repeats", "enable_bucket", "bucket_no_upscale",
+    "cache_directory", "control_directory", "fp_latent_window_size", "debug_dataset", "architecture",
+)  # fmt: skip
+_IMAGE_KEYS = (
+    "image_directory", "image_jsonl_file", "multiple_target", "fp_1f_clean_indices", "fp_1f_target_index",
+    "fp_1f_no_post", "no_resize_control", "control_resolution", "flux_kontext_no_resize_control",
+    "qwen_image_edit_no_resize_control", "qwen_image_edit_control_resolution",
+)  # fmt: skip
+_CLIP_KEYS = (
+    "video_directory", "video_jsonl_file", "target_frames", "frame_extraction", "frame_stride", "frame_sample",
+    "max_frames", "source_fps", "audio_spec",
+)  # fmt: skip
 
 
 def _order(owners: Owners) -> tuple[Seam, ...]:
@@ -95,9 +85,11 @@ def _order(owners: Owners) -> tuple[Seam, ...]:
         Seam("ItemInfo", (Offers(Item),)),
         Seam(manager, (Offers(BatchManager),)),
         Seam(f"{manager}.__getitem__", (Takes("idx"), Uses(*used))),
-        Seam("load_user_config", (TakesAmong("file"),), _load),
-        Seam("ConfigSanitizer.sanitize_user_config", (TakesAmong("user_config"),), _sanitize),
-        Seam("generate_dataset_group_by_blueprint", (TakesAmong("training"),), _make_group),
+        Seam("load_user_config", (), _load),
+        Seam("ConfigSanitizer.sanitize_user_config", (), _sanitize),
+        Seam("generate_dataset_group_by_blueprint", (), _make_group, only=_GROUP_KEYS),
+        Seam("ImageDataset.__init__", only=(*_DATASET_KEYS, *_IMAGE_KEYS), defaults="ImageDatasetParams"),
+        Seam("VideoDataset.__init__", only=(*_DATASET_KEYS, *_CLIP_KEYS), defaults="VideoDatasetParams"),
     )
 
 
@@ -106,7 +98,7 @@ def _resuming(owners: Owners) -> tuple[Seam, ...]:
 
 
 def _weighing(owners: Owners) -> tuple[Seam, ...]:
-    return (Seam("Accelerator.backward", (TakesAmong("loss"),), _backward),)
+    return (Seam("Accelerator.backward", (), _backward),)
 
 
 SUBJECTS = (

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from kohya_bucket.adapter.patching import ImportWatch, Patches, StandIn, bindings_of
+from kohya_bucket.adapter.patching import ImportWatch, Patches, Replacement, bindings_of
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def test_a_name_is_replaced_wherever_it_is_bound(package):
     sys.modules["other"] = other
     patches = Patches()
     try:
-        patches.apply([StandIn(wheel, "turn", fast), StandIn(wheel.Rim, "spin", lambda _: "spun"),
-                       StandIn(wheel.Rim, "stop", lambda _: "stopped")], ours)  # fmt: skip
+        patches.apply([Replacement(wheel, "turn", fast), Replacement(wheel.Rim, "spin", lambda _: "spun"),
+                       Replacement(wheel.Rim, "stop", lambda _: "stopped")], ours)  # fmt: skip
         assert patches
         assert (wheel.turn(), chain.turn(), chain.crank()) == ("fast", "fast", "fast")
         assert other.turn is slow  # is not the trainer's

@@ -1,11 +1,12 @@
 """Checks on a trainer's classes and functions: each names what is wrong, and insists on the names that it says."""
 
+import importlib
 from typing import NamedTuple, Protocol
 
 import pytest
 
 from kohya_bucket.adapter.shapes import (
-    CoveredBy,
+    Behaves,
     Fields,
     Inherits,
     Offers,
@@ -23,6 +24,9 @@ class Base:
     def walk(self, step, *, fast=False):
         self.pace = step
         self.kind = fast
+
+    def climb(self, fast, why, *rest, how=1, **more):
+        self.kind = fast, why, rest, how, more
 
     @classmethod
     def made(cls, size):
@@ -63,8 +67,9 @@ class LatentItems(Protocol):
         (Takes("step"), Base.walk, "takes (step, fast), expected (step)"),
         (Takes("cls", "size"), vars(Base)["made"], ""),
         (Takes("step"), 5, "is not a function of its own"),
-        (TakesAmong("fast"), Base.walk, ""),
+        (TakesAmong("step"), Base.walk, ""),
         (TakesAmong("slow", "fast"), Base.walk, "does not take slow"),
+        (TakesAmong("fast"), Base.climb, "takes why too"),
         (Uses("pace", "kind"), Base.walk, ""),
         (Uses("steps"), Child.walk, ""),  # in a function within it
         (Uses("pace"), Child.walk, "does not use pace"),
@@ -80,8 +85,14 @@ class LatentItems(Protocol):
         (Offers(LatentItems), Child, ""),
         (Offers(LatentItems), Base, "has no run, trace"),
         (Offers(LatentItems), Child(), "is not a class"),
-        (CoveredBy(Child), Base, ""),
-        (CoveredBy(Base), Child, "has run, trace too"),
+        (Behaves(lambda _: [((3, 4), divmod(7, 2), (3, 1))]), Base.walk, ""),
+        (
+            Behaves(lambda _: [("7 by 2", divmod(7, 2), (3, 2))]),
+            Base.walk,
+            "makes (3, 1) of 7 by 2, expected (3, 2)",
+        ),
+        (Behaves(lambda _: [1 / 0]), Base.walk, "cannot be tried: ZeroDivisionError: division by zero"),
+        (Behaves(lambda _: importlib.import_module("no_such_module")), Base.walk, ""),
     ],
 )
 def test_each_says_what_is_wrong(check, found, problem):

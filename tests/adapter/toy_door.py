@@ -1,6 +1,5 @@
 """The toy trainer's door: what a trainer's door has to say, and nothing else."""
 
-import functools
 import sys
 
 import numpy as np
@@ -30,42 +29,27 @@ def place(pictures, options):
     pictures.placed = placing.trained
 
 
-def sort_into_buckets(original, door):
-    @functools.wraps(original)
-    def stand_in(self):
-        place(self, door.options())
-        self.records = list(range(self.placed.batches))  # only their number is asked for
-
-    return stand_in
+def sort_into_buckets(at, self):
+    place(self, at.door.options())
+    self.records = list(range(self.placed.batches))  # only their number is asked for
 
 
-def turn_to(original, door):
-    @functools.wraps(original)
-    def stand_in(self, epoch):
-        """The order of an epoch follows from its number."""
-
-    return stand_in
+def turn_to(at, self, epoch):
+    """The order of an epoch follows from its number."""
 
 
-def group_item(original, door):
-    def stand_in(self, index):
-        if not isinstance(index, PlannedBatch):
-            return original(self, index)
-        pictures = self.datasets[index.dataset]
-        size = pictures.placed.buckets[index.bucket]
-        return pictures.batch_of([pictures.pictures[i] for i in index.images], size)
-
-    return stand_in
+def group_item(at, self, index, /):
+    if not isinstance(index, PlannedBatch):
+        return at.original(self, index)
+    pictures = self.datasets[index.dataset]
+    size = pictures.placed.buckets[index.bucket]
+    return pictures.batch_of([pictures.pictures[i] for i in index.images], size)
 
 
-def make_accelerator(original, door):
-    @functools.wraps(original)
-    def stand_in(args):
-        accelerator = original(args)
-        door.resume.watch(accelerator)
-        return accelerator
-
-    return stand_in
+def make_accelerator(at, args):
+    accelerator = at.original(args)
+    at.door.resume.watch(accelerator)
+    return accelerator
 
 
 SUBJECTS = (
@@ -73,8 +57,8 @@ SUBJECTS = (
         "order",
         "the order of an epoch",
         lambda _: (
-            Seam("PictureSet.sort_into_buckets", (Takes(), Uses("pictures", "records")), sort_into_buckets),
-            Seam("PictureSet.turn_to", (Takes("epoch"),), turn_to),
+            Seam("PictureSet.sort_into_buckets", (Uses("pictures", "records"),), sort_into_buckets),
+            Seam("PictureSet.turn_to", (), turn_to),
             Seam("PictureSet.batch_of", (Takes("pictures", "bucket"),)),
             Seam("PictureGroup.__getitem__", (), group_item),
             Seam("Collate.__init__", (Takes("epoch", "group"),)),
@@ -84,7 +68,7 @@ SUBJECTS = (
     Subject(
         "resuming",
         "states are the trainer's own",
-        lambda _: (Seam("make_accelerator", (Takes("args"),), make_accelerator),),
+        lambda _: (Seam("make_accelerator", (), make_accelerator),),
     ),
 )
 

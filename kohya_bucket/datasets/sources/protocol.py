@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.pixels import Fit, Picture
+from kohya_bucket.images.pixels.jpeg import Fit
+from kohya_bucket.images.pixels.load import Picture
 
 __all__ = ["FastSource", "ImageSource", "SourceSizes", "checked_sizes"]
 

@@ -6,8 +6,8 @@ import functools
 from typing import Any
 
 from kohya_bucket.adapter.messages import exit_with_message
-from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
-from kohya_bucket.adapter.shapes import Offers, Takes, TakesAmong, Uses
+from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject
+from kohya_bucket.adapter.shapes import Offers, Takes, Uses
 from kohya_bucket.sdscripts.caching import extra_sizes, one_size
 from kohya_bucket.sdscripts.caching.ahead import is_ahead
 from kohya_bucket.sdscripts.caching.item import architecture_of
@@ -19,48 +19,33 @@ from kohya_bucket.sdscripts.seams.objects import has_own_modules, has_strategies
 __all__ = ["CACHING"]
 
 
-def _cache_latents(original: Any, door: Door) -> Any:
-    @functools.wraps(original)
-    def cache_latents(
-        self: Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, *args: Any
-    ) -> None:
-        with exit_with_message(), extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
-            run = functools.partial(original, self, vae, vae_batch_size, cache_to_disk, *args)
-            cache_the_readable_plainly(self, run, door.options())
-
-    return cache_latents
+def _cache_latents(
+    place: Place, self: Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
+) -> None:
+    with exit_with_message(), extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
+        run = functools.partial(place.original, self, vae, vae_batch_size, cache_to_disk, **more)
+        cache_the_readable_plainly(self, run, place.door.options())
 
 
-def _cache_group(original: Any, door: Door) -> Any:
-    @functools.wraps(original)
-    def cache_latents(
-        self: Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, *args: Any, **more: Any
-    ) -> None:
-        if cache_to_disk:
-            with exit_with_message():
-                one_size.check_one_size_each(self.datasets)
-        original(self, vae, vae_batch_size, cache_to_disk, *args, **more)
-
-    return cache_latents
+def _cache_group(
+    place: Place, self: Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
+) -> None:
+    if cache_to_disk:
+        with exit_with_message():
+            one_size.check_one_size_each(self.datasets)
+    place.original(self, vae, vae_batch_size, cache_to_disk, **more)
 
 
-def _new_cache_latents(original: Any, door: Door) -> Any:
-    strategies = door.owners.named("LatentsCachingStrategy")
-
-    @functools.wraps(original)
-    def new_cache_latents(self: Dataset, model: Any, accelerator: Any) -> None:
-        if is_ahead():
-            return
-        strategy: LatentsStrategy | None = strategies.get_strategy()
-        to_disk = bool(strategy is not None and strategy.cache_to_disk)
-        known = strategy is not None and architecture_of(strategy.cache_suffix) is not None
-        with exit_with_message(), extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
-            cache_latents(self, original, strategy, model, accelerator, door.options())
-
-    return new_cache_latents
+def _new_cache_latents(place: Place, self: Dataset, model: Any, accelerator: Any) -> None:
+    if is_ahead():
+        return
+    strategy: LatentsStrategy | None = place.door.owners.named("LatentsCachingStrategy").get_strategy()
+    to_disk = bool(strategy is not None and strategy.cache_to_disk)
+    known = strategy is not None and architecture_of(strategy.cache_suffix) is not None
+    with exit_with_message(), extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
+        cache_latents(self, place.original, strategy, model, accelerator, place.door.options())
 
 
-_ARGUMENTS = ("vae", "vae_batch_size", "cache_to_disk")
 _CALLED = ("get_strategy", "get_latents_npz_path", "is_disk_cached_latents_expected", "cache_batch_latents")
 _ARRAYS = ("npz_path", "latents_tensor", "original_size", "crop_ltrb", "flipped_latents_tensor", "alpha_mask")
 
@@ -73,10 +58,10 @@ def _plain() -> tuple[Seam, ...]:
     return (
         Seam(
             "BaseDataset.cache_latents",
-            (TakesAmong(*_ARGUMENTS), Uses("image_data", "latents_npz", "bucket_reso")),
+            (Uses("image_data", "latents_npz", "bucket_reso"),),
             _cache_latents,
         ),
-        Seam("DatasetGroup.cache_latents", (TakesAmong(*_ARGUMENTS), Uses("datasets")), _cache_group),
+        Seam("DatasetGroup.cache_latents", (Uses("datasets"),), _cache_group),
         Seam("BaseDataset.set_caching_mode", (Takes("mode"), Uses("caching_mode"))),
     )
 
@@ -86,10 +71,7 @@ def _by_strategies() -> tuple[Seam, ...]:
     return (
         Seam(
             "BaseDataset.new_cache_latents",
-            (
-                Takes("model", "accelerator"),
-                Uses("image_data", "image_to_subset", "image", "latents_npz", "bucket_reso", *_CALLED),
-            ),
+            (Uses("image_data", "image_to_subset", "image", "latents_npz", "bucket_reso", *_CALLED),),
             _new_cache_latents,
         ),
         Seam(strategy, (Offers(LatentsStrategy),)),

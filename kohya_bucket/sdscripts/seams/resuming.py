@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from typing import Any, Protocol
 
 from kohya_bucket.adapter.messages import exit_with_message
-from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
+from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject, calling_frame
 from kohya_bucket.adapter.shapes import Offers, Takes
 from kohya_bucket.sdscripts.resuming.initial_step import is_known
 
@@ -26,21 +24,18 @@ class Accelerator(Protocol):
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any: ...
 
 
-def _prepare_accelerator(original: Any, door: Door) -> Any:
-    @functools.wraps(original)
-    def prepare_accelerator(args: Any) -> Any:
-        with exit_with_message():
-            door.resume.take_arguments(args, counts=is_known(args, sys._getframe(1)))
-        accelerator: Accelerator = original(args)
-        door.resume.watch(accelerator)
-        return accelerator
-
-    return prepare_accelerator
+def _prepare_accelerator(place: Place, args: Any, **more: Any) -> Any:
+    resume = place.door.resume
+    with exit_with_message():
+        resume.take_arguments(args, counts=is_known(args, calling_frame()))
+    accelerator: Accelerator = place.original(args, **more)
+    resume.watch(accelerator)
+    return accelerator
 
 
 def _seams(owners: Owners) -> tuple[Seam, ...]:
     return (
-        Seam("prepare_accelerator", (Takes("args"),), _prepare_accelerator),
+        Seam("prepare_accelerator", (), _prepare_accelerator),
         Seam("Accelerator", (Offers(Accelerator),)),
         Seam("Accelerator.skip_first_batches", (Takes("dataloader", "num_batches"),)),
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from kohya_bucket.adapter.messages import exit_with_message
-from kohya_bucket.adapter.seams import Door, Owners, Seam, Subject
+from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject
 from kohya_bucket.adapter.shapes import Offers, Takes, Uses, parameters_of
 from kohya_bucket.sdscripts.caching import text as text_caching
 from kohya_bucket.sdscripts.objects import Dataset, DroppedRecord, TextStrategy
@@ -17,16 +16,11 @@ __all__ = ["TEXT_CACHING"]
 _CACHING, _BESIDE = "TextEncoderOutputsCachingStrategy", ("TokenizeStrategy", "TextEncodingStrategy")
 
 
-def _new_cache_text_encoder_outputs(original: Any, door: Door) -> Any:
-    kinds = [door.owners.named(name) for name in (_CACHING, *_BESIDE)]
-
-    @functools.wraps(original)
-    def new_cache_text_encoder_outputs(self: Dataset, models: Any, accelerator: Any) -> None:
-        strategies = text_caching.Strategies(*(kind.get_strategy() for kind in kinds))
-        with exit_with_message():
-            text_caching.cache_text_outputs(self, original, strategies, models, accelerator, door.options())
-
-    return new_cache_text_encoder_outputs
+def _new_cache_text_encoder_outputs(place: Place, self: Dataset, models: Any, accelerator: Any) -> None:
+    named = place.door.owners.named
+    strategies = text_caching.Strategies(*(named(name).get_strategy() for name in (_CACHING, *_BESIDE)))
+    with exit_with_message():
+        text_caching.cache_text_outputs(self, place.original, strategies, models, accelerator, place.door.options())
 
 
 def _keeps_dropout(owners: Owners) -> bool:
@@ -44,7 +38,7 @@ def _seams(owners: Owners) -> tuple[Seam, ...]:
         *record,
         Seam(
             "BaseDataset.new_cache_text_encoder_outputs",
-            (Takes("models", "accelerator"), Uses("image_data", "get_outputs_npz_path", "text_encoder_outputs_npz")),
+            (Uses("image_data", "get_outputs_npz_path", "text_encoder_outputs_npz"),),
             _new_cache_text_encoder_outputs,
         ),
         Seam(strategy, (Offers(TextStrategy),)),

@@ -1,0 +1,1 @@
+"""Pixels as sd-scripts trains them."""
