@@ -274,7 +274,7 @@ def pipeline_idle(root: Path, n: int) -> list[tuple[str, str]]:
     from pixel_encoding import Data, Stub
 
     from kohya_bucket.buckets import KohyaBuckets
-    from kohya_bucket.images.pixels.resize import resize_and_crop
+    from kohya_bucket.images.resize import resize_and_crop
     from kohya_bucket.latents import precompute_latents
 
     out = []

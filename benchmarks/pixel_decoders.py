@@ -8,7 +8,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from kohya_bucket.images.pixels.load import load_picture
+from kohya_bucket.images.pixels import load_picture
 
 
 def by_pillow(image, _):

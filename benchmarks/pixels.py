@@ -31,9 +31,10 @@ from pixel_decoders import decoders
 from pixel_encoding import encoding
 
 from kohya_bucket import BucketedDataset, KohyaBuckets
-from kohya_bucket.images.pixels import jpeg, resize
-from kohya_bucket.images.pixels.area_resize import shrink_by_area
-from kohya_bucket.images.pixels.load import load_picture
+from kohya_bucket.images import pixels as pixels_module
+from kohya_bucket.images import resize
+from kohya_bucket.images.area_resize import shrink_by_area
+from kohya_bucket.images.pixels import load_picture
 
 CASES = {"3.8 MP to 512": ((2250, 1688), 512), "1280 px to 1024": ((1280, 1280), 1024),
          "4 MP to 1024": ((2310, 1732), 1024)}  # fmt: skip
@@ -85,7 +86,7 @@ def without(work, *, opencv, simplejpeg):
             if not opencv:
                 stack.enter_context(mock.patch.object(resize, "_cv2", return_value=None))
             if not simplejpeg:
-                stack.enter_context(mock.patch.object(jpeg, "_simplejpeg", return_value=None))
+                stack.enter_context(mock.patch.object(pixels_module, "_simplejpeg", return_value=None))
             return work()
 
     return run

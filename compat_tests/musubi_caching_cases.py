@@ -9,6 +9,8 @@ import sys
 
 from musubi_support import HERE, environment, family
 
+from kohya_bucket.musubi.checkout import clips_always_in_buckets
+
 DOOR = ("-m", "kohya_bucket.launch")
 SIZE = (128, 128)
 MODELS = {
@@ -218,7 +220,26 @@ def other_frames(case):
 
 
 def without_buckets(case):
+    """Since 0.3.6 such clips have one size, and what was cached in buckets is of other sizes."""
+    videos(case, 4, target_frames=[5])
+    case.both()
     videos(case, 4, target_frames=[5], enable_bucket=False)
+    case.train()
+    case.both()
+    case.train()
+
+
+def not_enlarged(case):
+    """Clips that are smaller than their bucket; since 0.3.6 they keep their size. The last is too small for one."""
+    videos(case, 3, target_frames=[5], resolution=[256, 256])
+    case.both()
+    rows = [(f"v{v}", 10 * v + 10) for v in range(3)]
+    if case.keeps_small:
+        frames(case, "v9", [70] * 9, (48, 12))
+        rows.append(("v9", 70))
+    rows = [{"video_path": str(case.folder / name), "caption": f"caption {value}"} for name, value in rows]
+    case.lines(rows, "video_jsonl_file", target_frames=[5], resolution=[256, 256], bucket_no_upscale=True)
+    case.train()
     case.both()
     case.train()
 
@@ -335,10 +356,12 @@ SCENARIOS = {
     "same_stem": same_stem, "same_name": same_name, "too_small": too_small, "unreadable": unreadable,
     "no_text": no_text, "kept": kept, "one_image": one_image, "other_frames": other_frames,
     "without_buckets": without_buckets, "skip_broken": skip_broken,
+    "not_enlarged": not_enlarged,
 }  # fmt: skip
 FAMILIES = {
     "repeated": "qie", "short_video": "wan", "sections": "fp", "two_passes": "hv", "controls": "qie",
     "too_small": "qi", "other_frames": "wan", "without_buckets": "wan",
+    "not_enlarged": "wan",
 }  # fmt: skip
 
 
@@ -359,6 +382,7 @@ def cases_in(source, folder, names=SCENARIOS):
     made = {}
     for name in names:
         made[name] = Case(folder / name, FAMILIES.get(name, family(source)))
+        made[name].keeps_small = not clips_always_in_buckets(source / "musubi_tuner")
         SCENARIOS[name](made[name])
     return made
 

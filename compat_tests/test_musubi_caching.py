@@ -8,6 +8,7 @@ from musubi_caching_cases import DOOR, Case, captions, cases_in, items, play, re
 from musubi_support import environment, family
 
 from kohya_bucket.musubi.caching.families import FAMILIES
+from kohya_bucket.musubi.checkout import clips_always_in_buckets
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +21,11 @@ def sides(musubi_source, tmp_path_factory):
         "right": play(musubi_source, folder / "right", cases_in(musubi_source, folder / "right"), DOOR),
         "folder": folder,
     }
+
+
+def sizes(result):
+    """(height, width) of the latents that were trained."""
+    return {tuple(row["size"]) for row in result["rows"]}
 
 
 @pytest.fixture(scope="module")
@@ -175,11 +181,32 @@ def test_other_target_frames(left, right):
     assert "because the config does not ask for it: 4 files" in after["log"]
 
 
-def test_clips_without_enable_bucket(left, right):
-    assert "stack expects each tensor to be equal size" in left["without_buckets"][-1]["error"]
-    trained = right["without_buckets"][-1]
-    assert items(trained) == [10, 20, 30, 40]
-    assert {len(row["items"]) for row in trained["rows"]} == {2}
+def test_clips_without_enable_bucket(musubi_source, left, right):
+    *_, before, latents, _, after = right["without_buckets"]
+    assert items(after) == [10, 20, 30, 40]
+    assert {len(row["items"]) for row in after["rows"]} == {2}
+    if clips_always_in_buckets(musubi_source / "musubi_tuner"):
+        assert "stack expects each tensor to be equal size" in left["without_buckets"][-1]["error"]
+        assert items(before) == [10, 20, 30, 40]
+        assert sizes(after) == {(16, 16), (14, 18)}
+        return
+    refused(before, "2 of 4 items", "the bucket changed (144x112 -> 128x128)")
+    assert "4 items: 2 current, 2 made" in latents["log"]
+    assert sizes(after) == sizes(left["without_buckets"][-1]) == {(16, 16)}
+
+
+def test_clips_that_are_not_enlarged(musubi_source, left, right):
+    *_, before, latents, _, after = right["not_enlarged"]
+    assert items(after) == [10, 20, 30]
+    if clips_always_in_buckets(musubi_source / "musubi_tuner"):
+        assert items(before) == [10, 20, 30]
+        assert sizes(before) == sizes(after) == sizes(left["not_enlarged"][-1])
+        assert min(min(size) for size in sizes(after)) > 16
+        return
+    refused(before, "4 of 4 items", "bucket_no_upscale changed (False -> True)")
+    assert "v9: it is too small: with bucket_no_upscale it gets no bucket" in latents["log"]
+    assert "ZeroDivisionError" in left["not_enlarged"][-3]["error"] or "too small" in left["not_enlarged"][-3]["error"]
+    assert sizes(after) == {(16, 16), (14, 20)}
 
 
 def test_a_video_that_is_too_short(left, right):

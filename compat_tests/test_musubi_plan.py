@@ -14,7 +14,7 @@ from PIL import Image
 
 from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.musubi.architectures import ARCHITECTURES
+from kohya_bucket.musubi.architectures import ARCHITECTURES, architecture_named
 from kohya_bucket.musubi.config import read_config
 from kohya_bucket.musubi.plan.overview import overview
 from tests.clip_files import make_clip
@@ -60,8 +60,13 @@ def data(tmp_path_factory):
     return folder
 
 
-def plan(config, architecture):
-    read = read_config(config, ARCHITECTURES[architecture])
+TRAINERS = {"wan": "wan_train_network", "hv": "hv_train_network", "fp": "fpack_train_network",
+            "zi": "zimage_train_network", "ho1": "hidream_o1_train"}  # fmt: skip
+
+
+def plan(source, config, architecture):
+    trainer = source / "musubi_tuner" / f"{TRAINERS[architecture]}.py"
+    read = read_config(config, architecture_named(str(trainer)))
     return read, overview(read, AdapterOptions())
 
 
@@ -88,7 +93,7 @@ def item_of(cache):
 
 def compare(source, config, architecture):
     """How many items there are, and the config; for Wan, buckets of images have a number more, one for all."""
-    read, seen = plan(config, architecture)
+    read, seen = plan(source, config, architecture)
     expected = theirs(source, config, architecture)
     assert "error" not in expected, expected
     compared = 0
@@ -137,6 +142,23 @@ def test_clips(source, data, tmp_path, way, architecture):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("keys", ["enable_bucket = false", "bucket_no_upscale = true\nresolution = [128, 96]"])
+def test_clips_whose_buckets_depend_on_the_version(source, data, tmp_path, keys):
+    """They are compared with what is cached: older versions train clips in other buckets than they cache them in."""
+    config = tmp_path / "clips.toml"
+    (tmp_path / "cache").mkdir()
+    text = f"{GENERAL}[[datasets]]\nvideo_directory = '{data / 'clips'}'\ncache_directory = '{tmp_path / 'cache'}'\n"
+    config.write_text(f"{text}target_frames = [1, 25]\n{keys}", encoding="utf-8")
+    _, seen = plan(source, config, "wan")
+    expected = theirs(source, config, "wan")["cached"][0]
+    buckets = seen.datasets[0].items
+    mine = {(name, *buckets.bucket_keys[k][:2]) for name, k in zip(buckets.keys, buckets.bucket_ids, strict=True)}
+    found = [re.fullmatch(r"(.+)_(\d+)x(\d+)_wan\.safetensors", name).groups() for name in expected]
+    assert mine == {(name, int(width), int(height)) for name, width, height in found}
+    assert len(mine) > 8
+
+
+@pytest.mark.slow
 def test_a_list_with_a_folder_of_frames_beside_images(source, data, tmp_path):
     rows = [data / "clips" / "a.mp4", data / "frames", data / "clips" / "e.MOV"]
     (tmp_path / "clips.jsonl").write_text(
@@ -153,7 +175,10 @@ def test_a_list_with_a_folder_of_frames_beside_images(source, data, tmp_path):
     ]
     config = tmp_path / "both.toml"
     config.write_text(GENERAL + "".join(f"[[datasets]]\n{one}\n" for one in sets), encoding="utf-8")
-    assert [f.code for f in plan(config, "wan")[0].findings.of(Severity.WARNING)] == ["no-caption", "no-caption"]
+    assert [f.code for f in plan(source, config, "wan")[0].findings.of(Severity.WARNING)] == [
+        "no-caption",
+        "no-caption",
+    ]
     if stops_at_an_image_without_a_caption(source):
         assert "im3.txt" in theirs(source, config, "wan")["error"]
         (images / "im3.jpg").unlink()
@@ -171,7 +196,7 @@ def test_images_that_are_not_enlarged(source, data, tmp_path, architecture):
     config = tmp_path / "images.toml"
     text = f"{GENERAL}[[datasets]]\nimage_directory = '{data / 'images'}'\ncache_directory = '{tmp_path / 'cache'}'\n"
     config.write_text(text.replace("[96, 64]", "192") + "bucket_no_upscale = true", encoding="utf-8")
-    _, seen = plan(config, architecture)
+    _, seen = plan(source, config, architecture)
     assert [Path(path).name for path, _ in seen.datasets[0].left_out] == ["im7.jpg"]  # 15 pixels wide
     (data / "images" / "im7.txt").rename(data / "images" / "im7.hidden")
     try:

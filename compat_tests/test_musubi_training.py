@@ -7,7 +7,7 @@ import pytest
 from musubi_support import COUNT, ONCE, counted, make_data, train, trains_z_image
 
 from kohya_bucket.adapter.marked_block import CheckoutError
-from kohya_bucket.musubi.patch import PATCH
+from kohya_bucket.musubi.checkout import PATCH
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from PIL import Image  # noqa: E402
 
 from kohya_bucket.buckets import KohyaBuckets  # noqa: E402
-from kohya_bucket.images.pixels import resize  # noqa: E402
-from kohya_bucket.images.pixels.load import load_pixels  # noqa: E402
-from kohya_bucket.images.pixels.resize import INTERPOLATIONS, resize_and_crop  # noqa: E402
+from kohya_bucket.images import resize  # noqa: E402
+from kohya_bucket.images.pixels import load_pixels  # noqa: E402
+from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.encode.batch_encoder import noise_seed, normalize  # noqa: E402
 from kohya_bucket.latents.fingerprint import Fingerprint  # noqa: E402

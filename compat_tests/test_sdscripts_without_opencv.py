@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kohya_bucket.images.pixels.resize import INTERPOLATIONS, resize_and_crop
+from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,7 +19,7 @@ import hashlib, json, os, sys
 sys.dont_write_bytecode = True
 sys.modules["cv2"] = None  # importing it fails
 import numpy as np
-from kohya_bucket.images.pixels import resize
+from kohya_bucket.images import resize
 from kohya_bucket.sdscripts.caching.item import CacheItem
 def look():
     pixels = np.random.default_rng(0).integers(0, 256, (67, 91, 4), dtype=np.uint8)
@@ -85,7 +85,7 @@ def test_what_stands_in_for_opencv_is_within_one_of_it(stub):
 
 def test_each_channel_by_itself_without_opencv(monkeypatch):
     """As OpenCV resizes an image with alpha: colours are not weighed by it."""
-    monkeypatch.setattr("kohya_bucket.images.pixels.resize._cv2", lambda: None)
+    monkeypatch.setattr("kohya_bucket.images.resize._cv2", lambda: None)
     pixels = np.random.default_rng(0).integers(0, 256, (67, 91, 4), dtype=np.uint8)
     for name in set(INTERPOLATIONS) - {"lanczos", "box", "auto", "auto-0.9"}:
         for size in [(40, 30), (120, 90)]:

@@ -50,7 +50,7 @@ class ClipOptions:
         if not clip:
             return ImageKeys(resolution, enable_bucket=True, bucket_no_upscale=no_upscale)
         if self.target_frames is None:
-            return ClipKeys(resolution, True, frame_extraction="full", source_fps=self.source_fps)
+            return ClipKeys(resolution, True, no_upscale, frame_extraction="full", source_fps=self.source_fps)
         try:
             lengths = tuple(int(part) for part in self.target_frames.split(","))
             if max(lengths) > MOST_FRAMES:
@@ -59,7 +59,9 @@ class ClipOptions:
             text = f"--target-frames is {self.target_frames!r}, but must be numbers of frames, e.g. 1,25,45"
             raise ConfigError(text) from None
         how = self.frame_extraction
-        return ClipKeys(resolution, True, target_frames=lengths, frame_extraction=how, source_fps=self.source_fps)
+        return ClipKeys(
+            resolution, True, no_upscale, target_frames=lengths, frame_extraction=how, source_fps=self.source_fps
+        )
 
 
 @dataclass(frozen=True)

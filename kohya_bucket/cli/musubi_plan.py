@@ -23,7 +23,7 @@ from kohya_bucket.musubi.options import options_of
 from kohya_bucket.musubi.plan.clip_findings import seconds_lost
 from kohya_bucket.musubi.plan.overview import Overview, overview
 from kohya_bucket.musubi.plan.placing import PlacedData, Reading
-from kohya_bucket.musubi.rules import ANY
+from kohya_bucket.musubi.rules import ANY, picture_mode
 from kohya_bucket.texts import counted
 
 __all__ = ["clip_rows", "plan_musubi", "read_musubi"]
@@ -73,8 +73,8 @@ def _print(read: MusubiConfig, seen: Overview | None, accumulate: int, images: b
 def _print_data(console: Console, number: int, data: PlacedData, read: MusubiConfig, images: bool) -> None:
     keys, what = data.keys, "clip" if isinstance(data.keys, ClipKeys) else "image"
     width, height = keys.resolution
-    mode = "buckets" if what == "clip" or keys.enable_bucket else "one size"
-    mode = "no upscaling" if keys.enable_bucket and keys.bucket_no_upscale and what == "image" else mode
+    in_buckets, no_upscale = picture_mode(keys, read.architecture)
+    mode = "no upscaling" if no_upscale else "buckets" if in_buckets else "one size"
     model = (read.architecture or ANY).title
     console.print()
     console.print(

@@ -45,7 +45,7 @@ class StoreOptions:
         Raises:
             KohyaBucketError: an option has an unknown value, or the format cannot hold what is asked for.
         """
-        from kohya_bucket.images.pixels.resize import choose_interpolation
+        from kohya_bucket.images.resize import choose_interpolation
         from kohya_bucket.latents.dtypes import dtype_name
         from kohya_bucket.latents.encode.encode_items import check_target
         from kohya_bucket.latents.items import EncodeOptions

@@ -23,7 +23,7 @@ from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.clips import read_clips
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_video
 from kohya_bucket.images.parallel import Engine
-from kohya_bucket.images.pixels.undecodable import undecodable
+from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer
 from kohya_bucket.reports.clips import ClipFacts
 from kohya_bucket.reports.images import ImageTable, Subject

@@ -31,7 +31,7 @@ from kohya_bucket.datasets.tensors import PixelRange
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels.load import Picture
+from kohya_bucket.images.pixels import Picture
 from kohya_bucket.texts import one_line
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         metadata_cache: sizes of files that have not changed are taken from it instead of their headers.
         pixel_range: what `image` lies in: (-1, 1), or (0, 1).
         interpolation: "auto" as sd-scripts (area down, Lanczos up) or one of
-            `kohya_bucket.images.pixels.resize.INTERPOLATIONS`.
+            `kohya_bucket.images.resize.INTERPOLATIONS`.
         decode: "exact", or "fast": JPEG are decoded at a half, a quarter or an eighth where that is still not below
             the resized size, and others are shrunk with torch's filter. Sizes, buckets and crops stay; pixels differ a
             little, see docs/datasets.md.

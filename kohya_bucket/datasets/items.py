@@ -16,9 +16,8 @@ from kohya_bucket.datasets.tensors import PixelRange, check_pixel_range, shrink_
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels.jpeg import Fit
-from kohya_bucket.images.pixels.load import Picture
-from kohya_bucket.images.pixels.resize import choose_interpolation, resize_and_crop
+from kohya_bucket.images.pixels import Fit, Picture
+from kohya_bucket.images.resize import choose_interpolation, resize_and_crop
 
 __all__ = [
     "DECODING", "DatasetKeywords", "ItemKeywords", "Transform", "build_item", "check_settings", "cover_size",

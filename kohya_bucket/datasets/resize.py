@@ -8,8 +8,8 @@ from PIL import Image
 from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.datasets.items import cover_size
 from kohya_bucket.datasets.tensors import PixelRange, check_pixel_range, to_unit_tensor
-from kohya_bucket.images.pixels.load import to_pixels
-from kohya_bucket.images.pixels.resize import choose_interpolation, resize_and_crop
+from kohya_bucket.images.pixels import to_pixels
+from kohya_bucket.images.resize import choose_interpolation, resize_and_crop
 
 __all__ = ["BucketResize"]
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.pixels.floats import to_floats
+from kohya_bucket.images.resize import to_floats
 
 __all__ = ["PixelRange", "check_pixel_range", "shrink_fast", "to_unit_tensor"]
 

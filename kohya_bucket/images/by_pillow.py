@@ -14,11 +14,15 @@ from kohya_bucket.images.formats import (
     UnreadableImageError,
     explain_os_error,
     in_short,
-    not_decoded,
     sniff,
 )
 
-__all__ = ["load_plugin", "load_plugin_for", "open_with_pillow", "pixel_limit", "verify_pixels"]
+__all__ = [
+    "load_plugin",
+    "load_plugin_for",
+    "open_with_pillow",
+    "pixel_limit",
+]
 
 _FORMATS = {
     "PNG": ImageFormat.PNG,
@@ -89,18 +93,6 @@ def open_with_pillow(file: BinaryIO, kind: ImageFormat) -> tuple[int, int, int, 
         raise UnreadableImageError(
             f"its {kind.name} header is damaged ({type(error).__name__}: {in_short(error)})"
         ) from None
-
-
-def verify_pixels(path: str) -> str | None:
-    """Decode the whole image; why that fails, or None if it does not."""
-    try:
-        with open(path, "rb") as file:
-            load_plugin_for(file.read(32))
-        with Image.open(path) as image:
-            image.load()
-    except Exception as error:
-        return not_decoded(error)
-    return None
 
 
 def load_plugin_for(head: bytes) -> None:

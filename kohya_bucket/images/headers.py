@@ -116,6 +116,7 @@ _APP1 = 0xE1
 _MAX_SEGMENTS = 1024
 _REFILL = 4096
 _JPEG = int(ImageFormat.JPEG)
+_segment = struct.Struct(">BBH").unpack_from
 
 
 def read_jpeg(head: bytes, source: Source) -> HeaderRow | None:
@@ -136,11 +137,8 @@ def read_jpeg(head: bytes, source: Source) -> HeaderRow | None:
             at, end = 0, len(head)
             if end < 10:
                 return None
-        if head[at] != 0xFF:
-            return None
-        marker = head[at + 1]
-        length = head[at + 2] << 8 | head[at + 3]
-        if length < 2:
+        ff, marker, length = _segment(head, at)
+        if ff != 0xFF or length < 2:
             return None
         if marker in _SKIPPED:
             if marker == _APP1 and head[at + 4 : at + 10] == b"Exif\0\0":

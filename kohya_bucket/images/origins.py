@@ -29,8 +29,7 @@ from kohya_bucket.images.image_rows import (
 )
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import REQUESTS, for_each
-from kohya_bucket.images.pixels.jpeg import Pixels
-from kohya_bucket.images.pixels.load import load_pixels
+from kohya_bucket.images.pixels import Pixels, load_pixels
 from kohya_bucket.images.remote import fetched, is_url
 from kohya_bucket.images.scan import STAT, Job
 from kohya_bucket.images.stamps import Stamp, check_unchanged, hash_bytes, hash_file, read_unchanged, stamp_of

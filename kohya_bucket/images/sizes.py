@@ -10,11 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.images.by_pillow import pixel_limit, verify_pixels
-from kohya_bucket.images.formats import ImageFormat, UnreadableImageError, format_of_extension
+from kohya_bucket.images.by_pillow import pixel_limit
+from kohya_bucket.images.formats import ImageFormat, format_of_extension
 from kohya_bucket.images.headers import read_header
 from kohya_bucket.images.listing import refuse_one_path
 from kohya_bucket.images.parallel import Engine, Progress
+from kohya_bucket.images.pixels import DECODES
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.scan import Job, Work
 from kohya_bucket.images.text_column import TextColumn
@@ -27,13 +28,12 @@ _MAX_SIDE = 2**31 - 1
 def _verify(path: str) -> tuple[bool]:
     if not is_url(path):
         read_header(path)  # refuses what is no picture before all of it is read: pipes, devices, gigabytes of nothing
-    if problem := verify_pixels(path):
-        raise UnreadableImageError(problem)
-    return (True,)
+    ok: tuple[bool] = DECODES.look(path)
+    return ok
 
 
 _SIZE = Work(read_header, [("width", "i8"), ("height", "i8"), ("orientation", "i8"), ("format", "i8")])
-_VERIFY = Work(_verify, [("ok", "?")])
+_VERIFY = Work(_verify, DECODES.columns)
 
 
 @dataclass(frozen=True)

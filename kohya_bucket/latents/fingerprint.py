@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.images.pixels.resize import IMITATED
+from kohya_bucket.images.resize import IMITATED
 from kohya_bucket.images.stamps import hash_file
 from kohya_bucket.latents.stale import Reason, Stale
 

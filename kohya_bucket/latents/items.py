@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
 from kohya_bucket.images.origins import Origins
-from kohya_bucket.images.pixels.resize import choose_interpolation, resampler
+from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.layout import absolute, relative_source
@@ -31,7 +31,7 @@ class EncodeOptions:
         dtype: storage type by name.
         kind: "latents" or "posterior".
         flip, mask: also store the mirrored image, the alpha channel.
-        interpolation: filter of the resize, one of `images.pixels.resize.INTERPOLATIONS`.
+        interpolation: filter of the resize, one of `images.resize.INTERPOLATIONS`.
         collection: part of the store, see `StoreEntry`.
     """
 

@@ -1,13 +1,14 @@
 """The model families of musubi-tuner, as far as its data sets know them.
 
-Source: kohya-ss/musubi-tuner 0.3.4, `dataset/architectures.py`, `BucketSelector.ARCHITECTURE_STEPS_MAP` and
+Source: kohya-ss/musubi-tuner 0.3.6, `dataset/architectures.py`, `BucketSelector.ARCHITECTURE_STEPS_MAP` and
 `VideoDataset`; the trainers are the files beside them. `compat_tests/test_reference_clips.py` compares.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from kohya_bucket.buckets.clips import FrameGrid
 from kohya_bucket.checks import nearest
@@ -31,6 +32,7 @@ class Architecture:
         target_fps: frames per second of its clips; None for a family that trains none.
         grid: the numbers of frames that it takes.
         in_sections: clips are trained in sections of `fp_latent_window_size` latents, each an item.
+        trainer: the file that named it, if one did.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Architecture:
     target_fps: float | None = None
     grid: FrameGrid = _GRID
     in_sections: bool = False
+    trainer: Path | None = None
 
 
 ARCHITECTURES = {
@@ -86,7 +89,8 @@ def architecture_named(word: str) -> Architecture:
             f"--arch is {word!r}, but must be a family of musubi-tuner ({', '.join(ARCHITECTURES)}), or one of its "
             f"trainers, such as wan_train_network.py{near}"
         )
-    return found[0]
+    path = Path(word)
+    return replace(found[0], trainer=path.resolve()) if path.is_file() else found[0]
 
 
 def _plain(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Place, Seam, Subject
 from kohya_bucket.adapter.shapes import Offers, Uses
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.caching.families import FAMILIES
 from kohya_bucket.musubi.caching.geometry import holds_clips
 from kohya_bucket.musubi.caching.judge import Caches
@@ -38,12 +40,35 @@ def _knows(dataset: Any) -> bool:
     return getattr(dataset, "architecture", None) in FAMILIES and hasattr(dataset, "datasource")
 
 
-def _selector(dataset: CachedDataset, door: Door) -> Selector:
-    make = door.owners.named("BucketSelector")
-    if holds_clips(dataset):
-        return make(dataset.resolution, architecture=dataset.architecture)  # type: ignore[no-any-return]
-    made: Selector = make(dataset.resolution, dataset.enable_bucket, dataset.bucket_no_upscale, dataset.architecture)
-    return made
+class _NoClips:
+    """A source without clips, which keeps the selector that it is given."""
+
+    selector: Selector | None = None
+
+    def set_bucket_selector(self, selector: Selector) -> None:
+        self.selector = selector
+
+    def set_source_and_target_fps(self, *_: Any) -> None: ...
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def _selector(dataset: Any, door: Door) -> Selector:
+    """What gives the data set's buckets. How clips get theirs depends on the version, so its own code is asked."""
+    if not holds_clips(dataset):
+        make = door.owners.named("BucketSelector")
+        made: Selector = make(
+            dataset.resolution, dataset.enable_bucket, dataset.bucket_no_upscale, dataset.architecture
+        )
+        return made
+    asked = copy.copy(dataset)
+    asked.datasource = _NoClips()
+    for _ in inspect.unwrap(type(dataset).retrieve_latent_cache_batches)(asked, 1):
+        pass
+    if asked.datasource.selector is None:
+        raise ConfigError("musubi-tuner names no buckets for clips")
+    return asked.datasource.selector  # type: ignore[no-any-return]
 
 
 def _caches(dataset: CachedDataset, door: Door) -> Caches:

@@ -10,7 +10,7 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.section import Section
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels.undecodable import undecodable
+from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.config import ClipKeys, MusubiConfig, read_config
 from kohya_bucket.musubi.options import options_of

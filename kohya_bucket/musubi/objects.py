@@ -29,6 +29,8 @@ class BatchManager(Protocol):
 class Selector(Protocol):
     """The bucket of a size."""
 
+    no_upscale: bool
+
     def get_bucket_resolution(self, image_size: tuple[int, int]) -> tuple[int, int]: ...
 
 

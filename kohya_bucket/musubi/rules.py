@@ -7,27 +7,31 @@ from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.buckets.rules.fixed import OneBucket
 from kohya_bucket.buckets.trainers import MusubiTunerBuckets
 from kohya_bucket.musubi.architectures import Architecture
+from kohya_bucket.musubi.checkout import clips_always_in_buckets, known_checkout
 from kohya_bucket.musubi.config.model import ClipKeys, DatasetKeys
 
-__all__ = ["ANY", "clip_rule", "picture_rule"]
+__all__ = ["ANY", "clip_rule", "picture_mode", "picture_rule"]
 
 ANY = Architecture("", "", "any model but HiDream-O1", ())
 """What all architectures but one have in common, for when nobody says which it is."""
 
 
+def picture_mode(keys: DatasetKeys, architecture: Architecture | None) -> tuple[bool, bool]:
+    """Whether images or clips go into buckets, and whether small ones keep their size there."""
+    if isinstance(keys, ClipKeys) and clips_always_in_buckets(known_checkout((architecture or ANY).trainer)):
+        return True, False
+    return keys.enable_bucket, keys.enable_bucket and keys.bucket_no_upscale
+
+
 def picture_rule(keys: DatasetKeys, architecture: Architecture | None) -> BucketRule:
     """Where an image goes, or a frame of a clip.
-
-    Clips are cached in buckets, and enlarged to them, whatever `enable_bucket` and `bucket_no_upscale` say.
 
     Raises:
         BucketSettingsError: a resolution from which no bucket follows.
     """
-    steps = (architecture or ANY).steps
-    if isinstance(keys, ClipKeys):
-        return MusubiTunerBuckets(keys.resolution, steps)
-    if keys.enable_bucket:
-        return MusubiTunerBuckets(keys.resolution, steps, keys.bucket_no_upscale)
+    in_buckets, no_upscale = picture_mode(keys, architecture)
+    if in_buckets:
+        return MusubiTunerBuckets(keys.resolution, (architecture or ANY).steps, no_upscale)
     return OneBucket(keys.resolution)
 
 

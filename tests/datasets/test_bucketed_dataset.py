@@ -25,8 +25,8 @@ from kohya_bucket import (  # noqa: E402
 )
 from kohya_bucket.buckets import geometry  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.images.pixels.load import load_pixels  # noqa: E402
-from kohya_bucket.images.pixels.resize import resize_and_crop  # noqa: E402
+from kohya_bucket.images.pixels import load_pixels  # noqa: E402
+from kohya_bucket.images.resize import resize_and_crop  # noqa: E402
 from tests.pictures import make_pictures, spoil  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 

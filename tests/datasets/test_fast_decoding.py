@@ -18,7 +18,7 @@ from kohya_bucket.buckets import BucketSet  # noqa: E402
 from kohya_bucket.datasets.sources.columns import cell_picture  # noqa: E402
 from kohya_bucket.datasets.streaming import StreamingBuckets  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.images.pixels import jpeg, load  # noqa: E402
+from kohya_bucket.images import pixels as pixels_module  # noqa: E402
 
 RULE = KohyaBuckets(64, 32, 128, 16)
 SIZES = [(301, 199), (199, 301), (130, 130), (70, 66), (500, 300), (90, 64), (40, 30)]
@@ -47,7 +47,9 @@ def paths(tmp_path: Path) -> list[Path]:
 def scales(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The fractions that were decoded at."""
     found: list[int] = []
-    monkeypatch.setattr(load, "draft", lambda *a, **k: found.append(jpeg.draft(*a, **k)) or found[-1])
+    monkeypatch.setattr(
+        pixels_module, "draft", lambda *a, real=pixels_module.draft, **k: found.append(real(*a, **k)) or found[-1]
+    )
     return found
 
 

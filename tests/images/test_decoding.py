@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.images import read_sizes
-from kohya_bucket.images.pixels.undecodable import undecodable
+from kohya_bucket.images.pixels import undecodable
 
 
 def noise(size, seed):

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from kohya_bucket.images.pixels import jpeg
-from kohya_bucket.images.pixels.load import NO_IMAGE, load_picture
+from kohya_bucket.images import pixels
+from kohya_bucket.images.pixels import NO_IMAGE, load_picture
 
 sides = st.integers(1, 130)
 
@@ -20,13 +20,13 @@ sides = st.integers(1, 130)
 @pytest.fixture
 def simplejpeg(monkeypatch):
     module = pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
-    monkeypatch.setattr(jpeg, "_simplejpeg", lambda: module)
+    monkeypatch.setattr(pixels, "_simplejpeg", lambda: module)
     return module
 
 
 def by_pillow(data, **options):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jpeg, "_simplejpeg", lambda: None)
+        patch.setattr(pixels, "_simplejpeg", lambda: None)
         return load_picture(data, **options)
 
 
@@ -98,7 +98,7 @@ def test_simplejpeg_gives_pillows_pixels(simplejpeg, fit, mode, progressive, sub
 def test_simplejpeg_is_what_decodes(simplejpeg, monkeypatch):
     called = []
     spy = types.SimpleNamespace(decode_jpeg=lambda *a, **k: called.append(k) or simplejpeg.decode_jpeg(*a, **k))
-    monkeypatch.setattr(jpeg, "_simplejpeg", lambda: spy)
+    monkeypatch.setattr(pixels, "_simplejpeg", lambda: spy)
     load_picture(encoded((64, 48)))
     load_picture(encoded((65, 49)), fit=lambda _: (30, 20))
     load_picture(encoded((64, 48), format="MPO"))
@@ -108,7 +108,7 @@ def test_simplejpeg_is_what_decodes(simplejpeg, monkeypatch):
 @given(st.integers(0, 1 << 30), st.integers(0, 255))
 @settings(max_examples=60, deadline=None)
 def test_damaged_files_are_as_pillow_has_them(where, byte):
-    if jpeg._simplejpeg() is None:
+    if pixels._simplejpeg() is None:
         pytest.skip("simplejpeg is not installed")
     whole = encoded((96, 64), quality=80)
     at = where % len(whole)
@@ -123,6 +123,6 @@ def test_damaged_files_are_as_pillow_has_them(where, byte):
 
 
 def test_a_decoder_with_other_bits_is_not_used(simplejpeg):
-    assert jpeg._is_pillows(simplejpeg)
+    assert pixels._is_pillows(simplejpeg)
     fast = types.SimpleNamespace(decode_jpeg=lambda *a, **k: simplejpeg.decode_jpeg(*a, fastupsample=True, **k))
-    assert not jpeg._is_pillows(fast)
+    assert not pixels._is_pillows(fast)

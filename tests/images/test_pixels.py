@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.pixels import resize as pixels
-from kohya_bucket.images.pixels.area_resize import shrink_by_area
-from kohya_bucket.images.pixels.load import load_pixels
+from kohya_bucket.images import resize as pixels
+from kohya_bucket.images.area_resize import shrink_by_area
+from kohya_bucket.images.pixels import load_pixels
 
 sides = st.integers(8, 90)
 

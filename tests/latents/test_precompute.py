@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.images.pixels.load import load_pixels  # noqa: E402
-from kohya_bucket.images.pixels.resize import resize_and_crop  # noqa: E402
+from kohya_bucket.images.pixels import load_pixels  # noqa: E402
+from kohya_bucket.images.resize import resize_and_crop  # noqa: E402
 from kohya_bucket.images.stamps import hash_file  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402

@@ -33,6 +33,8 @@ def tensor_bytes(shapes: dict[str, tuple[int, ...]], texts: dict[str, str], fill
 class Selector:
     """Of a square data set: one bucket."""
 
+    no_upscale = False
+
     def __init__(self, side: int) -> None:
         self.side = side
 

@@ -10,6 +10,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.architectures import ARCHITECTURES, architecture_named
 from kohya_bucket.musubi.config import ClipKeys, ImageKeys, is_musubi, read_config
 from kohya_bucket.musubi.config.listing import list_items
+from kohya_bucket.musubi.rules import picture_rule
 from tests.pictures import make_pictures
 
 CLIPS = "[[datasets]]\nvideo_directory = 'v'\ncaption_extension = '.txt'\nenable_bucket = true\n"
@@ -58,7 +59,7 @@ def test_keys_of_general_and_of_each_data_set(tmp_path):
         ("batch_size = 0", "batch-size", "batch_size is 0"),
         ("resolution = 0", "resolution", "from which no bucket follows"),
         ("target_frames = [30, 31]", "target-frames", "are rounded to [29]: Wan takes 4n+1 frames"),
-        ("bucket_no_upscale = true", "no-upscale", "does nothing for clips"),
+        ("bucket_no_upscale = true", "clip-buckets", "as the newest musubi-tuner places them; up to 0.3.4"),
         ("num_repeats = 0", "no-repeats", "nothing of it is trained"),
         ("[dataset]", "unknown-key", "beside [general] and [[datasets]] there is nothing: did you mean datasets?"),
     ],
@@ -67,11 +68,35 @@ def test_what_is_wrong_is_named(tmp_path, line, code, words):
     assert words in said(read(tmp_path, CLIPS + line + "\n"))[code]
 
 
+@pytest.mark.parametrize("hands_on", [True, False])
+def test_where_clips_go_depends_on_the_checkout(tmp_path, hands_on):
+    """The version of a trainer that is named by its path is known."""
+    package = tmp_path / "src" / "musubi_tuner"
+    (package / "dataset").mkdir(parents=True)
+    given = "self.enable_bucket" if hands_on else ""
+    code = f"class VideoDataset:\n def retrieve_latent_cache_batches(self):\n  return BucketSelector({given})\n"
+    (package / "dataset" / "image_video_dataset.py").write_text(code, encoding="utf-8")
+    (tmp_path / "wan_train_network.py").touch()
+    wan = architecture_named(str(tmp_path / "wan_train_network.py"))
+    file = tmp_path / "c.toml"
+    placed = {}
+    for text in (CLIPS, CLIPS + "bucket_no_upscale = true\n", CLIPS.replace("true", "false")):
+        file.write_text(text, encoding="utf-8")
+        config = read_config(file, wan)
+        placed[text] = picture_rule(config.datasets[0], wan).place([(480, 270), (270, 480)]).bucket_sizes.tolist()
+        assert "clip-buckets" not in said(config)
+        assert ("clips-without-buckets" in said(config)) is ("false" in text and not hands_on)
+    in_buckets, kept, one_size = placed.values()
+    assert in_buckets == [[960, 544], [544, 960]]
+    assert kept == ([[480, 256], [256, 480]] if hands_on else in_buckets)
+    assert one_size == ([[960, 544]] * 2 if hands_on else in_buckets)
+
+
 def test_data_sets_that_exclude_each_other_and_keys_that_are_missing(tmp_path):
     assert "is the cache folder of 2 data sets" in said(read(tmp_path, CLIPS + CLIPS))["shared-cache"]
     found = said(read(tmp_path, "[[datasets]]\nvideo_jsonl_file = 'v.jsonl'\n"))
     assert "set cache_directory" in found["no-cache-directory"]
-    assert "set enable_bucket = true" in found["clips-without-buckets"]
+    assert "every clip is cut to 960x544: for buckets, set enable_bucket = true" in found["one-size"]
     assert "set caption_extension" not in found
     assert "names no images and no clips" in said(read(tmp_path, "[[datasets]]\nresolution = 512\n"))["no-source"]
     assert (

@@ -34,7 +34,7 @@ ALLOWED = {
     ("sdscripts/caching/text_npz.py", "np.savez(file, *args, **arrays)"): "into what sd-scripts has opened",
     ("latents/store/entries.py", "pq.write_table(table.replace_schema_metadata({FORMAT: text}), out, "
      "compression='zstd', store_schema=True)"): "into memory",
-    ("images/pixels/jpeg.py", "smooth.save(file, 'JPEG', quality=85, subsampling=subsampling)"): "into memory",
+    ("images/pixels.py", "smooth.save(file, 'JPEG', quality=85, subsampling=subsampling)"): "into memory",
     ("images/metadata_cache.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
     ("images/tar_index.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
     ("latents/remote/remote_path.py", "os.replace(source, target)"): "moves a whole file",

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image, ImageFile
 
-from kohya_bucket.images.pixels.load import NO_IMAGE
+from kohya_bucket.images.pixels import NO_IMAGE
 
 __all__ = ["at_rest"]
 

@@ -11,8 +11,7 @@ from PIL import Image
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.headers import header_of, read_header
-from kohya_bucket.images.pixels.jpeg import Fit
-from kohya_bucket.images.pixels.load import NO_IMAGE, Picture, load_picture, to_pixels
+from kohya_bucket.images.pixels import NO_IMAGE, Fit, Picture, load_picture, to_pixels
 
 __all__ = ["cell_picture", "cell_pixels", "cell_size", "explained"]
 

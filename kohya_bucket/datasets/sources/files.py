@@ -19,8 +19,7 @@ from kohya_bucket.images.by_pillow import load_plugin
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.listing import refuse_one_path
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels.jpeg import Fit
-from kohya_bucket.images.pixels.load import Picture
+from kohya_bucket.images.pixels import Fit, Picture
 from kohya_bucket.images.remote import fetched
 
 __all__ = ["FileSource"]

@@ -14,8 +14,7 @@ from kohya_bucket.datasets.sources.columns import cell_picture, cell_size, expla
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
-from kohya_bucket.images.pixels.jpeg import Fit
-from kohya_bucket.images.pixels.load import Picture
+from kohya_bucket.images.pixels import Fit, Picture
 
 __all__ = ["HuggingFaceSource", "refuse_splits", "undecoded"]
 

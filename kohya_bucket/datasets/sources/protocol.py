@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.pixels.jpeg import Fit
-from kohya_bucket.images.pixels.load import Picture
+from kohya_bucket.images.pixels import Fit, Picture
 
 __all__ = ["FastSource", "ImageSource", "SourceSizes", "checked_sizes"]
 

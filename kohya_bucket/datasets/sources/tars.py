@@ -13,8 +13,7 @@ from kohya_bucket.datasets.sources.columns import cell_picture, explained
 from kohya_bucket.datasets.sources.protocol import SourceSizes
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
-from kohya_bucket.images.pixels.jpeg import Fit
-from kohya_bucket.images.pixels.load import Picture
+from kohya_bucket.images.pixels import Fit, Picture
 from kohya_bucket.images.stamps import read_unchanged
 from kohya_bucket.images.tar_index import TarIndex
 

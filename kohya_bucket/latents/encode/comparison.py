@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.images.pixels.resize import IMITATED
+from kohya_bucket.images.resize import IMITATED
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.stale import Stale
 from kohya_bucket.latents.store.latent_store import LatentStore

@@ -54,7 +54,7 @@ def precompute_latents(
         posterior: store mean and standard deviation, which are sampled at every read.
         format: "shards" or "npz" (sd-scripts' own files).
         architecture: sd-scripts' name of the model family; needed for npz, if the encoder does not know it.
-        interpolation: filter of the resize, see `images.pixels.resize.INTERPOLATIONS`.
+        interpolation: filter of the resize, see `images.resize.INTERPOLATIONS`.
         collection: part of the store, to keep latents of several models or resolutions apart.
         images_root: folder the sources' names start from; None: the common one, or the one of the store.
         content_hash: store a hash of each file, so that a copied or touched image counts as unchanged.

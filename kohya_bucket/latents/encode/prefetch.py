@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.pixels.floats import to_floats
-from kohya_bucket.images.pixels.resize import resize_and_crop
+from kohya_bucket.images.resize import resize_and_crop, to_floats
 from kohya_bucket.latents.items import LatentItems
 
 __all__ = ["DecodedBatch", "give_way", "prefetch"]

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.geometry import cover_resize
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.pixels.resize import choose_interpolation
 from kohya_bucket.images.remote import is_url
+from kohya_bucket.images.resize import choose_interpolation
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, source_identity

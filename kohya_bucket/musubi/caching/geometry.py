@@ -8,9 +8,9 @@ from typing import Any
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint
 from kohya_bucket.musubi.caching.note import Settings
 from kohya_bucket.musubi.caching.sources import Identity
-from kohya_bucket.musubi.objects import CachedDataset
+from kohya_bucket.musubi.objects import CachedDataset, Selector
 
-__all__ = ["fingerprint_of_clip", "fingerprint_of_image", "holds_clips", "settings_of"]
+__all__ = ["UNSAID", "fingerprint_of_clip", "fingerprint_of_image", "holds_clips", "settings_of"]
 
 _SETTINGS = (
     "multiple_target", "no_resize_control", "control_resolution", "flux_kontext_no_resize_control",
@@ -20,6 +20,8 @@ _SETTINGS = (
 _OF_CLIPS = (
     "resolution", "frame_extraction", "frame_stride", "frame_sample", "target_frames", "max_frames", "source_fps",
 )  # fmt: skip
+UNSAID: Settings = {"bucket_no_upscale": False}
+"""What notes did not say while nothing else was possible."""
 _WINDOW, _WINDOWED = "fp_latent_window_size", ("fp", "wan")
 
 
@@ -28,7 +30,7 @@ def holds_clips(dataset: CachedDataset) -> bool:
     return hasattr(dataset, "frame_extraction")
 
 
-def settings_of(dataset: CachedDataset) -> Settings:
+def settings_of(dataset: CachedDataset, selector: Selector) -> Settings:
     """Keys of the config that decide what is encoded, with their values as JSON has them.
 
     The resolution of images is not among them: it decides their buckets, and those are compared.
@@ -36,6 +38,8 @@ def settings_of(dataset: CachedDataset) -> Settings:
     names = (*_SETTINGS, *(_OF_CLIPS if holds_clips(dataset) else ()))
     names += (_WINDOW,) if dataset.architecture in _WINDOWED else ()
     given: dict[str, Any] = {name: getattr(dataset, name) for name in names if hasattr(dataset, name)}
+    if holds_clips(dataset):
+        given["bucket_no_upscale"] = bool(selector.no_upscale)
     return dict(json.loads(json.dumps(given)))
 
 

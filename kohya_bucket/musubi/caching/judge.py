@@ -15,7 +15,13 @@ from kohya_bucket.latents.fingerprint import Fingerprint, why_stale
 from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.musubi.architectures import ARCHITECTURES
 from kohya_bucket.musubi.caching.families import FAMILIES, Family
-from kohya_bucket.musubi.caching.geometry import fingerprint_of_clip, fingerprint_of_image, holds_clips, settings_of
+from kohya_bucket.musubi.caching.geometry import (
+    UNSAID,
+    fingerprint_of_clip,
+    fingerprint_of_image,
+    holds_clips,
+    settings_of,
+)
 from kohya_bucket.musubi.caching.made_by import MadeBy, why_made_otherwise
 from kohya_bucket.musubi.caching.names import CacheName
 from kohya_bucket.musubi.caching.note import LatentsNote, read_latents_note, read_text_note
@@ -66,7 +72,7 @@ class Caches:
             )
         self.family: Family = FAMILIES[self.dataset.architecture]
         self.clips = holds_clips(self.dataset)
-        self.settings = settings_of(self.dataset)
+        self.settings = settings_of(self.dataset, self.selector)
         self.table = table_of(self.dataset)
         self.makers: dict[bool, dict[str, tuple[MadeBy, list[int]]]] = {False: {}, True: {}}
         self.named: dict[str, list[CacheName]] = defaultdict(list)
@@ -144,7 +150,9 @@ class Caches:
     def _why_latents(
         self, source: Source, name: CacheName, header: TensorFile, note: LatentsNote | None
     ) -> list[Reason]:
-        bucket = name.size if self.clips else self.selector.get_bucket_resolution(name.size)
+        bucket = self.selector.get_bucket_resolution(name.size)
+        if self.clips and bucket != name.size:  # the size is that of the resized frames, and a bucket's is its own
+            return [Reason(Stale.BUCKET, "x".join(map(str, name.size)), "x".join(map(str, bucket)))]
         if note is None and self.clips:
             return why_unmarked_clip(self.dataset, self.selector, self.family, source.files, name, header)
         if note is None:
@@ -158,9 +166,10 @@ class Caches:
         else:
             wanted = fingerprint_of_image(_of(stored), name.size, bucket, stored.vae, stored.dtype)
         reasons += why_stale(stored, wanted, ignoring=_NOT_GEOMETRY)
-        for key in sorted(note.settings.keys() & self.settings.keys()):
-            if note.settings[key] != self.settings[key]:
-                reasons.append(Reason(Stale.OPTION, key, note.settings[key], self.settings[key]))
+        known = UNSAID | note.settings
+        for key in sorted(known.keys() & self.settings.keys()):
+            if known[key] != self.settings[key]:
+                reasons.append(Reason(Stale.OPTION, key, known[key], self.settings[key]))
         return reasons + why_made_otherwise(note.made_by, self.made_by, text=False)
 
     def _all_clips(

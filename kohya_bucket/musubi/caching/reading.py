@@ -97,7 +97,9 @@ def why_unreadable(dataset: Any, number: int, selector: Selector) -> str:
         fps = (None, None) if dataset.source_fps is None else (dataset.source_fps, dataset.target_fps)
         datasource.set_bucket_selector(selector)
         datasource.set_source_and_target_fps(*fps)
-        frames = len(datasource.get_video_data(number)[1])
+        found = datasource.get_video_data(number)
+        _load(found, selector)
+        frames = len(found[1])
         least = 1 if dataset.frame_extraction == "full" else min(dataset.target_frames)
         if frames < least:
             return f"{counted(frames, 'frame')}, and none of target_frames is that short"
@@ -117,6 +119,8 @@ def _load(found: Any, selector: Selector) -> None:
             picture.load()
     if not images:
         raise KohyaBucketError("it has no frames")
+    if 0 in getattr(images[0], "shape", ())[:2]:
+        raise KohyaBucketError("it is too small: with bucket_no_upscale it gets no bucket")
     if hasattr(images[0], "size") and isinstance(images[0].size, tuple):
         width, height = images[0].size
         bucket = selector.get_bucket_resolution((width, height))

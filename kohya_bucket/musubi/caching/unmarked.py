@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.images.clips import read_clips
 from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.musubi.caching.families import Family
 from kohya_bucket.musubi.caching.names import CacheName
@@ -50,11 +51,17 @@ def why_unmarked_clip(
     header: TensorFile,
 ) -> list[Reason]:
     """As `why_unmarked_image`, or a clip that the data set's settings do not make."""
-    bucket = selector.get_bucket_resolution(name.size)
-    if tuple(bucket) != name.size:
+    bucket = _bucket_of_clip(next(iter(files)), selector) if selector.no_upscale else name.size
+    if bucket != name.size:
         return [Reason(Stale.BUCKET, "x".join(map(str, name.size)), "x".join(map(str, bucket)))]
     wanted = [] if name.clip is None else _why_no_such_clip(dataset, *name.clip)
     return wanted or _why_other_bucket(family, header, name.size) or _why_older(name.path, files)
+
+
+def _bucket_of_clip(file: str, selector: Selector) -> tuple[int, int]:
+    """Where the frames of a clip go by their size in the file; none if it cannot be read."""
+    width, height = read_clips([file]).sizes[0].tolist()
+    return selector.get_bucket_resolution((width, height)) if min(width, height) > 0 else (0, 0)
 
 
 def why_unmarked_text(path: Path, seen: Iterable[str]) -> list[Reason]:

@@ -6,6 +6,7 @@ from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.buckets.choices import EXTRACTIONS
 from kohya_bucket.checks import nearest
 from kohya_bucket.musubi.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.musubi.checkout import clips_always_in_buckets, known_checkout
 from kohya_bucket.musubi.config.model import ClipKeys, DatasetKeys
 
 __all__ = ["check_values", "usable_lengths"]
@@ -65,13 +66,29 @@ def _check_clips(keys: ClipKeys, place: str, architecture: Architecture | None, 
     if architecture is None and keys.source_fps is not None:
         message = f"source_fps is {keys.source_fps}, but how many frames are left depends on the model"
         findings.error("no-architecture", place, message, "name it, e.g. --arch wan")
+    _check_clip_buckets(keys, place, architecture, findings)
+
+
+def _check_clip_buckets(keys: ClipKeys, place: str, architecture: Architecture | None, findings: Findings) -> None:
+    """What `enable_bucket` and `bucket_no_upscale` mean for clips, which depends on musubi-tuner's version."""
+    if keys.enable_bucket and not keys.bucket_no_upscale:
+        return
+    package = known_checkout(architecture.trainer if architecture else None)
+    if package is None:
+        message = "clips are shown as the newest musubi-tuner places them; up to 0.3.4 it puts them in buckets and "
+        message += "enlarges them, whatever enable_bucket and bucket_no_upscale say"
+        findings.note("clip-buckets", place, message, "to see yours, name its trainer's path with --arch")
+    if not clips_always_in_buckets(package):
+        if not keys.enable_bucket:
+            message = f"enable_bucket is off, so every clip is cut to {keys.resolution[0]}x{keys.resolution[1]}"
+            findings.note("one-size", place, message, "for buckets, set enable_bucket = true")
+        return
     if keys.bucket_no_upscale:
-        findings.note(
-            "no-upscale", place, "bucket_no_upscale does nothing for clips: they are enlarged to their bucket"
-        )
+        message = "this musubi-tuner ignores bucket_no_upscale for clips: they are enlarged to their bucket"
+        findings.note("no-upscale", place, message, "")
     if not keys.enable_bucket:
-        message = "enable_bucket is off, but musubi-tuner caches clips in buckets all the same, and without the plan "
-        message += "a batch of clips of different sizes ends the training"
+        message = "enable_bucket is off, but this musubi-tuner caches clips in buckets all the same, and without the "
+        message += "plan a batch of clips of different sizes ends the training"
         findings.warning("clips-without-buckets", place, message, "set enable_bucket = true")
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets.geometry import cover_resize
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.images.pixels.resize import choose_interpolation, resampler
+from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.fingerprint import Fingerprint, source_identity
 from kohya_bucket.latents.npz.check import settle_npz

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.images.pixels.load import NO_IMAGE
+from kohya_bucket.images.pixels import NO_IMAGE
 from kohya_bucket.sdscripts.caching.readable import tell
 
 __all__ = ["cache_the_readable_plainly"]

@@ -16,7 +16,7 @@ from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels.undecodable import undecodable
+from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.latents.trainers import ANY_TRAINER, NAME_THE_MODEL, Trainer
 from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.sdscripts.plan.overview import DatasetOverview, overview

@@ -20,14 +20,15 @@ import numpy.typing as npt
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.pixels.area_resize import shrink_by_area
+from kohya_bucket.images.area_resize import shrink_by_area
 
-__all__ = ["IMITATED", "INTERPOLATIONS", "choose_interpolation", "resampler", "resize_and_crop"]
+__all__ = ["IMITATED", "INTERPOLATIONS", "choose_interpolation", "resampler", "resize_and_crop", "to_floats"]
 
 Pixels = npt.NDArray[np.uint8]
 
 INTERPOLATIONS = ("auto", "auto-0.9", "area", "lanczos", "bilinear", "bicubic", "nearest", "box")
 IMITATED = "-stub"  # behind the name of a library whose arithmetic is imitated to 1 of 255
+_ROWS = 32  # of floats at a time: so few stay in a processor's own cache
 _SAME = {"linear": "bilinear", "cubic": "bicubic", "lanczos4": "lanczos"}
 
 
@@ -150,3 +151,13 @@ def _cv2() -> Any:
 def _is_stub(cv2: Any) -> bool:
     """Whether this is what sd-scripts registers as `cv2` where OpenCV is missing."""
     return bool(getattr(cv2, "_IS_CV2_STUB", False))
+
+
+def to_floats(pixels: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+    """Put [H, W, 3 or more] uint8 into `out` [3, H, W] float32 in -1..1: sd-scripts' operations, and its bits."""
+    for top in range(0, len(pixels), _ROWS):
+        part = out[:, top : top + _ROWS]
+        part[:] = pixels[top : top + _ROWS, :, :3].transpose(2, 0, 1)
+        part /= np.float32(255)
+        part -= np.float32(0.5)
+        part *= np.float32(2)  # to divide by a half is the same, and slower

@@ -1,0 +1,241 @@
+"""Pixels of an image file as sd-scripts loads them: unrotated, unless asked otherwise.
+
+Source: `load_image` of kohya-ss/sd-scripts.
+
+JPEG are decoded whole, or at a half, a quarter or an eighth, and by simplejpeg if it is installed: the libjpeg-turbo
+under it takes half of Pillow's time, and gives the same bits (`benchmarks/pixels.py`). Pillow may be built with another
+libjpeg, so a small picture is decoded by both before simplejpeg is trusted. Whatever it refuses (it is stricter with
+damaged files) is left to Pillow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from os import PathLike, fspath
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.by_pillow import load_plugin_for
+from kohya_bucket.images.formats import UnreadableImageError, not_decoded
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.images.remote import fetched
+from kohya_bucket.images.scan import Job, Work
+
+__all__ = [
+    "DECODES",
+    "NO_IMAGE",
+    "Fit",
+    "Picture",
+    "Pixels",
+    "decoded_by_simplejpeg",
+    "draft",
+    "load_picture",
+    "load_pixels",
+    "to_pixels",
+    "undecodable",
+]
+
+Pixels = npt.NDArray[np.uint8]
+Fit = Callable[[tuple[int, int]], tuple[int, int]]  # from an image's size to that which it is resized to
+_FORMATS = ("JPEG", "MPO")
+_LEAST = 16  # pixels; below, sizes do not tell fractions apart
+NO_IMAGE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises for damaged files
+_ORIENTATION = 0x0112
+_ACROSS = (5, 6, 7, 8)  # orientations that exchange width and height
+
+
+class Picture(NamedTuple):
+    """Pixels, and of what.
+
+    Attributes:
+        pixels: [H, W, C] uint8; may be read-only.
+        size: (width, height) of the whole image.
+        scale: its sides were divided by this while it was decoded.
+    """
+
+    pixels: Pixels
+    size: tuple[int, int]
+    scale: int = 1
+
+    @classmethod
+    def whole(cls, pixels: Pixels) -> Picture:
+        """Of an image that these are all pixels of."""
+        return cls(pixels, (pixels.shape[1], pixels.shape[0]))
+
+
+def load_pixels(
+    path: str | PathLike[str], alpha: bool = False, fetch: Callable[[], str | bytes] | None = None
+) -> Pixels:
+    """Load a file, or what is behind a URL, as [H, W, 3] RGB or, with `alpha`, [H, W, 4] RGBA, uint8.
+
+    `fetch` gives what is opened where it is neither: a part of the file that `path` names.
+
+    The array may be read-only. EXIF orientation is ignored, as in sd-scripts, so that [H, W] are the sizes in the
+    file's header.
+
+    Raises:
+        KohyaBucketError: the file is missing, broken or no image.
+    """
+    try:
+        source = fetched(fspath(path)) if fetch is None else fetch()
+        return load_picture(source, alpha=alpha).pixels
+    except KohyaBucketError:
+        raise
+    except NO_IMAGE as error:
+        raise KohyaBucketError(f"{path}: cannot be read as an image ({error}); repair or remove the file") from error
+
+
+def load_picture(
+    source: str | PathLike[str] | bytes, *, alpha: bool = False, obey_exif: bool = False, fit: Fit | None = None
+) -> Picture:
+    """Load a file, or its bytes.
+
+    Args:
+        alpha: as [H, W, 4] RGBA.
+        obey_exif: turn the image upright.
+        fit: what size an image of a given size (upright, if turned) will be resized to. A JPEG is then decoded at the
+            smallest of 1/1, 1/2, 1/4 and 1/8 at which neither side is below that; None: whole.
+
+    Raises:
+        NO_IMAGE: the file is missing, broken or no image.
+    """
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    try:
+        with Image.open(file) as image:
+            return _picture(image, alpha, obey_exif, fit)
+    except UnidentifiedImageError:
+        if isinstance(source, bytes):
+            head = source[:64]
+        else:
+            with open(source, "rb") as opened:
+                head = opened.read(64)
+        load_plugin_for(head)
+        with Image.open(file) as image:
+            return _picture(image, alpha, obey_exif, fit)
+
+
+def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) -> Picture:
+    size, scale = image.size, 1
+    orientation = image.getexif().get(_ORIENTATION, 1) if obey_exif and image.format in ("JPEG", "MPO") else 1
+    if fit is not None:
+        width, height = size
+        if orientation in _ACROSS:
+            height, width = fit((height, width))
+        else:
+            width, height = fit(size)
+        scale = draft(image, (width, height), divides=orientation != 1)  # parts of pixels would come to lie elsewhere
+    pixels = decoded_by_simplejpeg(image, alpha, scale) if orientation == 1 else None
+    if pixels is None:
+        pixels = to_pixels(_upright(image) if obey_exif else image, alpha)
+    if scale == 1:
+        return Picture.whole(pixels)
+    return Picture(pixels, size[::-1] if orientation in _ACROSS else size, scale)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    image.load()  # TIFF is turned by it, and a PNG's EXIF may lie behind its pixels
+    return image if image.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
+
+
+def to_pixels(image: Image.Image, alpha: bool = False) -> Pixels:
+    """A Pillow image as [H, W, 3] RGB or [H, W, 4] RGBA uint8; the array may be read-only."""
+    mode = "RGBA" if alpha else "RGB"
+    return np.asarray(image if image.mode == mode else image.convert(mode), dtype=np.uint8)
+
+
+def draft(image: Image.Image, resized_size: tuple[int, int], divides: bool = False) -> int:
+    """Let `image`, which is open and not loaded, decode at the smallest fraction that is not below `resized_size`.
+
+    Args:
+        divides: no fraction that would leave a part of a pixel at the right or at the bottom.
+
+    Returns:
+        1, 2, 4 or 8, by which the sides were divided and rounded up; 1 for all that is no JPEG.
+    """
+    width, height = image.size
+    most = min(width // resized_size[0], height // resized_size[1])
+    if image.format not in _FORMATS or most < 2 or min(width, height) < _LEAST:
+        return 1
+    scale = 8 if most >= 8 else 4 if most >= 4 else 2
+    while divides and (width % scale or height % scale):
+        scale //= 2
+    if scale == 1:
+        return 1
+    image.draft(None, (width // scale, height // scale))
+    return 1 if image.size == (width, height) else scale
+
+
+def decoded_by_simplejpeg(image: Image.Image, alpha: bool, scale: int = 1) -> Pixels | None:
+    """[H, W, 3], or with `alpha` [H, W, 4], of an open JPEG, `draft` included; None where Pillow must decode it."""
+    module = _simplejpeg()
+    if module is None or image.format not in _FORMATS or image.mode != "RGB" or image.fp is None:
+        return None
+    image.fp.seek(0)
+    return _decode(module, image.fp.read(), image.size, "RGBA" if alpha else "RGB", scale)
+
+
+def _decode(module: Any, data: bytes, size: tuple[int, int], channels: str, scale: int) -> Pixels | None:
+    least = {} if scale == 1 else {"min_width": size[0], "min_height": size[1]}
+    try:
+        pixels: Pixels = module.decode_jpeg(data, channels, **least)
+    except (ValueError, RuntimeError):
+        return None
+    return pixels if pixels.shape == (size[1], size[0], len(channels)) else None
+
+
+@cache
+def _simplejpeg() -> Any:
+    """The module; None where it is missing, or decodes otherwise than Pillow."""
+    try:
+        module = importlib.import_module("simplejpeg")
+    except ImportError:
+        return None
+    return module if _is_pillows(module) else None
+
+
+def _is_pillows(module: Any) -> bool:
+    noise = np.random.default_rng(0).integers(0, 256, (67, 45, 3), dtype=np.uint8)
+    smooth = Image.fromarray(noise).resize((180, 268), Image.Resampling.BICUBIC)
+    for subsampling in (0, 2):
+        file = io.BytesIO()
+        smooth.save(file, "JPEG", quality=85, subsampling=subsampling)
+        for resized in ((180, 268), (90, 134), (45, 67)):
+            with Image.open(file) as image:
+                scale = draft(image, resized)
+                by_pillow = np.asarray(image)
+            found = _decode(module, file.getvalue(), (by_pillow.shape[1], by_pillow.shape[0]), "RGB", scale)
+            if found is None or not np.array_equal(found, by_pillow):
+                return False
+    return True
+
+
+def _decodes(path: str) -> tuple[bool]:
+    try:
+        load_picture(fetched(path))
+    except KohyaBucketError:
+        raise
+    except NO_IMAGE as error:
+        raise UnreadableImageError(not_decoded(error)) from None
+    return (True,)
+
+
+DECODES = Work(_decodes, [("ok", "?")])
+"""Whether the whole image can be decoded, as training does it."""
+
+
+def undecodable(paths: Sequence[str], progress: Progress | None = None) -> list[tuple[str, str]]:
+    """(path, reason) of the images that cannot be loaded as training loads them, in the order of `paths`.
+
+    All are decoded, on as many threads as there are processors; only a few at a time are in memory.
+    """
+    job = Job(DECODES, paths, engine="threads", workers=os.cpu_count(), progress=progress)
+    job.run()
+    return [(paths[i], job.failures[i]) for i in sorted(job.failures)]

@@ -1,1 +1,0 @@
-"""Pixels as sd-scripts trains them."""
