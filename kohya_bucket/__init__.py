@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from kohya_bucket.images import MetadataCache, MetadataRow, read_sizes
     from kohya_bucket.latents import VAEEncoder, precompute_latents
     from kohya_bucket.planning import EpochPlan, plan_epoch
-    from kohya_bucket.reports.set_summary import (
+    from kohya_bucket.reports.summary import (
         aspect_ratio_summary,
         bucket_distribution,
         crop_loss_summary,
@@ -94,7 +94,7 @@ else:
             "kohya_bucket.images": ["MetadataCache", "MetadataRow", "read_sizes"],
             "kohya_bucket.latents": ["VAEEncoder", "precompute_latents"],
             "kohya_bucket.planning": ["EpochPlan", "plan_epoch"],
-            "kohya_bucket.reports.set_summary": [
+            "kohya_bucket.reports.summary": [
                 "aspect_ratio_summary",
                 "bucket_distribution",
                 "crop_loss_summary",

@@ -21,7 +21,7 @@ from kohya_bucket.musubi.architectures import architecture_named
 from kohya_bucket.musubi.config import ClipKeys, read_config
 from kohya_bucket.musubi.config.listing import list_items
 from kohya_bucket.musubi.rules import ANY, clip_rule
-from kohya_bucket.reports.compare_clips import PlacedClips
+from kohya_bucket.reports.compare import PlacedClips
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from kohya_bucket.musubi.architectures import architecture_named
 from kohya_bucket.musubi.config import ClipKeys, read_config
 from kohya_bucket.musubi.config.listing import list_items
 from kohya_bucket.musubi.rules import ANY, clip_rule, picture_rule
-from kohya_bucket.reports.images import ImageTable, Subject
+from kohya_bucket.reports.subject import ImageTable, Subject
 
 __all__ = ["from_musubi_config"]
 

@@ -13,9 +13,14 @@ from kohya_bucket.buckets import Bucket, Placement, Reason
 from kohya_bucket.buckets.misfits import BARELY, FAR, aspect_distance, enlargement
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.reports.images import ImageTable, Subject
-from kohya_bucket.reports.set_summary import AspectRatioSummary, aspect_ratio_summary
-from kohya_bucket.reports.summary import Summary, samples_per_bucket, summarize
+from kohya_bucket.reports.subject import ImageTable, Subject
+from kohya_bucket.reports.summary import (
+    AspectRatioSummary,
+    Summary,
+    aspect_ratio_summary,
+    samples_per_bucket,
+    summarize,
+)
 
 __all__ = ["Analysis", "BucketUse", "analyze"]
 

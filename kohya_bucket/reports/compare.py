@@ -1,4 +1,4 @@
-"""The same images under different rules, in numbers."""
+"""The same images or clips under different rules, in numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.buckets import BucketRule
+from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.images.clips import ClipScan
 from kohya_bucket.reports.summary import Summary, summarize
 
-__all__ = ["Compared", "compare_rules"]
+__all__ = ["Compared", "ComparedClips", "PlacedClips", "compare_clips", "compare_rules"]
 
 
 @dataclass(frozen=True)
@@ -45,4 +47,70 @@ def compare_rules(rules: Sequence[tuple[str, BucketRule]], sizes: IntArray, batc
         counts = np.bincount(placement.reasons[~placement.placed], minlength=len(Reason))
         reasons = {Reason(i).text: int(n) for i, n in enumerate(counts.tolist()) if n}
         out.append(Compared(name, summarize(readable, placement, repeats, batch_size), reasons))
+    return out
+
+
+@dataclass(frozen=True)
+class PlacedClips:
+    """What one rule does with the clips; `spread`: items take their frames from the whole clip, and lose no time."""
+
+    name: str
+    placement: ClipPlacement
+    spread: bool = False
+
+
+@dataclass(frozen=True)
+class ComparedClips:
+    """One rule over the readable clips.
+
+    Attributes:
+        buckets, items: in use, and of one epoch.
+        frames_kept, frames_dropped: in at least one item or in none, at the rate that the trainer brings clips to.
+        seconds_lost: of clips' time that no item has.
+        unplaced: clips without an item.
+        mean_crop: share of a picture's area that is cropped off, over the clips with an item, if it is scaled to cover
+            its bucket; 0 without any.
+        reasons: how many clips have no item, by reason.
+    """
+
+    name: str
+    buckets: int
+    items: int
+    frames_kept: int
+    frames_dropped: int
+    seconds_lost: float
+    unplaced: int
+    mean_crop: float
+    reasons: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Flat, for JSON."""
+        out = asdict(self)
+        return {"rule": out.pop("name"), **out}
+
+
+def compare_clips(rules: Sequence[PlacedClips], scan: ClipScan) -> list[ComparedClips]:
+    """Each rule's placement of the clips of a scan; unreadable clips are left out of all counts."""
+    readable = scan.frames > 0
+    seconds = np.nan_to_num(scan.seconds)
+    out = []
+    for name, placed, spread in ((rule.name, rule.placement, rule.spread) for rule in rules):
+        left = readable & ~placed.placed
+        share = placed.placed.astype(float) if spread else placed.kept / np.maximum(placed.frames, 1)
+        crop = placed.picture.crop_loss[placed.placed]
+        counts = np.bincount(placed.reasons[left], minlength=len(Reason)).tolist()
+        kept = int(placed.kept.sum())
+        out.append(
+            ComparedClips(
+                name=name,
+                buckets=len(placed.buckets),
+                items=len(placed.spans),
+                frames_kept=kept,
+                frames_dropped=int(placed.frames[readable].sum()) - kept,
+                seconds_lost=float((seconds * (1 - share))[readable].sum()),
+                unplaced=int(left.sum()),
+                mean_crop=float(crop.mean()) if len(crop) else 0.0,
+                reasons={Reason(i).text: n for i, n in enumerate(counts) if n},
+            )
+        )
     return out

@@ -14,8 +14,8 @@ from kohya_bucket._version import __version__
 from kohya_bucket.buckets import Reason, list_presets, load_preset
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS
-from kohya_bucket.reports.images import ImageTable
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
+from kohya_bucket.reports.subject import ImageTable
 from kohya_bucket.texts import counted
 
 __all__ = ["MOST_IMAGES", "GivenConfig", "render_explorer"]

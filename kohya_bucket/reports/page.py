@@ -1,24 +1,271 @@
-"""The HTML report: what its script shows, and the file that holds both."""
+"""The HTML report: what its script shows, the same for browsers that run none, and the file that holds both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kohya_bucket._version import __version__
-from kohya_bucket.buckets import Reason
+from kohya_bucket.buckets import AutoBuckets, BucketRule, BucketSet, FixedBuckets, KohyaBuckets, NovelAIBuckets, Reason
+from kohya_bucket.buckets.sizes import as_sizes
+from kohya_bucket.buckets.switching import AspectSwitch, aspect_switch
+from kohya_bucket.images.headers import ORIENTATIONS
 from kohya_bucket.reports.analysis import Analysis
-from kohya_bucket.reports.browser_rule import browser_rule, describe_rule
-from kohya_bucket.reports.charts import aspect_histogram, size_scatter
-from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
-from kohya_bucket.reports.page_lists import image_lists, image_row
-from kohya_bucket.reports.page_without_script import in_one_line, plain_report
+from kohya_bucket.reports.one_file import SHARED_SCRIPTS, markup_safe, one_file, table_markup
 from kohya_bucket.reports.recommend import recommend
 from kohya_bucket.reports.thumbnails import caption_beside, choose_examples, make_thumbnails
+from kohya_bucket.texts import counted
 
-__all__ = ["render_page"]
+__all__ = ["browser_rule", "render_page"]
+
+
+def browser_rule(rule: BucketRule) -> dict[str, Any] | None:
+    """What `templates/placement.js` needs to answer as `rule` does; None for rules it does not know.
+
+    Thresholds are the exact doubles at which Python switches; JSON carries them unchanged.
+    """
+    if type(rule) is KohyaBuckets:
+        if rule.bucket_set is not None:
+            return _set(rule.bucket_set, rule.switching, max_crop=rule.max_crop)
+        largest = rule.no_upscale_fit == "largest"
+        keys = {"max_area": rule.max_area, "steps": rule.reso_steps, "max_crop": rule.max_crop}
+        return {"kind": "no_upscale", "largest": largest, **keys}
+    if type(rule) in (FixedBuckets, AutoBuckets):
+        assert isinstance(rule, FixedBuckets)
+        return _set(rule.bucket_set, rule.switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
+    if type(rule) is NovelAIBuckets:
+        return _novelai(rule)
+    if rule.bucket_set is not None and _takes_everything(rule, rule.bucket_set):
+        return _set(rule.bucket_set, "midpoint")
+    return None
+
+
+def describe_rule(rule: BucketRule) -> str:
+    """The rule in words, for a heading."""
+    extras = []
+    if isinstance(rule, KohyaBuckets):
+        width, height = rule.max_reso
+        if rule.switching != "midpoint":
+            extras.append(f"{rule.switching} switching")
+        if rule.no_upscale_fit != "kohya":
+            extras.append(f"{rule.no_upscale_fit} fit")
+        if rule.max_crop is not None:
+            extras.append(f"at most {rule.max_crop:.0%} cropped")
+        if rule.no_upscale:
+            text = f"sd-scripts without upscaling, up to {width}×{height} pixels, steps of {rule.reso_steps}"
+        else:
+            text = f"sd-scripts, {width}×{height}, sides {rule.min_size}–{rule.max_size} in steps of {rule.reso_steps}"
+        return ", ".join([text, *extras])
+    if isinstance(rule, FixedBuckets):
+        extras.append(f"{rule.switching} switching")
+        if rule.no_upscale:
+            extras.append("never enlarging")
+        if rule.max_crop is not None:
+            extras.append(f"at most {rule.max_crop:.0%} cropped")
+        return f"{rule.bucket_set.name or 'a given set'}, {len(rule.bucket_set)} buckets, {', '.join(extras)}"
+    if rule.bucket_set is not None and len(rule.bucket_set) == 1:
+        return f"no bucketing: everything is cropped to {rule.bucket_set[0]}"
+    return repr(rule)
+
+
+def _set(
+    bucket_set: BucketSet, switching: str, no_upscale: bool = False, max_crop: float | None = None
+) -> dict[str, Any]:
+    buckets, switch = list(bucket_set), aspect_switch(bucket_set, switching)
+    return {
+        "kind": "set",
+        "sizes": [list(b) for b in buckets],
+        "order": switch.order.tolist(),
+        "thresholds": switch.thresholds.tolist(),
+        "switching": switching,
+        "no_upscale": no_upscale,
+        "max_crop": max_crop,
+        "by_area": sorted(range(len(buckets)), key=lambda k: -buckets[k].pixel_count),
+        "exact_first": True,
+        "aspects": None,
+        "max_error": None,
+    }
+
+
+def _novelai(rule: NovelAIBuckets) -> dict[str, Any]:
+    """Only the aspect decides, with a base size that counts as square, and far aspects are pruned."""
+    out = _set(rule.bucket_set, rule.switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
+    if rule.switching == "midpoint":
+        switch = AspectSwitch.nearest(rule.aspects)
+        out["order"], out["thresholds"] = switch.order.tolist(), switch.thresholds.tolist()
+    return {**out, "exact_first": False, "aspects": rule.aspects.tolist(), "max_error": rule.max_ar_error}
+
+
+def _takes_everything(rule: BucketRule, bucket_set: BucketSet) -> bool:
+    """The rule has one bucket, and puts the longest and the smallest images there."""
+    probes = as_sizes([(1, 1), (1, 100_000), (100_000, 1), (700, 500)])
+    return len(bucket_set) == 1 and bool((rule.place(probes).bucket_index == 0).all())
+
+
+_MOST_POINTS = 2500
+
+
+def aspect_histogram(analysis: Analysis, bins: int = 160) -> dict[str, Any] | None:
+    """Counts over log2 of the aspect, in equal bins that are symmetric about the square.
+
+    All bins cover at least 1:2 to 2:1. Aspects beyond the 0.1% at either end are counted in the outermost bins.
+    """
+    if not len(analysis.aspects):
+        return None
+    logs = np.log2(analysis.aspects)
+    tails = np.abs(np.quantile(logs, [0.001, 0.999])).max()
+    reach = float(np.clip(tails * 1.05, 1.0, 5.0))
+    counts, _ = np.histogram(np.clip(logs, -reach, reach), bins=bins, range=(-reach, reach))
+    beyond = int((np.abs(logs) > reach).sum())
+    return {"reach": reach, "counts": counts.tolist(), "beyond": beyond}
+
+
+def size_scatter(analysis: Analysis) -> list[list[float]]:
+    """Points [width, height, images, mean crop loss], crop loss -1 without a bucket; at most 2,500.
+
+    Equal sizes are one point. Where there are still too many, sizes are rounded on a logarithmic grid.
+    """
+    readable = analysis.images.readable
+    sizes = analysis.images.sizes[readable].astype(np.int64)
+    if not len(sizes):
+        return []
+    loss = np.where(analysis.placement.placed, analysis.placement.crop_loss, np.nan)[readable]
+    cells = sizes
+    resolution = 96.0
+    while True:
+        _, first, inverse, counts = np.unique(
+            cells[:, 0] << 32 | cells[:, 1], return_index=True, return_inverse=True, return_counts=True
+        )
+        if len(counts) <= _MOST_POINTS:
+            break
+        cells = np.rint(np.log2(sizes) * resolution).astype(np.int64)
+        resolution *= 0.8
+    has_bucket = ~np.isnan(loss)
+    with_bucket = np.bincount(inverse, weights=has_bucket)
+    total = np.bincount(inverse, weights=np.where(has_bucket, loss, 0.0))
+    mean = np.where(with_bucket > 0, total / np.maximum(with_bucket, 1), -1.0)
+    shown = sizes[first]
+    return [
+        [*map(int, row), int(n), round(float(m), 4)] for row, n, m in zip(shown.tolist(), counts, mean, strict=True)
+    ]
+
+
+def image_lists(analysis: Analysis, limit: int) -> list[dict[str, Any]]:
+    """Lists of images that stand out, each with the first `limit`: title, count, rows, a line about it."""
+    images = analysis.images
+
+    def rows(indices: npt.NDArray[np.intp], note: Callable[[int], str] | None = None) -> list[list[Any]]:
+        return [image_row(analysis, i, note(i) if note else "") for i in indices[:limit].tolist()]
+
+    out = [
+        ("Cropped most", len(analysis.most_cropped), rows(analysis.most_cropped), "Largest share cut off first."),
+        ("Enlarged most", len(analysis.most_enlarged), rows(analysis.most_enlarged), "Smaller than their bucket."),
+        (
+            "Far from every bucket", len(analysis.outliers), rows(analysis.outliers),
+            f"Images whose aspect differs from their bucket's by more than a factor of "
+            f"{math.exp(analysis.outlier_threshold):.2f}: often a mistake in the data.",
+        ),
+        (
+            "Without a bucket", len(analysis.unplaced), rows(analysis.unplaced, analysis.reason),
+            "These are not trained.",
+        ),
+        (
+            "Asking for a rotation", len(analysis.rotated),
+            rows(analysis.rotated, lambda i: ORIENTATIONS.get(int(images.orientation[i]), "")),
+            "Their EXIF asks for it; training takes the pixels as they are stored.",
+        ),
+    ]  # fmt: skip
+    lists = [
+        {"title": title, "count": count, "rows": listed, "about": about, "kind": "images"}
+        for title, count, listed, about in out
+    ]
+    for title, notes, about in (
+        ("Broken", images.failures, "No size could be read from these; they are not trained."),
+        ("Named wrongly", images.mislabelled, "They load anyway."),
+    ):
+        some = sorted(notes.items())
+        listed = [[images.short_name(i), why] for i, why in some[:limit]]
+        lists.append({"title": title, "count": len(some), "rows": listed, "about": about, "kind": "notes"})
+    groups = analysis.duplicates
+    if groups is not None:
+        listed = [
+            [f"{len(g)} × {images.short_name(g[0])}", ", ".join(images.short_name(i) for i in g[1:20])]
+            for g in groups[:limit]
+        ]
+        about = "Files of equal content; each copy is trained like an image of its own."
+        lists.append({"title": "Equal files", "count": len(groups), "rows": listed, "about": about, "kind": "notes"})
+    return lists
+
+
+def image_row(analysis: Analysis, i: int, note: str) -> list[Any]:
+    """[name, width, height, bucket index, crop loss, scale, note]; -1 where there is no bucket."""
+    width, height = analysis.images.sizes[i].tolist()
+    k = int(analysis.placement.bucket_index[i])
+    if k < 0:
+        return [analysis.images.short_name(i), width, height, -1, -1, -1, note]
+    loss, scale = float(analysis.placement.crop_loss[i]), float(analysis.scale[i])
+    return [analysis.images.short_name(i), width, height, k, round(loss, 5), round(scale, 4), note]
+
+
+_MOST_ROWS = 100
+
+
+def in_one_line(analyses: Sequence[Analysis]) -> str:
+    """How many images, in how many buckets, and what is cut off of them."""
+    images = sum(len(a.images) for a in analyses)
+    buckets = sum(a.summary.buckets for a in analyses)
+    placed = sum(int(a.placement.placed.sum()) for a in analyses)
+    crop = sum(a.summary.mean_crop * int(a.placement.placed.sum()) for a in analyses) / max(placed, 1)
+    return f"{counted(images, 'image')} in {counted(buckets, 'bucket')}, {crop:.1%} cut off on average"
+
+
+def plain_report(analyses: Sequence[Analysis]) -> str:
+    """Markup."""
+    note = "Charts, small pictures and the field to try a size need JavaScript, but no network. The numbers do not:"
+    return f'<div class="plain"><p>{note}</p>{"".join(map(_plain_dataset, analyses))}</div>'
+
+
+def _plain_dataset(analysis: Analysis) -> str:
+    subject, images = analysis.subject, analysis.images
+    used = sorted(analysis.used_buckets, key=lambda b: -b.images)
+    rows = [
+        (
+            str(b.bucket),
+            f"{b.images:,}",
+            f"{b.batches:,}",
+            *(f"{x:.1%}" for x in (b.mean_crop, b.worst_crop, b.enlarged)),
+        )
+        for b in used[:_MOST_ROWS]
+    ]
+    head = ("Bucket", "Images", "Batches", "Cut off, mean", "Worst", "Enlarged")
+    lost = [(images.short_name(i), why) for i, why in sorted(images.failures.items())]
+    lost += [(images.short_name(i), analysis.reason(i)) for i in analysis.unplaced.tolist()]
+    placement = analysis.placement
+    cropped = [
+        (images.short_name(i), str(placement.bucket(i)), f"{placement.crop_loss[i]:.1%}")
+        for i in analysis.most_cropped[:_MOST_ROWS].tolist()
+    ]
+    return (
+        f"<h1>{markup_safe(subject.name)}</h1><p>{markup_safe(describe_rule(subject.rule))}. "
+        f"{markup_safe(in_one_line([analysis]))}.</p>"
+        + _plain_table("Buckets", head, rows, len(used))
+        + _plain_table("Not trained", ("Image", "Why"), lost[:_MOST_ROWS], len(lost))
+        + _plain_table("Cropped most", ("Image", "Bucket", "Cut off"), cropped, len(analysis.most_cropped))
+    )
+
+
+def _plain_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], count: int) -> str:
+    if not count:
+        return ""
+    more = f", the first {_MOST_ROWS} of {count:,}" if count > _MOST_ROWS else ""
+    return table_markup(caption + more, head, rows)
+
 
 Progress = Callable[[int, int], None]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from PIL import Image, ImageDraw
 
+from kohya_bucket.reports.drawing import Text
 from kohya_bucket.reports.explain import Explanation
-from kohya_bucket.reports.shapes import Text
 
 __all__ = ["draw_preview"]
 

@@ -1,19 +1,408 @@
-"""What to change, and what it would gain: every number comes from placing the same images again."""
+"""What to change, in settings or in the files themselves, and what it would gain.
+
+Every number comes from placing the same images again. Settings are only such as the trainer accepts.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
+from kohya_bucket.buckets import (
+    AutoBuckets,
+    BucketRule,
+    BucketSet,
+    FixedBuckets,
+    KohyaBuckets,
+    list_presets,
+    load_preset,
+)
+from kohya_bucket.buckets.misfits import (
+    BARELY,
+    LONGEST_ASPECT,
+    MUCH_ENLARGED,
+    enlargement,
+    shortened,
+    too_long,
+    too_small,
+)
+from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.images.headers import say_orientations
+from kohya_bucket.latents.trainers import Trainer
 from kohya_bucket.reports.analysis import Analysis
-from kohya_bucket.reports.changes import Change, Tried, changes
-from kohya_bucket.reports.recommend_files import about_files, misfits
-from kohya_bucket.reports.recommendation import Recommendation
 from kohya_bucket.reports.summary import Summary, summarize
-from kohya_bucket.reports.worth import differences, worth
+from kohya_bucket.texts import counted
 
-__all__ = ["Recommendation", "recommend"]
+__all__ = ["Recommendation", "bad_files", "recommend"]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One change and what it does to this data set.
+
+    Attributes:
+        setting: the key to change, as sd-scripts or the command line names it, or "files" for the images themselves.
+        current, proposed: its value now and the one to try.
+        why: what is wrong now, in one sentence.
+        gain, cost: what gets better and what gets worse, measured; `cost` may be empty.
+        before, after: the placements in numbers.
+    """
+
+    setting: str
+    current: str
+    proposed: str
+    why: str
+    gain: str
+    cost: str
+    before: Summary
+    after: Summary
+
+
+def _short_share(summary: Summary) -> float:
+    return summary.short_batches / summary.batches if summary.batches else 0.0
+
+
+def _unplaced_share(summary: Summary) -> float:
+    return summary.unplaced / max(summary.placed + summary.unplaced, 1)
+
+
+def worth(before: Summary, after: Summary) -> float:
+    """How much a change is worth; 0 or less: do not mention it.
+
+    In units of one percentage point of crop loss. An image that is not trained at all counts like one that is
+    cropped away, an enlarged one like 10% cropped, a batch that is not full like 8%. 1% more pixels trained count
+    like 0.2%; fewer hardly count, since a lower resolution is a choice.
+    """
+    more = after.mean_pixels / before.mean_pixels - 1 if before.mean_pixels else 0.0
+    gains = (
+        100 * (before.mean_crop - after.mean_crop),
+        25 * (before.p95_crop - after.p95_crop),
+        10 * (before.enlarged - after.enlarged),
+        8 * (_short_share(before) - _short_share(after)),
+        100 * (_unplaced_share(before) - _unplaced_share(after)),
+        (20 if more > 0 else 2) * more,
+    )
+    matters = max(gains[0] - 0.1, gains[1] - 0.25, gains[2] - 0.3, gains[3] - 0.6, gains[4], gains[5] - 0.5)
+    return sum(gains) if matters > 0 else 0.0
+
+
+def differences(before: Summary, after: Summary) -> tuple[str, str]:
+    """What gets better and what gets worse, as text."""
+    lines: tuple[list[str], list[str]] = ([], [])
+
+    def note(better: bool, text: str) -> None:
+        lines[0 if better else 1].append(text)
+
+    for name, old, new, floor in (
+        ("mean crop loss", before.mean_crop, after.mean_crop, 0.0005),
+        ("95th percentile of crop loss", before.p95_crop, after.p95_crop, 0.002),
+        ("worst crop loss", before.worst_crop, after.worst_crop, 0.01),
+        ("enlarged images", before.enlarged, after.enlarged, 0.002),
+    ):
+        if abs(old - new) >= floor and before.placed and after.placed:
+            note(new < old, f"{name} {_percent(old)} → {_percent(new)}")
+    if before.unplaced != after.unplaced:
+        note(after.unplaced < before.unplaced, f"images without a bucket {before.unplaced:,} → {after.unplaced:,}")
+    old, new = _short_share(before), _short_share(after)
+    if abs(old - new) >= 0.002 and before.placed and after.placed:
+        text = f"batches that are not full {before.short_batches:,} of {before.batches:,}"
+        note(new < old, f"{text} → {after.short_batches:,} of {after.batches:,}")
+    if before.mean_pixels and abs(after.mean_pixels / before.mean_pixels - 1) >= 0.01:
+        text = f"pixels trained per image {before.mean_pixels / 1e6:.2f} → {after.mean_pixels / 1e6:.2f} million"
+        note(after.mean_pixels > before.mean_pixels, text)
+    return "; ".join(lines[0]), "; ".join(lines[1])
+
+
+def _percent(share: float) -> str:
+    if share == 0:
+        return "0%"
+    return f"{100 * share:.2f}%" if share < 0.1 else f"{100 * share:.1f}%"
+
+
+Mask = npt.NDArray[np.bool_]
+
+
+def about_files(analysis: Analysis) -> Iterator[Recommendation]:
+    """Changes to the images themselves."""
+    if analysis.images.failures:
+        count, before = len(analysis.images.failures), analysis.summary
+        yield Recommendation(
+            "files", f"{count:,} unreadable", "repair, convert or remove", "They are not trained",
+            f"{count:,} more images, or a clean log", "", before, before,
+        )  # fmt: skip
+    yield from _long(analysis)
+    yield from _small(analysis)
+    yield from _turned(analysis)
+    yield from _copies(analysis)
+
+
+def misfits(analysis: Analysis) -> Mask:
+    """[N] images that are to be split, replaced or left out: too long or too small for any usual bucket."""
+    return _too_long(analysis) | too_small(analysis.images.sizes, analysis.placement)
+
+
+def bad_files(analysis: Analysis) -> list[str]:
+    """Paths of all that cannot be trained, or not as it is: unreadable, without a bucket, too long, too small."""
+    images = analysis.images
+    bad = ~images.readable | misfits(analysis)
+    bad[analysis.unplaced] = True
+    return [images.paths[i] for i in np.flatnonzero(bad).tolist()]
+
+
+def _too_long(analysis: Analysis) -> Mask:
+    return too_long(analysis.images.sizes, analysis.placement, analysis.outlier_threshold)
+
+
+def _long(analysis: Analysis) -> Iterator[Recommendation]:
+    long = _too_long(analysis)
+    if long.any():
+        sizes, loss = analysis.images.sizes[long].astype(np.float64), analysis.placement.crop_loss[long]
+        aspects = sizes.max(axis=1) / sizes.min(axis=1)
+        yield _without(
+            analysis, long, f"{_images(long)} far longer than a bucket", "split or leave out",
+            f"They are {_span(aspects, '{:.1f}')} times as long as wide, and {loss.mean():.0%} of them is cut off",
+        )  # fmt: skip
+
+
+def _small(analysis: Analysis) -> Iterator[Recommendation]:
+    small = too_small(analysis.images.sizes, analysis.placement)
+    if small.any():
+        yield _without(
+            analysis, small, f"{_images(small)} enlarged more than {MUCH_ENLARGED:g} times",
+            "replace by larger ones or leave out",
+            f"Their sides are scaled up {_span(analysis.scale[small], '{:.3g}')} times, so blurred images are trained",
+        )  # fmt: skip
+
+
+def _turned(analysis: Analysis) -> Iterator[Recommendation]:
+    images, before = analysis.images, analysis.summary
+    turned = analysis.rotated
+    if len(turned):
+        sizes = np.where(images.orientation[:, None] >= 5, images.sizes[:, ::-1], images.sizes)
+        placement = analysis.subject.rule.place(np.ascontiguousarray(sizes))
+        after = summarize(sizes, placement, images.repeats, analysis.subject.batch_size)
+        moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes).any(axis=1).sum())
+        yield Recommendation(
+            "files", f"{len(turned):,} turned or mirrored by EXIF", "turn the pixels, drop the EXIF tag",
+            f"Training ignores the tag ({say_orientations(images.orientation[turned].tolist())})",
+            f"trained as they are seen, {moved:,} of them in another bucket", "", before, after,
+        )  # fmt: skip
+
+
+def _copies(analysis: Analysis) -> Iterator[Recommendation]:
+    duplicates = analysis.duplicates
+    if duplicates:
+        spare = np.zeros(len(analysis.images), dtype=np.bool_)
+        spare[[i for group in duplicates for i in group[1:]]] = True
+        after = _summary_without(analysis, spare)
+        yield Recommendation(
+            "files", f"{int(spare.sum()):,} copies", "keep one of each group",
+            f"{counted(len(duplicates), 'image', 'is', 'are')} there more than once, and trained that much more often",
+            _samples(analysis.summary, after), "", analysis.summary, after,
+        )  # fmt: skip
+
+
+def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, why: str) -> Recommendation:
+    before, after = analysis.summary, _summary_without(analysis, left_out)
+    gain, cost = differences(before, after)
+    cost = "; ".join(filter(None, (_samples(before, after), cost)))
+    return Recommendation("files", current, proposed, why, gain, cost, before, after)
+
+
+def _summary_without(analysis: Analysis, left_out: Mask) -> Summary:
+    images, subject = analysis.images, analysis.subject
+    sizes = np.ascontiguousarray(images.sizes[~left_out])
+    return summarize(sizes, subject.rule.place(sizes), images.repeats[~left_out], subject.batch_size)
+
+
+def _samples(before: Summary, after: Summary) -> str:
+    return f"samples per epoch {before.samples:,} → {after.samples:,}"
+
+
+def _images(chosen: Mask) -> str:
+    return counted(int(chosen.sum()), "image")
+
+
+def _span(values: npt.NDArray[np.float64], form: str) -> str:
+    low, high = form.format(values.min()), form.format(values.max())
+    return low if low == high else f"{low} to {high}"
+
+
+_ENLARGED_GOAL = 0.05
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting with another value; `must`: a trainer refuses the value it has."""
+
+    setting: str
+    current: str
+    proposed: str
+    why: str
+    rule: BucketRule
+    batch_size: int | None = None
+    must: bool = False
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What changes are tried on: images [N, 2], their rule, batch size and trainer, and what they come to now."""
+
+    sizes: IntArray
+    rule: BucketRule
+    batch_size: int
+    trainer: Trainer
+    now: Summary
+
+
+def changes(tried: Tried) -> Iterator[Change]:
+    """Each with its rule, worth it or not. Of two that may come to the same, the simpler one is first."""
+    rule = tried.rule
+    if isinstance(rule, KohyaBuckets):
+        yield from _steps(rule, tried.trainer)
+        yield from (_upscaling(rule) if rule.no_upscale else _limits(rule, tried))
+        yield from _lower_resolution(tried, rule)
+        if not rule.no_upscale and rule.switching != "geometric":
+            why = "The middle between two aspects is not where both buckets crop the same share"
+            yield from _tried("[kohya_bucket] switching", rule.switching, "geometric", why, rule, switching="geometric")
+    elif isinstance(rule, FixedBuckets):
+        yield from _other_presets(rule, tried.trainer)
+        if rule.switching != "geometric":
+            why = "Geometric switching is the one that crops least"
+            changed = _fixed(rule, rule.bucket_set, "geometric")
+            yield Change("[kohya_bucket] switching", rule.switching, "geometric", why, changed)
+    yield from _smaller_batches(tried)
+
+
+def _steps(rule: KohyaBuckets, trainer: Trainer) -> Iterator[Change]:
+    """A step that the trainer accepts, where it refuses the one there is; or half the step, if it accepts that."""
+    steps, least = rule.reso_steps, trainer.step
+    if trainer.title and steps % least:
+        proposed = -(-steps // least) * least
+        why = f"{steps} is refused by {trainer.title}: only multiples of {least} are accepted"
+        low, high = rule.min_size // proposed * proposed, -(-rule.max_size // proposed) * proposed
+        values = {"reso_steps": proposed, "min_size": max(low, proposed), "max_size": high}
+        yield from _tried("bucket_reso_steps", str(steps), str(proposed), why, rule, must=True, **values)
+    elif steps % (2 * least) == 0:
+        why = f"Buckets in steps of {steps} leave wide gaps between their aspects"
+        if trainer.title:
+            why += f"; multiples of {least} are accepted by {trainer.title}"
+        yield from _tried("bucket_reso_steps", str(steps), str(steps // 2), why, rule, reso_steps=steps // 2)
+
+
+def _limits(rule: KohyaBuckets, tried: Tried) -> Iterator[Change]:
+    """Longer and narrower buckets, up to the usual ones: what is longer still is a matter of the files."""
+    steps = rule.reso_steps
+    longest = tried.trainer.longest(rule.max_reso, steps)
+    lowest = max(steps, int(math.isqrt(rule.max_area) / LONGEST_ASPECT**0.5) // steps * steps)
+    if longest > rule.max_size:
+        loss = shortened(rule, tried.sizes, rule.place(tried.sizes), longest)
+        why = loss.text if loss else f"no bucket is longer than {rule.max_size}, so long images are cropped"
+        yield from _tried("max_bucket_reso", str(rule.max_size), str(longest), _sentence(why), rule, max_size=longest)
+    if lowest < rule.min_size:
+        why = f"No bucket is narrower than {rule.min_size}, so long images are cropped to a shorter aspect"
+        yield from _tried("min_bucket_reso", str(rule.min_size), str(lowest), why, rule, min_size=lowest)
+        if longest > rule.max_size:
+            now, then = f"{rule.min_size} and {rule.max_size}", f"{lowest} and {longest}"
+            both = "min_bucket_reso and max_bucket_reso"
+            yield from _tried(both, now, then, why, rule, min_size=lowest, max_size=longest)
+    why = "Each image keeps its own aspect, in as many buckets as there are sizes"
+    if tried.now.enlarged:
+        why = "Images smaller than their bucket are scaled up, so blurred images are trained"
+    yield from _tried("bucket_no_upscale", "false", "true", why, rule, no_upscale=True, switching="midpoint")
+
+
+def _upscaling(rule: KohyaBuckets) -> Iterator[Change]:
+    if rule.no_upscale_fit != "largest":
+        why = "sd-scripts floors one side, follows with the other and floors again, where a larger size often fits"
+        yield from _tried(
+            "[kohya_bucket] no_upscale_fit", rule.no_upscale_fit, "largest", why, rule, no_upscale_fit="largest"
+        )
+    why = "Without upscaling, every size that occurs becomes a bucket of its own"
+    setting, now, then = "bucket_no_upscale", "true", "false"
+    if rule.no_upscale_fit != "kohya":  # refused with upscaling
+        setting, now, then = (
+            f"{setting} and [kohya_bucket] no_upscale_fit",
+            f"{now} and {rule.no_upscale_fit}",
+            (f"{then} and none"),
+        )
+    yield from _tried(setting, now, then, why, rule, no_upscale=False, no_upscale_fit="kohya")
+
+
+def _tried(
+    setting: str, current: str, proposed: str, why: str, rule: KohyaBuckets, must: bool = False, **values: object
+) -> Iterator[Change]:
+    """The change, where the values can work together."""
+    try:
+        yield Change(setting, current, proposed, why, rule.changed(**values), must=must)
+    except BucketSettingsError:
+        return
+
+
+def _lower_resolution(tried: Tried, rule: KohyaBuckets) -> Iterator[Change]:
+    """The highest square resolution at which few images are enlarged."""
+    if rule.no_upscale or tried.now.enlarged <= 0.2:
+        return
+    steps = rule.reso_steps
+    side = int(math.sqrt(rule.max_area)) // steps * steps
+    low = max(steps, rule.min_size)
+    why = "Most images hold fewer pixels than the resolution asks for"
+    for resolution in range(side - steps, max(low, side // 2) - 1, -steps):
+        now = f"{rule.max_reso[0]},{rule.max_reso[1]}"
+        for change in _tried("resolution", now, str(resolution), why, rule, max_reso=(resolution, resolution)):
+            if _enlarged(change.rule, tried.sizes) <= _ENLARGED_GOAL:
+                yield change
+                return
+
+
+def _enlarged(rule: BucketRule, sizes: IntArray) -> float:
+    placement = rule.place(sizes)
+    scale = enlargement(sizes, placement)[placement.placed]
+    return float(np.mean(scale > BARELY)) if len(scale) else 0.0
+
+
+def _other_presets(rule: FixedBuckets, trainer: Trainer) -> Iterator[Change]:
+    """Presets of about the same area, whose sides the trainer accepts."""
+    area = float(np.median([b.pixel_count for b in rule.bucket_set]))
+    for name in list_presets():
+        bucket_set = load_preset(name)
+        other = float(np.median([b.pixel_count for b in bucket_set]))
+        accepted = all(bucket.is_multiple_of(trainer.step) for bucket in bucket_set)
+        if accepted and bucket_set.buckets != rule.bucket_set.buckets and 0.8 < other / area < 1.25:
+            proposed = _fixed(rule, bucket_set, rule.switching)
+            why = f"Preset {name} has {len(bucket_set)} buckets instead of {len(rule.bucket_set)}"
+            yield Change("[kohya_bucket] rule", _name_of(rule), f"preset:{name}", why, proposed)
+
+
+def _name_of(rule: FixedBuckets) -> str:
+    """The rule as `rule_from_name` knows it, or its set's name."""
+    if isinstance(rule, AutoBuckets):
+        return "auto"
+    name = rule.bucket_set.name
+    return f"preset:{name}" if name in list_presets() else name or "own set"
+
+
+def _smaller_batches(tried: Tried) -> Iterator[Change]:
+    batch = tried.batch_size
+    if batch > 1:
+        short, batches = tried.now.short_batches, tried.now.batches
+        why = f"{short:,} of {batches:,} batches hold fewer than {batch} images, since each bucket ends in its own"
+        yield Change("batch_size", str(batch), str(batch // 2), why, tried.rule, batch // 2)
+
+
+def _fixed(rule: FixedBuckets, bucket_set: BucketSet, switching: str) -> FixedBuckets:
+    """Another set or switching within the limits of the rule."""
+    return FixedBuckets(bucket_set, switching=switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
 
 _MANY = 0.25  # of the images: so many are no exceptions, and a setting may be what is wrong
 

@@ -16,8 +16,8 @@ from kohya_bucket.buckets.rules.registry import rule_from_name
 from kohya_bucket.latents.trainers import ANY_TRAINER, trainer_named
 from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.as_json import report_as_dict
-from kohya_bucket.reports.images import ImageTable, Subject
 from kohya_bucket.reports.recommend import recommend
+from kohya_bucket.reports.subject import ImageTable, Subject
 from kohya_bucket.reports.terminal import print_analysis
 
 RULES = [

@@ -8,12 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kohya_bucket import FixedBuckets, KohyaBuckets, load_preset, switching_points
-from kohya_bucket.reports.aspect_chart import aspect_chart
-from kohya_bucket.reports.drawing import Drawing
-from kohya_bucket.reports.labels import spread_labels
-from kohya_bucket.reports.loss_chart import loss_chart
-from kohya_bucket.reports.shapes import Text
+from kohya_bucket import KohyaBuckets, load_preset, switching_points
+from kohya_bucket.reports.aspect_chart import aspect_chart, spread_labels
+from kohya_bucket.reports.drawing import Drawing, Text
 
 SETS = {"512": KohyaBuckets(512).bucket_set, "1024": KohyaBuckets(1024, 256, 2048).bucket_set}
 SETS |= {name: load_preset(name) for name in ("sdxl", "flux", "novelai")}
@@ -85,13 +82,3 @@ def test_both_formats_hold_the_same_sheet() -> None:
     assert image.getpixel((100, 40)) == (0, 0, 255)
     assert image.getpixel((100, 10)) == (255, 255, 255)
     assert np.asarray(image.crop((10, 52, 80, 68))).min() < 120
-
-
-def test_the_loss_chart_names_its_rules() -> None:
-    rules = [("kohya", KohyaBuckets(512)), ("bounded", FixedBuckets(load_preset("sdxl"), max_crop=0.05))]
-    svg = loss_chart(rules, "title").to_svg()
-    assert ">kohya<" in svg
-    assert ">bounded<" in svg
-    # The bounded rule has gaps, so it is drawn in several pieces.
-    assert svg.count('stroke="#d9650b" stroke-width="1.4"') > 1
-    assert svg.count('stroke="#1f5fa8" stroke-width="3.4"') == 2  # the curve and its key

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from kohya_bucket import KohyaBuckets, cli
 from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.explorer_page import render_explorer
-from kohya_bucket.reports.images import ImageTable, Subject
 from kohya_bucket.reports.page import render_page
+from kohya_bucket.reports.subject import ImageTable, Subject
 
 pytestmark = pytest.mark.slow
 SIZES = [(640, 480), (480, 640), (512, 512), (900, 300), (64, 64), (1200, 800)]

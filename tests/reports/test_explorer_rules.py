@@ -16,7 +16,7 @@ from kohya_bucket import FixedBuckets, KohyaBuckets, load_preset
 from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
 from kohya_bucket.buckets import list_presets
 from kohya_bucket.errors import BucketSettingsError
-from kohya_bucket.reports.browser_rule import browser_rule
+from kohya_bucket.reports.page import browser_rule
 
 pytestmark = pytest.mark.slow
 REFERENCE = Path(__file__).parents[2] / "compat_tests" / "reference"

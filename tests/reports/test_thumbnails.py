@@ -9,7 +9,7 @@ from PIL import Image
 
 from kohya_bucket import KohyaBuckets
 from kohya_bucket.reports.analysis import analyze
-from kohya_bucket.reports.images import ImageTable, Subject
+from kohya_bucket.reports.subject import ImageTable, Subject
 from kohya_bucket.reports.thumbnails import caption_beside, choose_examples, make_thumbnails
 
 

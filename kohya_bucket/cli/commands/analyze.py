@@ -29,7 +29,7 @@ from kohya_bucket.texts import counted
 if TYPE_CHECKING:
     from kohya_bucket.cli.subjects import Reading
     from kohya_bucket.reports.analysis import Analysis
-    from kohya_bucket.reports.images import Subject
+    from kohya_bucket.reports.subject import Subject
     from kohya_bucket.sdscripts.config import Finding
 
 
@@ -135,7 +135,7 @@ def _write_page(analyses: Sequence[Analysis], html: Path, title: str, thumbnails
 
 def _write_list(analyses: Sequence[Analysis], target: Path) -> None:
     """One path per line, as a `.txt` list of paths is read; names with a line break cannot be in one."""
-    from kohya_bucket.reports.recommend_files import bad_files
+    from kohya_bucket.reports.recommend import bad_files
 
     bad = list(dict.fromkeys(name for analysis in analyses for name in bad_files(analysis)))
     listed = [name for name in bad if not {"\n", "\r"} & set(name)]

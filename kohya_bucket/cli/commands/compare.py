@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kohya_bucket.cli.compared_clips import ComparedSet
-    from kohya_bucket.reports.compare import Compared
-    from kohya_bucket.reports.compare_clips import ComparedClips
+    from kohya_bucket.reports.compare import Compared, ComparedClips
 
 _OF_CLIPS = [field.name for field in fields(ClipOptions) if field.name != "source_fps"]
 
@@ -121,7 +120,7 @@ def _print(images: SizedImages, results: list[Compared], batch_size: int) -> Non
 
 
 def _print_clips(sets: list[ComparedSet], names: list[str], as_json: bool) -> None:
-    from kohya_bucket.reports.compare_clips import compare_clips
+    from kohya_bucket.reports.compare import compare_clips
 
     compared = [(one, compare_clips(one.placed(names), one.scan)) for one in sets]
     if as_json:

@@ -65,7 +65,7 @@ async function gather(items, batchSize, current) {
   return { buckets: list, unplaced, bad, placed, mean, p95: quantile(losses, 0.95), worst: quantile(losses, 1), enlarged, batches, short };
 }
 
-/* Counts over log2 of the aspect, as `kohya_bucket.reports.charts.aspect_histogram` makes them. */
+/* Counts over log2 of the aspect, as `kohya_bucket.reports.page.aspect_histogram` makes them. */
 function aspectHistogram(items, bins = 160) {
   const logs = Float64Array.from(items.filter((item) => !item.reason), (item) => Math.log2(item.width / item.height)).sort();
   if (!logs.length) return { reach: 1.5, counts: new Array(bins).fill(0), beyond: 0 };
