@@ -19,6 +19,7 @@ MODELS = {
         "wan": ("--t5",),
         "hv": ("--text_encoder1", "--text_encoder2"),
         "fp": ("--text_encoder1", "--text_encoder2"),
+        "fk": ("--text_encoder1", "--text_encoder2"),
     },
 }
 

@@ -23,6 +23,7 @@ from musubi_script import batches
 
 PROGRAMS = {
     "zi": "zimage", "qi": "qwen_image", "qie": "qwen_image", "wan": "wan", "fp": "fpack", "hv": "",
+    "fk": "flux_kontext",
 }  # fmt: skip
 
 
@@ -87,6 +88,20 @@ class TextEncoder:
         return SimpleNamespace(hidden_state=outputs, attention_mask=torch.ones(outputs.shape[:2]))
 
 
+class Encoder:
+    """Of FLUX.1's two: what it gives has the tokens' value, which is the number in the caption."""
+
+    device, dtype = torch.device("cpu"), torch.bfloat16
+
+    def __call__(self, tokens=None, input_ids=None, **_):
+        tokens = (input_ids if tokens is None else tokens).to(torch.bfloat16)
+        return {"last_hidden_state": tokens[:, :, None].expand(-1, -1, 32), "pooler_output": tokens}
+
+
+def numbers_of(prompts, **_):
+    return {"input_ids": torch.tensor([[number(prompt)] * 4 for prompt in prompts])}
+
+
 def embeds(prompts):
     return torch.stack(TextEncoder()(prompts, None)), torch.ones(len(prompts), 4, dtype=torch.bool)
 
@@ -117,6 +132,10 @@ def put_models(family):
         from musubi_tuner.wan.modules import t5, vae
 
         vae.WanVAE, t5.T5EncoderModel = WanVae, TextEncoder
+    elif family == "fk":
+        from musubi_tuner.flux import flux_utils
+
+        flux_utils.load_t5xxl = flux_utils.load_clip_l = gives((numbers_of, Encoder()))
     elif family == "hv":
         from musubi_tuner.hunyuan_model import text_encoder, vae
 

@@ -1,14 +1,17 @@
 """musubi-tuner's real caching programs and data sets: what they do of themselves, and with the door open."""
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from musubi_caching_cases import DOOR, Case, captions, cases_in, items, play, refused
 from musubi_support import environment, family
 
 from kohya_bucket.musubi.caching.families import FAMILIES
-from kohya_bucket.musubi.checkout import clips_always_in_buckets
+from kohya_bucket.musubi.checkout import clips_always_in_buckets, repaired_encoder
 
 pytestmark = pytest.mark.slow
 
@@ -240,6 +243,57 @@ def test_control_images(left, right):
     assert "2 captions: 1 current, 1 made" in text["log"]
     trained = right["repeated"][-1]
     assert items(trained) == captions(trained) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+@pytest.fixture(scope="module")
+def encoded_before(musubi_source, tmp_path_factory):
+    """What a checkout cached before FLUX.1 Kontext's text encoder was repaired, with and without the door."""
+    if repaired_encoder(musubi_source / "musubi_tuner", "fk") is None:
+        pytest.skip("this version has not repaired the text encoder")
+    folder = tmp_path_factory.mktemp("before")
+    before = shutil.copytree(musubi_source, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    loads = before / "musubi_tuner" / "flux" / "flux_utils.py"
+    loads.write_text(loads.read_text(encoding="utf-8").replace("t5xxl.eval()", "pass"), encoding="utf-8")
+    cases = {}
+    for name, door in (("ours", DOOR), ("theirs", ())):
+        case = cases[name] = Case(folder / name, "fk")
+        for i in range(2):
+            case.image(f"a{i}.png", i)
+        case.dataset()
+        case.text()
+        (done,) = play(before, folder / f"run-{name}", {name: case}, door)[name]
+        assert "error" not in done
+        assert "exit" not in done
+        case.steps.clear()
+    return folder, cases
+
+
+def test_outputs_of_an_encoder_that_was_repaired_since(musubi_source, encoded_before):
+    """Ours say it. Of others, those that are older than the code with the repair are made again."""
+    folder, cases = encoded_before
+    loads = repaired_encoder(musubi_source / "musubi_tuner", "fk").file
+    for name in ("a0", "a1"):
+        file = Path(cases["theirs"].cache) / f"{name}_fk_te.safetensors"
+        seconds = 60 if name == "a0" else -60
+        os.utime(file, (loads.stat().st_mtime - seconds,) * 2)
+    for case in cases.values():
+        case.text()
+        case.text()
+    results = play(musubi_source, folder / "after", cases, DOOR)
+    said = "(musubi-tuner's text encoder changed (T5's dropout was active -> repaired since))"
+    for name, made in (("ours", 2), ("theirs", 1)):
+        first, second = results[name]
+        assert f"2 captions: {2 - made} current, {made} made" in first["log"]
+        assert f"made again: a0.png {said}" in first["log"]
+        assert "2 captions: 2 current, 0 made" in second["log"]
+
+
+def test_families_whose_encoder_was_repaired(musubi_source):
+    """Both in one version."""
+    package = musubi_source / "musubi_tuner"
+    found = [repaired_encoder(package, family) for family in FAMILIES]
+    assert sum(one is not None for one in found) in (0, 2)
+    assert all(one is None or one.file.is_file() for one in found)
 
 
 def test_pixels_per_latent(musubi_source):

@@ -73,7 +73,11 @@ def _selector(dataset: Any, door: Door) -> Selector:
 
 def _caches(dataset: CachedDataset, door: Door) -> Caches:
     with exit_with_message():
-        return Caches(dataset, _selector(dataset, door), made_by(_given[0] if _given else None))
+        return Caches(dataset, _selector(dataset, door), made_by(_given[0] if _given else None), _package(door))
+
+
+def _package(door: Door) -> Path:
+    return Path(str(door.owners.home.__file__)).parent.parent
 
 
 def _shown(self: Any) -> bool:
@@ -157,9 +161,8 @@ def _prepare(place: Place, self: Any, *args: Any, **kwargs: Any) -> None:
         place.original(self, *args, **kwargs)
         return
     with exit_with_message():
-        caches = Caches(self, _selector(self, place.door))
-        program = Path(str(place.door.owners.home.__file__)).parent.parent
-        items = items_of_config(caches, program, getattr(_given[0], "dataset_config", "") if _given else "")
+        caches = Caches(self, _selector(self, place.door), package=_package(place.door))
+        items = items_of_config(caches, getattr(_given[0], "dataset_config", "") if _given else "")
     with only_these(items):
         place.original(self, *args, **kwargs)
 

@@ -7,11 +7,12 @@ import importlib.util
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from kohya_bucket.adapter.checkout_patch import CheckoutPatch
 from kohya_bucket.adapter.marked_block import CheckoutError
 
-__all__ = ["PATCH", "clips_always_in_buckets", "find_checkout", "known_checkout"]
+__all__ = ["PATCH", "Repair", "clips_always_in_buckets", "find_checkout", "known_checkout", "repaired_encoder"]
 
 _PACKAGE = Path("src", "musubi_tuner")
 _DATA = Path("dataset", "image_video_dataset.py")
@@ -60,6 +61,36 @@ def clips_always_in_buckets(package: Path | None) -> bool:
     if package is None:
         return False
     return _uses(package / _DATA, ("VideoDataset", "retrieve_latent_cache_batches"), "enable_bucket") is False
+
+
+class Repair(NamedTuple):
+    """A text encoder whose outputs were wrong before.
+
+    Attributes:
+        file: has the code that loads it, repaired.
+        before: what was wrong.
+    """
+
+    file: Path
+    before: str
+
+
+_REPAIRS = {
+    "fk": (Path("flux", "flux_utils.py"), "load_t5xxl", "eval", "T5's dropout was active"),
+    "i4": (
+        Path("ideogram4", "ideogram4_utils.py"), "load_ideogram4_text_encoder", "rotary_emb",
+        "its rotary embedding was not initialized",
+    ),
+}  # fmt: skip
+
+
+@cache
+def repaired_encoder(package: Path | None, family: str) -> Repair | None:
+    """How a family's text encoder was repaired, if the code at hand has the repair (of #1139, first in 0.3.6)."""
+    if package is None or family not in _REPAIRS:
+        return None
+    file, function, uses, before = _REPAIRS[family]
+    return Repair(package / file, before) if _uses(package / file, [function], uses) else None
 
 
 def _uses(file: Path, where: Sequence[str], name: str) -> bool | None:

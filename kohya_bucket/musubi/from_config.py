@@ -96,12 +96,11 @@ class _Judged:
     left_out: dict[int, str] = field(default_factory=dict)
 
 
-def items_of_config(caches: Caches, programs: Path, config: str) -> TrainingItems:
+def items_of_config(caches: Caches, config: str) -> TrainingItems:
     """The items of one data set, all with current caches; the end of the run where there is one without.
 
     Args:
         caches: of the data set.
-        programs: the folder of musubi-tuner's programs.
         config: path of the dataset config, for the commands that are shown.
     """
     folder, family = str(caches.dataset.cache_directory), caches.dataset.architecture
@@ -115,7 +114,7 @@ def items_of_config(caches: Caches, programs: Path, config: str) -> TrainingItem
         _end(_why_no_items(caches))
     _leave_out_unreadable(caches, judged)
     if judged.wrong or (judged.left_out and not judged.files):
-        _end(_what_to_do(caches, judged, programs, config))
+        _end(_what_to_do(caches, judged, config))
     if is_first_process():
         _report(caches, judged)
     repeated = caches.dataset.num_repeats > 0  # else musubi-tuner hands out none of them
@@ -189,7 +188,7 @@ def _leave_out_unreadable(caches: Caches, judged: _Judged) -> None:
             del judged.wrong[source.number]
 
 
-def _what_to_do(caches: Caches, judged: _Judged, programs: Path, config: str) -> str:
+def _what_to_do(caches: Caches, judged: _Judged, config: str) -> str:
     names = {source.number: source.name for source in caches.table.sources}
     if not judged.wrong:
         out = [f"{names[number]}: {why}" for number, why in sorted(judged.left_out.items())]
@@ -201,8 +200,9 @@ def _what_to_do(caches: Caches, judged: _Judged, programs: Path, config: str) ->
     ]
     kinds = {kind for wrong in judged.wrong.values() for kind in wrong}
     made = [getattr(caches.family, kind) for kind in ("latents", "text") if kind in kinds]
+    package = caches.package or Path()
     commands = " and ".join(
-        f"`python -m kohya_bucket.launch {from_here(str(programs / name))}.py --dataset_config {config} …`"
+        f"`python -m kohya_bucket.launch {from_here(str(package / name))}.py --dataset_config {config} …`"
         for name in made
     )
     where = from_here(folder_of(caches.dataset))

@@ -79,7 +79,8 @@ class Folder:
             enable_bucket=True, bucket_no_upscale=False, datasource=DirectorySource(self.paths),
             image_directory=str(self.root / "im"), num_repeats=1,
         )  # fmt: skip
-        return Caches(dataset, Selector(side or self.side), made_by(Namespace(**arguments)) if arguments else {})
+        made = made_by(Namespace(**arguments)) if arguments else {}
+        return Caches(dataset, Selector(side or self.side), made, Path("musubi_tuner"))
 
     def make(self, **arguments: Any) -> None:
         """All caches, as if they were encoded through the door."""

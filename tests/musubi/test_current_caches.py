@@ -111,7 +111,7 @@ def test_models_are_known_by_their_content(tmp_path: Path) -> None:
 
 
 def train(folder: Folder) -> TrainingItems:
-    return items_of_config(folder.caches(), Path("musubi_tuner"), "my.toml")
+    return items_of_config(folder.caches(), "my.toml")
 
 
 def test_a_training_begins_only_with_all_that_the_config_names(

@@ -21,7 +21,7 @@ def listed(rows: list[dict[str, Any]]) -> Any:
 def items(folder: Folder, **keys: Any) -> TrainingItems:
     caches = folder.caches()
     vars(caches.dataset).update(keys)
-    return items_of_config(caches, Path("programs"), "my.toml")
+    return items_of_config(caches, "my.toml")
 
 
 @pytest.mark.parametrize(

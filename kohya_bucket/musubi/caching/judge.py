@@ -24,10 +24,11 @@ from kohya_bucket.musubi.caching.geometry import (
 )
 from kohya_bucket.musubi.caching.made_by import MadeBy, why_made_otherwise
 from kohya_bucket.musubi.caching.names import CacheName
-from kohya_bucket.musubi.caching.note import LatentsNote, read_latents_note, read_text_note
+from kohya_bucket.musubi.caching.note import REPAIRED, LatentsNote, TextNote, read_latents_note, read_text_note
 from kohya_bucket.musubi.caching.sources import Identity, Source, identity, table_of
 from kohya_bucket.musubi.caching.tensor_file import BrokenFileError, TensorFile, read_tensor_file
 from kohya_bucket.musubi.caching.unmarked import why_unmarked_clip, why_unmarked_image, why_unmarked_text
+from kohya_bucket.musubi.checkout import repaired_encoder
 from kohya_bucket.musubi.objects import CachedDataset, Selector
 
 __all__ = ["Caches", "Found"]
@@ -58,12 +59,14 @@ class Caches:
         dataset: of a family that is known.
         selector: gives its buckets.
         made_by: models and options that are asked for; empty where nobody knows them: they are not compared.
+        package: the trainer's code; None where nobody knows it.
         makers: those of what was found to serve, with the items' numbers: of latents (False) and of captions (True).
     """
 
     dataset: CachedDataset
     selector: Selector
     made_by: MadeBy = field(default_factory=dict)
+    package: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.dataset.cache_directory:
@@ -73,6 +76,7 @@ class Caches:
         self.family: Family = FAMILIES[self.dataset.architecture]
         self.clips = holds_clips(self.dataset)
         self.settings = settings_of(self.dataset, self.selector)
+        self.repair = repaired_encoder(self.package, self.dataset.architecture)
         self.table = table_of(self.dataset)
         self.makers: dict[bool, dict[str, tuple[MadeBy, list[int]]]] = {False: {}, True: {}}
         self.named: dict[str, list[CacheName]] = defaultdict(list)
@@ -133,6 +137,8 @@ class Caches:
             if not any(name.startswith(start) for name in header.shapes):
                 return [Reason(Stale.PART, start.rstrip("_"))]
         note = read_text_note(header)
+        if self.repair and not self._repaired(source, note):
+            return [Reason(Stale.OPTION, "musubi-tuner's text encoder", self.repair.before, "repaired since")]
         if note is None:
             seen = source.files if self.family.sees_controls and len(source.files) > 1 else ()
             return why_unmarked_text(self.text_path(source), seen)
@@ -142,6 +148,12 @@ class Caches:
         if not reasons:
             self._remember(source, note.made_by, text=True)
         return reasons
+
+    def _repaired(self, source: Source, note: TextNote | None) -> bool:
+        """Outputs are of the repaired encoder: they say so, or they are not older than the code that has the repair."""
+        if note is None and self.repair:
+            return self.text_path(source).stat().st_mtime_ns >= self.repair.file.stat().st_mtime_ns
+        return note is not None and REPAIRED in note.made_by
 
     def _remember(self, source: Source, made: MadeBy, *, text: bool) -> None:
         """For `makers`: by whom what serves was made, and of which items."""

@@ -18,8 +18,10 @@ from kohya_bucket.musubi.caching.made_by import MadeBy
 from kohya_bucket.musubi.caching.sources import Identity
 from kohya_bucket.musubi.caching.tensor_file import BrokenFileError, TensorFile
 
-__all__ = ["LatentsNote", "TextNote", "read_latents_note", "read_text_note", "texts_of"]
+__all__ = ["REPAIRED", "LatentsNote", "TextNote", "read_latents_note", "read_text_note", "texts_of"]
 
+REPAIRED = "repaired"
+"""Key in what made a text's outputs: an encoder that gave wrong ones in earlier versions gives right ones."""
 Settings = dict[str, Any]
 """Keys of the data set that decide what is encoded, besides those that decide the bucket."""
 

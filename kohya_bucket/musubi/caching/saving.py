@@ -10,7 +10,7 @@ from typing import Any
 
 from kohya_bucket.latents.stale import Stale
 from kohya_bucket.musubi.caching.geometry import fingerprint_of_clip, fingerprint_of_image
-from kohya_bucket.musubi.caching.note import LatentsNote, TextNote, texts_of
+from kohya_bucket.musubi.caching.note import REPAIRED, LatentsNote, TextNote, texts_of
 from kohya_bucket.musubi.caching.session import ORIGIN, Origin
 from kohya_bucket.musubi.caching.sources import identity
 from kohya_bucket.musubi.caching.tensor_file import TensorFile, write_with_texts
@@ -41,7 +41,8 @@ def save_text(item: Any, save: Callable[[], object]) -> None:
     def texts(file: TensorFile) -> dict[str, str]:
         if origin is None:
             return {}
-        return texts_of(TextNote(origin.session.identities.get(origin.source.number, []), _made(origin)), file)
+        made = _made(origin) | ({REPAIRED: "true"} if origin.session.caches.repair else {})
+        return texts_of(TextNote(origin.session.identities.get(origin.source.number, []), made), file)
 
     keeps = Path(getattr(item, _TEXT)) if origin is None or _adds(origin, item.caption) else None
     _save(item, _TEXT, save, texts, keeps)
