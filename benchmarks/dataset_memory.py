@@ -51,14 +51,14 @@ def memory(field: str) -> int:
 
 def ours(n: int) -> Any:
     from kohya_bucket import BucketedDataset, KohyaBuckets
-    from kohya_bucket.datasets.sources import files
+    from kohya_bucket.datasets import sources
     from kohya_bucket.images import SizeScan
 
     def known(paths: Any, **_: Any) -> SizeScan:
         ones = np.ones(n, np.uint8)
         return SizeScan(paths, sizes(n), ones, ones, [], ones.astype(bool))
 
-    files.read_sizes = known  # type: ignore[assignment]
+    sources.read_sizes = known  # type: ignore[assignment]
     paths = [PATH.format(i // 1000, i) for i in range(n)]
     return BucketedDataset(paths, KohyaBuckets(1024, 256, 2048, 64), captions=[CAPTION.format(i) for i in range(n)])
 

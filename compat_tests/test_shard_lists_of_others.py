@@ -16,7 +16,7 @@ pytest.importorskip("pyarrow")
 
 from PIL import Image
 
-from kohya_bucket.datasets.sources.tars import TarSource
+from kohya_bucket.datasets.webdataset import TarSource
 from kohya_bucket.images.shard_lists import is_shard_list
 from kohya_bucket.images.tar_index import TarIndex
 

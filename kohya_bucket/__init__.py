@@ -40,8 +40,8 @@ if TYPE_CHECKING:
         switching_points,
     )
     from kohya_bucket.datasets.images import BucketedDataset
+    from kohya_bucket.datasets.items import BucketResize
     from kohya_bucket.datasets.latents import BucketedLatentDataset
-    from kohya_bucket.datasets.resize import BucketResize
     from kohya_bucket.datasets.sampler import BucketBatchSampler
     from kohya_bucket.datasets.streaming import StreamingBuckets
     from kohya_bucket.datasets.webdataset import dataset_from_shards, stream_from_shards
@@ -86,7 +86,7 @@ else:
             ],
             "kohya_bucket.datasets.images": ["BucketedDataset"],
             "kohya_bucket.datasets.latents": ["BucketedLatentDataset"],
-            "kohya_bucket.datasets.resize": ["BucketResize"],
+            "kohya_bucket.datasets.items": ["BucketResize"],
             "kohya_bucket.datasets.sampler": ["BucketBatchSampler"],
             "kohya_bucket.datasets.streaming": ["StreamingBuckets"],
             "kohya_bucket.datasets.webdataset": ["dataset_from_shards", "stream_from_shards"],

@@ -14,20 +14,18 @@ from torch.utils.data import Dataset
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import BucketRule
-from kohya_bucket.datasets.collate import register_bucket_collation
 from kohya_bucket.datasets.items import (
     DatasetKeywords,
     ItemKeywords,
+    PixelRange,
     Transform,
     build_item,
     check_settings,
     cover_size,
+    register_bucket_collation,
 )  # fmt: skip
 from kohya_bucket.datasets.planned_index import bucket_of, item_number
-from kohya_bucket.datasets.sources import ImageSource
-from kohya_bucket.datasets.sources.files import FileSource
-from kohya_bucket.datasets.sources.protocol import FastSource, checked_sizes
-from kohya_bucket.datasets.tensors import PixelRange
+from kohya_bucket.datasets.sources import FastSource, FileSource, ImageSource, checked_sizes
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.parallel import Progress
@@ -167,7 +165,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         Raises:
             KohyaBucketError: a column is missing, or the dataset is a stream.
         """
-        from kohya_bucket.datasets.sources.huggingface import HuggingFaceSource
+        from kohya_bucket.datasets.huggingface import HuggingFaceSource
 
         source = HuggingFaceSource(
             hf_dataset, image_column=image_column, caption_column=caption_column, obey_exif=obey_exif

@@ -1,27 +1,132 @@
-"""One training item from pixels and a bucket: the same for files, tables, tars and streams."""
+"""One training item from pixels and a bucket: the same for files, tables, tars, streams and single images.
+
+Sizes are (width, height); pixels are [H, W, C] in memory, and [3, H, W] float in [-1, 1] or [0, 1] for models.
+
+`torch.utils.data.default_collate` puts items into batches, so that no `collate_fn` is needed: it has a table of
+functions by type which is meant to be extended (its documentation, "Option 2"). In it are a `Bucket`, of which a batch
+stays a list; an `Item`, so that images of different sizes are refused with the reason; and a `Batch`, which is complete
+and must not be batched again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypedDict
+from typing import Any, NoReturn, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.rule import BucketRule, check_rule
-from kohya_bucket.datasets.collate import Item
-from kohya_bucket.datasets.tensors import PixelRange, check_pixel_range, shrink_fast, to_unit_tensor
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels import Fit, Picture
-from kohya_bucket.images.resize import choose_interpolation, resize_and_crop
+from kohya_bucket.images.pixels import Fit, Picture, to_pixels
+from kohya_bucket.images.resize import choose_interpolation, resize_and_crop, to_floats
 
 __all__ = [
-    "DECODING", "DatasetKeywords", "ItemKeywords", "Transform", "build_item", "check_settings", "cover_size",
-]  # fmt: skip
+    "DECODING",
+    "Batch",
+    "BucketResize",
+    "DatasetKeywords",
+    "Item",
+    "ItemKeywords",
+    "PixelRange",
+    "Transform",
+    "build_item",
+    "check_pixel_range",
+    "check_settings",
+    "cover_size",
+    "register_bucket_collation",
+    "shrink_fast",
+    "to_unit_tensor",
+]
+
+
+class Item(dict[str, Any]):
+    """One image of a data set with all that belongs to it."""
+
+
+class Batch(dict[str, Any]):
+    """A batch that a stream has put together."""
+
+
+def register_bucket_collation() -> None:
+    """Make `default_collate` know these types; done wherever a dataset is defined or unpickled."""
+    default_collate_fn_map[Bucket] = _as_list
+    default_collate_fn_map[Item] = _together
+    default_collate_fn_map[Batch] = _refuse_batches
+
+
+def _as_list(batch: list[Any], *, collate_fn_map: Any = None) -> list[Any]:  # noqa: ARG001
+    return list(batch)
+
+
+def _together(batch: list[Item], *, collate_fn_map: Any = None) -> dict[str, Any]:
+    first = batch[0]
+    for other in batch[1:]:
+        shape, another = (getattr(item["image"], "shape", None) for item in (first, other))
+        if shape == another or shape is None or another is None:
+            continue
+        if first["bucket"] != other["bucket"]:
+            raise KohyaBucketError(
+                f"one batch holds {first['path']} of bucket {first['bucket']} and {other['path']} of bucket "
+                f"{other['bucket']}: images of different buckets cannot be stacked, so draw batches with "
+                "DataLoader(dataset, batch_sampler=BucketBatchSampler(dataset, batch_size=...))"
+            )
+        raise KohyaBucketError(
+            f"transform returned shape {list(shape)} for {first['path']} and {list(another)} for {other['path']}, both "
+            f"of bucket {first['bucket']}: images of a batch cannot be stacked unless it keeps shapes equal in a bucket"
+        )
+    return {name: collate([item[name] for item in batch], collate_fn_map=collate_fn_map) for name in first}
+
+
+def _refuse_batches(batch: list[Batch], *, collate_fn_map: Any = None) -> NoReturn:  # noqa: ARG001
+    raise KohyaBucketError("this stream yields whole batches already: use DataLoader(stream, batch_size=None)")
+
+
+PixelRange = tuple[float, float]
+
+
+def check_pixel_range(pixel_range: Any) -> PixelRange:
+    """(-1, 1), which VAEs of diffusion models take, or (0, 1), which torchvision's transforms start from.
+
+    Raises:
+        KohyaBucketError: any other.
+    """
+    try:
+        low, high = pixel_range
+        if (low, high) in ((-1, 1), (0, 1)):
+            return int(low), int(high)
+    except (TypeError, ValueError):
+        pass
+    raise KohyaBucketError(f"pixel_range is {pixel_range!r}, but must be (-1, 1) or (0, 1); transform= makes any other")
+
+
+def to_unit_tensor(pixels: npt.NDArray[np.uint8], pixel_range: PixelRange = (-1, 1)) -> torch.Tensor:
+    """[H, W, 3] uint8 -> [3, H, W] float32; in [-1, 1] as sd-scripts computes it."""
+    if pixel_range[0] == 0:
+        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).to(torch.float32).div_(255)
+    tensor = torch.empty((3, *pixels.shape[:2]), dtype=torch.float32)
+    to_floats(pixels, tensor.numpy())
+    return tensor
+
+
+def shrink_fast(pixels: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """[H, W, C] -> [height, width, C] of `size` (width, height), which is not larger in either side.
+
+    Torch's bilinear filter, widened so that every pixel counts: a third to two thirds of the area filter's time, and as
+    close to it as Pillow's bicubic filter is (`benchmarks/pixels.py`). The channels lie one after the other in memory.
+    """
+    image = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).permute(2, 0, 1)[None]
+    smaller = torch.nn.functional.interpolate(image, (size[1], size[0]), mode="bilinear", antialias=True)
+    found: npt.NDArray[np.uint8] = smaller[0].permute(1, 2, 0).numpy()
+    return found
+
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
 DECODING = ("exact", "fast")
@@ -121,3 +226,35 @@ def cover_size(size: tuple[int, int], bucket: Bucket) -> tuple[int, int]:
     sides = np.array([bucket.width], np.float64), np.array([bucket.height], np.float64)
     resized = geometry.cover_resize(width, height, width / height, *sides, np.array([bucket.aspect_ratio]))
     return int(resized[0][0]), int(resized[1][0])
+
+
+class BucketResize:
+    """Scales an image until it covers a bucket, and cuts the bucket out of its middle: [3, H, W] float32.
+
+    Pixels are those of `BucketedDataset` with a `FixedBuckets` rule: of the same image, bucket and settings to the bit.
+
+    Args:
+        bucket: what is cut out.
+        interpolation, pixel_range: as for `BucketedDataset`.
+
+    Raises:
+        KohyaBucketError: an interpolation or a range that does not exist.
+        TypeError: what is called with is no Pillow image.
+    """
+
+    def __init__(self, bucket: Bucket, *, interpolation: str = "auto", pixel_range: PixelRange = (-1, 1)) -> None:
+        choose_interpolation((1, 1), (1, 1), interpolation)
+        self.bucket = bucket
+        self.interpolation = interpolation
+        self.pixel_range = check_pixel_range(pixel_range)
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        if not isinstance(image, Image.Image):
+            raise TypeError(f"image is a {type(image).__name__}, but must be a Pillow image: Image.open(path)")
+        resized = cover_size(image.size, self.bucket)
+        fitted = resize_and_crop(to_pixels(image), resized, self.bucket.as_tuple(), self.interpolation)
+        return to_unit_tensor(fitted, self.pixel_range)
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return f"<{name} {self.bucket} interpolation={self.interpolation!r} pixel_range={self.pixel_range}>"

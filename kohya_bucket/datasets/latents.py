@@ -1,10 +1,11 @@
-"""`BucketedLatentDataset`: a store of latents as a torch data set, at the speed of memory."""
+"""`BucketedLatentDataset`: a store of latents, and of the outputs of text encoders, as a torch data set."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,75 @@ from kohya_bucket.buckets.arrays import distinct_sizes
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.planned_index import bucket_of, item_number
-from kohya_bucket.datasets.scaling import is_as_wanted, scale
-from kohya_bucket.datasets.text_outputs import CaptionOutputs
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE
+from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.layout import Layout
+from kohya_bucket.latents.text.caption import Caption
+from kohya_bucket.latents.text.exact_arrays import unpack
+from kohya_bucket.latents.text.text_store import TEXT_FOLDER, TextStore
 
 __all__ = ["BucketedLatentDataset"]
+
+
+def is_as_wanted(space: LatentSpace, scaled: bool) -> bool:
+    return space.values == ("scaled" if scaled else "raw") or (space.scale_factor == 1 and space.shift_factor == 0)
+
+
+def scale(latents: torch.Tensor, space: LatentSpace, scaled: bool) -> torch.Tensor:
+    """From what the shard holds to what is asked for; `latents` of a posterior are raw."""
+    if is_as_wanted(space, scaled):
+        return latents
+    if scaled:
+        return (latents - space.shift_factor) * space.scale_factor
+    return latents / space.scale_factor + space.shift_factor
+
+
+_HOW = (
+    '`kohya-bucket precompute --text`, a training with text_cache = "shards", or `kohya-bucket cache import --text` '
+    "puts them there"
+)
+
+
+class CaptionOutputs:
+    """For N images the outputs of their captions, from the folder `text` of a store of latents.
+
+    Args:
+        layout: the store of latents.
+        family: the model family whose outputs are wanted.
+        captions: N texts, or None where an image has none: that of the empty text.
+        verify: checksums, see `LatentStore`.
+
+    Raises:
+        LatentStoreError: there are none, or not of all captions.
+    """
+
+    def __init__(self, layout: Layout, family: str, captions: Sequence[str | None], verify: str) -> None:
+        folder = layout.root / TEXT_FOLDER
+        if not Layout(folder).exists():
+            raise LatentStoreError(f"{folder} does not exist, so there are no outputs of text encoders: {_HOW}")
+        self.store = TextStore(folder, verify=verify)
+        keys = {text: Caption(text).key for text in {caption or "" for caption in captions}}
+        found = self.store.find([keys[caption or ""] for caption in captions], family)
+        if (found < 0).any():
+            first = captions[int(np.flatnonzero(found < 0)[0])] or ""
+            raise LatentStoreError(
+                f"{folder} has no outputs of {family} for {int((found < 0).sum())} of {len(captions)} images, the "
+                f"first with the caption {first[:80]!r}; it holds those of {self.store.collections()}: {_HOW}"
+            )
+        self._at: npt.NDArray[np.int64] = found
+
+    def __getitem__(self, image: int) -> dict[str, torch.Tensor]:
+        """The outputs of an image's caption by name, each as a tensor of the type that its encoder gave."""
+        outputs = {}
+        for name, packed in self.store.packed(int(self._at[image])).items():
+            if packed.storage == "bfloat16":
+                bits = unpack(replace(packed, storage="bits", given="<i2", bits=packed.bits.view(np.int16)))
+                outputs[name] = torch.from_numpy(bits).view(torch.bfloat16)
+            else:
+                outputs[name] = torch.from_numpy(unpack(packed))
+        return outputs
 
 
 class BucketedLatentDataset(Dataset[dict[str, Any]]):

@@ -1,8 +1,17 @@
-"""`BucketBatchSampler`: the plan as a batch sampler for torch's DataLoader, on one rank or many."""
+"""`BucketBatchSampler`: the plan as a batch sampler for torch's DataLoader, on one rank or many.
+
+`accelerator.prepare` wraps a batch sampler so that rank r of W takes every W-th batch, and drops a group of W
+batches whose last one is not full. It tells the sampler nothing of this, neither by a call nor by an argument.
+So the sampler looks up the call stack, once per epoch, for accelerate's wrapper, and hands it what it expects:
+the batches of all ranks, in turn.
+"""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,19 +20,123 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from kohya_bucket.checks import as_flag, integer, one_of, whole
-from kohya_bucket.datasets.accelerate_view import called_by_accelerate_loop, reading_shard, refuse_untold_steps
 from kohya_bucket.datasets.agreement import agree_on
-from kohya_bucket.datasets.never_trained import warn_of_never_trained
 from kohya_bucket.datasets.planned_index import rank_indices
-from kohya_bucket.datasets.shards import with_shards
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlan, EpochPlanner, EpochPosition, Ledger
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.planning import (
+    ORDERS,
+    REMAINDERS,
+    EpochPlan,
+    EpochPlanner,
+    EpochPosition,
+    Ledger,
+    PlanOptions,
+    never_full,
+    never_trained,
+)
 from kohya_bucket.planning.options import PlanKeywords, known_options
+
+__all__ = ["BucketBatchSampler"]
+
+_MODULE = "accelerate.data_loader"
+
+
+def reading_shard() -> Any | None:
+    """accelerate's `BatchSamplerShard` that is calling now, or None.
+
+    Raises:
+        PlanError: accelerate is to split each batch, or to read all batches in one process: both would tear
+            apart what was planned for a rank.
+    """
+    module = sys.modules.get(_MODULE)
+    if module is None:
+        return None
+    for caller in _callers():
+        if isinstance(caller, module.BatchSamplerShard):
+            if caller.split_batches and caller.num_processes > 1:
+                raise PlanError(
+                    "accelerate is set to split_batches=True, but every rank's batch is planned already: use "
+                    "split_batches=False and give the batch size of one rank"
+                )
+            return caller
+        if type(caller).__name__ == "DataLoaderDispatcher" and caller.state.num_processes > 1:
+            raise PlanError(
+                "accelerate is set to dispatch_batches=True, which reads all batches in one process: use "
+                "dispatch_batches=False, so that every rank reads its own"
+            )
+    return None
+
+
+def called_by_accelerate_loop() -> bool:
+    """Whether accelerate's loader is calling on its own account, at the start of an iteration."""
+    module = sys.modules.get(_MODULE)
+    if module is None:
+        return False
+    return any(frame.f_code.co_name == "__iter__" and _module_of(frame) == _MODULE for frame in _frames())
+
+
+def refuse_untold_steps() -> None:
+    """For a position in the middle of an epoch that accelerate's loader reads, which is ahead of training.
+
+    Raises:
+        PlanError: unless torchdata asks, which keeps account of what it read.
+    """
+    if any(_module_of(frame).startswith("torchdata.") for frame in _frames()):
+        return
+    raise PlanError(
+        "accelerate's loader has read more steps than are trained, so this position would miss images after a resume: "
+        "save state_dict(step=…) with the steps of this epoch that are trained, which register_for_checkpointing "
+        "does not do, or set use_stateful_dataloader=True and let accelerate save the loader"
+    )
+
+
+def _callers() -> Iterator[Any]:
+    """The objects of accelerate whose methods are running, the innermost first."""
+    for frame in _frames():
+        if _module_of(frame) == _MODULE and "self" in frame.f_locals:
+            yield frame.f_locals["self"]
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def _frames() -> Iterator[FrameType]:
+    """The calls that are running, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def warn_of_never_trained(planner: EpochPlanner) -> None:
+    """Warn, in the name of whoever called the caller, of images whose buckets never fill a global batch."""
+    if not planner.options.leaves_out_small_buckets or not len(small := never_full(planner)):
+        return
+    lost = np.setdiff1d(never_trained(planner), planner.demand_model.unplaced)
+    warnings.warn(
+        f"{len(lost):,} images are never trained: their buckets ({len(small)} of {planner.n_buckets}) fill no batch on "
+        f"{planner.world_size} ranks; small_buckets='keep' trains them in short batches, never_trained names them",
+        stacklevel=3,
+    )
+
+
+def with_shards(options: PlanKeywords, dataset: Any) -> PlanKeywords:
+    """The options with the data set's own shards, where the order goes by shards and none are given."""
+    order = ORDERS.get(options.get("order", ""))
+    if order is None or not order.heeds_shards or options.get("shards") is not None:
+        return options
+    for holder in (dataset, getattr(dataset, "source", None)):
+        if (shards := getattr(holder, "shards", None)) is not None:
+            if isinstance(store := getattr(holder, "store", None), LatentStore):
+                store.keep_shards(options.get("open_shards", PlanOptions.open_shards))
+            return {**options, "shards": shards}
+    return options
+
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-__all__ = ["BucketBatchSampler"]
 
 
 class BucketBatchSampler(Sampler[list[int]]):

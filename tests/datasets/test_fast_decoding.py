@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from kohya_bucket import BucketedDataset, FixedBuckets, KohyaBuckets  # noqa: E402
 from kohya_bucket.buckets import BucketSet  # noqa: E402
-from kohya_bucket.datasets.sources.columns import cell_picture  # noqa: E402
+from kohya_bucket.datasets.sources import cell_picture  # noqa: E402
 from kohya_bucket.datasets.streaming import StreamingBuckets  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.images import pixels as pixels_module  # noqa: E402

@@ -24,7 +24,7 @@ from kohya_bucket import (  # noqa: E402
     FixedBuckets,
     StreamingBuckets,
 )
-from kohya_bucket.datasets.sources.at_rest import at_rest  # noqa: E402
+from kohya_bucket.datasets.sources import at_rest  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 
 SIZES = [(100, 60), (60, 100), (64, 64), (120, 50), (30, 30), (64, 128)]

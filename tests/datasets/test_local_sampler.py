@@ -10,7 +10,7 @@ from PIL import Image
 
 from kohya_bucket import BucketBatchSampler, KohyaBuckets
 from kohya_bucket.datasets.images import BucketedDataset
-from kohya_bucket.datasets.sources.tars import TarSource
+from kohya_bucket.datasets.webdataset import TarSource
 from kohya_bucket.errors import PlanError
 from kohya_bucket.images.tar_index import TarIndex
 

@@ -18,8 +18,7 @@ from PIL import Image  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from kohya_bucket import Bucket, BucketSet, FixedBuckets, KohyaBuckets  # noqa: E402
-from kohya_bucket.datasets.stream_buffer import StreamBuffer  # noqa: E402
-from kohya_bucket.datasets.streaming import StreamingBuckets  # noqa: E402
+from kohya_bucket.datasets.streaming import StreamBuffer, StreamingBuckets  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 

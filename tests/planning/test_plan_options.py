@@ -12,7 +12,7 @@ import pytest
 from plan_cases import SIZES, trained
 
 from kohya_bucket import planning
-from kohya_bucket.datasets import stream_buffer
+from kohya_bucket.datasets import streaming
 from kohya_bucket.errors import ConfigError, PlanError
 from kohya_bucket.planning import (
     ORDERS,
@@ -127,7 +127,7 @@ def test_every_name_is_its_values() -> None:
     for registry in (REMAINDERS, ORDERS, RESOLUTION_MODES):
         assert all(value.name == name and value.text for name, value in registry.items())
     # A stream does what it can do without knowing its length.
-    assert all(not REMAINDERS[name].moves_images for name in stream_buffer.REMAINDERS)
+    assert all(not REMAINDERS[name].moves_images for name in streaming.REMAINDERS)
 
 
 def test_a_position_answers_to_its_old_name() -> None:

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_cell
-from kohya_bucket.datasets.sources.columns import cell_picture, cell_size, explained
-from kohya_bucket.datasets.sources.protocol import SourceSizes
+from kohya_bucket.datasets.sources import SourceSizes, cell_picture, cell_size, explained
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.pixels import Fit, Picture

@@ -1,0 +1,343 @@
+"""Where images come from. A source can name the sizes of its images without decoding one.
+
+Files on this machine are such a source. Streams and tables have cells: what a cell holds is told here, too.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageFile
+
+from kohya_bucket.checks import as_flag
+from kohya_bucket.datasets.captions import caption_beside
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import ImageFormat, MetadataCache, TextColumn, read_sizes
+from kohya_bucket.images.by_pillow import load_plugin
+from kohya_bucket.images.formats import UnreadableImageError
+from kohya_bucket.images.headers import header_of, read_header
+from kohya_bucket.images.listing import refuse_one_path
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.images.pixels import NO_IMAGE, Fit, Picture, load_picture, to_pixels
+from kohya_bucket.images.remote import fetched
+
+__all__ = [
+    "FastSource",
+    "FileSource",
+    "ImageSource",
+    "SourceSizes",
+    "at_rest",
+    "cell_picture",
+    "cell_pixels",
+    "cell_size",
+    "checked_sizes",
+    "explained",
+]
+
+_METHODS = ("__len__", "read_sizes", "pixels", "caption", "name")
+
+
+class SourceSizes(NamedTuple):
+    """Sizes of all images of a source, known without decoding one.
+
+    Attributes:
+        sizes: [N, 2] int32 pixels (width, height) of what `pixels` returns; (0, 0) where unreadable.
+        failures: (index, name, reason) of each unreadable image.
+    """
+
+    sizes: npt.NDArray[np.int32]
+    failures: list[tuple[int, str, str]]
+
+
+class ImageSource(Protocol):
+    """N images with captions, addressed by number. Must be picklable for worker processes."""
+
+    def __len__(self) -> int: ...
+
+    def read_sizes(self) -> SourceSizes:
+        """Sizes of all N images."""
+
+    def pixels(self, index: int) -> npt.NDArray[np.uint8]:
+        """One image, [H, W, 3] uint8, which may be read-only. `KohyaBucketError` if it cannot be decoded."""
+
+    def caption(self, index: int) -> str:
+        """Its caption; "" where there is none."""
+
+    def name(self, index: int) -> str:
+        """Its path, or whatever else tells a person which image it is."""
+
+
+class FastSource(ImageSource, Protocol):
+    """What `decode="fast"` needs besides."""
+
+    def picture(self, index: int, fit: Fit) -> Picture:
+        """One image, [h, w, 3] uint8, perhaps at a fraction of its size; with `scale` 1 whole.
+
+        `fit(size)` tells to what size (width, height) an image of `size` will be resized; [h, w] must not be below.
+        """
+
+
+def checked_sizes(source: ImageSource, decode: str = "exact") -> SourceSizes:
+    """Sizes of a source that somebody else may have written.
+
+    Raises:
+        KohyaBucketError: it lacks a method, `picture` with `decode="fast"`, or gives another number of sizes.
+    """
+    names = (*_METHODS, "picture") if decode == "fast" else _METHODS
+    if missing := [name for name in names if not hasattr(source, name)]:
+        raise KohyaBucketError(f"source is a {type(source).__name__} without {', '.join(missing)}: see ImageSource")
+    found = source.read_sizes()
+    shape = np.shape(found[0])
+    if shape != (len(source), 2):
+        raise KohyaBucketError(
+            f"read_sizes() of {type(source).__name__} gave sizes of shape {list(shape)} for {len(source)} images, but "
+            "must give one (width, height) for each"
+        )
+    return SourceSizes(*found)
+
+
+def at_rest(cell: Any) -> Any:
+    """The cell, or an equal one that holds no file: Pillow keeps that of an image open until it is decoded.
+
+    Such an image is read into memory as it lies in its file. Where that would not give the same one again (a later
+    frame, a JPEG that is to be decoded smaller), or the file cannot be read anew, it is decoded. What is broken stays
+    as it is, for whoever decodes it to find. The image itself may be somebody else's, and is not closed.
+    """
+    file = getattr(cell, "fp", None) if isinstance(cell, ImageFile.ImageFile) else None
+    if file is None or isinstance(file, io.BytesIO):
+        return cell
+    try:
+        return _from_memory(cell, file) or cell.copy()
+    except (*NO_IMAGE, EOFError):
+        return cell
+
+
+def _from_memory(image: ImageFile.ImageFile, file: Any) -> Image.Image | None:
+    try:
+        place = file.tell()
+        file.seek(0)
+        encoded = file.read()
+        file.seek(place)
+        again = Image.open(io.BytesIO(encoded), formats=[str(image.format)])
+    except (OSError, ValueError, SyntaxError, KeyError):
+        return None
+    same = (again.size, again.mode, again.tell()) == (image.size, image.mode, image.tell())
+    return again if same else None
+
+
+_CHANNELS = (1, 3, 4)
+
+
+def cell_size(cell: Any, obey_exif: bool) -> tuple[int, int]:
+    """(width, height) of what `cell_pixels` returns; nothing is decoded.
+
+    Raises:
+        UnreadableImageError: empty, broken, or of a shape that is no image.
+    """
+    if isinstance(cell, Image.Image):
+        return int(cell.width), int(cell.height)
+    encoded = _encoded(cell)
+    if encoded is not None:
+        header = header_of(encoded) if isinstance(encoded, bytes) else read_header(encoded)
+        width, height, orientation, _ = header
+        return (height, width) if obey_exif and orientation >= 5 else (width, height)
+    height, width, _ = _as_height_width(_array(cell)).shape
+    return width, height
+
+
+def cell_pixels(cell: Any, obey_exif: bool) -> npt.NDArray[np.uint8]:
+    """The cell as [H, W, 3] uint8, see `cell_picture`."""
+    return cell_picture(cell, obey_exif).pixels
+
+
+def cell_picture(cell: Any, obey_exif: bool, fit: Fit | None = None) -> Picture:
+    """The cell; encoded images are turned upright if `obey_exif`, and JPEG decoded at a fraction as `fit` allows.
+
+    Raises:
+        UnreadableImageError: empty, broken, of a shape that is no image, or floats outside [0, 1].
+    """
+    encoded = None if isinstance(cell, Image.Image) else _encoded(cell)
+    if encoded is None:
+        image = isinstance(cell, Image.Image)
+        return Picture.whole(to_pixels(cell) if image else _as_rgb(_as_height_width(_array(cell))))
+    try:
+        return load_picture(encoded, obey_exif=obey_exif, fit=fit)
+    except NO_IMAGE as error:
+        raise UnreadableImageError(str(error)) from error
+
+
+def _encoded(cell: Any) -> bytes | str | None:
+    """A cell's encoded file, or the path of it; None for arrays. A cell may also be the reason why it has no image."""
+    if isinstance(cell, UnreadableImageError):
+        raise cell
+    if isinstance(cell, (bytes, str)):
+        return cell
+    if isinstance(cell, (bytearray, memoryview)):
+        return bytes(cell)
+    if isinstance(cell, dict):
+        if cell.get("bytes"):
+            return bytes(cell["bytes"])
+        if cell.get("path"):
+            return str(cell["path"])
+        raise UnreadableImageError("neither bytes nor a path in this cell")
+    if cell is None:
+        raise UnreadableImageError("an empty cell")
+    return None
+
+
+def _array(cell: Any) -> npt.NDArray[Any]:
+    if hasattr(cell, "detach"):
+        cell = cell.detach().cpu().numpy()
+    array = np.asarray(cell)
+    if array.dtype.kind not in "uif" and array.dtype.kind != "b":
+        raise UnreadableImageError(f"a {type(cell).__name__} of dtype {array.dtype} is not an image")
+    return array
+
+
+def _as_height_width(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """[H, W, C] from [H, W], [H, W, C] or [C, H, W]; the small axis is taken for the channels."""
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3:
+        raise UnreadableImageError(
+            f"an array of shape {list(array.shape)} is not an image: it must be [H, W], [H, W, C] or [C, H, W]"
+        )
+    if array.shape[2] not in _CHANNELS and array.shape[0] in _CHANNELS:
+        array = array.transpose(1, 2, 0)
+    if array.shape[2] not in _CHANNELS or 0 in array.shape:
+        raise UnreadableImageError(f"shape {list(array.shape)} has no axis of 1, 3 or 4 channels")
+    return array
+
+
+def _as_rgb(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    if array.dtype.kind == "b":
+        array = array.astype(np.uint8) * 255
+    elif array.dtype.kind == "f":
+        low, high = float(array.min()), float(array.max())
+        if not (low >= 0 and high <= 1):
+            # [-1, 1] and [0, 255] look alike often enough that guessing would spoil some images silently.
+            raise UnreadableImageError(f"float pixels must lie in [0, 1], found {low:g} to {high:g}")
+        array = np.rint(array * 255).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        if array.dtype == np.uint16:
+            array = (array // 257).astype(np.uint8)
+        elif array.min() < 0 or array.max() > 255:
+            raise UnreadableImageError(f"pixels of dtype {array.dtype} must lie in 0 to 255")
+        else:
+            array = array.astype(np.uint8)
+    if array.shape[2] == 1:
+        return np.repeat(array, 3, axis=2)
+    return np.ascontiguousarray(array[..., :3])
+
+
+def explained(name: str, error: Exception) -> KohyaBucketError:
+    """The error for a person: which image, and why."""
+    return KohyaBucketError(f"{name}: cannot be read as an image ({error}); repair or remove it")
+
+
+_NEED_PLUGINS = (ImageFormat.AVIF, ImageFormat.HEIC, ImageFormat.JXL)
+
+
+class FileSource:
+    """Files, with captions from a list or from text files beside them.
+
+    Args:
+        paths: N image files.
+        captions: N texts; or a file name ending such as ".txt", and then each caption is read from the file
+            beside the image when the image is (".json": a text, or that under "caption"); None for no captions.
+        metadata_cache: sizes of files that have not changed are taken from it.
+        obey_exif: turn images upright as their EXIF asks; sd-scripts does not.
+        workers, progress: see `kohya_bucket.read_sizes`.
+
+    Raises:
+        KohyaBucketError: no paths, or another number of captions.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        *,
+        captions: Sequence[str] | str | None = None,
+        metadata_cache: MetadataCache | None = None,
+        obey_exif: bool = False,
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        refuse_one_path(paths)
+        if metadata_cache is not None and not isinstance(metadata_cache, MetadataCache):
+            raise KohyaBucketError(f"metadata_cache is {metadata_cache!r}: give MetadataCache.load(path)")
+        self.paths = paths if isinstance(paths, TextColumn) else TextColumn.of(_path_texts(paths))
+        if not len(self.paths):
+            raise KohyaBucketError("a dataset needs at least one image, but the list of paths is empty")
+        self._ending = captions if isinstance(captions, str) else None
+        self._captions = None if captions is None or isinstance(captions, str) else _texts(captions)
+        if self._captions is not None and len(self._captions) != len(self.paths):
+            raise KohyaBucketError(
+                f"{len(self._captions)} captions for {len(self.paths)} images: give one per image, in the same order"
+            )
+        if self._ending is not None and not self._ending.startswith("."):
+            raise KohyaBucketError(
+                f"captions={self._ending!r} is one text: give a list, or a file name ending such as '.txt'"
+            )
+        self._obey_exif = as_flag("obey_exif", obey_exif)
+        scan = read_sizes(self.paths, cached=metadata_cache, workers=workers, progress=progress)
+        self._plugins = [kind for kind in _NEED_PLUGINS if (scan.formats == kind).any()]
+        self._sizes = SourceSizes(scan.upright_sizes() if self._obey_exif else scan.sizes, scan.failures)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read_sizes(self) -> SourceSizes:
+        return self._sizes
+
+    def pixels(self, index: int) -> npt.NDArray[np.uint8]:
+        return self.picture(index).pixels
+
+    def picture(self, index: int, fit: Fit | None = None) -> Picture:
+        for kind in self._plugins:
+            load_plugin(kind)
+        path = self.paths[index]
+        try:
+            return cell_picture(fetched(path), self._obey_exif, fit)
+        except (OSError, UnreadableImageError) as error:
+            raise explained(path, error) from error
+
+    def caption(self, index: int) -> str:
+        if self._captions is not None:
+            return self._captions[index]
+        if self._ending is None:
+            return ""
+        return caption_beside(self.paths[index], self._ending) or ""
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers decode; sizes stay with the process that placed the images.
+        return {**self.__dict__, "_sizes": None}
+
+
+def _path_texts(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    listed = list(paths)
+    for i, path in enumerate(listed):
+        if not isinstance(path, (str, os.PathLike)):
+            raise KohyaBucketError(f"path {i} is {path!r}, but must be a text or a Path: leave out rows without a file")
+    return [os.fspath(path) for path in listed]
+
+
+def _texts(captions: Sequence[str]) -> TextColumn:
+    if isinstance(captions, Mapping):
+        raise KohyaBucketError(
+            "captions is a mapping, and iterating over it gives its keys: give a list in the order of the paths, e.g. "
+            "[captions[path] for path in paths]"
+        )
+    listed = list(captions)
+    for i, caption in enumerate(listed):
+        if not isinstance(caption, str):
+            raise KohyaBucketError(f'caption {i} is {caption!r}, but must be a text; "" stands for none')
+    return TextColumn.of(listed)
