@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,23 @@ def test_a_known_version(unpatched, copy, tmp_path):
     assert facts["adapter"] == "every part of sd-scripts that it replaces looks as expected"
     assert facts["patch"].startswith("none; start with ")
     assert files_of(copy) == before
+
+
+def test_without_git_the_version_follows_from_the_modules(unpatched, copy, tmp_path):
+    """Also in a folder of another repository; doctor and the log of a training say the same."""
+    for command in (["init"], ["-c", "user.name=x", "-c", "user.email=x", "commit", "--allow-empty", "-m", "x"]):
+        subprocess.run(["git", "-C", tmp_path, *command], check=True, capture_output=True)
+    subprocess.run(["git", "-C", tmp_path, "tag", "v7.7"], check=True, capture_output=True)
+    facts = doctor(tmp_path, "--sd-scripts", copy, "--quick")[2]
+    match = re.fullmatch(r"v(0\.\d+)\..*", unpatched.root.name.removeprefix("sd-scripts-"))
+    if match:
+        assert facts["checkout"].split()[0] == match[1]
+    assert facts["checkout"] == f"{facts['checkout'].split()[0]} (by its modules) at {copy}"
+    code = "import logging; logging.basicConfig(level='INFO'); import kohya_bucket.sdscripts as door; door.install()\n"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(copy)]), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", code + "import library.config_util"]
+    log = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=True).stderr
+    assert f"kohya_bucket in sd-scripts {facts['checkout']}: " in " ".join(log.split())
 
 
 def test_a_config_is_read_as_this_version_reads_it(copy, unpatched, tmp_path):

@@ -12,6 +12,8 @@ from kohya_bucket.errors import KohyaBucketError
 
 __all__ = ["CheckoutError", "SeamError", "describe_folder", "find_checkout", "npz_version", "steps_in"]
 
+# what versions brought, the newest first; seams are of other kinds since 0.10 and 0.11
+_BROUGHT = {"0.12": "cv2_compat.py", "0.11": "dataset.py", "0.10": "strategy_base.py", "0.9": "."}
 _VERIFIED = re.compile(r"\.verify_bucket_reso_steps\(\s*(\d{1,4})\s*\)")
 
 
@@ -56,10 +58,13 @@ def steps_in(root: Path) -> dict[str, int]:
 
 
 def describe_folder(root: Path) -> str:
-    """The version of the checkout in a folder as git tells it, and the folder."""
-    try:
-        git = ["git", "-C", str(root), "describe", "--tags", "--always"]
-        answer = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)
-        return f"{answer.stdout.strip()} at {root}"
-    except (OSError, subprocess.SubprocessError):
-        return f"of unknown version at {root}"
+    """The version of the checkout in a folder, and the folder. Without git its modules tell, as seams do."""
+    if (root / ".git").exists():  # not that of a folder around it
+        try:
+            git = ["git", "-C", str(root), "describe", "--tags", "--always"]
+            answer = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)
+            return f"{answer.stdout.strip()} at {root}"
+        except (OSError, subprocess.SubprocessError):
+            pass
+    version = next(version for version, file in _BROUGHT.items() if (root / "library" / file).exists())
+    return f"{version} (by its modules) at {root}"

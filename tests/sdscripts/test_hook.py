@@ -98,7 +98,7 @@ def test_no_training_goes_on_without_the_plan(unknown_version, train):
     done = run(code, unknown_version)
     assert done.returncode == 2
     assert done.stdout.splitlines() == ["2 other loaders work"]
-    assert done.stderr.splitlines()[-1].startswith("kohya_bucket: sd-scripts of unknown version")
+    assert done.stderr.splitlines()[-1].startswith("kohya_bucket: sd-scripts ")
     assert "Traceback" not in done.stderr
 
 
