@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import kohya_bucket.moved as _moved
 from kohya_bucket._version import __version__
 from kohya_bucket.lazy import importer
-
-_moved.answer_to_old_names()
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import (

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets import BucketSet, Placement
 from kohya_bucket.buckets.bucket import Bucket
-from kohya_bucket.buckets.rule import place_into_set
+from kohya_bucket.buckets.rule import InSet
 from kohya_bucket.buckets.sizes import IntArray, as_pair, size_keys, sizes_of_keys
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.planning.demand_model import DemandModel
@@ -121,7 +121,8 @@ class PlacedDataset:
             return size, (width, height)
         if self.sizes is None:
             raise ConfigError(f"{self.keys[image]} is to be trained at {size[0]}x{size[1]}, but its size is not known")
-        moved = place_into_set(self.sizes[image : image + 1], BucketSet.from_dims([size]), np.zeros(1, dtype=np.int32))
+        only = BucketSet.from_dims([size])
+        moved = InSet(self.sizes[image : image + 1], only, np.zeros(1, dtype=np.int32)).placement()
         width, height = moved.resized_sizes[0].tolist()
         return size, (width, height)
 

@@ -10,7 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AUTO_METHODS", "EXTRACTIONS", "NO_UPSCALE_FITS", "SWITCHING_METHODS", "Choice", "described", "listed"]
+__all__ = [
+    "AUTO_METHODS",
+    "EXTRACTIONS",
+    "NO_UPSCALE_FITS",
+    "SWITCHING_METHODS",
+    "TRAINERS",
+    "Choice",
+    "described",
+    "listed",
+]
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,35 @@ EXTRACTIONS: Mapping[str, Choice] = {
     "full": Choice("from the start, as long as the grid and `max_frames` allow"),
 }
 """Which runs of frames are taken from a clip."""
+
+
+TRAINERS: Mapping[str, Choice] = {
+    "onetrainer": Choice(
+        "nine aspects and their inverses at one area, quantised; nearest `h/w`", f"{_HERE}.trainers:OneTrainerBuckets"
+    ),
+    "simpletuner": Choice(
+        "the aspect rounded to two decimals, at one area, sides rounded to the alignment",
+        f"{_HERE}.trainers:SimpleTunerBuckets",
+    ),
+    "ai-toolkit": Choice(
+        "the own size reduced to the area, each side floored or raised, nearest area",
+        f"{_HERE}.trainers:AIToolkitBuckets",
+    ),
+    "diffusion-pipe": Choice(
+        "seven aspects from 0.5 to 2 in log space; nearest log aspect", f"{_HERE}.trainers:DiffusionPipeBuckets"
+    ),
+    "musubi-tuner": Choice(
+        "Kohya's idea from half the side on, step 16; no-upscale only floors", f"{_HERE}.trainers:MusubiTunerBuckets"
+    ),
+    "everydream2": Choice(
+        "hand-picked sizes for 512, 768 and 1024; nearest `w/h`", f"{_HERE}.trainers:EveryDream2Buckets"
+    ),
+    "diffusers": Choice(
+        "`find_nearest_bucket`: least `abs(h * bucket_w - w * bucket_h)`, the last of equals",
+        f"{_HERE}.trainers:DiffusersBuckets",
+    ),
+}
+"""Other trainers. A home is the class of the rule, which takes the side in pixels."""
 
 
 def described(choices: Mapping[str, Choice]) -> str:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.choices import Choice
 from kohya_bucket.buckets.clips import ClipPlacement, FrameGrid, Spans, check_rate, clip_counts, used_buckets
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import OwnSizes
@@ -24,7 +23,7 @@ from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.buckets.trainers import DiffusionPipeBuckets, positive
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["CLIP_TRAINERS", "ClipModel", "DiffusionPipeClips", "FinetrainersClips", "OpenSoraClips", "TrainerClips"]
+__all__ = ["CLIP_TRAINERS", "ClipModel", "DiffusionPipeClips", "FinetrainersClips", "OpenSoraClips"]
 
 
 Counts = npt.NDArray[np.int64]
@@ -199,27 +198,15 @@ def open_sora_shapes(area: int, step: int = 16) -> dict[tuple[float, float], tup
     return upright | turned
 
 
-def diffusion_pipe(model: ClipModel) -> TrainerClips:
-    """Its seven aspects at the resolution's area."""
+def _diffusion_pipe(model: ClipModel) -> TrainerClips:
     picture = DiffusionPipeBuckets(model.side, multiple=model.multiple)
     return DiffusionPipeClips(picture, model.lengths, model.target_fps, model.grid)
 
 
-def finetrainers(model: ClipModel) -> TrainerClips:
-    """One bucket for each length, at the resolution: it has those that its user lists."""
-    return FinetrainersClips((*model.resolution, length) for length in model.lengths)
-
-
-def open_sora(model: ClipModel) -> TrainerClips:
-    """At the resolution's area, with the rate of its own configs."""
-    return OpenSoraClips(model.side, model.lengths)
-
-
-_HERE = "kohya_bucket.buckets.clip_trainers"
-
-CLIP_TRAINERS: Mapping[str, Choice] = {
-    "diffusion-pipe": Choice("longest length within the frames at the model's rate", f"{_HERE}:diffusion_pipe"),
-    "finetrainers": Choice("most frames within the clip's, picked over all of it", f"{_HERE}:finetrainers"),
-    "open-sora": Choice("longest length at 24 frames per second or less", f"{_HERE}:open_sora"),
+# finetrainers has the buckets that its user lists: here one for each length, at the resolution.
+CLIP_TRAINERS: Mapping[str, Callable[[ClipModel], TrainerClips]] = {
+    "diffusion-pipe": _diffusion_pipe,
+    "finetrainers": lambda model: FinetrainersClips((*model.resolution, length) for length in model.lengths),
+    "open-sora": lambda model: OpenSoraClips(model.side, model.lengths),
 }
-"""The trainers by name. A home takes a `ClipModel` and gives the rule."""
+"""The trainers by name, with what makes their rule with their usual values."""

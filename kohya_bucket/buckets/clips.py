@@ -18,18 +18,9 @@ from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = [
-    "MOST_FRAMES",
-    "ClipBuckets",
-    "ClipPlacement",
-    "Extraction",
-    "FrameGrid",
-    "Spans",
-    "clip_counts",
-    "frames_at_rate",
-    "kept_frames",
-    "take_spans",
-    "used_buckets",
-]
+    "MOST_FRAMES", "ClipBuckets", "ClipPlacement", "FrameGrid", "Spans", "check_rate", "clip_counts",
+    "frames_at_rate", "used_buckets",
+]  # fmt: skip
 
 Counts = npt.NDArray[np.int64]
 

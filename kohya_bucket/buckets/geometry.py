@@ -12,15 +12,9 @@ import numpy.typing as npt
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
 __all__ = [
-    "aspect_loss",
-    "cover_resize",
-    "covering_sizes",
-    "crop_loss",
-    "crop_ltrb",
-    "cut_pixels",
-    "round_half_up",
+    "Sides", "aspect_loss", "cover_resize", "covering_sizes", "crop_loss", "crop_ltrb", "cut_pixels", "round_half_up",
     "too_long",
-]
+]  # fmt: skip
 
 # Whole numbers of pixels; doubles where a caller already has them, which saves the conversion.
 Sides = IntArray | FloatArray
@@ -66,20 +60,10 @@ def too_long(sizes: IntArray, bucket_sizes: IntArray, index: IntArray | None = N
 
 def covering_sizes(sizes: IntArray, buckets: IntArray) -> IntArray:
     """[N, 2] int32: sizes of 1 or more scaled until they cover their buckets; 0 where a bucket has a side of 0."""
-    missing = np.minimum(buckets[:, 0], buckets[:, 1]) < 1
-    some_missing = bool(missing.any())
-    width, height, bucket_width, bucket_height = columns = [
-        part[:, side].astype(np.float64) for part in (sizes, buckets) for side in (0, 1)
-    ]
-    if some_missing:
-        for column in columns:
-            column[missing] = 1
-    out = np.empty_like(sizes)
-    out[:, 0], out[:, 1] = cover_resize(
-        width, height, width / height, bucket_width, bucket_height, bucket_width / bucket_height
-    )
-    if some_missing:
-        out[missing] = 0
+    (width, height), (bucket_width, bucket_height) = sizes.T.astype(np.float64), np.maximum(buckets, 1).T.astype(float)
+    resized = cover_resize(width, height, width / height, bucket_width, bucket_height, bucket_width / bucket_height)
+    out: IntArray = np.stack(resized, axis=1)
+    out[buckets.min(axis=1, initial=1) < 1] = 0
     return out
 
 

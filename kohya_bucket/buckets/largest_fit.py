@@ -1,4 +1,9 @@
-"""Opt-in corrections of sd-scripts' no-upscale buckets: the largest fit, and a bound on what is cropped."""
+"""Opt-in corrections of sd-scripts' no-upscale buckets: the largest fit, and a bound on what is cropped.
+
+The largest admissible size for an image has sides that are multiples of the step, an area within the limit, and crops
+little. sd-scripts' `bucket_no_upscale` floors one side, follows with the other and floors again: a 3072x3000 image at
+1024x1024 gets 960x960 there although 1024x1024 fits (sd-scripts issues #2352, #731).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +15,12 @@ import numpy.typing as npt
 from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.arrays import for_chunks
 from kohya_bucket.buckets.geometry import aspect_loss
-from kohya_bucket.buckets.no_upscale import place_without_upscaling
+from kohya_bucket.buckets.no_upscale import without_upscaling
 from kohya_bucket.buckets.placement import Reason
-from kohya_bucket.buckets.rule import OwnSizes
+from kohya_bucket.buckets.rule import OwnSizes, Reasons
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
-__all__ = ["Admissible", "corrected_without_upscaling", "largest_sizes", "least_crop_sizes"]
-
-
-Reasons = npt.NDArray[np.uint8]
+__all__ = ["Admissible", "corrected_without_upscaling", "largest_sizes"]
 
 
 def corrected_without_upscaling(
@@ -30,8 +32,9 @@ def corrected_without_upscaling(
     would, so no image keeps less area than before. Where Kohya's rule has no bucket, it takes the size that
     crops least. An image over `max_crop` takes the largest size within it, or none (`Reason.CROP_LIMIT`).
     """
-    plain = place_without_upscaling(sizes, max_area, steps)
+    plain = without_upscaling(sizes, max_area, steps)
     bucket_sizes, resized, reasons = plain.bucket_sizes, plain.resized_sizes, plain.reasons
+    assert resized is not None  # they are sd-scripts' own
     admissible = Admissible(max_area, steps, no_upscale=True)
 
     def work(start: int, stop: int) -> None:

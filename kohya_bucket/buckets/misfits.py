@@ -16,8 +16,8 @@ from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, size_keys,
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = [
-    "BARELY", "FAR", "LONGEST_ASPECT", "MUCH_ENLARGED", "Shortened", "aspect_distance", "enlargement", "shortened",
-    "too_long", "too_small",
+    "BARELY", "FAR", "LONGEST_ASPECT", "MUCH_ENLARGED", "aspect_distance", "enlargement", "shortened", "too_long",
+    "too_small",
 ]  # fmt: skip
 
 Mask = npt.NDArray[np.bool_]

@@ -1,4 +1,4 @@
-"""What decides buckets: the protocol that every rule satisfies, and the class that this package's rules share."""
+"""What a rule is: the protocol that every rule satisfies, its one method, and the placement it makes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,11 @@ from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_sizes
 from kohya_bucket.errors import KohyaBucketError
 
 __all__ = [
-    "BucketRule",
-    "Decision",
-    "InSet",
-    "Outputs",
-    "OwnSizes",
-    "RuleBase",
-    "SetRule",
-    "check_rule",
-    "place_from_data",
-    "place_into_set",
-    "place_one",
-]
+    "Assignment", "BucketRule", "InSet", "OwnSizes", "PlacementRows", "Reasons", "RuleBase", "SetRule",
+    "check_rule", "place_one",
+]  # fmt: skip
+
+Reasons = npt.NDArray[np.uint8]
 
 
 @runtime_checkable
@@ -50,13 +43,13 @@ class BucketRule(Protocol):
 
 
 class RuleBase(ABC):
-    """A rule by one method, `_decide`; the four of `BucketRule` follow from it."""
+    """A rule by one method, `_assign`; the four of `BucketRule` follow from it."""
 
     _bucket_set: BucketSet | None = None
 
     @abstractmethod
-    def _decide(self, sizes: IntArray) -> Decision:
-        """What becomes of N images; `sizes` is [N, 2] int32, rows with a side below 1 are unreadable."""
+    def _assign(self, sizes: IntArray) -> Assignment:
+        """The buckets of N images; `sizes` is [N, 2] int32, rows with a side below 1 are unreadable."""
 
     @property
     def bucket_set(self) -> BucketSet | None:
@@ -65,7 +58,7 @@ class RuleBase(ABC):
 
     def place(self, sizes: npt.ArrayLike) -> Placement:
         """Place N images. `sizes` is [N, 2] (width, height) in pixels; rows with a side < 1 count as unreadable."""
-        return self._decide(as_sizes(sizes)).placement()
+        return self._assign(as_sizes(sizes)).placement()
 
     def assign(self, width: int, height: int) -> Bucket:
         """The bucket of one image. `ValueError` with the reason if it has none."""
@@ -73,7 +66,7 @@ class RuleBase(ABC):
 
     def assign_many_indices(self, sizes: npt.ArrayLike) -> IntArray:
         """[N] int32 positions in `bucket_set`, or where that is None in `place(sizes).bucket_set`; -1 for none."""
-        return self._decide(as_sizes(sizes)).indices()
+        return self._assign(as_sizes(sizes)).indices()
 
 
 class SetRule(RuleBase):
@@ -88,7 +81,7 @@ class SetRule(RuleBase):
 
 
 def check_rule(strategy: object) -> None:
-    """Before headers are read: is this a rule at all?
+    """Refuse what is no rule, before image headers are read.
 
     Raises:
         KohyaBucketError: it is a class, a bucket set, a name, or anything else that places no images.
@@ -109,22 +102,19 @@ def place_one(rule: BucketRule, width: int, height: int) -> Bucket:
     return bucket
 
 
-Reasons = npt.NDArray[np.uint8]
-
-
-class Decision(Protocol):
-    """Neither answer costs anything until it is asked for."""
+class Assignment(Protocol):
+    """The buckets that a rule gives N images. Neither answer costs anything until it is asked for."""
 
     def indices(self) -> IntArray:
         """[N] int32 positions in `placement().bucket_set`; -1 for none."""
 
     def placement(self) -> Placement:
-        """All of it."""
+        """The whole placement."""
 
 
 @dataclass(frozen=True)
 class InSet:
-    """Each image goes into a known set.
+    """An assignment to a known set; images are scaled to cover their bucket.
 
     Attributes:
         sizes: [N, 2] int32 (width, height) of the images.
@@ -138,29 +128,46 @@ class InSet:
     reasons: Reasons | None = None
 
     def indices(self) -> IntArray:
-        return self._decided()[0]
+        long = geometry.too_long(self.sizes, self.bucket_set.sizes, self.index)
+        return self.index if long is None else np.where(long, np.int32(-1), self.index)
 
     def placement(self) -> Placement:
-        return place_into_set(self.sizes, self.bucket_set, *self._decided())
+        index, rows = self.indices(), PlacementRows(len(self.sizes))
+        # Columns of doubles, so that no loop over images converts or strides.
+        widths, heights = (np.ascontiguousarray(side, dtype=np.float64) for side in self.bucket_set.sizes.T)
+        aspects = self.bucket_set.aspects
 
-    def _decided(self) -> tuple[IntArray, Reasons | None]:
-        long = geometry.too_long(self.sizes, self.bucket_set.sizes, self.index)
-        if long is None:
-            return self.index, self.reasons
-        reasons = np.where(self.index >= 0, Reason.PLACED, Reason.UNREADABLE) if self.reasons is None else self.reasons
-        return np.where(long, np.int32(-1), self.index), np.where(long, Reason.TOO_LONG, reasons).astype(np.uint8)
+        def work(start: int, stop: int) -> None:
+            at = index[start:stop]
+            width, height = (self.sizes[start:stop, side].astype(np.float64) for side in (0, 1))
+            missing = at < 0
+            if missing.any():
+                at = np.where(missing, 0, at)
+                width[missing] = height[missing] = 1
+            aspect, bucket, bucket_aspect = width / height, (widths[at], heights[at]), aspects[at]
+            resized = geometry.cover_resize(width, height, aspect, *bucket, bucket_aspect)
+            rows.fill(start, stop, aspect, bucket, bucket_aspect, resized, missing)
+
+        for_chunks(len(index), work)
+        return rows.placement(self.bucket_set, index, self._reasons(index))
+
+    def _reasons(self, index: IntArray) -> Reasons:
+        reasons = self.reasons
+        if reasons is None:
+            reasons = np.where(self.index >= 0, Reason.PLACED, Reason.UNREADABLE).astype(np.uint8)
+        return reasons if index is self.index else np.where(index == self.index, reasons, np.uint8(Reason.TOO_LONG))
 
 
 @dataclass(frozen=True)
 class OwnSizes:
-    """Each image brings its bucket, and the set is what occurs.
+    """An assignment in which each image brings its bucket, and the set is what occurs, sorted by (width, height).
 
     Attributes:
         sizes: [N, 2] int32 (width, height) of the images.
-        bucket_sizes: [N, 2] int32; no matter where `reasons` is not `PLACED`.
+        bucket_sizes: [N, 2] int32; ignored where `reasons` is not `PLACED`.
         reasons: [N] uint8 values of `Reason`.
-        unit: every bucket side is a multiple of it (knowing it saves time, no more).
-        resized_sizes: [N, 2] int32 to which the images are scaled; None is until they cover their bucket.
+        unit: every bucket side is a multiple of it; knowing it only saves time.
+        resized_sizes: [N, 2] int32 to which the images are scaled; None: until they cover their bucket.
     """
 
     sizes: IntArray
@@ -173,7 +180,26 @@ class OwnSizes:
         return distinct_sizes(self.bucket_sizes, self._reasons() == Reason.PLACED, self.unit)[1]
 
     def placement(self) -> Placement:
-        return place_from_data(self.sizes, self.bucket_sizes, self.resized_sizes, self._reasons(), self.unit)
+        reasons, given = self._reasons(), self.resized_sizes
+        placed = reasons == Reason.PLACED
+        bucket_set, index = distinct_sizes(self.bucket_sizes, placed, self.unit)
+        rows = PlacementRows(len(index), self.bucket_sizes, given)
+
+        def work(start: int, stop: int) -> None:
+            missing, parts = ~placed[start:stop], (self.sizes, self.bucket_sizes, *(() if given is None else (given,)))
+            columns = [part[start:stop, side].astype(np.float64) for part in parts for side in (0, 1)]
+            if missing.any():
+                for column in columns:
+                    column[missing] = 1
+            width, height, bucket_width, bucket_height, *resized = columns
+            aspect, bucket_aspect = width / height, bucket_width / bucket_height
+            if not resized:
+                resized = [*geometry.cover_resize(width, height, aspect, bucket_width, bucket_height, bucket_aspect)]
+            bucket = bucket_width, bucket_height
+            rows.fill(start, stop, aspect, bucket, bucket_aspect, (resized[0], resized[1]), missing)
+
+        for_chunks(len(index), work)
+        return rows.placement(bucket_set, index, reasons)
 
     def _reasons(self) -> Reasons:
         long = None if self.resized_sizes is not None else geometry.too_long(self.sizes, self.bucket_sizes)
@@ -182,114 +208,30 @@ class OwnSizes:
         return np.where(long & (self.reasons == Reason.PLACED), np.uint8(Reason.TOO_LONG), self.reasons)
 
 
-def place_into_set(
-    sizes: IntArray,
-    bucket_set: BucketSet,
-    index: IntArray,
-    reasons: npt.NDArray[np.uint8] | None = None,
-) -> Placement:
-    """Placement of images into a known set, scaled to cover their bucket.
+class PlacementRows:
+    """The arrays of a placement, allocated once and filled range by range."""
 
-    Args:
-        sizes: [N, 2] int32 (width, height).
-        index: [N] int32 position in `bucket_set`, -1 for none.
-        reasons: [N] uint8 `Reason` values; if None, every image without a bucket counts as unreadable.
-    """
-    if reasons is None:
-        reasons = np.where(index >= 0, Reason.PLACED, Reason.UNREADABLE).astype(np.uint8)
-    bucket_sizes = np.empty((len(sizes), 2), dtype=np.int32)
-    resized_sizes = np.empty((len(sizes), 2), dtype=np.int32)
-    out = Outputs(len(sizes))
-    # Columns of doubles, so that no loop over images converts or strides.
-    bucket_widths, bucket_heights = (np.ascontiguousarray(side, dtype=np.float64) for side in bucket_set.sizes.T)
-
-    def work(start: int, stop: int) -> None:
-        at = index[start:stop]
-        width, height = (sizes[start:stop, side].astype(np.float64) for side in (0, 1))
-        missing = at < 0
-        any_missing = bool(missing.any())
-        if any_missing:
-            at = np.where(missing, 0, at)
-            width[missing] = height[missing] = 1
-        bucket_width, bucket_height = bucket_widths[at], bucket_heights[at]
-        bucket_aspect, aspect = bucket_set.aspects[at], width / height
-        resized = geometry.cover_resize(width, height, aspect, bucket_width, bucket_height, bucket_aspect)
-        bucket_sizes[start:stop, 0], bucket_sizes[start:stop, 1] = bucket_width, bucket_height
-        resized_sizes[start:stop, 0], resized_sizes[start:stop, 1] = resized
-        out.fill(start, stop, (bucket_width, bucket_height), bucket_aspect, aspect, resized)
-        if any_missing:
-            bucket_sizes[start:stop][missing] = 0
-            resized_sizes[start:stop][missing] = 0
-            out.clear(start, stop, missing)
-
-    for_chunks(len(sizes), work)
-    return out.placement(bucket_set, index, bucket_sizes, resized_sizes, reasons)
-
-
-def place_from_data(
-    sizes: IntArray, bucket_sizes: IntArray, resized_sizes: IntArray | None, reasons: npt.NDArray[np.uint8],
-    unit: int = 1,
-) -> Placement:  # fmt: skip
-    """Placement where each image brings its bucket; the set is what occurs, sorted by (width, height).
-
-    All arrays have N rows; rows whose reason is not `PLACED` lose their bucket. Without `resized_sizes` images are
-    scaled until they cover it. Every bucket side is a multiple of `unit` (knowing it saves time, no more).
-    """
-    placed = reasons == Reason.PLACED
-    bucket_set, index = distinct_sizes(bucket_sizes, placed, unit)
-    out = Outputs(len(sizes))
-    resized = np.empty_like(sizes) if resized_sizes is None else resized_sizes
-
-    def work(start: int, stop: int) -> None:
-        missing = ~placed[start:stop]
-        any_missing = bool(missing.any())
-        if resized_sizes is None:
-            resized[start:stop] = geometry.covering_sizes(sizes[start:stop], bucket_sizes[start:stop])
-        parts = sizes[start:stop], bucket_sizes[start:stop], resized[start:stop]
-        columns = [part[:, side].astype(np.float64) for part in parts for side in (0, 1)]
-        if any_missing:
-            for column in columns:
-                column[missing] = 1
-        width, height, bucket_width, bucket_height, resized_width, resized_height = columns
-        bucket = bucket_width, bucket_height
-        out.fill(start, stop, bucket, bucket_width / bucket_height, width / height, (resized_width, resized_height))
-        if any_missing:
-            out.clear(start, stop, missing)
-
-    for_chunks(len(sizes), work)
-    if not placed.all():
-        bucket_sizes = np.where(placed[:, None], bucket_sizes, 0).astype(np.int32)
-        resized = np.where(placed[:, None], resized, 0).astype(np.int32)
-    return out.placement(bucket_set, index, bucket_sizes, resized, reasons)
-
-
-class Outputs:
-    """Rows that every placement computes alike, allocated once and filled range by range."""
-
-    def __init__(self, n: int) -> None:
-        self.crop_ltrb = np.empty((n, 4), dtype=np.float64)
-        self.aspect_errors = np.empty(n, dtype=np.float64)
-        self.crop_loss = np.empty(n, dtype=np.float64)
+    def __init__(self, n: int, bucket_sizes: IntArray | None = None, resized_sizes: IntArray | None = None) -> None:
+        self.bucket_sizes = np.empty((n, 2), dtype=np.int32) if bucket_sizes is None else bucket_sizes
+        self.resized_sizes = np.empty((n, 2), dtype=np.int32) if resized_sizes is None else resized_sizes
+        self._crop_ltrb = np.empty((n, 4), dtype=np.float64)
+        self._aspect_errors, self._crop_loss = np.empty(n, dtype=np.float64), np.empty(n, dtype=np.float64)
 
     def fill(
-        self, start: int, stop: int, bucket: tuple[FloatArray, FloatArray], bucket_aspect: FloatArray,
-        aspect: FloatArray, resized: tuple[geometry.Sides, geometry.Sides],
+        self, start: int, stop: int, aspect: FloatArray, bucket: tuple[FloatArray, FloatArray],
+        bucket_aspect: FloatArray, resized: tuple[geometry.Sides, geometry.Sides], missing: npt.NDArray[np.bool_],
     ) -> None:  # fmt: skip
-        """Rows `start` to `stop`, from columns of widths and heights."""
-        geometry.crop_ltrb(*bucket, bucket_aspect, aspect, out=self.crop_ltrb[start:stop])
-        np.subtract(bucket_aspect, aspect, out=self.aspect_errors[start:stop])
-        self.crop_loss[start:stop] = geometry.crop_loss(*bucket, *resized)
+        """Rows `start` to `stop`, from columns of widths and heights; those of `missing` are emptied."""
+        rows = slice(start, stop)
+        for side in (0, 1):
+            self.bucket_sizes[rows, side], self.resized_sizes[rows, side] = bucket[side], resized[side]
+        geometry.crop_ltrb(*bucket, bucket_aspect, aspect, out=self._crop_ltrb[rows])
+        np.subtract(bucket_aspect, aspect, out=self._aspect_errors[rows])
+        self._crop_loss[rows] = geometry.crop_loss(*bucket, *resized)
+        if missing.any():
+            self.bucket_sizes[rows][missing] = self.resized_sizes[rows][missing] = self._crop_ltrb[rows][missing] = 0
+            self._aspect_errors[rows][missing] = self._crop_loss[rows][missing] = np.nan
 
-    def clear(self, start: int, stop: int, missing: npt.NDArray[np.bool_]) -> None:
-        """Empty those of the rows that have no bucket."""
-        self.crop_ltrb[start:stop][missing] = 0
-        self.aspect_errors[start:stop][missing] = np.nan
-        self.crop_loss[start:stop][missing] = np.nan
-
-    def placement(
-        self, bucket_set: BucketSet | None, index: IntArray, bucket_sizes: IntArray, resized_sizes: IntArray,
-        reasons: npt.NDArray[np.uint8],
-    ) -> Placement:  # fmt: skip
-        """Together with what is decided."""
-        computed = self.crop_ltrb, self.aspect_errors, self.crop_loss
-        return Placement(bucket_set, index, bucket_sizes, resized_sizes, *computed, reasons)
+    def placement(self, bucket_set: BucketSet | None, index: IntArray, reasons: Reasons) -> Placement:
+        sizes, computed = (self.bucket_sizes, self.resized_sizes), (self._aspect_errors, self._crop_loss)
+        return Placement(bucket_set, index, *sizes, self._crop_ltrb, *computed, reasons)

@@ -1,4 +1,4 @@
-"""Bucket sets in files: TOML or JSON with `name`, `description`, `vae_factor` and a list `buckets`.
+"""Bucket sets in files: TOML or JSON with `name`, `description`, `vae_factor` and a list `buckets`; and the presets.
 
     name = "my-budget"
     vae_factor = 8
@@ -12,6 +12,7 @@ The format is the one that bucketsampler reads and writes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ from kohya_bucket.checks import one_of
 from kohya_bucket.errors import ConfigError, InvalidBucketError, KohyaBucketError
 from kohya_bucket.texts import parse_json, parse_toml, read_text
 
-__all__ = ["bucket_set_to_toml", "list_presets", "load_from_json", "load_from_toml", "load_preset", "parse_bucket_set"]
+__all__ = ["bucket_set_to_toml", "list_presets", "load_from_json", "load_from_toml", "load_preset"]
 
 
-_WANT = "a bucket set is a TOML or JSON file"
+_PRESETS = resources.files("kohya_bucket.buckets") / "presets"  # one TOML file each; every file names its source
 _SET_KEYS = {"name": str, "description": str, "vae_factor": int, "buckets": list}
 
 
@@ -39,23 +40,21 @@ def load_from_toml(path: str | Path) -> BucketSet:
             is missing.
         InvalidBucketError: an empty set, a duplicate, a side that is not positive or no multiple.
     """
-    try:
-        data = parse_toml(read_text(path, want=_WANT))
-    except KohyaBucketError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    return parse_bucket_set(data, str(path))
+    return _load(path, "TOML", parse_toml)
 
 
 def load_from_json(path: str | Path) -> BucketSet:
     """Read a bucket set from a JSON file; raises as `load_from_toml` does."""
+    return _load(path, "JSON", parse_json)
+
+
+def _load(path: str | Path, kind: str, parse: Callable[[str], Any]) -> BucketSet:
     try:
-        data = parse_json(read_text(path, want=_WANT))
+        data = parse(read_text(path, want="a bucket set is a TOML or JSON file"))
     except KohyaBucketError:
         raise
     except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+        raise ConfigError(f"{path} is not valid {kind}: {error}") from error
     return parse_bucket_set(data, str(path))
 
 
@@ -102,8 +101,7 @@ def bucket_set_to_toml(bucket_set: BucketSet) -> str:
 
 def list_presets() -> list[str]:
     """Names that `load_preset` takes, sorted."""
-    files = (resources.files("kohya_bucket.buckets") / "presets").iterdir()
-    return sorted(f.name[: -len(".toml")] for f in files if f.name.endswith(".toml"))
+    return sorted(file.name.removesuffix(".toml") for file in _PRESETS.iterdir() if file.name.endswith(".toml"))
 
 
 def load_preset(name: str) -> BucketSet:
@@ -113,5 +111,5 @@ def load_preset(name: str) -> BucketSet:
         ConfigError: no preset has that name; the message lists those that exist.
     """
     one_of("preset", name, list_presets(), ConfigError)
-    text = (resources.files("kohya_bucket.buckets") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    text = (_PRESETS / f"{name}.toml").read_text(encoding="utf-8")
     return parse_bucket_set(toml.loads(text), f"preset {name}")

@@ -1,7 +1,7 @@
 """How other trainers place images, restated from their public behaviour so that a move can be judged beforehand.
 
 Read-only: these rules plan nothing. The bucket of each image is the trainer's own; what is cropped is counted as
-everywhere in this package, for an image scaled to cover its bucket, so that trainers can be compared. Each file
+everywhere in this package, for an image scaled to cover its bucket, so that trainers can be compared. Each class
 names its source; `compat_tests/test_other_trainers.py` compares with the real code where a checkout is present.
 """
 
@@ -9,83 +9,22 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.bucket import BucketSet
-from kohya_bucket.buckets.choices import Choice
 from kohya_bucket.buckets.placement import Reason
-from kohya_bucket.buckets.rule import Decision, InSet, OwnSizes, RuleBase, SetRule
+from kohya_bucket.buckets.rule import Assignment, InSet, OwnSizes, RuleBase, SetRule
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.buckets.switching import AspectSwitch
-from kohya_bucket.checks import one_of
-from kohya_bucket.errors import BucketSettingsError, ConfigError
-
-if TYPE_CHECKING:
-    from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.errors import BucketSettingsError
 
 __all__ = [
-    "TRAINERS",
-    "AIToolkitBuckets",
-    "DataTrainer",
-    "DiffusersBuckets",
-    "DiffusionPipeBuckets",
-    "EveryDream2Buckets",
-    "MusubiTunerBuckets",
-    "OneTrainerBuckets",
-    "SetTrainer",
-    "SimpleTunerBuckets",
-    "SizeColumns",
-    "decide_readable",
-    "positive",
-    "round_to_multiple",
-    "trainer_rule",
-]
-
-
-_HERE = "kohya_bucket.buckets.trainers"
-
-TRAINERS: Mapping[str, Choice] = {
-    "onetrainer": Choice(
-        "nine aspects and their inverses at one area, quantised; nearest `h/w`",
-        f"{_HERE}:OneTrainerBuckets",
-    ),
-    "simpletuner": Choice(
-        "the aspect rounded to two decimals, at one area, sides rounded to the alignment",
-        f"{_HERE}:SimpleTunerBuckets",
-    ),
-    "ai-toolkit": Choice(
-        "the own size reduced to the area, each side floored or raised, nearest area",
-        f"{_HERE}:AIToolkitBuckets",
-    ),
-    "diffusion-pipe": Choice(
-        "seven aspects from 0.5 to 2 in log space; nearest log aspect", f"{_HERE}:DiffusionPipeBuckets"
-    ),
-    "musubi-tuner": Choice(
-        "Kohya's idea from half the side on, step 16; no-upscale only floors",
-        f"{_HERE}:MusubiTunerBuckets",
-    ),
-    "everydream2": Choice("hand-picked sizes for 512, 768 and 1024; nearest `w/h`", f"{_HERE}:EveryDream2Buckets"),
-    "diffusers": Choice(
-        "`find_nearest_bucket`: least `abs(h * bucket_w - w * bucket_h)`, the last of equals",
-        f"{_HERE}:DiffusersBuckets",
-    ),
-}
-"""The trainers by name. A home is the rule's class, which takes the side in pixels and is imported when it is used."""
-
-
-def trainer_rule(name: str, resolution: int) -> BucketRule:
-    """A trainer's rule with its usual values at a side in pixels.
-
-    Raises:
-        ConfigError: there is no trainer of that name here.
-    """
-    rule: BucketRule = TRAINERS[one_of("trainer", name, TRAINERS, ConfigError)].load()(resolution)
-    return rule
-
+    "AIToolkitBuckets", "DiffusersBuckets", "DiffusionPipeBuckets", "EveryDream2Buckets",
+    "MusubiTunerBuckets", "OneTrainerBuckets", "SimpleTunerBuckets", "positive",
+]  # fmt: skip
 
 SizeColumns = tuple[npt.NDArray[np.number], npt.NDArray[np.number]]
 
@@ -97,19 +36,23 @@ def positive(**values: float) -> None:
             raise BucketSettingsError(f"{name} is {value}, but must be 1 or more")
 
 
-def round_to_multiple(x: float, multiple: int) -> int:
+def _round_to_multiple(x: float, multiple: int) -> int:
     """Python's `round(x / multiple) * multiple`: half to even."""
     return round(x / multiple) * multiple
 
 
 class SetTrainer(SetRule):
-    """A trainer with a bucket set; `_nearest` decides."""
+    """A trainer with a bucket set: the nearest width / height, unless `_nearest` decides otherwise."""
 
-    @abstractmethod
+    def __init__(self, bucket_set: BucketSet) -> None:
+        super().__init__(bucket_set)
+        self._switch = AspectSwitch.nearest(bucket_set.aspects)
+
     def _nearest(self, width: IntArray, height: IntArray) -> IntArray:
         """[N] readable widths and heights -> [N] positions in the set."""
+        return self._switch.index(width / height)
 
-    def _decide(self, sizes: IntArray) -> Decision:
+    def _assign(self, sizes: IntArray) -> Assignment:
         index = np.full(len(sizes), -1, dtype=np.int32)
         readable = sizes.min(axis=1, initial=1) > 0
         index[readable] = self._nearest(sizes[readable, 0], sizes[readable, 1])
@@ -123,11 +66,11 @@ class DataTrainer(RuleBase):
     def _sizes(self, width: FloatArray, height: FloatArray) -> SizeColumns:
         """[N] readable widths and heights -> bucket widths and heights; 0 where the trainer has none."""
 
-    def _decide(self, sizes: IntArray) -> OwnSizes:
-        return decide_readable(sizes, self._sizes)
+    def _assign(self, sizes: IntArray) -> OwnSizes:
+        return _assign_readable(sizes, self._sizes)
 
 
-def decide_readable(sizes: IntArray, choose: Callable[[FloatArray, FloatArray], SizeColumns]) -> OwnSizes:
+def _assign_readable(sizes: IntArray, choose: Callable[[FloatArray, FloatArray], SizeColumns]) -> OwnSizes:
     """The bucket sizes that `choose` gives for the readable of N images."""
     readable = sizes.min(axis=1, initial=1) > 0
     buckets = np.zeros_like(sizes)
@@ -141,7 +84,11 @@ _ONE_TRAINER_ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
 
 
 class OneTrainerBuckets(SetTrainer):
-    """Nearest aspect counted as height / width, so portrait is finer than landscape, the other way than Kohya's.
+    """OneTrainer: nine aspects and their inverses at one pixel count; nearest height / width. Source: Nerogar/mgds,
+    `pipelineModules/AspectBucketing.py`, which OneTrainer uses with a quantization of 64 for most models (8 for SD 1.5
+    and 2). Its list has Python's set order, which decides only exact ties; here it is ascending.
+
+    Nearest aspect counted as height / width, so portrait is finer than landscape, the other way than Kohya's.
 
     Args:
         resolution: side in pixels whose area every bucket has about.
@@ -151,7 +98,7 @@ class OneTrainerBuckets(SetTrainer):
     def __init__(self, resolution: int = 1024, quantization: int = 64) -> None:
         positive(resolution=resolution, quantization=quantization)
         pairs = [(1.0 / math.sqrt(a) * resolution, a / math.sqrt(a) * resolution) for a in _ONE_TRAINER_ASPECTS]
-        sizes = {tuple(round_to_multiple(side, quantization) for side in pair) for pair in pairs}
+        sizes = {tuple(_round_to_multiple(side, quantization) for side in pair) for pair in pairs}
         sizes |= {(h, w) for w, h in sizes}
         super().__init__(BucketSet.from_dims(sorted(sizes), name="onetrainer", vae_factor=quantization))
         self._switch = AspectSwitch.nearest(self.bucket_set.sizes[:, 1] / self.bucket_set.sizes[:, 0])
@@ -161,7 +108,13 @@ class OneTrainerBuckets(SetTrainer):
 
 
 class SimpleTunerBuckets(DataTrainer):
-    """One bucket per rounded aspect that occurs.
+    """SimpleTuner: the aspect rounded to two decimals, at one pixel count, each side rounded to the alignment. Source:
+    bghira/SimpleTuner, `helpers/multiaspect/image.py` and `helpers/image_manipulation/training_sample.py`, for
+    `resolution_type` area or pixel_area and no square crop. The trainer also remembers the first size it computed for
+    each rounded aspect of a bucket; two sizes with the same rounded aspect then become one, depending on the order of
+    images. Here the order decides nothing, so such images keep their own size.
+
+    One bucket per rounded aspect that occurs.
 
     Args:
         resolution: side in pixels; 1024 stands for `resolution = 1024` with `resolution_type = "pixel_area"`.
@@ -171,7 +124,7 @@ class SimpleTunerBuckets(DataTrainer):
     def __init__(self, resolution: int = 1024, alignment: int = 64) -> None:
         positive(resolution=resolution, alignment=alignment)
         self.resolution, self.alignment = resolution, alignment
-        self._edge = max(round_to_multiple(int(math.sqrt(resolution * resolution / 1e6 * 1e6)), alignment), alignment)
+        self._edge = max(_round_to_multiple(int(math.sqrt(resolution * resolution / 1e6 * 1e6)), alignment), alignment)
 
     def _sizes(self, width: FloatArray, height: FloatArray) -> SizeColumns:
         ratio = width / height
@@ -186,12 +139,15 @@ class SimpleTunerBuckets(DataTrainer):
         if aspect == 0:  # narrower than 1:200, which the trainer divides by
             return 0, 0
         root, step = math.sqrt(aspect), self.alignment
-        width, height = (max(round_to_multiple(side, step), step) for side in (self._edge * root, self._edge / root))
+        width, height = (max(_round_to_multiple(side, step), step) for side in (self._edge * root, self._edge / root))
         return (self._edge, self._edge) if round(width / height, 2) == 1.0 else (width, height)
 
 
 class AIToolkitBuckets(DataTrainer):
-    """Never enlarges by more than a step; one bucket per size that occurs.
+    """ai-toolkit: the image's own size reduced to the area, each side floored or raised to the step. Source:
+    ostris/ai-toolkit, `toolkit/buckets.py`; the step is what the model asks for, 16 for most and 8 by default.
+
+    Never enlarges by more than a step; one bucket per size that occurs.
 
     Args:
         resolution: side in pixels whose area no bucket exceeds (unless a side is shorter than a step).
@@ -219,11 +175,12 @@ class AIToolkitBuckets(DataTrainer):
         return best_w, best_h
 
 
-_DIGITS = 3
-
-
 class DiffusionPipeBuckets(SetTrainer):
-    """An image goes to the nearest aspect; aspects whose sizes round to the same share a bucket.
+    """diffusion-pipe: aspects spread evenly in log space; nearest log aspect; the aspect's size per resolution. Source:
+    tdrussell/diffusion-pipe, `utils/dataset.py` and `examples/dataset.toml` (whose seven aspects from 0.5 to 2 are the
+    defaults here). Rounds to 16 pixels, to 32 for some models.
+
+    An image goes to the nearest aspect; aspects whose sizes round to the same share a bucket.
 
     Args:
         resolution: side in pixels whose area the buckets have about.
@@ -245,14 +202,14 @@ class DiffusionPipeBuckets(SetTrainer):
         if not 0 < min_ar <= max_ar:
             raise BucketSettingsError(f"min_ar {min_ar} and max_ar {max_ar} are not a range of positive aspects")
         aspects = np.geomspace(min_ar, max_ar, num_ar_buckets) if ar_buckets is None else list(ar_buckets)
-        rounded = sorted({round(float(a), _DIGITS) for a in aspects})
+        rounded = sorted({round(float(a), 3) for a in aspects})
         self._log_aspects = np.log(rounded)
         positions: dict[tuple[int, int], int] = {}
         self._position = []
         for aspect in rounded:
             width = math.sqrt(resolution**2 * aspect)
             sides = (width, resolution**2 / width)
-            size = (round_to_multiple(sides[0], multiple), round_to_multiple(sides[1], multiple))
+            size = (_round_to_multiple(sides[0], multiple), _round_to_multiple(sides[1], multiple))
             self._position.append(positions.setdefault(size, len(positions)))
         super().__init__(BucketSet.from_dims(positions, name="diffusion-pipe", vae_factor=multiple))
 
@@ -269,7 +226,10 @@ class DiffusionPipeBuckets(SetTrainer):
 
 
 class MusubiTunerBuckets(SetTrainer):
-    """Widths from half the side up to the side, each with the tallest height in the area, and the transposes.
+    """musubi-tuner: sd-scripts' idea with fewer buckets, and a no-upscale mode that only floors. Source:
+    kohya-ss/musubi-tuner, `dataset/bucket.py`, `BucketSelector`; the step is 16 for nearly every model.
+
+    Widths from half the side up to the side, each with the tallest height in the area, and the transposes.
 
     Args:
         resolution: (width, height) in pixels whose area no bucket exceeds; an int means a square.
@@ -288,16 +248,12 @@ class MusubiTunerBuckets(SetTrainer):
         pairs = [(w, self.area // w - self.area // w % steps) for w in widths]
         dims = sorted({*pairs, *((h, w) for w, h in pairs)})
         super().__init__(BucketSet.from_dims(dims, name="musubi-tuner", vae_factor=steps))
-        self._switch = AspectSwitch.nearest(self.bucket_set.aspects)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._resolution}, steps={self.steps}, no_upscale={self.no_upscale})"
 
-    def _nearest(self, width: IntArray, height: IntArray) -> IntArray:
-        return self._switch.index(width / height)
-
-    def _decide(self, sizes: IntArray) -> Decision:
-        return decide_readable(sizes, self._floored) if self.no_upscale else super()._decide(sizes)
+    def _assign(self, sizes: IntArray) -> Assignment:
+        return _assign_readable(sizes, self._floored) if self.no_upscale else super()._assign(sizes)
 
     def _floored(self, width: FloatArray, height: FloatArray) -> SizeColumns:
         chosen = self.bucket_set.sizes[self._switch.index(width / height)]
@@ -317,7 +273,11 @@ _SIZES = {
 
 
 class EveryDream2Buckets(SetTrainer):
-    """The trainer crops to the aspect first and resizes after; which share is lost is the same.
+    """EveryDream2: hand-picked sizes per resolution; nearest width / height, the first of equals. Source:
+    victorchall/EveryDream2trainer, `data/aspects.py` and `data/image_train_item.py`. Only the three resolutions most
+    used are kept here, as the aspects' sizes; the trainer has a list for every 64 pixels.
+
+    The trainer crops to the aspect first and resizes after; which share is lost is the same.
 
     Args:
         resolution: 512, 768 or 1024, or up to 63 pixels more, which the trainer floors away.
@@ -334,17 +294,17 @@ class EveryDream2Buckets(SetTrainer):
         landscape = [tuple(map(int, size.split("x"))) for size in _SIZES[floored].split()]
         dims = [size for w, h in landscape for size in ([(w, h)] if w == h else [(w, h), (h, w)])]
         super().__init__(BucketSet.from_dims(dims, name="everydream2", vae_factor=64))
-        self._switch = AspectSwitch.nearest(self.bucket_set.aspects)
-
-    def _nearest(self, width: IntArray, height: IntArray) -> IntArray:
-        return self._switch.index(width / height)
 
 
 _DIFFUSERS_ASPECTS = ((1, 1), (4, 5), (5, 4), (2, 3), (3, 2), (3, 4), (4, 3), (9, 16), (16, 9), (1, 2), (2, 1))
 
 
 class DiffusersBuckets(SetTrainer):
-    """Buckets as given on the command line, or generated for a resolution.
+    """diffusers' DreamBooth scripts: the bucket with the least `|h * bucket_w - w * bucket_h|`, the last of equals.
+    Source: huggingface/diffusers, `training_utils.find_nearest_bucket` and `generate_aspect_ratio_buckets`. The measure
+    is the aspect distance times the bucket's height, so flat buckets attract more images than their aspect explains.
+
+    Buckets as given on the command line, or generated for a resolution.
 
     Args:
         buckets: (width, height) pairs in their order, or a side in pixels for the scripts' eleven aspects at that
@@ -359,7 +319,7 @@ class DiffusersBuckets(SetTrainer):
             for across, down in _DIFFUSERS_ASPECTS:
                 height = (buckets * buckets / (across / down)) ** 0.5
                 sides = (height * (across / down), height)
-                width, height = (max(divisibility, round_to_multiple(side, divisibility)) for side in sides)
+                width, height = (max(divisibility, _round_to_multiple(side, divisibility)) for side in sides)
                 dims[width, height] = None
             super().__init__(BucketSet.from_dims(dims, name="diffusers", vae_factor=divisibility))
         else:

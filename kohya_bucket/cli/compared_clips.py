@@ -71,7 +71,7 @@ class ComparedSet:
         if keys.frame_extraction == "full":
             lengths = tuple(range(model.grid.base, keys.max_frames + 1, model.grid.stride))
         wanted = ClipModel(keys.resolution, lengths, model.grid, model.target_fps, model.steps)
-        rule = CLIP_TRAINERS[name].load()(wanted)
+        rule = CLIP_TRAINERS[name](wanted)
         return PlacedClips(name, rule.place(scan.sizes, scan.frames, scan.fps), rule.spread)
 
 

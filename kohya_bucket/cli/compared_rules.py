@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.buckets.rules.registry import RULES, is_rule, rule_choices
-from kohya_bucket.buckets.trainers import TRAINERS, trainer_rule
 from kohya_bucket.checks import one_of
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.errors import ConfigError
@@ -24,7 +24,7 @@ def _own() -> dict[str, Mapping[str, Any]]:
     out: dict[str, Mapping[str, Any]] = {}
     for name, rule in RULES.items():
         if not rule.argument:
-            base = {"rule": name} if "switching" in rule.takes else {"rule": name, "switching": None}
+            base = {"rule": name} if "switching" in rule.accepted_options else {"rule": name, "switching": None}
             out |= {name: base, **{variant: {**base, **changes} for variant, changes in rule.variants.items()}}
     return out
 
@@ -59,7 +59,8 @@ def compared_rule(name: str, options: RuleOptions, sizes: IntArray) -> BucketRul
     """
     if name in TRAINERS:
         width, height = options.size
-        return trainer_rule(name, round((width * height) ** 0.5))
+        rule: BucketRule = TRAINERS[name].load()(round((width * height) ** 0.5))
+        return rule
     own = _own()
     if name not in own and not is_rule(name):
         one_of("rule", name, [*comparable(), *groups()], ConfigError)

@@ -1,8 +1,5 @@
 """From bucket numbers to batches: what every rank trains in every step. numpy only; no files, no global state."""
 
-import warnings
-from typing import TYPE_CHECKING
-
 from kohya_bucket.planning.costs import CostFit, fit_cost, measure_cost
 from kohya_bucket.planning.idle import (
     dealt_costs,
@@ -50,15 +47,3 @@ __all__ = [
     "rank_costs",
     "trained_cost",
 ]
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> type[EpochPosition]:
-        if name != "Position":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warnings.warn(
-            f"{__name__}.Position is now EpochPosition; the old name goes with the next version",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return EpochPosition

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
@@ -355,34 +354,13 @@ _NAMES = tuple(field.name for field in fields(PlanOptions))
 
 
 def known_options(where: Callable[..., object], given: Mapping[str, Any]) -> PlanKeywords:
-    """The keyword arguments that a caller of `where` gave as options; old names under the new ones, with a warning.
+    """The keyword arguments that a caller of `where` gave as options.
 
     Raises:
-        TypeError: an unknown name, with the nearest argument of `where`; or an old name beside the new one.
+        TypeError: an unknown name, with the nearest argument of `where`.
     """
     options = dict(given)
-    for old, (new, turned) in _OLD_NAMES.items():
-        if old in options:
-            if new in options:
-                raise TypeError(f"{where.__name__} got {new} and {old}, its old name: leave {old} out")
-            warnings.warn(
-                f"{old} of {where.__name__} is now {new}; the old name goes with the next version",
-                DeprecationWarning,
-                stacklevel=3,
-            )
-            options[new] = turned(options.pop(old))
     if not options.keys() <= set(_NAMES):
         own = [p.name for p in inspect.signature(where).parameters.values() if p.kind is not p.VAR_KEYWORD]
         known_keyword(where.__name__, options, [*own, *_NAMES])
     return cast(PlanKeywords, options)
-
-
-def _opposite(enlarge: Any) -> Any:
-    given = array_of("enlarge", enlarge)
-    return ~given if given.dtype == np.bool_ else enlarge
-
-
-_OLD_NAMES: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "crop_limit": ("max_crop", lambda share: share),
-    "enlarge": ("no_upscale", _opposite),
-}

@@ -28,7 +28,7 @@ clips = st.lists(
 @given(clips=clips, seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
 def test_the_laws_of_every_rule(name, clips, seed) -> None:
-    rule = CLIP_TRAINERS[name].load()(MODEL)
+    rule = CLIP_TRAINERS[name](MODEL)
     width, height, frames, fps = (np.array(column) for column in zip(*clips, strict=True))
     sizes = np.column_stack([width, height])
     placed = rule.place(sizes, frames, fps)

@@ -15,7 +15,6 @@ from kohya_bucket import (
     NovelAIBuckets,
 )
 from kohya_bucket.buckets import bucket_set_to_toml, load_preset, rule_from_name
-from kohya_bucket.buckets.rules import registry
 
 SIZES = [(640, 480), (1920, 1080), (0, 0), (512, 512)]
 
@@ -98,10 +97,3 @@ def test_what_is_no_bucket_set_is_refused(given) -> None:
 def test_what_is_no_bucket_is_refused(dims) -> None:
     with pytest.raises(InvalidBucketError):
         BucketSet.from_dims(dims)
-
-
-def test_the_names_are_found_where_they_were() -> None:
-    with pytest.warns(DeprecationWarning, match=r"now rule_choices\(\)"):
-        assert tuple(registry.rule_choices()) == registry.RULE_NAMES
-    with pytest.raises(AttributeError, match="no attribute 'RULE_NAME'"):
-        registry.RULE_NAME  # noqa: B018

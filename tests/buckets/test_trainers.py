@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohya_bucket import BucketRule, BucketSettingsError, ConfigError, Reason
+from kohya_bucket import BucketRule, BucketSettingsError, Reason
+from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.buckets.trainers import (
-    TRAINERS,
     AIToolkitBuckets,
     DiffusersBuckets,
     DiffusionPipeBuckets,
@@ -15,7 +15,6 @@ from kohya_bucket.buckets.trainers import (
     MusubiTunerBuckets,
     OneTrainerBuckets,
     SimpleTunerBuckets,
-    trainer_rule,
 )
 
 side = st.one_of(st.integers(0, 5000), st.integers(1, 40).map(lambda n: n * 64))
@@ -27,7 +26,7 @@ every_trainer = pytest.mark.parametrize("name", TRAINERS)
 @given(sizes=size_lists, seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
 def test_the_laws_of_every_rule(name, sizes, seed) -> None:
-    rule = trainer_rule(name, 512)
+    rule = TRAINERS[name].load()(512)
     assert isinstance(rule, BucketRule)
     together = rule.place(sizes)
     np.testing.assert_array_equal(rule.assign_many_indices(sizes), together.bucket_index)
@@ -71,9 +70,7 @@ def test_a_side_below_the_step_has_no_bucket() -> None:
     assert MusubiTunerBuckets(512, no_upscale=True).place([(8, 300)]).reason(0) is Reason.TOO_SMALL
 
 
-def test_what_does_not_exist_is_named() -> None:
-    with pytest.raises(ConfigError, match="trainer is 'kohya_ss', but must be one of onetrainer"):
-        trainer_rule("kohya_ss", 512)
+def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(BucketSettingsError, match="kept for 512, 768, 1024, not for a resolution of 640"):
         EveryDream2Buckets(640)
     with pytest.raises(BucketSettingsError, match="quantization is 0"):

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kohya_bucket.buckets import ExactBuckets, FixedBuckets, KohyaBuckets, NovelAIBuckets, Reason, load_preset
+from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.buckets.rules.kohya import kohya_bucket_sizes
 from kohya_bucket.buckets.rules.novelai import novelai_bucket_sizes
-from kohya_bucket.buckets.trainers import TRAINERS, trainer_rule
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError, PlanError
 from kohya_bucket.planning import demand_model as memory
@@ -100,7 +100,7 @@ RULES = {
     "novelai": NovelAIBuckets(),
     "exact": ExactBuckets(1024),
     "sdxl": FixedBuckets(load_preset("sdxl")),
-    **{name: trainer_rule(name, 1024) for name in TRAINERS},
+    **{name: TRAINERS[name].load()(1024) for name in TRAINERS},
 }
 
 

@@ -25,7 +25,7 @@ class ToyBuckets(RuleBase):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def _decide(self, sizes):
+    def _assign(self, sizes):
         reasons = np.where(sizes.min(axis=1, initial=self.step) < self.step, 1 + (sizes.min(axis=1) > 0), 0)
         return OwnSizes(sizes, sizes // self.step * self.step, reasons.astype(np.uint8), self.step)
 
@@ -36,7 +36,9 @@ def toy_rule(request: RuleRequest) -> ToyBuckets:
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = NamedRule(text="whole steps", home=f"{__name__}:toy_rule", takes=frozenset(), variants={"toy-64": {}})
+    toy = NamedRule(
+        text="whole steps", home=f"{__name__}:toy_rule", accepted_options=frozenset(), variants={"toy-64": {}}
+    )
     monkeypatch.setitem(RULES, "toy", toy)
 
 

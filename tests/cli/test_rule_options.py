@@ -10,9 +10,8 @@ import pytest
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import KohyaBuckets, list_presets, load_preset
-from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, described
+from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, TRAINERS, described
 from kohya_bucket.buckets.rules.registry import rule_choices
-from kohya_bucket.buckets.trainers import TRAINERS
 from kohya_bucket.cli.compared_rules import compared_rule, groups, names_of
 from kohya_bucket.cli.group import load_command
 from kohya_bucket.cli.rule_options import RuleOptions

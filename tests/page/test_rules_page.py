@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS
+from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, TRAINERS
 from kohya_bucket.buckets.rules.registry import rule_choices
-from kohya_bucket.buckets.trainers import TRAINERS
 
 DOCS = Path(__file__).parents[2] / "docs"
 

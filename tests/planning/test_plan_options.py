@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from plan_cases import SIZES, trained
 
-from kohya_bucket import planning
 from kohya_bucket.datasets import streaming
 from kohya_bucket.errors import ConfigError, PlanError
 from kohya_bucket.planning import (
@@ -130,13 +129,6 @@ def test_every_name_is_its_values() -> None:
     assert all(not REMAINDERS[name].moves_images for name in streaming.REMAINDERS)
 
 
-def test_a_position_answers_to_its_old_name() -> None:
-    with pytest.warns(DeprecationWarning, match="Position is now EpochPosition"):
-        assert planning.Position is planning.EpochPosition
-    with pytest.raises(AttributeError, match="no attribute 'Positions'"):
-        planning.Positions  # noqa: B018
-
-
 def test_keywords_are_the_options() -> None:
     assert PlanKeywords.__annotations__.keys() == PlanOptions.__annotations__.keys()
     for name, told in PlanKeywords.__annotations__.items():
@@ -166,19 +158,6 @@ def test_the_callers_own_arguments_are_among_the_nearest() -> None:
         plan_epoch(IDS, 4, sed=3)
     with pytest.raises(TypeError, match="EpochPlanner has no argument 'word_size'; the nearest is 'world_size'"):
         EpochPlanner(IDS, 4, word_size=3)
-
-
-@pytest.mark.parametrize("call", list(callers()))
-def test_old_names_are_the_new_ones_with_a_warning(call) -> None:
-    new = call(remainder="merge", bucket_sizes=SIZES[:2], max_crop=0.5, no_upscale=True)
-    with pytest.warns(DeprecationWarning, match="is now (max_crop|no_upscale)") as warned:
-        old = call(remainder="merge", bucket_sizes=SIZES[:2], crop_limit=0.5, enlarge=False)
-    assert {warning.filename for warning in warned} == {__file__}
-    assert (old.hash, old.fingerprint) == (new.hash, new.fingerprint)
-    with pytest.raises(TypeError, match="got max_crop and crop_limit, its old name"):
-        call(max_crop=0.5, crop_limit=0.5)
-    with pytest.warns(match="enlarge of"), pytest.raises(PlanError, match="no_upscale is 'no'"):
-        call(bucket_sizes=SIZES[:2], enlarge="no")
 
 
 def test_what_saved_states_know_keeps_its_names() -> None:

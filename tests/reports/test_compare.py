@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kohya_bucket import AutoBuckets, ExactBuckets, KohyaBuckets, Reason
-from kohya_bucket.buckets.trainers import TRAINERS, trainer_rule
+from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.reports.compare import compare_rules
 
 SIZES = np.random.default_rng(0).integers(300, 3000, (400, 2)).astype(np.int32)
@@ -13,7 +13,7 @@ RULES = {
     "kohya, largest": KohyaBuckets(1024, no_upscale=True, no_upscale_fit="largest"),
     "exact": ExactBuckets(1024),
     "auto": AutoBuckets.from_dims(SIZES),
-    **{name: trainer_rule(name, 1024) for name in TRAINERS},
+    **{name: TRAINERS[name].load()(1024) for name in TRAINERS},
 }
 
 

@@ -23,18 +23,7 @@ from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = [
-    "AutoBucketResult",
-    "AutoBuckets",
-    "AutoSet",
-    "SetRequest",
-    "Sides",
-    "auto_rule",
-    "clusters",
-    "generate_buckets",
-    "kmeans_1d",
-    "optimum",
-]
+__all__ = ["AutoBucketResult", "AutoBuckets", "auto_rule", "clusters", "generate_buckets", "kmeans_1d", "optimum"]
 
 
 class AutoBuckets(FixedBuckets):

@@ -23,7 +23,7 @@ from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, size_k
 from kohya_bucket.checks import as_flag, one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["UNDERFILLED_POLICIES", "ExactBuckets", "exact_rule", "optimal_sizes", "settle_underfilled"]
+__all__ = ["ExactBuckets", "exact_rule", "optimal_sizes"]
 
 
 # Up to here every product of the integer arithmetic fits into 64 bits for sides of up to 2**31 pixels.
@@ -91,7 +91,7 @@ class ExactBuckets(RuleBase):
         alone.underfilled = "keep"
         return place_one(alone, width, height)
 
-    def _decide(self, sizes: IntArray) -> OwnSizes:
+    def _assign(self, sizes: IntArray) -> OwnSizes:
         bucket_sizes, reasons = np.empty_like(sizes), np.empty(len(sizes), dtype=np.uint8)
 
         def work(start: int, stop: int) -> None:

@@ -20,16 +20,9 @@ from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = [
-    "FixedBuckets",
-    "OneBucket",
-    "assign_many",
-    "assign_many_indices",
-    "best_bucket",
-    "check_bucket_set",
-    "crop_loss",
-    "file_rule",
+    "FixedBuckets", "OneBucket", "assign_many", "assign_many_indices", "best_bucket", "crop_loss", "file_rule",
     "preset_rule",
-]
+]  # fmt: skip
 
 
 class FixedBuckets(SetRule):
@@ -70,7 +63,7 @@ class FixedBuckets(SetRule):
     def max_crop(self) -> float | None:
         return self._limits.max_crop
 
-    def _decide(self, sizes: IntArray) -> InSet:
+    def _assign(self, sizes: IntArray) -> InSet:
         return nearest_within(sizes, self.bucket_set, self._switch, self._limits)
 
     def __repr__(self) -> str:
@@ -109,7 +102,7 @@ class OneBucket(SetRule):
     def __init__(self, resolution: tuple[int, int]) -> None:
         super().__init__(BucketSet.from_dims([resolution], name="no bucketing"))
 
-    def _decide(self, sizes: IntArray) -> InSet:
+    def _assign(self, sizes: IntArray) -> InSet:
         readable = sizes.min(axis=1, initial=1) > 0
         return InSet(sizes, self.bucket_set, np.where(readable, 0, -1).astype(np.int32))
 

@@ -13,8 +13,8 @@ from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.choices import NO_UPSCALE_FITS, SWITCHING_METHODS
 from kohya_bucket.buckets.largest_fit import corrected_without_upscaling
 from kohya_bucket.buckets.limits import Limits, check_max_crop, nearest_within
-from kohya_bucket.buckets.no_upscale import WithoutUpscaling
-from kohya_bucket.buckets.rule import Decision, RuleBase
+from kohya_bucket.buckets.no_upscale import without_upscaling
+from kohya_bucket.buckets.rule import Assignment, RuleBase
 from kohya_bucket.buckets.rules.registry import RuleRequest
 from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, check_steps
 from kohya_bucket.buckets.switching import aspect_switch
@@ -22,9 +22,6 @@ from kohya_bucket.checks import as_flag, one_of
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["KohyaBuckets", "kohya_bucket_sizes", "kohya_rule"]
-
-
-_FURTHER = ("switching", "no_upscale_fit", "max_crop")
 
 
 def kohya_bucket_sizes(
@@ -100,21 +97,27 @@ class KohyaBuckets(RuleBase):
             self._switch = aspect_switch(self._bucket_set, switching)
             self._limits = Limits(self._bucket_set, max_crop=self.max_crop, no_upscale=False)
 
-    def _decide(self, sizes: IntArray) -> Decision:
+    def _assign(self, sizes: IntArray) -> Assignment:
         if self._bucket_set is not None:
             return nearest_within(sizes, self._bucket_set, self._switch, self._limits)
         largest = self.no_upscale_fit == "largest"
         if largest or self.max_crop is not None:
             return corrected_without_upscaling(sizes, self.max_area, self.reso_steps, largest, self.max_crop)
-        return WithoutUpscaling(sizes, self.max_area, self.reso_steps)  # exactly as sd-scripts has it
+        return without_upscaling(sizes, self.max_area, self.reso_steps)  # exactly as sd-scripts has it
 
     def changed(self, **values: Any) -> KohyaBuckets:
         """The rule with other values. `BucketSettingsError` where they cannot work."""
-        own = {
-            name: getattr(self, name)
-            for name in ("max_reso", "min_size", "max_size", "reso_steps", "no_upscale", *_FURTHER)
-        }
-        return KohyaBuckets(**{**own, **values})
+        names = (
+            "max_reso",
+            "min_size",
+            "max_size",
+            "reso_steps",
+            "no_upscale",
+            "switching",
+            "no_upscale_fit",
+            "max_crop",
+        )
+        return KohyaBuckets(**{name: getattr(self, name) for name in names} | values)
 
     def __repr__(self) -> str:
         limits = f"min_size={self.min_size}, max_size={self.max_size}, reso_steps={self.reso_steps}"

@@ -110,7 +110,7 @@ class NovelAIBuckets(FixedBuckets):
         """[K] float64 aspects that the distance is taken to, in set order."""
         return self._aspects
 
-    def _decide(self, sizes: IntArray) -> InSet:
+    def _assign(self, sizes: IntArray) -> InSet:
         index = np.empty(len(sizes), dtype=np.int32)
         reasons = np.empty(len(sizes), dtype=np.uint8)
 

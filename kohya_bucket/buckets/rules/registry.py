@@ -6,7 +6,6 @@ A rule is a class or a set somewhere in this folder, a function that makes it fr
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -25,52 +24,94 @@ __all__ = ["RULES", "NamedRule", "RuleRequest", "is_rule", "named_rule", "rule_c
 
 @dataclass(frozen=True, kw_only=True)
 class NamedRule(Choice):
-    """A rule as those know it who choose it by name; `home` makes it from a `RuleRequest`.
+    """A rule that is chosen by name; `home` makes it from a `RuleRequest`.
 
     Attributes:
         argument: what is written after the name and a colon, e.g. NAME; empty where there is none.
-        takes: the options that mean something to it. Others of `_UNASKED` are refused.
+        accepted_options: those that mean something to it. Of others, only the default in `_IMPLIED` is accepted.
         own_sizes: its buckets follow from no resolution, limit or step.
         from_images: it is made from the sizes of all images.
         variants: further names for `compare`, with what they change of the options.
     """
 
     argument: str = ""
-    takes: frozenset[str] = frozenset({"no_upscale", "max_crop", "switching"})
+    accepted_options: frozenset[str] = frozenset({"no_upscale", "max_crop", "switching"})
     own_sizes: bool = False
     from_images: bool = False
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 _HERE = "kohya_bucket.buckets.rules"
-_ALL = NamedRule.takes
+_ALL = NamedRule.accepted_options
 
 RULES: dict[str, NamedRule] = {
     "kohya": NamedRule(
-        text="as sd-scripts", home=f"{_HERE}.kohya:kohya_rule", takes=_ALL | {"no_upscale_fit"},
+        text="as sd-scripts", home=f"{_HERE}.kohya:kohya_rule", accepted_options=_ALL | {"no_upscale_fit"},
         variants={
             "kohya-no-upscale": {"bucket_no_upscale": True},
             "kohya-largest": {"bucket_no_upscale": True, "no_upscale_fit": "largest"},
         },
     ),
     "novelai": NamedRule(text="NovelAI's set", home=f"{_HERE}.novelai:novelai_rule"),
-    "exact": NamedRule(text="a bucket for each size", home=f"{_HERE}.exact:exact_rule", takes=_ALL - {"switching"}),
+    "exact": NamedRule(
+        text="a bucket for each size", home=f"{_HERE}.exact:exact_rule", accepted_options=_ALL - {"switching"},
+    ),
     "auto": NamedRule(
-        text="a set made from the images", home=f"{_HERE}.auto:auto_rule", takes=_ALL | {"num_buckets", "auto_method"},
-        from_images=True, variants={"auto-optimal": {"auto_method": "optimal"}},
+        text="a set made from the images", home=f"{_HERE}.auto:auto_rule",
+        accepted_options=_ALL | {"num_buckets", "auto_method"}, from_images=True,
+        variants={"auto-optimal": {"auto_method": "optimal"}},
     ),
     "preset": NamedRule(text="a bundled set", home=f"{_HERE}.fixed:preset_rule", argument="NAME", own_sizes=True),
     "file": NamedRule(text="a set in a TOML or JSON file", home=f"{_HERE}.fixed:file_rule", argument="PATH",
                       own_sizes=True),
 }  # fmt: skip
 
-# Values that ask nothing of a rule which does not take the option.
-_UNASKED: Mapping[str, tuple[object, ...]] = {
+# Defaults, which a rule that does not accept the option need not refuse.
+_IMPLIED: Mapping[str, tuple[object, ...]] = {
     "switching": (None, "midpoint"),
     "no_upscale_fit": ("kohya",),
     "max_crop": (None,),
     "no_upscale": (False,),
 }
+
+
+class SetOptions(TypedDict, total=False):
+    """What all rules with a set take."""
+
+    no_upscale: bool
+    max_crop: float | None
+    switching: str
+
+
+@dataclass(frozen=True)
+class RuleRequest:
+    """sd-scripts' keys and this package's options, as `rule_from_name` explains them.
+
+    Attributes:
+        argument: what stands after the colon of the name, e.g. that of the preset.
+        sizes: [N, 2] sizes of the data; None where none were given.
+    """
+
+    argument: str
+    max_reso: tuple[int, int]
+    min_size: int
+    max_size: int
+    reso_steps: int
+    no_upscale: bool
+    sizes: npt.ArrayLike | None
+    switching: str | None
+    no_upscale_fit: str
+    max_crop: float | None
+    num_buckets: int
+    auto_method: str
+
+    @property
+    def set_options(self) -> SetOptions:
+        """The options for a rule with a set; without `switching` it is the rule's own."""
+        options = SetOptions(no_upscale=self.no_upscale, max_crop=self.max_crop)
+        if self.switching is not None:
+            options["switching"] = self.switching
+        return options
 
 
 def rule_choices() -> dict[str, NamedRule]:
@@ -148,58 +189,9 @@ def rule_from_name(
 def _refuse_unused(name: str, rule: NamedRule, request: RuleRequest) -> None:
     if rule.from_images and request.sizes is None:
         raise BucketSettingsError(f"rule {name!r} makes its buckets from the images, but no sizes were given")
-    for option, unasked in _UNASKED.items():
+    for option, implied in _IMPLIED.items():
         value = getattr(request, option)
-        if option not in rule.takes and value not in unasked:
-            having = [one for one, other in rule_choices().items() if option in other.takes]
+        if option not in rule.accepted_options and value not in implied:
+            having = [one for one, other in rule_choices().items() if option in other.accepted_options]
             what = f"the rule{'s' * (len(having) > 1)} {listed(having)} {'has' if len(having) == 1 else 'have'}"
             raise BucketSettingsError(f"{option} is {value!r}, which only {what}: leave it out with rule {name!r}")
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> tuple[str, ...]:
-        if name != "RULE_NAMES":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        text = "RULE_NAMES is now rule_choices(); the old name goes with the next version"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return tuple(rule_choices())
-
-
-class SetOptions(TypedDict, total=False):
-    """What all rules with a set take."""
-
-    no_upscale: bool
-    max_crop: float | None
-    switching: str
-
-
-@dataclass(frozen=True)
-class RuleRequest:
-    """sd-scripts' keys and this package's options, as `rule_from_name` explains them.
-
-    Attributes:
-        argument: what stands after the colon of the name, e.g. that of the preset.
-        sizes: [N, 2] sizes of the data; None where none were given.
-    """
-
-    argument: str
-    max_reso: tuple[int, int]
-    min_size: int
-    max_size: int
-    reso_steps: int
-    no_upscale: bool
-    sizes: npt.ArrayLike | None
-    switching: str | None
-    no_upscale_fit: str
-    max_crop: float | None
-    num_buckets: int
-    auto_method: str
-
-    @property
-    def set_options(self) -> SetOptions:
-        """The options for a rule with a set; without `switching` it is the rule's own."""
-        options = SetOptions(no_upscale=self.no_upscale, max_crop=self.max_crop)
-        if self.switching is not None:
-            options["switching"] = self.switching
-        return options

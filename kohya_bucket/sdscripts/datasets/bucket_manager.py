@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.buckets import BucketSet, Placement, geometry
-from kohya_bucket.buckets.no_upscale import place_without_upscaling
-from kohya_bucket.buckets.rule import place_into_set
+from kohya_bucket.buckets.no_upscale import without_upscaling
+from kohya_bucket.buckets.rule import InSet
 from kohya_bucket.buckets.rules.kohya import kohya_bucket_sizes
 from kohya_bucket.buckets.sizes import as_pair, as_sizes
 from kohya_bucket.buckets.switching import AspectSwitch, nearest_indices
@@ -75,10 +75,10 @@ class BucketManager:
         if self.no_upscale:
             if self.max_area is None or self.reso_steps is None:
                 raise ValueError("no_upscale needs max_reso and reso_steps")
-            return place_without_upscaling(array, self.max_area, self.reso_steps)
+            return without_upscaling(array, self.max_area, self.reso_steps).placement()
         if self._bucket_set is None:
             raise ValueError("there are no buckets yet: call make_buckets or set_predefined_resos first")
-        return place_into_set(array, self._bucket_set, nearest_indices(array, self._bucket_set, self._switch))
+        return InSet(array, self._bucket_set, nearest_indices(array, self._bucket_set, self._switch)).placement()
 
     def select_bucket(self, image_width: int, image_height: int) -> tuple[Size, Size, float]:
         """Bucket, resized size and aspect error of one image; `ValueError` with the reason if it has none."""

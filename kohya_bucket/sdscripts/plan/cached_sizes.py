@@ -12,7 +12,7 @@ from kohya_bucket.adapter.moved_images import moved_images
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import BucketSet
 from kohya_bucket.buckets.placement import Placement
-from kohya_bucket.buckets.rule import place_into_set
+from kohya_bucket.buckets.rule import InSet
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.sdscripts.config import ImageList, ReadDataset
 from kohya_bucket.sdscripts.plan.placing import place_listed
@@ -73,9 +73,8 @@ def cached_sizes(
     for target in np.unique(bucket).tolist():
         rows = placed[image[bucket == target]]
         width, height = trained.buckets[target]
-        placement = place_into_set(
-            sizes[rows], BucketSet.from_dims([(width, height)]), np.zeros(len(rows), dtype=np.int32)
-        )
+        only = BucketSet.from_dims([(width, height)])
+        placement = InSet(sizes[rows], only, np.zeros(len(rows), dtype=np.int32)).placement()
         name = f"{names[int(trained.resolution_of_bucket[target])]} to {width}x{height}".strip()
         out.append(CachedSizes(rows, placement, name, True))
     return out
