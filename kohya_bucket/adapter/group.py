@@ -64,7 +64,7 @@ class GroupPlanner:
     ) -> None:
         buckets_of = [len(i.buckets) for i in images]
         self.options = options
-        by_shards = ORDERS[options.order].heeds_shards
+        by_shards = ORDERS[options.order].uses_shards
         self._order: dict[str, Any] = {"order": "shuffled" if by_shards and shards is None else options.order}
         if by_shards and shards is not None:
             self._order |= {"shards": shards, "open_shards": options.open_shards}

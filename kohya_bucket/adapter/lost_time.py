@@ -36,7 +36,7 @@ def lost_time(group: GroupPlanner, gpus: int, seed: int = 0, epoch: int = 1) -> 
 def advice(group: GroupPlanner, gpus: int, plan: EpochPlan) -> str:
     """What to set where an epoch, of this plan with one shape per step, loses much more than it has to; else ""."""
     options = group.options
-    if gpus == 1 or options.same_shape is not True or ORDERS[options.order].heeds_shards:
+    if gpus == 1 or options.same_shape is not True or ORDERS[options.order].uses_shards:
         return ""
     if plan.samples > _MOST_SAMPLES or (lost := lost_share_of(plan)) < _MUCH:
         return ""

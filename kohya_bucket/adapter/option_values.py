@@ -132,7 +132,7 @@ def _check_tokens(merged: Mapping[str, Any]) -> None:
 
 def _check_order(merged: Mapping[str, Any]) -> None:
     name = merged.get("order", "shuffled")
-    if not ORDERS[name].heeds_shards:
+    if not ORDERS[name].uses_shards:
         return
     why = ""
     if merged.get("latent_cache", "npz") != "shards":

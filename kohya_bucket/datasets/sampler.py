@@ -125,7 +125,7 @@ def warn_of_never_trained(planner: EpochPlanner) -> None:
 def with_shards(options: PlanKeywords, dataset: Any) -> PlanKeywords:
     """The options with the data set's own shards, where the order goes by shards and none are given."""
     order = ORDERS.get(options.get("order", ""))
-    if order is None or not order.heeds_shards or options.get("shards") is not None:
+    if order is None or not order.uses_shards or options.get("shards") is not None:
         return options
     for holder in (dataset, getattr(dataset, "source", None)):
         if (shards := getattr(holder, "shards", None)) is not None:

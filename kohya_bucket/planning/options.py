@@ -129,7 +129,7 @@ class PlanOptions:
         for option, policy in zip(("remainder", "small_buckets"), self.policies, strict=False):
             if policy.needs_sizes and self.sizes is None:
                 raise PlanError(f"{option}={policy.name!r} needs bucket_sizes: {policy.needs_sizes}")
-        if self.arrangement.heeds_shards and self.shards is None:
+        if self.arrangement.uses_shards and self.shards is None:
             raise PlanError(
                 f"order={self.order!r} needs shards: the number of the shard that each image lies in; data sets of "
                 "latents and of tar shards know it themselves"
@@ -144,7 +144,7 @@ class PlanOptions:
             raise PlanError("same_shape is 'cost' without bucket_tokens or bucket_sizes: the cost depends on them")
         if self.regularization is None and self.regularization_uses is not None:
             raise PlanError("regularization_uses is set without regularization: say which images they are")
-        if self.by_cost and self.arrangement.heeds_shards:
+        if self.by_cost and self.arrangement.uses_shards:
             raise PlanError(
                 f"same_shape is 'cost' and order is {self.order!r}, whose steps have one bucket: leave out one of them"
             )
@@ -243,8 +243,8 @@ class PlanOptions:
             "resolution_weights": self.resolution_weights,
             "bucket_sizes": self.sizes,
             "bucket_groups": self.bucket_groups,
-            "run_length": self.run_length if self.arrangement.heeds_run_length else None,
-            "crop_limit": self.max_crop if any(p.heeds_max_crop for p in self.policies) else None,
+            "run_length": self.run_length if self.arrangement.uses_run_length else None,
+            "crop_limit": self.max_crop if any(p.uses_max_crop for p in self.policies) else None,
             "base_bucket": self.base_bucket,
             "enlarge": ~context.no_upscale if context.no_upscale.any() else None,
             "equal_epochs": True if self.equal_epochs else None,
@@ -252,7 +252,7 @@ class PlanOptions:
             "small_buckets": self.policies[1].name if len(self.policies) > 1 else None,
             "same_shape": COST if self.by_cost else None,
             "item_costs": self.item_costs if self.by_cost else None,
-            **({name: getattr(self, name) for name in _OF_SHARDS} if self.arrangement.heeds_shards else {}),
+            **({name: getattr(self, name) for name in _OF_SHARDS} if self.arrangement.uses_shards else {}),
         }
 
 

@@ -23,8 +23,8 @@ class Order:
         text: for help and documentation.
         arrange: `(layout, rng, run_length) -> [S]` numbers of the batches, in the order of training.
         shuffles: the images of a bucket are shuffled before batches are cut; without, every epoch is the same.
-        heeds_run_length: `run_length` decides what it does.
-        heeds_shards: `shards` and `open_shards` decide in which windows images are trained; `arrange` then sees the
+        uses_run_length: `run_length` decides what it does.
+        uses_shards: `shards` and `open_shards` decide in which windows images are trained; `arrange` then sees the
             batches that a bucket has in one window as a bucket of their own.
     """
 
@@ -32,8 +32,8 @@ class Order:
     text: str
     arrange: Callable[[BatchLayout, np.random.RandomState, int], npt.NDArray[np.intp]]
     shuffles: bool = True
-    heeds_run_length: bool = False
-    heeds_shards: bool = False
+    uses_run_length: bool = False
+    uses_shards: bool = False
 
 
 def order_shuffled(cut: BatchLayout, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:  # noqa: ARG001
@@ -83,12 +83,12 @@ def _order_in_runs(cut: BatchLayout, rng: np.random.RandomState, run_length: int
     return np.argsort(rank[run_of_step], kind="stable")
 
 
-RUNS = Order("runs", "several steps of one shape after another", _order_in_runs, heeds_run_length=True)
+RUNS = Order("runs", "several steps of one shape after another", _order_in_runs, uses_run_length=True)
 
 
 LOCAL = Order(
     "local", "few shards at a time, in random order, images and batches mixed among them", order_shuffled,
-    heeds_shards=True,
+    uses_shards=True,
 )  # fmt: skip
 
 

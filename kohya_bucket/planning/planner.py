@@ -101,7 +101,7 @@ class EpochPlanner:
         self.full_batch = per_rank if chosen.by_cost else self.global_batch
         self._context = chosen.context(self.global_batch)
         self._shards: npt.NDArray[np.int32] | None = None
-        if chosen.arrangement.heeds_shards and chosen.shards is not None:
+        if chosen.arrangement.uses_shards and chosen.shards is not None:
             self._shards = checked_shards(chosen.shards, len(ids))
         self.demand_model = DemandModel(ids, self.n_buckets, chosen)
         period = self.demand_model.period() if chosen.equal_epochs else 1

@@ -70,7 +70,7 @@ class RemainderPolicy:
         reason: of its changes, in the ledger; None where it changes nothing.
         moves_images: it trains images in other buckets than their own.
         needs_sizes: why it cannot do without `bucket_sizes`; empty where it can.
-        heeds_max_crop: `max_crop` decides what it does.
+        uses_max_crop: `max_crop` decides what it does.
         enlarges: it may train images in a larger bucket than their own, whatever that bucket is.
     """
 
@@ -80,7 +80,7 @@ class RemainderPolicy:
     reason: LedgerReason | None = None
     moves_images: bool = False
     needs_sizes: str = ""
-    heeds_max_crop: bool = False
+    uses_max_crop: bool = False
     enlarges: bool = False
 
     @property
@@ -239,7 +239,7 @@ MERGE = RemainderPolicy(
     LedgerReason.MERGED,
     moves_images=True,
     needs_sizes="the crop into another bucket depends on them",
-    heeds_max_crop=True,
+    uses_max_crop=True,
 )
 
 

@@ -61,7 +61,7 @@ def planned_arguments(
         # Its order is the same each time: the same images would never be validated.
         options = replace(options, remainder="keep")
     images = [table.images for table in tables]
-    by_shards = ORDERS[options.order].heeds_shards
+    by_shards = ORDERS[options.order].uses_shards
     shards = shard_numbers(datasets, images, options.open_shards) if by_shards else None
     sampler = PlanSampler(
         GroupPlanner(images, options, shards),

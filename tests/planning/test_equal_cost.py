@@ -23,7 +23,7 @@ from kohya_bucket.planning import (
 )
 
 every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
-every_order = pytest.mark.parametrize("order", [name for name, order in ORDERS.items() if not order.heeds_shards])
+every_order = pytest.mark.parametrize("order", [name for name, order in ORDERS.items() if not order.uses_shards])
 TOKENS = [1024, 4096, 1000, 960, 14040, 7]
 
 

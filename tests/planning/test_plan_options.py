@@ -113,7 +113,7 @@ def test_the_adapter_offers_what_is_registered() -> None:
         assert AdapterOptions.from_tables(("here", table)).remainder == remainder
     for order, value in ORDERS.items():
         if value.shuffles:
-            table = {"order": order, "latent_cache": "shards" if value.heeds_shards else "npz"}
+            table = {"order": order, "latent_cache": "shards" if value.uses_shards else "npz"}
             assert AdapterOptions.from_tables(("here", table)).order == order
         else:
             with pytest.raises(ConfigError, match=rf"order is '{order}', but must be one of shuffled, runs, local, s"):
@@ -201,7 +201,7 @@ def test_the_table_of_options_names_what_is_offered() -> None:
     offered = [
         *REMAINDERS,
         *RESOLUTION_MODES,
-        *(name for name, order in ORDERS.items() if order.shuffles and not order.heeds_shards),
+        *(name for name, order in ORDERS.items() if order.shuffles and not order.uses_shards),
     ]
     assert [name for name in offered if f'"{name}"' not in table] == []
 
