@@ -14,7 +14,7 @@ from kohya_bucket.musubi.checkout import clips_always_in_buckets
 DOOR = ("-m", "kohya_bucket.launch")
 SIZE = (128, 128)
 MODELS = {
-    "latents": {"fp": ("--vae", "--image_encoder")},
+    "latents": {"fp": ("--vae", "--image_encoder"), "mmh3": ("--video_vae",)},
     "text": {
         "wan": ("--t5",),
         "hv": ("--text_encoder1", "--text_encoder2"),
@@ -350,6 +350,50 @@ def short_video(case):
     case.train()
 
 
+def minimax_h3(case):
+    """Clips at 24 frames per second, each with outputs of its own; sound and further keys of a line count."""
+    for name, frames, fps in (("v0", 22, 24), ("v1", 22, 12), ("v2", 7, 24)):
+        case.do("clip", case.folder / f"{name}.mp4", frames, 96, 64, fps)
+    case.do("picture", case.folder / "face.png", 50, 32, 32)
+    rows = [{"video_path": f"v{v}.mp4", "caption": f"caption {v}"} for v in range(3)]
+    rows[2]["references"] = [{"type": "image", "path": "face.png"}]
+    keys = {"source": "video_jsonl_file", "resolution": [96, 64], "batch_size": 1}
+    case.lines(rows, target_frames=[5, 22], **keys)
+    case.both()
+    case.train()
+    case.files()
+    case.both()
+    case.files()
+    case.do("sound", case.folder / "v0.wav", 2)
+    case.do("picture", case.folder / "face.png", 60, 32, 32)
+    rows[1]["teacher_caption"] = "another"
+    case.lines(rows, target_frames=[5, 22], **keys)
+    case.train()
+    case.both("--skip_existing")
+    case.train()
+    case.lines(rows, target_frames=[5], **keys)
+    case.train()
+    case.both()
+    case.files()
+    case.train()
+
+
+def minimax_h3_images(case):
+    for i in range(3):
+        case.image(f"a{i}.png", i, (96, 64))
+        case.do("picture", case.folder / "control" / f"a{i}.png", 50 + i, 96, 64)
+    keys = {"control_directory": str(case.folder / "control"), "batch_size": 1}
+    case.dataset((128, 128), fp_1f_clean_indices=[0], fp_1f_target_index=5, **keys)
+    case.both()
+    case.train()
+    case.dataset((128, 128), fp_1f_clean_indices=[0], fp_1f_target_index=9, **keys)
+    case.train()
+
+
+def knows_minimax_h3(source):
+    return (source / "musubi_tuner" / "dataset" / "audio_utils.py").is_file()
+
+
 SCENARIOS = {
     "repeated": repeated, "no_item": no_item, "all_broken": all_broken, "short_video": short_video,
     "sections": sections, "two_passes": two_passes, "controls": controls,
@@ -357,12 +401,12 @@ SCENARIOS = {
     "same_stem": same_stem, "same_name": same_name, "too_small": too_small, "unreadable": unreadable,
     "no_text": no_text, "kept": kept, "one_image": one_image, "other_frames": other_frames,
     "without_buckets": without_buckets, "skip_broken": skip_broken,
-    "not_enlarged": not_enlarged,
+    "not_enlarged": not_enlarged, "minimax_h3": minimax_h3, "minimax_h3_images": minimax_h3_images,
 }  # fmt: skip
 FAMILIES = {
     "repeated": "qie", "short_video": "wan", "sections": "fp", "two_passes": "hv", "controls": "qie",
     "too_small": "qi", "other_frames": "wan", "without_buckets": "wan",
-    "not_enlarged": "wan",
+    "not_enlarged": "wan", "minimax_h3": "mmh3", "minimax_h3_images": "mmh3",
 }  # fmt: skip
 
 
@@ -382,6 +426,8 @@ def play(source, folder, cases, door):
 def cases_in(source, folder, names=SCENARIOS):
     made = {}
     for name in names:
+        if FAMILIES.get(name) == "mmh3" and not knows_minimax_h3(source):
+            continue
         made[name] = Case(folder / name, FAMILIES.get(name, family(source)))
         made[name].keeps_small = not clips_always_in_buckets(source / "musubi_tuner")
         SCENARIOS[name](made[name])

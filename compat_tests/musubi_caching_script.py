@@ -188,13 +188,72 @@ def age(path, seconds):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns - seconds * 10**9))
 
 
+def clip(path, frames, width, height, fps):
+    from tests.clip_files import make_clip
+
+    make_clip(Path(path), frames, (width, height), fps)
+
+
+def sound(path, seconds):
+    import wave
+
+    with wave.open(str(path), "wb") as file:
+        file.setparams((2, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes([1, 16]) * 2 * round(8000 * seconds))
+
+
 CHANGES = {
     "picture": picture, "write": write, "cut": cut, "remove": os.remove, "keep_times": keep_times, "age": age,
-    "move": shutil.move,
+    "move": shutil.move, "clip": clip, "sound": sound,
 }  # fmt: skip
 
 
+def minimax_h3(kind, arguments):
+    """What its two programs do with data sets, items and the common writers; its models are left out."""
+    from musubi_tuner import cache_latents
+    from musubi_tuner import cache_text_encoder_outputs as texts
+    from musubi_tuner.dataset import audio_utils, cache_io, config_utils
+
+    latents = kind == "latents"
+    parser = cache_latents.setup_parser_common(include_vae=False) if latents else texts.setup_parser_common()
+    parser.add_argument("--video_vae" if latents else "--text_encoder")
+    args = parser.parse_args(arguments)
+    generator = config_utils.BlueprintGenerator(config_utils.ConfigSanitizer())
+    made = generator.generate(config_utils.load_user_config(args.dataset_config), args, architecture="mmh3")
+    more = {"audio_spec": audio_utils.AudioSpec(8000, 2, lambda frames: frames * 100)} if latents else {}
+    sets = config_utils.generate_dataset_group_by_blueprint(made.dataset_group, **more).datasets
+
+    def encode(batch):
+        for item in batch:
+            assert (item.dataset_index, item.frame_pos is None) == (0, item.frame_count is None)
+            sets[0].datasource.get_item_extras(item.datasource_index)
+            content = torch.from_numpy(item.content).float()
+            if latents:
+                height, width = content.shape[-3] // 16, content.shape[-2] // 16
+                shape = 24, (item.frame_count or 1) // 4 + 1, height, width
+                tensors = {"latents_{1}x{2}x{3}_float32".format(*shape): torch.full(shape, content.mean().round())}
+                if item.frame_count:
+                    tensors["latents_audio_32x2x1_float32"] = torch.full((32, 2, 1), item.audio_content.abs().mean())
+                cache_io.save_latent_cache_common(item, tensors, "minimax_h3", {"task": "t2va"})
+            else:
+                tensors = {"varlen_mmh3_hidden_states_float32": torch.full((4, 8), number(item.caption))}
+                cache_io.save_text_encoder_output_cache_common(item, tensors, "minimax_h3", merge_existing=False)
+
+    if latents:
+        cache_latents.encode_datasets(sets, encode, args, cache_is_current=gives(False))
+        return
+    files, paths = texts.prepare_cache_files_and_paths(sets)
+    texts.process_text_encoder_batches(
+        args.num_workers, args.skip_existing, args.batch_size, sets, files, paths, encode, requires_content=True,
+        cache_is_current=gives(False),
+    )  # fmt: skip
+    texts.post_process_cache_files(sets, files, paths, args.keep_cache)
+
+
 def run_program(kind, family, arguments):
+    if family == "mmh3":
+        minimax_h3(kind, ["--num_workers", "2", *arguments])
+        return
     put_models(family)
     path = program(kind, family)
     sys.argv = [str(path), "--num_workers", "2", *arguments]

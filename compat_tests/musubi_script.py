@@ -16,7 +16,7 @@ import sys
 from multiprocessing import Value
 from pathlib import Path
 
-EMBEDS = ("llm_embed", "vl_embed", "t5", "llm", "llama_vec")
+EMBEDS = ("mmh3_hidden_states", "llm_embed", "vl_embed", "t5", "llm", "llama_vec")
 
 
 def collator(epoch, group):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from musubi_caching_cases import DOOR, Case, captions, cases_in, items, play, refused
+from musubi_caching_cases import DOOR, Case, captions, cases_in, items, knows_minimax_h3, play, refused
 from musubi_support import environment, family
 
 from kohya_bucket.musubi.caching.families import FAMILIES
@@ -243,6 +243,28 @@ def test_control_images(left, right):
     assert "2 captions: 1 current, 1 made" in text["log"]
     trained = right["repeated"][-1]
     assert items(trained) == captions(trained) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_minimax_h3(musubi_source, left, right):
+    if not knows_minimax_h3(musubi_source):
+        pytest.skip("this version does not train MiniMax-H3")
+    first, files, latents, text, again, changed, _, _, after, shorter, _, _, fewer, last = right["minimax_h3"][2:]
+    theirs = left["minimax_h3"]
+    assert items(first) == items(theirs[2]) == items(after)
+    assert captions(first) == captions(after) == captions(theirs[2]) == [0, 0, 1, 1, 2]
+    assert sizes(first) == sizes(theirs[2]) == {(4, 6)}
+    assert files["files"] == again["files"]
+    assert files["files"].keys() == theirs[3]["files"].keys()
+    assert "3 items: 3 current, 0 made" in latents["log"]
+    assert "3 captions: 3 current, 0 made" in text["log"]
+    refused(changed, "v0.mp4 (latents: the image changed (1 -> 2 files)", "v1.mp4 (latents: further keys changed ( -> ")
+    refused(changed, "v2.mp4 (latents: the image changed (its content hash differs)")
+    refused(shorter, "latents: target_frames changed ([5, 22] -> [5]), text: target_frames changed ([5, 22] -> [5])")
+    assert fewer["files"].keys() == theirs[14]["files"].keys()
+    assert captions(last) == [0, 1, 2]
+    _, _, trained, moved = right["minimax_h3_images"]
+    assert items(trained) == captions(trained) == items(left["minimax_h3_images"][2]) == [0, 1, 2]
+    refused(moved, "fp_1f_target_index changed (5 -> 9)")
 
 
 @pytest.fixture(scope="module")

@@ -141,6 +141,34 @@ def test_clips(source, data, tmp_path, way, architecture):
     assert not read.findings.of(Severity.ERROR)
 
 
+def cached_by_plan(seen):
+    """(item, width, height) of the first data set."""
+    items = seen.datasets[0].items
+    return {(name, *items.bucket_keys[k][:2]) for name, k in zip(items.keys, items.bucket_ids, strict=True)}
+
+
+def names_of_caches(names, family):
+    found = [re.fullmatch(rf"(.+)_(\d+)x(\d+)_{family}\.safetensors", name).groups() for name in names]
+    return {(name, int(width), int(height)) for name, width, height in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["target_frames = [5, 22, 40]", "target_frames = [5]\nframe_extraction = 'chunk'"])
+def test_clips_of_minimax_h3(source, data, tmp_path, way):
+    """Brought to 24 frames per second by their times, from whatever rate."""
+    if not (source / "musubi_tuner" / "dataset" / "audio_utils.py").is_file():
+        pytest.skip("this version does not train MiniMax-H3")
+    config = tmp_path / "clips.toml"
+    (tmp_path / "cache").mkdir()
+    text = f"{GENERAL}[[datasets]]\nvideo_directory = '{data / 'clips'}'\ncache_directory = '{tmp_path / 'cache'}'\n"
+    config.write_text(f"{text}batch_size = 1\n{way}", encoding="utf-8")
+    read = read_config(config, ARCHITECTURES["mmh3"])
+    expected = theirs(source, config, "mmh3")["cached"][0]
+    assert cached_by_plan(overview(read, AdapterOptions())) == names_of_caches(expected, "mmh3")
+    assert len(expected) > 8
+    assert not read.findings.of(Severity.ERROR)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", ["enable_bucket = false", "bucket_no_upscale = true\nresolution = [128, 96]"])
 def test_clips_whose_buckets_depend_on_the_version(source, data, tmp_path, keys):
@@ -151,11 +179,8 @@ def test_clips_whose_buckets_depend_on_the_version(source, data, tmp_path, keys)
     config.write_text(f"{text}target_frames = [1, 25]\n{keys}", encoding="utf-8")
     _, seen = plan(source, config, "wan")
     expected = theirs(source, config, "wan")["cached"][0]
-    buckets = seen.datasets[0].items
-    mine = {(name, *buckets.bucket_keys[k][:2]) for name, k in zip(buckets.keys, buckets.bucket_ids, strict=True)}
-    found = [re.fullmatch(r"(.+)_(\d+)x(\d+)_wan\.safetensors", name).groups() for name in expected]
-    assert mine == {(name, int(width), int(height)) for name, width, height in found}
-    assert len(mine) > 8
+    assert cached_by_plan(seen) == names_of_caches(expected, "wan")
+    assert len(expected) > 8
 
 
 @pytest.mark.slow

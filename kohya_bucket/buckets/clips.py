@@ -38,6 +38,7 @@ class ClipBuckets:
         sample: runs of each length for `uniform`.
         max_frames: the longest run for `full`; None for no limit.
         target_fps: the rate of the model, to which clips are brought by dropping frames; None leaves them as they are.
+        by_time: frames are repeated too where the clip's rate is lower, so that a clip lasts as long as before.
 
     Raises:
         BucketSettingsError: lengths, numbers or names from which nothing follows.
@@ -54,12 +55,14 @@ class ClipBuckets:
         sample: int = 1,
         max_frames: int | None = None,
         target_fps: float | None = None,
+        by_time: bool = False,
     ) -> None:
         check_rule(picture)
         self.picture, self.grid = picture, grid or FrameGrid()
         self.extraction = Extraction(extraction, stride, sample, max_frames).checked()
         self.lengths = () if self.extraction.name == "full" else self.grid.lengths(lengths)
         self.target_fps = None if target_fps is None else check_rate("target_fps", target_fps)
+        self.by_time = by_time
 
     def place(
         self, sizes: npt.ArrayLike, frames: npt.ArrayLike, source_fps: npt.ArrayLike | None = None
@@ -79,7 +82,10 @@ class ClipBuckets:
         picture = self.picture.place(array)
         counts = np.where(array.min(axis=1, initial=1) < 1, 0, counts)
         loaded = counts
-        if source_fps is not None and self.target_fps is not None:
+        if source_fps is not None and self.target_fps is not None and self.by_time:
+            seconds = counts / np.asarray(source_fps, dtype=np.float64)
+            loaded = counts = np.ceil(seconds * self.target_fps - 1e-9).astype(np.int64)
+        elif source_fps is not None and self.target_fps is not None:
             loaded = frames_at_rate(counts, source_fps, self.target_fps, self._end)
             counts = frames_at_rate(counts, source_fps, self.target_fps)
         spans = take_spans(np.where(picture.placed, loaded, 0), self.lengths, self.extraction, self.grid)
@@ -283,7 +289,10 @@ def _refuse_too_many(runs: int, length: int) -> None:
 
 @dataclass(frozen=True)
 class FrameGrid:
-    """`stride * n + base` frames: 4n+1 for Wan and HunyuanVideo, 8n+1 for LTX-Video.
+    """`stride * n + base` frames: 4n+1 for Wan and HunyuanVideo, 8n+1 for LTX-Video, 17n+5 for MiniMax-H3.
+
+    Attributes:
+        latents: how many stand for a stride, and how many for the base.
 
     Raises:
         BucketSettingsError: a stride or base below 1.
@@ -291,6 +300,7 @@ class FrameGrid:
 
     stride: int = 4
     base: int = 1
+    latents: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
         if min(self.stride, self.base) < 1:
@@ -318,9 +328,10 @@ class FrameGrid:
         return tuple(dict.fromkeys(self.floor(listed).tolist()))
 
     def latent_frames(self, frames: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """How many latents stand for so many frames of the grid: one for the base, one for each stride."""
+        """How many latents stand for so many frames of the grid."""
         array = np.asarray(frames, dtype=np.int64)
-        return np.where(array < self.base, 0, (array - self.base) // self.stride + 1)
+        each, first = self.latents
+        return np.where(array < self.base, 0, (array - self.base) // self.stride * each + first)
 
 
 MOST_FRAMES = 10_000_000

@@ -203,7 +203,8 @@ class TakenClip:
     def told(self) -> dict[str, Any]:
         """As plain values; `items` are (first frame, frames)."""
         clip = self.clip
-        placed = self.rule.place([clip.size], [clip.frames], self.source_fps)
+        rate = (clip.fps or self.rule.target_fps) if self.rule.by_time else self.source_fps
+        placed = self.rule.place([clip.size], [clip.frames], rate)
         frames, kept = int(placed.frames[0]), int(placed.kept[0])
         seconds = clip.frames / clip.fps if clip.fps else None
         spans = placed.spans

@@ -20,7 +20,7 @@ from kohya_bucket.images.clips import ClipScan, list_clips, read_clips
 from kohya_bucket.musubi.architectures import architecture_named
 from kohya_bucket.musubi.config import ClipKeys, read_config
 from kohya_bucket.musubi.config.listing import list_items
-from kohya_bucket.musubi.rules import ANY, clip_rule
+from kohya_bucket.musubi.rules import ANY, clip_rule, rates_of
 from kohya_bucket.reports.compare import PlacedClips
 from kohya_bucket.texts import counted
 
@@ -63,7 +63,7 @@ class ComparedSet:
         scan, keys, model = self.scan, self.keys, self.model
         if name == _OWN:
             own = clip_rule(keys, model)
-            fps: npt.ArrayLike | None = keys.source_fps
+            fps: npt.ArrayLike | None = rates_of(keys, model, scan.fps)
             if self.given_rates and own.target_fps is not None:
                 fps = np.where(scan.fps > 0, scan.fps, own.target_fps)
             return PlacedClips(name, own.place(scan.sizes, scan.frames, fps))
@@ -125,7 +125,7 @@ def _of_config(path: Path, arch: str | None, workers: int | None, quiet: bool) -
         raise ConfigError(f"{path}: {wrong[0].text}")
     out = []
     for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
-        if isinstance(keys, ClipKeys) and (paths := list_items(keys, place, read.findings).paths):
+        if isinstance(keys, ClipKeys) and (paths := list_items(keys, place, read.findings, read.architecture).paths):
             scan = _read(paths, f"{path}, dataset {number}", workers, quiet)
             title = _title(scan, f"{path}, dataset {number}", keys, read.architecture)
             out.append(ComparedSet(title, scan, keys, read.architecture or ANY))

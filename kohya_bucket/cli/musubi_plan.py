@@ -36,7 +36,7 @@ def read_musubi(config: Path, arch: str | None) -> MusubiConfig:
     """The config, and a note where it depends on a model that nobody named."""
     read = read_config(config, None if arch is None else architecture_named(arch))
     if read.architecture is None:
-        message = "no model is named, and what is shown holds for every one but HiDream-O1"
+        message = "no model is named, and what is shown holds for every one but HiDream-O1 and MiniMax-H3"
         read.findings.note("no-architecture", "", message, "name it, e.g. --arch wan")
     return read
 

@@ -12,7 +12,7 @@ from kohya_bucket.latents.trainers import Trainer
 from kohya_bucket.musubi.architectures import architecture_named
 from kohya_bucket.musubi.config import ClipKeys, read_config
 from kohya_bucket.musubi.config.listing import list_items
-from kohya_bucket.musubi.rules import ANY, clip_rule, picture_rule
+from kohya_bucket.musubi.rules import ANY, clip_rule, picture_rule, rates_of
 from kohya_bucket.reports.subject import ImageTable, Subject
 
 __all__ = ["from_musubi_config"]
@@ -33,7 +33,7 @@ def from_musubi_config(
     if wrong := read.findings.of(Severity.ERROR):
         raise ConfigError(f"{path}: {wrong[0].text}")
     for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
-        listed = list_items(keys, place, read.findings)
+        listed = list_items(keys, place, read.findings, read.architecture)
         if not listed.paths:
             continue
         name = f"{path.stem}, dataset {number}" if len(read.datasets) > 1 else path.stem
@@ -42,7 +42,8 @@ def from_musubi_config(
         if isinstance(keys, ClipKeys):
             facts, images = reading.clips(listed.paths)
             sizes, frames = facts.scan.sizes, facts.scan.frames
-            facts = replace(facts, placement=clip_rule(keys, read.architecture).place(sizes, frames, keys.source_fps))
+            rates = rates_of(keys, read.architecture, facts.scan.fps)
+            facts = replace(facts, placement=clip_rule(keys, read.architecture).place(sizes, frames, rates))
         else:
             images = reading.table(listed.paths)
             images = images.without(reading.undecodable(images))

@@ -31,6 +31,7 @@ class Architecture:
         steps: every side of a bucket is a multiple of this.
         target_fps: frames per second of its clips; None for a family that trains none.
         grid: the numbers of frames that it takes.
+        by_time: clips are always brought to the rate, by their frames' times: `source_fps` is ignored.
         in_sections: clips are trained in sections of `fp_latent_window_size` latents, each an item.
         trainer: the file that named it, if one did.
     """
@@ -42,6 +43,7 @@ class Architecture:
     steps: int = 16
     target_fps: float | None = None
     grid: FrameGrid = _GRID
+    by_time: bool = False
     in_sections: bool = False
     trainer: Path | None = None
 
@@ -65,6 +67,9 @@ ARCHITECTURES = {
         Architecture("ho1", "hidream_o1_image", "HiDream-O1", ("hidream_o1_train",), steps=32),
         Architecture("i4", "ideogram4", "Ideogram 4", ("ideogram4_train",)),
         Architecture("kr2", "krea2", "Krea 2", ("krea2_train",)),
+        Architecture(
+            "mmh3", "minimax_h3", "MiniMax-H3", ("minimax_h3_train",), 32, 24.0, FrameGrid(17, 5, (5, 2)), by_time=True
+        ),
     )
 }
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from kohya_bucket.adapter.checkout_patch import CheckoutPatch
 from kohya_bucket.adapter.marked_block import CheckoutError
 
-__all__ = ["PATCH", "Repair", "clips_always_in_buckets", "find_checkout", "known_checkout", "repaired_encoder"]
+__all__ = ["PATCH", "Repair", "clips_always_in_buckets", "find_checkout", "known_checkout",
+           "lists_are_searched_beside_them", "repaired_encoder"]  # fmt: skip
 
 _PACKAGE = Path("src", "musubi_tuner")
 _DATA = Path("dataset", "image_video_dataset.py")
@@ -61,6 +62,14 @@ def clips_always_in_buckets(package: Path | None) -> bool:
     if package is None:
         return False
     return _uses(package / _DATA, ("VideoDataset", "retrieve_latent_cache_batches"), "enable_bucket") is False
+
+
+@cache
+def lists_are_searched_beside_them(package: Path | None) -> bool:
+    """Whether a list of clips may name them relative to its own folder, and have blank lines (since #1023)."""
+    if package is None:
+        return True
+    return bool(_uses(package / "dataset" / "datasources.py", ["VideoJsonlDatasource"], "PATH_KEYS"))
 
 
 class Repair(NamedTuple):

@@ -37,7 +37,11 @@ def config_section(path: Path, architecture: Architecture | None, show: ShowProg
     section = Section(f"config {path}, of musubi-tuner")
     read = read_config(path, architecture)
     section.findings = read.findings
-    title = "any model but HiDream-O1; name it for advice that fits: --arch wan" if architecture is None else ""
+    title = (
+        "any model but HiDream-O1 and MiniMax-H3; name it for advice that fits: --arch wan"
+        if architecture is None
+        else ""
+    )
     section.facts.append(("checked for", title or getattr(architecture, "title", "")))
     try:
         options = options_of(read)

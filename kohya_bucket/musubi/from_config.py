@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from kohya_bucket.adapter.guard import end_run
 from kohya_bucket.adapter.ranks import is_first_process
@@ -92,6 +92,7 @@ class _Judged:
     """One data set."""
 
     files: dict[str, tuple[CacheName, TensorFile]] = field(default_factory=dict)
+    texts: set[str] = field(default_factory=set)
     wrong: dict[int, dict[str, list[Reason]]] = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
 
@@ -143,30 +144,39 @@ def _judge(caches: Caches) -> _Judged:
     judged = _Judged()
     with ThreadPoolExecutor(_THREADS, "kohya-bucket-caches") as pool:
         results = list(pool.map(lambda source: _why_wrong(caches, source), caches.table.sources))
-    for source, (files, wrong, unreadable) in zip(caches.table.sources, results, strict=True):
-        if unreadable:
-            judged.left_out[source.number] = unreadable
-        elif wrong:
-            judged.wrong[source.number] = wrong
+    for source, result in zip(caches.table.sources, results, strict=True):
+        judged.texts |= set(result.texts)
+        if result.unreadable:
+            judged.left_out[source.number] = result.unreadable
+        elif result.wrong:
+            judged.wrong[source.number] = result.wrong
         else:
-            judged.files |= files
+            judged.files |= result.files
     for text, kind in ((False, "latents"), (True, "text")):
         for number, reasons in _made_otherwise(caches, text=text):
             judged.wrong.setdefault(number, {})[kind] = reasons
     return judged
 
 
-_Files = dict[str, tuple[CacheName, TensorFile]]
+class _Result(NamedTuple):
+    """One item: its files, or why there are none."""
+
+    files: dict[str, tuple[CacheName, TensorFile]]
+    texts: tuple[str, ...] = ()
+    wrong: dict[str, list[Reason]] = {}  # noqa: RUF012
+    unreadable: str = ""
 
 
-def _why_wrong(caches: Caches, source: Source) -> tuple[_Files, dict[str, list[Reason]], str]:
+def _why_wrong(caches: Caches, source: Source) -> _Result:
     try:
         caption = str(caches.dataset.datasource.get_caption(source.number)[1])
     except (OSError, ValueError) as error:
-        return {}, {}, f"its caption cannot be read ({error})"
-    found, text = caches.latents(source), caches.text(source, caption)
-    wrong = {kind: reasons for kind, reasons in (("latents", list(found.reasons)), ("text", text)) if reasons}
-    return {name.path: (name, header) for name, header in zip(found.files, found.headers, strict=True)}, wrong, ""
+        return _Result({}, unreadable=f"its caption cannot be read ({error})")
+    found = caches.latents(source)
+    text = caches.text(source, caption, clips=[name.clip for name in found.files if name.clip] or None)
+    wrong = {kind: list(one.reasons) for kind, one in (("latents", found), ("text", text)) if one.reasons}
+    files = {name.path: (name, header) for name, header in zip(found.files, found.headers, strict=True)}
+    return _Result(files, text.files, wrong)
 
 
 def _made_otherwise(caches: Caches, *, text: bool) -> Iterator[tuple[int, list[Reason]]]:
@@ -223,7 +233,7 @@ def _report(caches: Caches, judged: _Judged) -> None:
         logger.warning("%s left out: %s", counted(len(lines), "item"), one_line(some(lines, _SHOWN)))
     out = {source.stem for source in caches.table.sources if source.number in judged.left_out}
     others = [name.path for stem, of_stem in caches.named.items() if stem not in out for name in of_stem]
-    texts = {caches.text_path(source).name for source in caches.table.sources}
+    texts = judged.texts | {caches.text_path(source).name for source in caches.table.sources}
     unasked = [Path(path).name for path in others if path not in judged.files]
     unasked += [name for name in caches.texts if name not in texts]
     if unasked:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from kohya_bucket.buckets.clips import ClipBuckets
 from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.buckets.rules.fixed import OneBucket
@@ -10,10 +13,10 @@ from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.checkout import clips_always_in_buckets, known_checkout
 from kohya_bucket.musubi.config.model import ClipKeys, DatasetKeys
 
-__all__ = ["ANY", "clip_rule", "picture_mode", "picture_rule"]
+__all__ = ["ANY", "clip_rule", "picture_mode", "picture_rule", "rates_of"]
 
-ANY = Architecture("", "", "any model but HiDream-O1", ())
-"""What all architectures but one have in common, for when nobody says which it is."""
+ANY = Architecture("", "", "any model but HiDream-O1 and MiniMax-H3", ())
+"""What all architectures but two have in common, for when nobody says which it is."""
 
 
 def picture_mode(keys: DatasetKeys, architecture: Architecture | None) -> tuple[bool, bool]:
@@ -51,4 +54,15 @@ def clip_rule(keys: ClipKeys, architecture: Architecture | None) -> ClipBuckets:
         sample=keys.frame_sample,
         max_frames=keys.max_frames,
         target_fps=model.target_fps,
+        by_time=model.by_time,
     )
+
+
+def rates_of(
+    keys: ClipKeys, architecture: Architecture | None, fps: npt.NDArray[np.float64]
+) -> float | npt.NDArray[np.float64] | None:
+    """What `ClipBuckets.place` takes for `source_fps`, for clips whose files say `fps` (0 where they do not)."""
+    model = architecture or ANY
+    if not model.by_time or model.target_fps is None:
+        return keys.source_fps
+    return np.where(fps > 0, fps, model.target_fps)

@@ -112,5 +112,5 @@ class Folder:
         found = []
         for source in caches.table.sources:
             caption = caches.dataset.datasource.get_caption(source.number)[1]
-            found.append([str(r) for r in (*caches.latents(source).reasons, *caches.text(source, caption))])
+            found.append([str(r) for r in (*caches.latents(source).reasons, *caches.text(source, caption).reasons)])
         return found

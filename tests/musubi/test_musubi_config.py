@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kohya_bucket.adapter.findings import Severity
@@ -10,7 +11,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.architectures import ARCHITECTURES, architecture_named
 from kohya_bucket.musubi.config import ClipKeys, ImageKeys, is_musubi, read_config
 from kohya_bucket.musubi.config.listing import list_items
-from kohya_bucket.musubi.rules import picture_rule
+from kohya_bucket.musubi.rules import clip_rule, picture_rule, rates_of
 from tests.pictures import make_pictures
 
 CLIPS = "[[datasets]]\nvideo_directory = 'v'\ncaption_extension = '.txt'\nenable_bucket = true\n"
@@ -66,6 +67,30 @@ def test_keys_of_general_and_of_each_data_set(tmp_path):
 )
 def test_what_is_wrong_is_named(tmp_path, line, code, words):
     assert words in said(read(tmp_path, CLIPS + line + "\n"))[code]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("target_frames = [4, 22]", "frames", "MiniMax-H3 needs 5 frames or more"),
+        ("target_frames = [22, 30]", "target-frames", "are rounded to [22]: MiniMax-H3 takes 17n+5 frames"),
+        ("target_frames = [22]\nsource_fps = 30.0", "source-fps", "are brought to 24 frames per second by their times"),
+        ("target_frames = [22]\nbatch_size = 2", "batch-size", "trains one item at a time"),
+    ],
+)
+def test_what_is_different_for_minimax_h3(tmp_path, line, code, words):
+    assert words in said(read(tmp_path, CLIPS + line + "\n", "mmh3"))[code]
+
+
+def test_clips_of_minimax_h3_last_as_long_as_before():
+    """Frames are dropped or repeated to reach 24 a second."""
+    keys, model = ClipKeys((512, 512), True, target_frames=(5, 22, 40), frame_extraction="chunk"), ARCHITECTURES["mmh3"]
+    rates = rates_of(keys, model, np.array([24.0, 48.0, 12.0, 0.0]))
+    placed = clip_rule(keys, model).place([(640, 360)] * 4, [44, 44, 22, 44], rates)
+    assert placed.frames.tolist() == [44, 22, 44, 44]
+    assert {tuple(size) for size in placed.picture.bucket_sizes.tolist()} == {(672, 384)}
+    assert set(placed.spans.length.tolist()) == {5, 22, 39}
+    assert model.grid.latent_frames([5, 22, 39]).tolist() == [2, 7, 12]
 
 
 @pytest.mark.parametrize("hands_on", [True, False])
@@ -157,11 +182,12 @@ def test_lines_of_a_list(tmp_path):
     ]
     list_file = tmp_path / "v.jsonl"
     list_file.write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
+    (tmp_path / "a.mp4").touch()  # beside the list, and not here
     config = read(tmp_path, f"[[datasets]]\nvideo_jsonl_file = '{list_file.as_posix()}'\ncache_directory = 'c'\n")
     listed = list_items(config.datasets[0], "dataset 1", config.findings)
-    assert list(listed.paths) == ["a.mp4", "x/a.mp4"]
+    assert list(listed.paths) == [str(tmp_path / "a.mp4"), "x/a.mp4"]
     assert listed.controls == [(), ("c.mp4",)]
     assert sorted(f.message.split(" of ")[0] for f in config.findings.of(Severity.ERROR)) == [
-        "line 3", "line 4", "line 5", "line 6"
+        "line 3", "line 4", "line 5"
     ]  # fmt: skip
     assert "share names" in said(config)["shared-names"]

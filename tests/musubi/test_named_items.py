@@ -15,7 +15,11 @@ from kohya_bucket.musubi.from_config import TrainingItems, items_of_config
 
 
 def listed(rows: list[dict[str, Any]]) -> Any:
-    return Dataset(datasource=SimpleNamespace(data=rows, image_jsonl_file="list.jsonl"), image_jsonl_file="list.jsonl")
+    return Dataset(
+        architecture="zi",
+        datasource=SimpleNamespace(data=rows, image_jsonl_file="list.jsonl"),
+        image_jsonl_file="list.jsonl",
+    )
 
 
 def items(folder: Folder, **keys: Any) -> TrainingItems:

@@ -1,6 +1,6 @@
 """How the model families of musubi-tuner are cached: the programs that do it, and what their files hold.
 
-Source: `dataset/architectures.py` and the caching programs of kohya-ss/musubi-tuner 0.2.13 to 0.3.4. Families that are
+Source: `dataset/architectures.py` and the caching programs of kohya-ss/musubi-tuner 0.2.13 to 0.3.6. Families that are
 not here, of forks or of later versions, keep the caches and items that musubi-tuner gives them.
 """
 
@@ -20,7 +20,9 @@ class Family:
         stride: pixels per latent in each side.
         passes: how a tensor's name begins that each pass over the captions adds to a file; empty where there is one
             pass.
-        sees_controls: outputs of the text encoder depend on the control images too.
+        sees_controls: outputs of the text encoder depend on the images too that an item has, and on their size.
+        per_clip: each clip of a video has its own outputs of the text encoder, and its sound counts, and further keys
+            of its line in a list, with the files that they name.
         grown_to: sides that an option of the program rounds up to; 1 for none.
     """
 
@@ -29,6 +31,7 @@ class Family:
     stride: int = 8
     passes: tuple[str, ...] = ()
     sees_controls: bool = False
+    per_clip: bool = False
     grown_to: int = 1
 
 
@@ -55,4 +58,5 @@ FAMILIES = {
     "ho1": Family("hidream_o1_cache_pixel", "hidream_o1_cache_text_encoder_outputs", 32, sees_controls=True),
     "i4": _named("ideogram4", 16),
     "kr2": _named("krea2"),
+    "mmh3": _named("minimax_h3", 16, sees_controls=True, per_clip=True),
 }

@@ -10,7 +10,7 @@ from kohya_bucket.musubi.caching.note import Settings
 from kohya_bucket.musubi.caching.sources import Identity
 from kohya_bucket.musubi.objects import CachedDataset, Selector
 
-__all__ = ["UNSAID", "fingerprint_of_clip", "fingerprint_of_image", "holds_clips", "settings_of"]
+__all__ = ["UNSAID", "fingerprint_of_clip", "fingerprint_of_image", "holds_clips", "settings_of", "settings_of_text"]
 
 _SETTINGS = (
     "multiple_target", "no_resize_control", "control_resolution", "flux_kontext_no_resize_control",
@@ -20,7 +20,7 @@ _SETTINGS = (
 _OF_CLIPS = (
     "resolution", "frame_extraction", "frame_stride", "frame_sample", "target_frames", "max_frames", "source_fps",
 )  # fmt: skip
-UNSAID: Settings = {"bucket_no_upscale": False}
+UNSAID: Settings = {"bucket_no_upscale": False, "further keys": ""}
 """What notes did not say while nothing else was possible."""
 _WINDOW, _WINDOWED = "fp_latent_window_size", ("fp", "wan")
 
@@ -41,6 +41,19 @@ def settings_of(dataset: CachedDataset, selector: Selector) -> Settings:
     if holds_clips(dataset):
         given["bucket_no_upscale"] = bool(selector.no_upscale)
     return dict(json.loads(json.dumps(given)))
+
+
+def settings_of_text(dataset: CachedDataset, further: str) -> Settings:
+    """The same for outputs of a text encoder that sees images: in its size, and with further keys of the line."""
+    names = (
+        "resolution",
+        "enable_bucket",
+        "bucket_no_upscale",
+        *_SETTINGS,
+        *(_OF_CLIPS if holds_clips(dataset) else ()),
+    )
+    given: dict[str, Any] = {name: getattr(dataset, name) for name in names if hasattr(dataset, name)}
+    return dict(json.loads(json.dumps(given | {"further keys": further})))
 
 
 def fingerprint_of_image(

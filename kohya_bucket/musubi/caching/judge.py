@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,25 @@ from kohya_bucket.musubi.caching.geometry import (
     fingerprint_of_image,
     holds_clips,
     settings_of,
+    settings_of_text,
 )
 from kohya_bucket.musubi.caching.made_by import MadeBy, why_made_otherwise
-from kohya_bucket.musubi.caching.names import CacheName
-from kohya_bucket.musubi.caching.note import REPAIRED, LatentsNote, TextNote, read_latents_note, read_text_note
+from kohya_bucket.musubi.caching.names import CacheName, clip_of_text
+from kohya_bucket.musubi.caching.note import (
+    REPAIRED,
+    LatentsNote,
+    Settings,
+    TextNote,
+    read_latents_note,
+    read_text_note,
+)
 from kohya_bucket.musubi.caching.sources import Identity, Source, identity, table_of
 from kohya_bucket.musubi.caching.tensor_file import BrokenFileError, TensorFile, read_tensor_file
 from kohya_bucket.musubi.caching.unmarked import why_unmarked_clip, why_unmarked_image, why_unmarked_text
 from kohya_bucket.musubi.checkout import repaired_encoder
 from kohya_bucket.musubi.objects import CachedDataset, Selector
 
-__all__ = ["Caches", "Found"]
+__all__ = ["Caches", "Found", "FoundText"]
 
 _NOT_GEOMETRY = (Stale.SOURCE, Stale.DTYPE, Stale.VAE)
 
@@ -48,6 +57,19 @@ class Found:
 
     files: tuple[CacheName, ...] = ()
     headers: tuple[TensorFile, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True)
+class FoundText:
+    """What there is of a caption's outputs.
+
+    Attributes:
+        files: their names, if they can be trained.
+        reasons: why they cannot.
+    """
+
+    files: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
 
 
@@ -75,12 +97,14 @@ class Caches:
             )
         self.family: Family = FAMILIES[self.dataset.architecture]
         self.clips = holds_clips(self.dataset)
+        self.per_clip = self.clips and self.family.per_clip
         self.settings = settings_of(self.dataset, self.selector)
         self.repair = repaired_encoder(self.package, self.dataset.architecture)
         self.table = table_of(self.dataset)
         self.makers: dict[bool, dict[str, tuple[MadeBy, list[int]]]] = {False: {}, True: {}}
         self.named: dict[str, list[CacheName]] = defaultdict(list)
         self.texts: list[str] = []
+        self.texts_of_clips: dict[str, list[tuple[int, int]]] = defaultdict(list)
         folder, name = self.dataset.cache_directory, self.dataset.architecture
         killed = []
         for file in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
@@ -88,15 +112,27 @@ class Caches:
                 killed.append(Path(folder, file[1:].rsplit(".", 2)[0]))
             elif file.endswith(f"_{name}_te.safetensors"):
                 self.texts.append(file)
+                of_clip = clip_of_text(file, name) if self.per_clip else None
+                if of_clip is not None:
+                    self.texts_of_clips[of_clip[0]].append(of_clip[1])
             elif file.endswith(f"_{name}.safetensors"):
                 found = CacheName.of(os.path.join(folder, file), name, clips=self.clips)
                 if found is not None:
                     self.named[found.stem].append(found)
         remove_leftovers(killed)
 
-    def text_path(self, source: Source) -> Path:
-        """Where a caption's outputs are."""
-        return Path(self.dataset.cache_directory, f"{source.stem}_{self.dataset.architecture}_te.safetensors")
+    def text_path(self, source: Source, clip: tuple[int, int] | None = None) -> Path:
+        """Where a caption's outputs are, or those of one clip."""
+        of_clip = "" if clip is None else f"_{clip[0]:05d}-{clip[1]:03d}"
+        return Path(self.dataset.cache_directory, f"{source.stem}{of_clip}_{self.dataset.architecture}_te.safetensors")
+
+    def settings_of(self, source: Source) -> Settings:
+        """The settings that an item's latents depend on."""
+        return self.settings | ({"further keys": source.further} if self.family.per_clip else {})
+
+    def settings_of_text(self, source: Source) -> Settings:
+        """The settings that a caption's outputs depend on."""
+        return settings_of_text(self.dataset, source.further) if self.family.sees_controls else {}
 
     def latents(self, source: Source) -> Found:
         """What there is of an item's latents."""
@@ -123,10 +159,33 @@ class Caches:
             return self._all_clips(source, good, reasons)
         return Found((good[0][0],), (good[0][1],)) if good else Found(reasons=tuple(reasons))
 
-    def text(self, source: Source, caption: str, begin: str = "") -> list[Reason]:
-        """Why a caption's outputs do not serve; with `begin`, only that pass of several is asked for."""
+    def text(
+        self, source: Source, caption: str, begin: str = "", clips: Sequence[tuple[int, int]] | None = None
+    ) -> FoundText:
+        """What there is of a caption's outputs; with `begin`, only that pass of several is asked for.
+
+        Where each clip has its own, all of `clips` must have them; of those that the files themselves name, where
+        nobody says which clips there are.
+        """
+        if not self.per_clip:
+            reasons = self._why_text(source, self.text_path(source), caption, begin)
+            return FoundText(() if reasons else (self.text_path(source).name,), tuple(reasons))
+        reasons = [Reason(Stale.MISSING)]
+        good: dict[tuple[int, int], TextNote | None] = {}
+        for clip in self.texts_of_clips.get(source.stem, ()):
+            why = self._why_text(source, self.text_path(source, clip), caption, begin)
+            reasons = why or reasons
+            if not why:
+                good[clip] = read_text_note(read_tensor_file(self.text_path(source, clip)))
+        named = [note.clips for note in good.values() if note is not None]
+        wanted = clips if clips is not None else named[0] if named else sorted(good)
+        if not wanted or any(clip not in good for clip in wanted):
+            return FoundText(reasons=tuple(reasons))
+        return FoundText(tuple(self.text_path(source, clip).name for clip in wanted))
+
+    def _why_text(self, source: Source, path: Path, caption: str, begin: str) -> list[Reason]:
         try:
-            header = read_tensor_file(self.text_path(source))
+            header = read_tensor_file(path)
         except FileNotFoundError:
             return [Reason(Stale.MISSING)]
         except BrokenFileError as error:
@@ -137,22 +196,23 @@ class Caches:
             if not any(name.startswith(start) for name in header.shapes):
                 return [Reason(Stale.PART, start.rstrip("_"))]
         note = read_text_note(header)
-        if self.repair and not self._repaired(source, note):
+        if self.repair and not self._repaired(path, note):
             return [Reason(Stale.OPTION, "musubi-tuner's text encoder", self.repair.before, "repaired since")]
         if note is None:
             seen = source.files if self.family.sees_controls and len(source.files) > 1 else ()
-            return why_unmarked_text(self.text_path(source), seen)
+            return why_unmarked_text(path, seen)
         blank = Fingerprint(0, 0, "", "", (1, 1), (1, 1), (0, 0), "", "")
         reasons = why_changed(source.files, note.seen, blank) if note.seen else []
+        reasons += _why_set_otherwise(note.settings, self.settings_of_text(source))
         reasons += why_made_otherwise(note.made_by, self.made_by, text=True)
         if not reasons:
             self._remember(source, note.made_by, text=True)
         return reasons
 
-    def _repaired(self, source: Source, note: TextNote | None) -> bool:
+    def _repaired(self, path: Path, note: TextNote | None) -> bool:
         """Outputs are of the repaired encoder: they say so, or they are not older than the code that has the repair."""
         if note is None and self.repair:
-            return self.text_path(source).stat().st_mtime_ns >= self.repair.file.stat().st_mtime_ns
+            return path.stat().st_mtime_ns >= self.repair.file.stat().st_mtime_ns
         return note is not None and REPAIRED in note.made_by
 
     def _remember(self, source: Source, made: MadeBy, *, text: bool) -> None:
@@ -178,10 +238,7 @@ class Caches:
         else:
             wanted = fingerprint_of_image(_of(stored), name.size, bucket, stored.vae, stored.dtype)
         reasons += why_stale(stored, wanted, ignoring=_NOT_GEOMETRY)
-        known = UNSAID | note.settings
-        for key in sorted(known.keys() & self.settings.keys()):
-            if known[key] != self.settings[key]:
-                reasons.append(Reason(Stale.OPTION, key, known[key], self.settings[key]))
+        reasons += _why_set_otherwise(UNSAID | note.settings, self.settings_of(source))
         return reasons + why_made_otherwise(note.made_by, self.made_by, text=False)
 
     def _all_clips(
@@ -203,6 +260,11 @@ class Caches:
             return [None]
         window: Any = getattr(self.dataset, "fp_latent_window_size", 9)
         return list(range(max(1, (frames - 1) // 4 // int(window))))
+
+
+def _why_set_otherwise(known: Settings, wanted: Settings) -> list[Reason]:
+    keys = sorted(known.keys() & wanted.keys())
+    return [Reason(Stale.OPTION, key, known[key], wanted[key]) for key in keys if known[key] != wanted[key]]
 
 
 def why_changed(files: tuple[str, ...], stored: list[Identity], like: Fingerprint) -> list[Reason]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["CacheName", "foreign_names", "item_stem", "stems_of", "without_clip"]
+__all__ = ["CacheName", "clip_of_text", "foreign_names", "item_stem", "stems_of", "without_clip"]
 
 _CLIP = re.compile(r"_(\d{5,})-(\d{3,})$")
 _CLIP_OF_FILE = re.compile(r"_(\d{5,})-(\d{3,})(?:-(\d{4,}))?$")
@@ -49,6 +49,13 @@ class CacheName:
             return None
         section = None if part[3] is None else int(part[3])
         return cls(path, stem[: part.start()], size, (int(part[1]), int(part[2])), section)
+
+
+def clip_of_text(name: str, family: str) -> tuple[str, tuple[int, int]] | None:
+    """(stem, clip) of a file with a clip's text outputs; None for other files."""
+    body = name.removesuffix(f"_{family}_te.safetensors")
+    found = _CLIP.search(body)
+    return None if found is None or body == name else (body[: found.start()], (int(found[1]), int(found[2])))
 
 
 def foreign_names(folder: str, family: str, *, clips: bool) -> list[str]:

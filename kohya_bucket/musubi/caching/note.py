@@ -52,10 +52,14 @@ class TextNote:
     Attributes:
         seen: the images that the encoder saw with the caption, in order.
         made_by: models and options.
+        settings: of the data set, where the encoder saw images.
+        clips: all of the video that have outputs, where each has its own.
     """
 
     seen: list[Identity] = field(default_factory=list)
     made_by: MadeBy = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
+    clips: list[tuple[int, int]] = field(default_factory=list)
 
 
 def texts_of(note: LatentsNote | TextNote, file: TensorFile) -> dict[str, str]:
@@ -72,7 +76,7 @@ def read_latents_note(file: TensorFile) -> LatentsNote | None:
                 Fingerprint.of(said["fingerprint"]),
                 [_identity(one) for one in said["further"]],
                 dict(said["settings"]),
-                [(int(first), int(frames)) for first, frames in said["clips"]],
+                _clips(said),
                 _made_by(said),
             )
     return None
@@ -83,7 +87,8 @@ def read_text_note(file: TensorFile) -> TextNote | None:
     with suppress(BrokenFileError), as_damage(NOTE, error=BrokenFileError):
         said = _said(file)
         if said is not None:
-            return TextNote([_identity(one) for one in said["seen"]], _made_by(said))
+            seen = [_identity(one) for one in said["seen"]]
+            return TextNote(seen, _made_by(said), dict(said.get("settings", {})), _clips(said))
     return None
 
 
@@ -95,6 +100,10 @@ def _said(file: TensorFile) -> dict[str, Any] | None:
 def _identity(one: Any) -> Identity:
     nbytes, mtime, content = one
     return int(nbytes), int(mtime), str(content)
+
+
+def _clips(said: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(int(first), int(frames)) for first, frames in said.get("clips", [])]
 
 
 def _made_by(said: dict[str, Any]) -> MadeBy:

@@ -42,7 +42,10 @@ def save_text(item: Any, save: Callable[[], object]) -> None:
         if origin is None:
             return {}
         made = _made(origin) | ({REPAIRED: "true"} if origin.session.caches.repair else {})
-        return texts_of(TextNote(origin.session.identities.get(origin.source.number, []), made), file)
+        session, source = origin.session, origin.source
+        settings = session.caches.settings_of_text(source)
+        clips = sorted(session.clips.get(source.number, []))
+        return texts_of(TextNote(session.identities.get(source.number, []), made, settings, clips), file)
 
     keeps = Path(getattr(item, _TEXT)) if origin is None or _adds(origin, item.caption) else None
     _save(item, _TEXT, save, texts, keeps)
@@ -71,7 +74,7 @@ def _save(
 
 def _adds(origin: Origin, caption: str) -> bool:
     caches = origin.session.caches
-    reasons = caches.text(origin.source, caption) if caches.family.passes else None
+    reasons = caches.text(origin.source, caption).reasons if caches.family.passes else None
     return reasons is not None and all(reason.kind is Stale.PART for reason in reasons)
 
 
@@ -85,7 +88,7 @@ def _latents_note(item: Any, origin: Origin, file: TensorFile) -> LatentsNote:
     else:
         fingerprint = fingerprint_of_image(known[0], size, tuple(item.bucket_size[:2]), vae, dtype)
     clips = sorted(session.clips.get(source.number, []))
-    return LatentsNote(fingerprint, known[1:], session.caches.settings, clips, _made(origin))
+    return LatentsNote(fingerprint, known[1:], session.caches.settings_of(source), clips, _made(origin))
 
 
 def _made(origin: Origin) -> dict[str, str]:

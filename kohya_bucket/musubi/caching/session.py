@@ -57,6 +57,7 @@ class Session:
         self.identities: dict[int, list[Identity]] = {}
         self.clips: dict[int, list[tuple[int, int]]] = {}
         self.kept: set[str] = set()
+        self.kept_items: set[int] = set()
         self._reasons: dict[str, list[Reason]] = {}
         self._lock = threading.Lock()
 
@@ -123,7 +124,10 @@ class Session:
         if not self.caches.table.sources:
             return []
         if self.text:
-            keep = {self.caches.text_path(source).name for source in self.caches.table.sources}
+            if self.caches.per_clip:  # asked for before the captions are gone through
+                for source in self.caches.table.sources:
+                    self._why(source)
+            keep = self.kept | {self.caches.text_path(source).name for source in self.caches.table.sources}
             return [path for path in paths if os.path.basename(path) not in keep]
         broken = {self.source(number).stem for number in self.left_out}
         keep = self.kept | {os.path.basename(f.path) for stem in broken for f in self.caches.named.get(stem, ())}
@@ -148,7 +152,7 @@ class Session:
 
     def begin_pass(self) -> None:
         self.passes += 1
-        self.kept_items: set[int] = set()
+        self.kept_items = set()
         self._wanted: set[int] = set()
         self._taken: set[int] = set()
         self._reasons.clear()
@@ -159,7 +163,9 @@ class Session:
                 caption = self.caches.dataset.datasource.get_caption(source.number)[1]
             except Exception:  # the fetch will say it
                 return [Reason(Stale.MISSING)]
-            reasons = self.caches.text(source, caption, self.begin)
+            texts = self.caches.text(source, caption, self.begin)
+            reasons = list(texts.reasons)
+            self.kept |= set(texts.files)
         else:
             found = self.caches.latents(source)
             reasons = list(found.reasons)

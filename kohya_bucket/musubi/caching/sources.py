@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.fingerprint import source_identity
+from kohya_bucket.musubi.caching.families import FAMILIES
 from kohya_bucket.musubi.caching.names import stems_of, without_clip
 from kohya_bucket.musubi.objects import CachedDataset
 
@@ -30,7 +33,8 @@ class Source:
         key: its path, as the data set names it.
         caption: None where the data set reads it from a file when it is asked.
         stem: what the names of its caches begin with.
-        files: the image or video, further targets, then control images or videos.
+        files: the image or video, further targets, then control images or videos, sound and what further keys name.
+        further: further keys of its line in a list, as JSON, where its family uses them.
     """
 
     number: int
@@ -38,6 +42,7 @@ class Source:
     caption: str | None
     stem: str
     files: tuple[str, ...]
+    further: str = ""
 
     @property
     def name(self) -> str:
@@ -52,14 +57,15 @@ class SourceTable:
     """
 
     def __init__(self, dataset: CachedDataset) -> None:
-        found = list(_listed(dataset.datasource))
-        times = Counter(os.path.abspath(key) for key, _, _ in found)  # one file may be written in several ways
-        told_apart = [(key, caption if times[os.path.abspath(key)] > 1 else None) for key, caption, _ in found]
+        per_clip = dataset.architecture in FAMILIES and FAMILIES[dataset.architecture].per_clip
+        found = list(_listed(dataset.datasource, per_clip))
+        times = Counter(os.path.abspath(key) for key, *_ in found)  # one file may be written in several ways
+        told_apart = [(key, caption if times[os.path.abspath(key)] > 1 else None) for key, caption, *_ in found]
         first = {item: number for number, item in reversed(list(enumerate(told_apart)))}
         unique = sorted(first.values())
         stems = stems_of([told_apart[number] for number in unique], folder_of(dataset))
         self.sources = [
-            Source(number, *found[number][:2], stem, found[number][2])
+            Source(number, *found[number][:2], stem, *found[number][2:])
             for number, stem in zip(unique, stems, strict=True)
         ]
         self._at = {source.number: source for source in self.sources}
@@ -89,8 +95,9 @@ def identity(path: str, *, content: bool = False) -> Identity:
     return sum(known[0] for known in of_all), max((known[1] for known in of_all), default=0), hashes
 
 
-def _listed(datasource: Any) -> Iterator[tuple[str, str | None, tuple[str, ...]]]:
-    """(path, caption, files) of a directory or of a list."""
+def _listed(datasource: Any, per_clip: bool) -> Iterator[tuple[str, str | None, tuple[str, ...], str]]:
+    """(path, caption, files, further keys) of a directory or of a list."""
+    of_clips = hasattr(datasource, "get_video_data")
     paths = getattr(datasource, "image_paths", None)
     paths = getattr(datasource, "video_paths", None) if paths is None else paths
     controls = getattr(datasource, "control_paths", {})
@@ -99,7 +106,8 @@ def _listed(datasource: Any) -> Iterator[tuple[str, str | None, tuple[str, ...]]
         for path in paths:
             control = controls.get(path, ())
             further = (control,) if isinstance(control, str) else tuple(control)
-            yield path, None, (path, *targets.get(path, ()), *further)
+            sound = _sound(path) if per_clip and of_clips else ()
+            yield path, None, (path, *targets.get(path, ()), *further, *sound), ""
         return
     several = bool(getattr(datasource, "multiple_target", False))
     for number, row in enumerate(datasource.data, 1):
@@ -109,7 +117,31 @@ def _listed(datasource: Any) -> Iterator[tuple[str, str | None, tuple[str, ...]]
             raise ConfigError(f"line {number} of {_list_of(datasource)} has no {lacks}: add it, or remove the line")
         numbered = [*(_numbered(row, "image_path_", 1) if several else ()), *_numbered(row, "control_path_", 0)]
         single = [row["control_path"]] if row.get("control_path") else []
-        yield path, row["caption"], (path, *numbered, *single)
+        more = {key: row[key] for key in sorted(row) if _KNOWN_KEYS.fullmatch(key) is None} if per_clip else {}
+        sound = [row["audio_path"]] if row.get("audio_path") else _sound(path)
+        named = (*(sound if per_clip and of_clips else ()), *_files_in(more, _list_of(datasource)))
+        yield path, row["caption"], (path, *numbered, *single, *named), json.dumps(more) if more else ""
+
+
+_KNOWN_KEYS = re.compile(r"(image_path|video_path|control_path)(_\d+)?|caption|audio_path")
+_SOUND = {".aac", ".flac", ".m4a", ".mp3", ".ogg", ".opus", ".wav"}
+
+
+def _sound(video: str) -> list[str]:
+    """Files with a video's sound, beside it."""
+    folder = Path(video).parent
+    files = folder.iterdir() if folder.is_dir() else ()
+    return sorted(str(file) for file in files if file.stem == Path(video).stem and file.suffix.lower() in _SOUND)
+
+
+def _files_in(value: Any, listed_in: str) -> Iterator[str]:
+    """Files that further keys of a line name, from here or from the folder of the list."""
+    if isinstance(value, str):
+        places = (value, os.path.join(os.path.dirname(os.path.abspath(listed_in)), value))
+        yield from [path for path in places if os.path.isfile(path)][:1]
+    elif isinstance(value, (dict, list)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _files_in(one, listed_in)
 
 
 def _list_of(datasource: Any) -> str:

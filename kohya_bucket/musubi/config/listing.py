@@ -14,6 +14,8 @@ from typing import Any
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS, frame_endings
+from kohya_bucket.musubi.architectures import Architecture
+from kohya_bucket.musubi.checkout import known_checkout, lists_are_searched_beside_them
 from kohya_bucket.musubi.config.model import ClipKeys, DatasetKeys
 from kohya_bucket.texts import counted, parse_json, read_text, some
 
@@ -36,13 +38,15 @@ class Listed:
     controls: Sequence[tuple[str, ...]] = ()
 
 
-def list_items(keys: DatasetKeys, place: str, findings: Findings) -> Listed:
+def list_items(keys: DatasetKeys, place: str, findings: Findings, architecture: Architecture | None = None) -> Listed:
     """What is named, in musubi-tuner's order; what is wrong with it is added to the findings."""
     what = "clip" if isinstance(keys, ClipKeys) else "image"
     if keys.directory is not None:
         listed = _in_folder(keys, keys.directory, place, what, findings)
     elif keys.jsonl_file is not None:
-        listed = _in_list(keys.jsonl_file, place, what, findings)
+        package = known_checkout(architecture.trainer if architecture else None)
+        beside = what == "clip" and lists_are_searched_beside_them(package)
+        listed = _in_list(keys.jsonl_file, place, what, findings, beside)
     else:
         return Listed()
     if not listed.paths:
@@ -91,7 +95,7 @@ def _of_endings(folder: str, names: Sequence[str], endings: Collection[str]) -> 
     return [os.path.join(folder, name) for name in names if os.path.splitext(name)[1] in endings]
 
 
-def _in_list(file: str, place: str, what: str, findings: Findings) -> Listed:
+def _in_list(file: str, place: str, what: str, findings: Findings, beside: bool) -> Listed:
     try:
         lines = read_text(file, None).split("\n")
     except (OSError, ConfigError) as error:
@@ -100,15 +104,23 @@ def _in_list(file: str, place: str, what: str, findings: Findings) -> Listed:
         return Listed()
     paths, controls = [], []
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
+        if beside and not line.strip():
+            continue
         try:
             path, control = _of_line(parse_json(line), "video_path" if what == "clip" else "image_path")
         except ValueError as error:
             message = f"line {number} of {file!r}, at which musubi-tuner stops: {error}"
             findings.error("bad-line", place, message, 'one object on each line: {"image_path": "…", "caption": "…"}')
             continue
-        paths.append(path)
+        paths.append(_found(path, file) if beside else path)
         controls.append(control)
     return Listed(paths, controls if any(controls) else ())
+
+
+def _found(path: str, file: str) -> str:
+    """A path, which may count from the folder of the list where it names nothing from here."""
+    other = os.path.join(os.path.dirname(os.path.abspath(file)), path)
+    return other if not os.path.exists(path) and os.path.exists(other) else path
 
 
 def _of_line(entry: Any, key: str) -> tuple[str, tuple[str, ...]]:

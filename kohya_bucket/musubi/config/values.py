@@ -21,6 +21,9 @@ def check_values(keys: DatasetKeys, place: str, architecture: Architecture | Non
         findings.error("resolution", place, message, "give sides in pixels, e.g. [960, 544]")
     if keys.batch_size < 1:
         findings.error("batch-size", place, f"batch_size is {keys.batch_size}", "give 1 or more")
+    if keys.batch_size > 1 and architecture is not None and architecture.name == "mmh3":
+        message = f"batch_size is {keys.batch_size}, but {architecture.title} trains one item at a time"
+        findings.error("batch-size", place, f"{message}: musubi-tuner stops at the first batch", "set batch_size = 1")
     if keys.num_repeats < 1:
         message = f"num_repeats is {keys.num_repeats}, so nothing of it is trained"
         findings.warning("no-repeats", place, message, "set it to 1 or more, or remove the data set")
@@ -55,6 +58,10 @@ def _check_clips(keys: ClipKeys, place: str, architecture: Architecture | None, 
         message = f"{values}, source_fps {keys.source_fps}: no frames follow from one of these"
         findings.error("frames", place, message, "give numbers of 1 or more, and a rate above 0")
     elif architecture is not None and keys.frame_extraction != "full":
+        if min(keys.target_frames) < architecture.grid.base:
+            message = f"target_frames {list(keys.target_frames)}: {architecture.title} needs {architecture.grid.base} "
+            findings.error("frames", place, f"{message}frames or more, and musubi-tuner stops", "list longer ones")
+            return
         lengths = architecture.grid.lengths(keys.target_frames)
         if set(lengths) != set(keys.target_frames):
             message = f"target_frames {list(keys.target_frames)} are rounded to {list(lengths)}"
@@ -63,6 +70,9 @@ def _check_clips(keys: ClipKeys, place: str, architecture: Architecture | None, 
         able = ", ".join(a.name for a in ARCHITECTURES.values() if a.target_fps is not None)
         message = f"{architecture.title} trains no clips in musubi-tuner"
         findings.error("no-clips", place, message, f"--arch is one of {able} for clips")
+    if architecture is not None and architecture.by_time and keys.source_fps is not None:
+        message = f"source_fps is ignored: {architecture.title}'s clips are brought to "
+        findings.note("source-fps", place, f"{message}{architecture.target_fps:g} frames per second by their times", "")
     if architecture is None and keys.source_fps is not None:
         message = f"source_fps is {keys.source_fps}, but how many frames are left depends on the model"
         findings.error("no-architecture", place, message, "name it, e.g. --arch wan")

@@ -49,7 +49,7 @@ def check_clips(data: PlacedData, architecture: Architecture, findings: Findings
 
 def _check_rates(keys: ClipKeys, data: PlacedData, architecture: Architecture, findings: Findings) -> None:
     expected = keys.source_fps or architecture.target_fps
-    if data.scan is None or expected is None:
+    if data.scan is None or expected is None or architecture.by_time:
         return
     fps = data.scan.fps
     other = np.flatnonzero((fps > 0) & (np.abs(fps - expected) > _SAME_RATE * expected)).tolist()

@@ -40,7 +40,7 @@ def overview(
     """
     placed = []
     for keys, place in zip(config.datasets, config.places, strict=True):
-        listed = list_items(keys, place, config.findings)
+        listed = list_items(keys, place, config.findings, config.architecture)
         try:
             data = place_data(keys, place, listed, config.architecture, config.findings, how or Reading())
         except KohyaBucketError as error:

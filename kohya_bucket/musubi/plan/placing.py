@@ -18,7 +18,7 @@ from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.config.listing import Listed
 from kohya_bucket.musubi.config.model import ClipKeys, DatasetKeys
 from kohya_bucket.musubi.plan.items import PlannedItems
-from kohya_bucket.musubi.rules import clip_rule, picture_rule
+from kohya_bucket.musubi.rules import clip_rule, picture_rule, rates_of
 from kohya_bucket.texts import counted, some
 
 __all__ = ["PlacedData", "Reading", "place_data"]
@@ -90,7 +90,7 @@ def _clips(
     keys: ClipKeys, place: str, paths: list[str], architecture: Architecture | None, findings: Findings, how: Reading
 ) -> PlacedData:
     scan = read_clips(paths, decode=how.decode, progress=how.progress)
-    placed = clip_rule(keys, architecture).place(scan.sizes, scan.frames, keys.source_fps)
+    placed = clip_rule(keys, architecture).place(scan.sizes, scan.frames, rates_of(keys, architecture, scan.fps))
     left_out = _left_out(paths, placed.reasons, {i: why for i, _, why in scan.failures})
     in_sections = architecture is not None and architecture.in_sections
     sections = np.ones(len(placed.spans), dtype=np.int64)
