@@ -1,4 +1,4 @@
-"""The `[kohya_bucket]` table: which options there are, where they come from, and what is refused.
+"""The `[kohya_bucket]` table: which options there are, what they may be, and where they come from.
 
 Options stand in a `[kohya_bucket]` table of the dataset config, or in the file that the environment
 variable `KOHYA_BUCKET_CONFIG` names (for runs without a dataset config). A key in the dataset config wins.
@@ -6,22 +6,100 @@ variable `KOHYA_BUCKET_CONFIG` names (for runs without a dataset config). A key 
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.adapter.option_values import CHOICES, TABLE, check_together, expected_value, parsed
+from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, listed
+from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
 from kohya_bucket.checks import nearest, one_of
-from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
+from kohya_bucket.planning import ORDERS, REMAINDERS, RESOLUTION_MODES
+from kohya_bucket.planning.options import COST
 from kohya_bucket.planning.remainders import policies_of
-from kohya_bucket.texts import parse_json, parse_toml, read_text
+from kohya_bucket.planning.resolutions import weighted_cycle
+from kohya_bucket.texts import counted, parse_json, parse_toml, read_text
 
 __all__ = ["ENVIRONMENT_VARIABLE", "TABLE", "AdapterOptions", "environment_table"]
 
+TABLE = "kohya_bucket"
 ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
+
+Check = Callable[[Any], str]
+"""What a value must be, or an empty string where it is that."""
+
+
+def _option(default: Any, check: Check, read: Callable[[Any], Any] = lambda value: value) -> Any:
+    """A field that refuses what `check` says something about, and keeps what `read` makes of the value in the file."""
+    return field(default=default, metadata={"check": check, "read": read})
+
+
+def _choice(default: str | None, known: Callable[[], Iterable[str]]) -> Any:
+    """A field that is one of some names; those that are registered later than this is read are found too."""
+    return field(default=default, metadata={"known": known, "read": lambda value: value})
+
+
+def _rule(value: Any) -> str:
+    return "" if is_rule(value) else f"one of {', '.join(rule_choices())}"
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _share(value: Any) -> str:
+    return "" if _number(value) and 0 <= value < 1 else "a share from 0 to less than 1, e.g. 0.05"
+
+
+def _whole(least: int) -> Check:
+    def check(value: Any) -> str:
+        return (
+            "" if isinstance(value, int) and _number(value) and value >= least else f"a whole number above {least - 1}"
+        )
+
+    return check
+
+
+def _text(what: str) -> Check:
+    return lambda value: "" if isinstance(value, str) and value else what
+
+
+def _cost_bound(value: Any) -> str:
+    return "" if _is_weight(value) and value > 0 else "a number above 0"
+
+
+def _is_weight(value: Any) -> bool:
+    return _number(value) and 0 <= value < math.inf
+
+
+def _weights(value: Any) -> str:
+    good = isinstance(value, (list, tuple)) and len(value) > 0 and all(map(_is_weight, value))
+    return "" if good and sum(value) > 0 else "a list of numbers, 0 or more and not all 0, e.g. [3, 1]"
+
+
+def _cost(value: Any) -> str:
+    good = not _weights(value) and len(value) == 2
+    return "" if good else "two numbers a, b of a * L + b * L * L, 0 or more and not both 0"
+
+
+def _same_shape(value: Any) -> str:
+    return "" if isinstance(value, bool) or value == COST else f"true, false or {COST!r}"
+
+
+def _resolutions(value: Any) -> str:
+    if not (isinstance(value, (list, tuple)) and len(value) > 0 and all(_as_resolution(v) is not None for v in value)):
+        return "a list of sides or of [width, height] pairs, e.g. [512, 768]"
+    return "" if len({_as_resolution(v) for v in value}) == len(value) else "a list without repeats"
+
+
+def _as_resolution(value: Any) -> tuple[int, int] | None:
+    pair = value if isinstance(value, (list, tuple)) else [value, value]
+    good = len(pair) == 2 and all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in pair)
+    return (pair[0], pair[1]) if good else None
 
 
 @dataclass(frozen=True)
@@ -75,32 +153,35 @@ class AdapterOptions:
             each data set.
     """
 
-    rule: str = "kohya"
-    switching: str | None = None
-    no_upscale_fit: str = "kohya"
-    max_crop: float | None = None
-    num_buckets: int = 8
-    auto_method: str = "kmeans"
-    remainder: str = "keep"
-    small_buckets: str | None = None
-    merge_max_crop: float = 0.25
-    resolutions: tuple[tuple[int, int], ...] | None = None
-    resolution_mode: str = "all"
-    resolution_weights: tuple[float, ...] | None = None
-    order: str = "shuffled"
-    run_length: int = 8
-    open_shards: int = 64
-    max_pixels: int | None = None
-    max_tokens: int | None = None
-    max_cost: float | None = None
-    model: str | None = None
-    cost: tuple[float, float] | None = None
-    same_shape: bool | str = True
-    on_bad_image: str = "leave_out"
-    metadata_cache: str = "auto"
-    latent_cache: str = "npz"
-    text_cache: str = "npz"
-    latent_cache_dir: str | None = None
+    rule: str = _option("kohya", _rule)
+    switching: str | None = _choice(None, lambda: SWITCHING_METHODS)
+    no_upscale_fit: str = _choice("kohya", lambda: NO_UPSCALE_FITS)
+    max_crop: float | None = _option(None, _share)
+    num_buckets: int = _option(8, _whole(1))
+    auto_method: str = _choice("kmeans", lambda: AUTO_METHODS)
+    remainder: str = _choice("keep", lambda: REMAINDERS)
+    small_buckets: str | None = _choice(None, lambda: REMAINDERS)
+    merge_max_crop: float = _option(0.25, _share)
+    resolutions: tuple[tuple[int, int], ...] | None = _option(
+        None, _resolutions, lambda value: tuple(map(_as_resolution, value))
+    )
+    resolution_mode: str = _choice("all", lambda: RESOLUTION_MODES)
+    resolution_weights: tuple[float, ...] | None = _option(None, _weights, tuple)
+    # training wants no order without shuffling
+    order: str = _choice("shuffled", lambda: [name for name, order in ORDERS.items() if order.shuffles])
+    run_length: int = _option(8, _whole(1))
+    open_shards: int = _option(64, _whole(2))
+    max_pixels: int | None = _option(None, _whole(1))
+    max_tokens: int | None = _option(None, _whole(1))
+    max_cost: float | None = _option(None, _cost_bound)
+    model: str | None = _choice(None, lambda: TOKEN_GRIDS)
+    cost: tuple[float, float] | None = _option(None, _cost, tuple)
+    same_shape: bool | str = _option(True, _same_shape)
+    on_bad_image: str = _choice("leave_out", lambda: ("leave_out", "stop"))
+    metadata_cache: str = _option("auto", _text("auto, off or the path of a Parquet file"))
+    latent_cache: str = _choice("npz", lambda: ("npz", "shards"))
+    text_cache: str = _choice("npz", lambda: ("npz", "shards"))
+    latent_cache_dir: str | None = _option(None, _text("the path of a folder"))
 
     @property
     def has_budget(self) -> bool:
@@ -131,7 +212,7 @@ class AdapterOptions:
         Raises:
             ConfigError: an unknown key (with the nearest known one) or a value that is not allowed.
         """
-        known = {f.name: f for f in fields(cls)}
+        known = {one.name: one.metadata for one in fields(cls)}
         merged: dict[str, Any] = {}
         for place, table in tables:
             if not isinstance(table, Mapping):
@@ -142,14 +223,79 @@ class AdapterOptions:
                         f"{place}: [{TABLE}] has no option {key!r}; the nearest is {nearest(key, known)!r}. "
                         f"Known: {', '.join(sorted(known))}"
                     )
-                where = f"{place}: [{TABLE}] {key}"
-                if key in CHOICES:
-                    one_of(where, value, CHOICES[key](), ConfigError)
-                elif expected := expected_value(key, value):
+                option, where = known[key], f"{place}: [{TABLE}] {key}"
+                if "known" in option:
+                    one_of(where, value, option["known"](), ConfigError)
+                elif expected := option["check"](value):
                     raise ConfigError(f"{where} is {value!r}, but must be {expected}")
-                merged[key] = parsed(key, value)
-        check_together(merged)
+                merged[key] = option["read"](value)
+        for check in (_check_resolutions, _check_small_buckets, _check_tokens, _check_order):
+            check(merged)
         return cls(**merged)
+
+
+def _check_resolutions(merged: Mapping[str, Any]) -> None:
+    resolutions, mode = merged.get("resolutions"), merged.get("resolution_mode", "all")
+    weights, rule = merged.get("resolution_weights"), merged.get("rule", "kohya")
+    if resolutions is None:
+        alone = [key for key in ("resolution_mode", "resolution_weights") if key in merged]
+        if alone:
+            raise ConfigError(f"[{TABLE}] {alone[0]} is set without resolutions: say which, e.g. [512, 768]")
+        return
+    if RESOLUTION_MODES[mode].by_weight != (weights is not None):
+        raise ConfigError(
+            f"[{TABLE}] resolution_mode is {mode!r} and resolution_weights is {weights}: "
+            "weights belong to 'weighted', and it needs them"
+        )
+    if weights is not None:
+        if len(weights) != len(resolutions):
+            raise ConfigError(
+                f"[{TABLE}] resolution_weights has {counted(len(weights), 'number')} for "
+                f"{counted(len(resolutions), 'resolution')}"
+            )
+        try:
+            weighted_cycle(weights, len(weights))
+        except PlanError as error:
+            raise ConfigError(f"[{TABLE}] {error}") from error
+    if named_rule(rule).own_sizes:
+        others = listed((name for name, other in rule_choices().items() if not other.own_sizes), "or")
+        raise ConfigError(
+            f"[{TABLE}] resolutions is set with rule {rule!r}, whose buckets do not follow from a resolution: "
+            f"use rule {others}, or leave resolutions out"
+        )
+
+
+def _check_small_buckets(merged: Mapping[str, Any]) -> None:
+    remainder = merged.get("remainder", "keep")
+    if "small_buckets" in merged and not REMAINDERS[remainder].leaves_out:
+        raise ConfigError(
+            f"[{TABLE}] small_buckets is set, but remainder is {remainder!r}, which trains the images of all buckets: "
+            "leave small_buckets out, or set remainder = 'drop'"
+        )
+
+
+def _check_tokens(merged: Mapping[str, Any]) -> None:
+    alone = [key for key in ("max_tokens", "max_cost", "cost") if merged.get(key) is not None]
+    if alone and merged.get("model") is None:
+        raise ConfigError(
+            f"[{TABLE}] {alone[0]} is set without model, which says how many tokens an image has: "
+            f"one of {', '.join(TOKEN_GRIDS)}"
+        )
+
+
+def _check_order(merged: Mapping[str, Any]) -> None:
+    name = merged.get("order", "shuffled")
+    if not ORDERS[name].uses_shards:
+        return
+    why = ""
+    if merged.get("latent_cache", "npz") != "shards":
+        why = "latents lie in files of their own: for sd-scripts set latent_cache = 'shards', or leave order out"
+    elif merged.get("resolutions") is not None:
+        why = "with resolutions the latents of an image lie in several shards: leave out one of them"
+    elif merged.get("same_shape") == COST:
+        why = f"same_shape = {COST!r} joins batches of several buckets in a step: leave out one of them"
+    if why:
+        raise ConfigError(f"[{TABLE}] order is {name!r}, but {why}")
 
 
 def environment_table() -> list[tuple[str, Mapping[str, Any]]]:

@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from kohya_bucket.planning import (
     never_full,
     never_trained,
 )
-from kohya_bucket.planning.options import PlanKeywords, known_options
+from kohya_bucket.planning.options import known_options
 
 __all__ = ["BucketBatchSampler"]
 
@@ -122,7 +122,7 @@ def warn_of_never_trained(planner: EpochPlanner) -> None:
     )
 
 
-def with_shards(options: PlanKeywords, dataset: Any) -> PlanKeywords:
+def with_shards(options: dict[str, Any], dataset: Any) -> dict[str, Any]:
     """The options with the data set's own shards, where the order goes by shards and none are given."""
     order = ORDERS.get(options.get("order", ""))
     if order is None or not order.uses_shards or options.get("shards") is not None:
@@ -133,10 +133,6 @@ def with_shards(options: PlanKeywords, dataset: Any) -> PlanKeywords:
                 store.keep_shards(options.get("open_shards", PlanOptions.open_shards))
             return {**options, "shards": shards}
     return options
-
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class BucketBatchSampler(Sampler[list[int]]):
@@ -179,7 +175,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         num_replicas: int | None = None,
         rank: int | None = None,
         seed: int = 0,
-        **options: Unpack[PlanKeywords],
+        **options: Any,
     ) -> None:
         options = with_shards(known_options(BucketBatchSampler, options), bucket_indices)
         self.bucket_indices = np.asarray(getattr(bucket_indices, "bucket_indices", bucket_indices))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import Any, TypedDict, cast
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,23 +16,71 @@ import numpy.typing as npt
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.checks import array_of, as_flag, integer, known_keyword, one_of, whole
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning.batch_sizes import Budget, budgets_of
+from kohya_bucket.planning.batch_sizes import Budget
 from kohya_bucket.planning.costs import as_tokens, cost_of, pixels_of
 from kohya_bucket.planning.orders import ORDERS, Order
-from kohya_bucket.planning.remainders import (
-    REMAINDERS,
-    RemainderContext,
-    RemainderPolicy,
-    checked_small_buckets,
-    policies_of,
-)
+from kohya_bucket.planning.remainders import REMAINDERS, RemainderContext, RemainderPolicy, policies_of
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, ResolutionMode
 
-__all__ = ["COST", "PlanKeywords", "PlanOptions", "RepeatsLike", "known_options"]
+__all__ = ["COST", "PlanOptions", "RepeatsLike", "known_options"]
 
+COST = "cost"
+"""Of `same_shape`."""
 
-_OF_SHARDS = ("shards", "open_shards", "nodes")
 RepeatsLike = npt.ArrayLike | Fraction | Sequence[Fraction]
+_OF_SHARDS = ("shards", "open_shards", "nodes")
+
+
+def _token_cost(name: str, value: Any) -> tuple[float, float]:
+    try:
+        a, b = (float(v) for v in value)
+    except (TypeError, ValueError, OverflowError):
+        a = b = -1.0
+    if not (0 <= a < math.inf and 0 <= b < math.inf and a + b > 0):
+        raise PlanError(f"{name} is {value!r}, but must be two numbers a, b, 0 or more and not both 0")
+    return a, b
+
+
+def _positive(name: str, value: Any) -> float:
+    try:
+        number = -1.0 if isinstance(value, (str, bytes, bool)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = -1.0
+    if not 0 < number < math.inf:
+        raise PlanError(f"{name} is {value!r}, but must be a number above 0")
+    return number
+
+
+def _same_shape(name: str, value: Any) -> bool | str:
+    if value is True or value == COST:
+        return True if value is True else COST
+    raise PlanError(
+        f"{name} is {value!r}, but must be True or {COST!r}: for batches of its own on each rank, plan with "
+        "world_size=1 and deal the steps out"
+    )
+
+
+def _share(name: str, value: Any) -> float:
+    try:
+        share = float(value)
+    except (TypeError, ValueError):
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise PlanError(f"{name} is {value!r}, but is a share of the image: from 0 to 1, e.g. 0.25 for a quarter")
+    return share
+
+
+def _option(default: Any, check: Callable[[str, Any], Any]) -> Any:
+    """A field whose value is what `check(name, value)` returns; None is kept where it is the default."""
+    return field(default=default, metadata={"check": check})
+
+
+def _whole(low: int, bits: int = 63) -> Callable[[str, Any], int]:
+    return partial(whole, low=low, bits=bits)
+
+
+def _one_of(known: Mapping[str, Any]) -> Callable[[str, Any], str]:
+    return lambda name, value: one_of(name, value, known)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,56 +125,42 @@ class PlanOptions:
         PlanError: a value outside of its range, or an option without what it needs.
     """
 
-    remainder: str = "keep"
-    small_buckets: str | None = None
-    order: str = "shuffled"
+    remainder: str = _option("keep", _one_of(REMAINDERS))
+    small_buckets: str | None = _option(None, _one_of(REMAINDERS))
+    order: str = _option("shuffled", _one_of(ORDERS))
     repeats: RepeatsLike | None = None
-    accumulate: int = 1
-    max_pixels: int | None = None
-    max_tokens: int | None = None
-    max_cost: float | None = None
-    bucket_sizes: npt.ArrayLike | None = None
-    bucket_tokens: npt.ArrayLike | None = None
-    token_cost: tuple[float, float] = (1.0, 0.0)
+    accumulate: int = _option(1, _whole(1, bits=31))
+    max_pixels: int | None = _option(None, _whole(1))
+    max_tokens: int | None = _option(None, _whole(1))
+    max_cost: float | None = _option(None, _positive)
+    bucket_sizes: npt.ArrayLike | None = _option(None, lambda _, sizes: as_sizes(sizes))  # noqa: RUF009
+    bucket_tokens: npt.ArrayLike | None = _option(None, lambda _, tokens: as_tokens(tokens))  # noqa: RUF009
+    token_cost: tuple[float, float] = _option((1.0, 0.0), _token_cost)
     regularization: npt.ArrayLike | None = None
-    regularization_uses: int | None = None
-    resolutions: str | None = None
+    regularization_uses: int | None = _option(None, _whole(0))
+    resolutions: str | None = _option(None, _one_of(RESOLUTION_MODES))
     resolution_weights: npt.ArrayLike | None = None
-    run_length: int = 8
+    run_length: int = _option(8, _whole(1, bits=31))
     shards: npt.ArrayLike | None = None
-    open_shards: int = 64
-    nodes: int = 1
-    max_crop: float = 0.25
-    base_bucket: int | None = None
+    open_shards: int = _option(64, _whole(2, bits=31))
+    nodes: int = _option(1, _whole(1, bits=16))
+    max_crop: float = _option(0.25, _share)
+    base_bucket: int | None = _option(None, integer)
     bucket_groups: npt.ArrayLike | None = None
     no_upscale: npt.ArrayLike = False
-    equal_epochs: bool = False
-    same_shape: bool | str = True
+    equal_epochs: bool = _option(False, partial(as_flag, error=PlanError))
+    same_shape: bool | str = _option(True, _same_shape)
 
     def __post_init__(self) -> None:
-        uses, pixels, tokens = self.regularization_uses, self.max_pixels, self.max_tokens
-        checked = {
-            "accumulate": whole("accumulate", self.accumulate, 1, bits=31),
-            "run_length": whole("run_length", self.run_length, 1, bits=31),
-            "remainder": one_of("remainder", self.remainder, REMAINDERS),
-            "small_buckets": checked_small_buckets(self.remainder, self.small_buckets),
-            "order": one_of("order", self.order, ORDERS),
-            "open_shards": whole("open_shards", self.open_shards, 2, bits=31),
-            "nodes": whole("nodes", self.nodes, 1, bits=16),
-            "bucket_sizes": None if self.bucket_sizes is None else as_sizes(self.bucket_sizes),
-            "max_pixels": None if pixels is None else whole("max_pixels", pixels, 1),
-            "max_tokens": None if tokens is None else whole("max_tokens", tokens, 1),
-            "max_cost": None if self.max_cost is None else positive("max_cost", self.max_cost),
-            "bucket_tokens": None if self.bucket_tokens is None else as_tokens(self.bucket_tokens),
-            "token_cost": as_token_cost(self.token_cost),
-            "max_crop": as_share("max_crop", self.max_crop),
-            "base_bucket": None if self.base_bucket is None else integer("base_bucket", self.base_bucket),
-            "regularization_uses": None if uses is None else whole("regularization_uses", uses, 0),
-            "equal_epochs": as_flag("equal_epochs", self.equal_epochs, PlanError),
-            "same_shape": as_same_shape(self.same_shape),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if "check" in one.metadata and not (value is None and one.default is None):
+                object.__setattr__(self, one.name, one.metadata["check"](one.name, value))
+        if self.small_buckets is not None and not self.policy.leaves_out:
+            raise PlanError(
+                f"small_buckets is {self.small_buckets!r}, but remainder={self.remainder!r} trains the images of all "
+                "buckets: leave small_buckets out, or take remainder='drop'"
+            )
         for option, policy in zip(("remainder", "small_buckets"), self.policies, strict=False):
             if policy.needs_sizes and self.sizes is None:
                 raise PlanError(f"{option}={policy.name!r} needs bucket_sizes: {policy.needs_sizes}")
@@ -134,8 +169,6 @@ class PlanOptions:
                 f"order={self.order!r} needs shards: the number of the shard that each image lies in; data sets of "
                 "latents and of tar shards know it themselves"
             )
-        if self.resolutions is not None:
-            one_of("resolutions", self.resolutions, RESOLUTION_MODES)
         if self.resolution_weights is not None and not (self.mode and self.mode.by_weight):
             raise PlanError(
                 f"resolution_weights is set, but resolutions is {self.resolutions!r}: weights belong to 'weighted'"
@@ -202,10 +235,19 @@ class PlanOptions:
         Raises:
             PlanError: one that needs to know more of the buckets.
         """
-        return budgets_of(
-            max_pixels=self.max_pixels, max_tokens=self.max_tokens, max_cost=self.max_cost,
-            sizes=self.sizes, tokens=self.tokens, token_cost=self.token_cost,
-        )  # fmt: skip
+        found, tokens = [], self.tokens
+        if self.max_pixels is not None:
+            if self.sizes is None:
+                raise PlanError("max_pixels is set without bucket_sizes: the budget needs to know the buckets' sizes")
+            found.append(Budget("max_pixels", self.max_pixels, pixels_of(self.sizes), "pixels"))
+        for name, limit in (("max_tokens", self.max_tokens), ("max_cost", self.max_cost)):
+            if limit is not None and tokens is None:
+                raise PlanError(f"{name} is set without bucket_tokens: the budget needs to know the buckets' tokens")
+        if self.max_tokens is not None and tokens is not None:
+            found.append(Budget("max_tokens", self.max_tokens, tokens, "tokens"))
+        if self.max_cost is not None and tokens is not None:
+            found.append(Budget("max_cost", self.max_cost, cost_of(tokens, self.token_cost), "of cost"))
+        return found
 
     def context(self, global_batch: npt.NDArray[np.int64]) -> RemainderContext:
         """What the policy may look at, for [K] buckets, at the first epoch of seed 0.
@@ -256,111 +298,14 @@ class PlanOptions:
         }
 
 
-COST = "cost"
-"""Of `same_shape`."""
-
-
-def as_token_cost(value: object) -> tuple[float, float]:
-    """(a, b) of a * L + b * L**2.
-
-    Raises:
-        PlanError: other than two numbers, 0 or more and not both 0.
-    """
-    try:
-        a, b = (float(v) for v in value)  # type: ignore[attr-defined]
-    except (TypeError, ValueError, OverflowError):
-        a = b = -1.0
-    if not (0 <= a < math.inf and 0 <= b < math.inf and a + b > 0):
-        raise PlanError(f"token_cost is {value!r}, but must be two numbers a, b, 0 or more and not both 0")
-    return a, b
-
-
-def positive(name: str, value: object) -> float:
-    """A number above 0.
-
-    Raises:
-        PlanError: it is none.
-    """
-    number = -1.0 if isinstance(value, (str, bytes, bool)) else value
-    try:
-        number = float(number)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        number = -1.0
-    if not 0 < number < math.inf:
-        raise PlanError(f"{name} is {value!r}, but must be a number above 0")
-    return number
-
-
-def as_same_shape(value: object) -> bool | str:
-    """True, or "cost".
-
-    Raises:
-        PlanError: anything else.
-    """
-    if value is True or value == COST:
-        return True if value is True else COST
-    raise PlanError(
-        f"same_shape is {value!r}, but must be True or {COST!r}: for batches of its own on each rank, plan with "
-        "world_size=1 and deal the steps out"
-    )
-
-
-def as_share(name: str, value: object) -> float:
-    """A share of an image.
-
-    Raises:
-        PlanError: it is not from 0 to 1.
-    """
-    try:
-        share = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise PlanError(f"{name} is {value!r}, but is a share of the image: from 0 to 1, e.g. 0.25 for a quarter")
-    return share
-
-
-class PlanKeywords(TypedDict, total=False):
-    """`PlanOptions` as keyword arguments, for type checkers."""
-
-    remainder: str
-    small_buckets: str | None
-    order: str
-    repeats: RepeatsLike | None
-    accumulate: int
-    max_pixels: int | None
-    max_tokens: int | None
-    max_cost: float | None
-    bucket_sizes: npt.ArrayLike | None
-    bucket_tokens: npt.ArrayLike | None
-    token_cost: tuple[float, float]
-    regularization: npt.ArrayLike | None
-    regularization_uses: int | None
-    resolutions: str | None
-    resolution_weights: npt.ArrayLike | None
-    run_length: int
-    shards: npt.ArrayLike | None
-    open_shards: int
-    nodes: int
-    max_crop: float
-    base_bucket: int | None
-    bucket_groups: npt.ArrayLike | None
-    no_upscale: npt.ArrayLike
-    equal_epochs: bool
-    same_shape: bool | str
-
-
-_NAMES = tuple(field.name for field in fields(PlanOptions))
-
-
-def known_options(where: Callable[..., object], given: Mapping[str, Any]) -> PlanKeywords:
+def known_options(where: Callable[..., object], given: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments that a caller of `where` gave as options.
 
     Raises:
         TypeError: an unknown name, with the nearest argument of `where`.
     """
-    options = dict(given)
-    if not options.keys() <= set(_NAMES):
-        own = [p.name for p in inspect.signature(where).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        known_keyword(where.__name__, options, [*own, *_NAMES])
-    return cast(PlanKeywords, options)
+    names = [one.name for one in fields(PlanOptions)]
+    own = [p.name for p in inspect.signature(where).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if not given.keys() <= set(names):
+        known_keyword(where.__name__, given, [*own, *names])
+    return given

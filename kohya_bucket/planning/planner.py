@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,11 @@ from kohya_bucket.planning.demand_model import DemandModel, as_bucket_ids
 from kohya_bucket.planning.equal_cost import equal_cost, step_count
 from kohya_bucket.planning.fingerprint import fingerprint_of
 from kohya_bucket.planning.ledger import Change, LedgerReason, LedgerRows
-from kohya_bucket.planning.options import PlanKeywords, PlanOptions, known_options
+from kohya_bucket.planning.options import PlanOptions, known_options
 from kohya_bucket.planning.plan import EpochPlan, MixedSteps
 from kohya_bucket.planning.remainders import KEEP, apply_policies
 from kohya_bucket.planning.stream import Purpose, stream
 from kohya_bucket.planning.windows import Windows, checked_shards
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["Done", "EpochPlanner", "never_full", "never_trained", "plan_epoch", "untrained"]
 
@@ -38,7 +35,7 @@ def plan_epoch(
     seed: int = 0,
     epoch: int = 0,
     done: Sequence[Done] = (),
-    **options: Unpack[PlanKeywords],
+    **options: Any,
 ) -> EpochPlan:
     """Plan one epoch for all ranks.
 
@@ -90,7 +87,7 @@ class EpochPlanner:
         batch_size: npt.ArrayLike | None = None,
         *,
         world_size: int = 1,
-        **options: Unpack[PlanKeywords],
+        **options: Any,
     ) -> None:
         self.options = chosen = PlanOptions(**known_options(EpochPlanner, options))
         self.world_size = whole("world_size", world_size, 1, bits=31)

@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.checks import one_of
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.demand import Demand
 from kohya_bucket.planning.ledger import Change, LedgerReason
 from kohya_bucket.planning.stream import Purpose, stream
 
-__all__ = ["KEEP", "REMAINDERS", "RemainderContext", "RemainderPolicy", "apply_policies", "checked_small_buckets",
+__all__ = ["KEEP", "REMAINDERS", "RemainderContext", "RemainderPolicy", "apply_policies",
            "policies_of", "rotate_window", "take_in_rotation"]  # fmt: skip
 
 
@@ -295,22 +294,6 @@ def policies_of(remainder: str, small_buckets: str | None) -> tuple[RemainderPol
     policy = REMAINDERS[remainder]
     small = REMAINDERS[small_buckets or KEEP.name]
     return (policy,) if not policy.leaves_out or small is policy else (policy, small)
-
-
-def checked_small_buckets(remainder: str, small_buckets: str | None) -> str | None:
-    """The option `small_buckets`, beside `remainder`.
-
-    Raises:
-        PlanError: it names no policy, or `remainder` leaves no bucket out.
-    """
-    if small_buckets is None:
-        return None
-    if not REMAINDERS[one_of("remainder", remainder, REMAINDERS)].leaves_out:
-        raise PlanError(
-            f"small_buckets is {small_buckets!r}, but remainder={remainder!r} trains the images of all buckets: leave "
-            "small_buckets out, or take remainder='drop'"
-        )
-    return one_of("small_buckets", small_buckets, REMAINDERS)
 
 
 Changes = list[tuple[Change, LedgerReason]]
