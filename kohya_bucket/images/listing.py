@@ -19,7 +19,8 @@ __all__ = ["absolute_paths", "file_key", "from_here", "list_images", "refuse_one
 
 
 def absolute_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """What `os.path.abspath` says for each; an address as it is."""
+    """What `os.path.abspath` says for each; an address as it is. `KohyaBucketError` if `paths` is one path."""
+    refuse_one_path(paths)
     return [text if is_url(text := os.fspath(path)) else os.path.abspath(text) for path in paths]
 
 

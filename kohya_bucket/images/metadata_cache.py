@@ -21,7 +21,7 @@ from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.files import replace_file
 from kohya_bucket.images.arrow_files import bounded_table, is_marked, pyarrow_modules
 from kohya_bucket.images.formats import ImageFormat
-from kohya_bucket.images.listing import absolute_paths, refuse_one_path
+from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import Engine, Progress
 from kohya_bucket.images.scan import STAT, Job, Work
 from kohya_bucket.images.sizes import ScanInterrupted, SizeScan, read_sizes
@@ -135,7 +135,6 @@ class MetadataCache:
         Raises:
             ScanInterrupted: Ctrl-C; its `cache` holds the rows that were finished.
         """
-        refuse_one_path(paths)
         hash = as_flag("hash", hash)
         how: dict[str, Any] = {"workers": workers, "engine": engine}
         listed = absolute_paths([path for path in self.paths if os.path.exists(path)] if paths is None else paths)

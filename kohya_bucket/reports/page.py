@@ -16,6 +16,7 @@ from kohya_bucket.buckets import AutoBuckets, BucketRule, BucketSet, FixedBucket
 from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.buckets.switching import AspectSwitch, aspect_switch
 from kohya_bucket.images.headers import ORIENTATIONS
+from kohya_bucket.images.parallel import Progress
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, markup_safe, one_file, table_markup
 from kohya_bucket.reports.recommend import recommend
@@ -266,8 +267,6 @@ def _plain_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[obje
     more = f", the first {_MOST_ROWS} of {count:,}" if count > _MOST_ROWS else ""
     return table_markup(caption + more, head, rows)
 
-
-Progress = Callable[[int, int], None]
 
 _SCRIPTS = [*SHARED_SCRIPTS, "report/size_chart.js", "report/panels.js", "report/report.js"]
 

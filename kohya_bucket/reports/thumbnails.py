@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, features
 
+from kohya_bucket.images.parallel import Progress, for_each
 from kohya_bucket.reports.analysis import Analysis
 
 __all__ = ["caption_beside", "choose_examples", "data_uri", "make_thumbnails"]
@@ -46,21 +47,13 @@ def choose_examples(analysis: Analysis, total: int) -> list[tuple[int, list[int]
     return out
 
 
-def make_thumbnails(
-    paths: Sequence[str], progress: Callable[[int, int], None] | None = None
-) -> list[tuple[str, int, int] | None]:
+def make_thumbnails(paths: Sequence[str], progress: Progress | None = None) -> list[tuple[str, int, int] | None]:
     """(data URI, width, height) of each image, unrotated; None where its pixels do not decode."""
     kind = "WEBP" if features.check("webp") else "JPEG"
-    out: list[tuple[str, int, int] | None] = []
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for made in pool.map(lambda path: _thumbnail(path, kind), paths):
-            out.append(made)
-            if progress is not None:
-                progress(len(out), len(paths))
-    return out
+    return for_each(partial(_thumbnail, kind), paths, progress=progress, at_once=_THREADS)
 
 
-def _thumbnail(path: str, kind: str) -> tuple[str, int, int] | None:
+def _thumbnail(kind: str, path: str) -> tuple[str, int, int] | None:
     try:
         with Image.open(path) as image:
             scale = min(1.0, (_AREA / (image.width * image.height)) ** 0.5, _LONGEST / max(image.size))

@@ -9,6 +9,7 @@ import pytest
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, list_images, read_sizes
+from kohya_bucket.images.listing import absolute_paths
 
 
 @pytest.fixture
@@ -78,3 +79,7 @@ def test_one_path_is_not_read_letter_by_letter(tree: Path) -> None:
             read(tree / "b.jpg")
         with pytest.raises(KohyaBucketError, match="paths is the one path"):
             read("b.jpg")
+
+
+def test_full_paths_leave_urls_as_they_are() -> None:
+    assert absolute_paths(["s3://a/../b", "a.png"]) == ["s3://a/../b", os.path.abspath("a.png")]  # noqa: PTH100
