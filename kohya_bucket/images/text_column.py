@@ -110,19 +110,10 @@ class TextColumn(Sequence[str]):
         at = np.searchsorted(hashes, wanted)
         likely = np.flatnonzero(hashes[np.minimum(at, len(hashes) - 1)] == wanted)
         candidates = order[at[likely]]
-        # Two texts of one 64 bit hash are possible, so the text itself decides.
         for i, row, text in zip(likely.tolist(), candidates.tolist(), self._at(candidates), strict=True):
-            rows[i] = row if text == texts[i] else self._beyond(int(at[i]) + 1, int(wanted[i]), texts[i])
+            # Two texts of one 64 bit hash are possible, and so rare that a search through all is quick enough.
+            rows[i] = row if text == texts[i] else next((k for k, own in enumerate(self) if own == texts[i]), -1)
         return rows
-
-    def _beyond(self, position: int, wanted: int, text: str) -> int:
-        """Row of `text` among further rows with its hash, from `position` in the sorted hashes; -1 for none."""
-        hashes, order = self._index()
-        while position < len(order) and hashes[position] == wanted:
-            if self[int(order[position])] == text:
-                return int(order[position])
-            position += 1
-        return -1
 
     def _at(self, rows: npt.NDArray[Any]) -> list[str]:
         pool = self.pool
