@@ -56,6 +56,11 @@ class Vae:
     encode_pixels_to_latents = staticmethod(values_of)
 
 
+class KontextVae(Vae):
+    def encode(self, pixels):
+        return values_of(pixels)[:, :, 0]
+
+
 class WanVae(Vae):
     def encode(self, pixels):
         return list(values_of(pixels))
@@ -135,6 +140,7 @@ def put_models(family):
     elif family == "fk":
         from musubi_tuner.flux import flux_utils
 
+        flux_utils.load_ae = KontextVae
         flux_utils.load_t5xxl = flux_utils.load_clip_l = gives((numbers_of, Encoder()))
     elif family == "hv":
         from musubi_tuner.hunyuan_model import text_encoder, vae

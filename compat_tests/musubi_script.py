@@ -72,7 +72,7 @@ def train(program, arguments):
     import accelerate
 
     dit = Path(arguments[arguments.index("--dit") + 1])
-    {"hv_train": tiny_hunyuan_video, "zimage_train_network": tiny_z_image}[program](dit)
+    TINY[program](dit)
     from recording import leave_frozen_models_unwrapped
 
     leave_frozen_models_unwrapped(sys.modules[accelerate.Accelerator.__module__])
@@ -108,6 +108,50 @@ def tiny_hunyuan_video(dit):
     torch.zeros = lambda *size, device=None, **more: zeros(*size, device=None if device == "cuda" else device, **more)
     like_theirs = {"device": "cpu", "dtype": None, "attn_mode": "torch", "split_attn": False}
     _random_weights(dit, lambda: models.load_dit_model(4096, 768, 16, 16, like_theirs))
+
+
+def tiny_wan(dit):
+    import torch
+
+    torch.cuda.current_device = lambda: 0  # asked when its modules are imported
+    from musubi_tuner.wan.configs import WAN_CONFIGS
+    from musubi_tuner.wan.modules.model import WanModel
+
+    tiny = {"dim": 64, "ffn_dim": 64, "freq_dim": 32, "num_heads": 2, "num_layers": 1}
+    WAN_CONFIGS["t2v-1.3B"].update(tiny)
+    _narrow(WanModel, text_dim=32)
+    _random_weights(dit, lambda: WanModel("t2v", model_version="2.1", attn_mode="torch", **tiny))
+
+
+def tiny_qwen_image(dit):
+    from musubi_tuner.qwen_image.qwen_image_model import QwenImageTransformer2DModel as Model
+
+    sizes = {"num_layers": 1, "attention_head_dim": 32, "num_attention_heads": 2, "joint_attention_dim": 32}
+    _narrow(Model, **sizes, axes_dims_rope=(8, 12, 12))
+    _random_weights(dit, Model)
+
+
+def tiny_flux_kontext(dit):
+    from musubi_tuner.flux import flux_models
+
+    params = flux_models.configs_flux_dev_context.params
+    vars(params).update(
+        hidden_size=64, num_heads=2, depth=1, depth_single_blocks=1, axes_dim=[8, 12, 12], context_in_dim=32,
+        vec_in_dim=4,
+    )  # fmt: skip
+    _random_weights(dit, lambda: flux_models.Flux(params, "torch", False))
+
+
+TINY = {
+    "hv_train": tiny_hunyuan_video, "zimage_train_network": tiny_z_image, "wan_train_network": tiny_wan,
+    "qwen_image_train_network": tiny_qwen_image, "flux_kontext_train_network": tiny_flux_kontext,
+}  # fmt: skip
+
+
+def _narrow(model, **sizes):
+    """A class whose instances have these sizes, whatever they are asked for."""
+    init = model.__init__
+    model.__init__ = lambda self, *args, **kwargs: init(self, *args, **kwargs | sizes)
 
 
 def _random_weights(file, make):

@@ -141,6 +141,12 @@ def counted(epoch):
     return collections.Counter(item for step in epoch for row in step for item in row["items"])
 
 
+NETWORKS = {
+    "zimage_train_network": "lora_zimage", "wan_train_network": "lora_wan", "qwen_image_train_network":
+    "lora_qwen_image", "flux_kontext_train_network": "lora_flux",
+}  # fmt: skip
+
+
 def train(source, folder, config, name, *options, ranks=1, program="zimage_train_network", **more):
     """(batches in the order they were trained, the log) of a real trainer."""
     record = folder / "record"
@@ -149,7 +155,8 @@ def train(source, folder, config, name, *options, ranks=1, program="zimage_train
         file.unlink()
     arguments = ["--dit", folder / "dit.safetensors", "--dataset_config", config, "--output_dir", folder / name]
     if "network" in program:
-        arguments += ["--network_module", "musubi_tuner.networks.lora_zimage", "--network_dim", 4]
+        network = NETWORKS[program]
+        arguments += ["--network_module", f"musubi_tuner.networks.{network}", "--network_dim", 4]
     arguments += ["--output_name", "model", "--sdpa", "--mixed_precision", "no", "--learning_rate", "1e-2"]
     arguments += ["--optimizer_type", "AdamW", "--timestep_sampling", "sigmoid", "--seed", 42]
     arguments += ["--max_data_loader_n_workers", 2, *options]

@@ -63,6 +63,44 @@ def test_cached_trained_changed_and_trained_again(musubi_source, tmp_path):
     assert not larger & sizes
 
 
+TRAINERS = {
+    "wan": ("wan", ("--task", "t2v-1.3B")),
+    "qwen_image": ("qi", ("--mixed_precision", "bf16")),
+    "flux_kontext": ("fk", ()),
+}
+KIND = "{}_train_network.py, one epoch, from caches that were made through the door"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.training_run(KIND.format(name))) for name in TRAINERS]
+)
+def test_an_epoch_from_caches(musubi_source, tmp_path, name):
+    """Every item once, in batches of one size each."""
+    family, options = TRAINERS[name]
+    case = Case(tmp_path / "data", family)
+    for i in range(COUNT):
+        size = (160, 112) if i % 2 else (128, 128)
+        case.image(f"a{i}.png", i, size)
+        case.do("picture", case.folder / "control" / f"a{i}.png", 50 + i, *size)
+    case.dataset(**({"control_directory": str(case.folder / "control")} if family == "fk" else {}))
+    case.both()
+    cached = play(musubi_source, tmp_path, {"steps": case}, DOOR)["steps"]
+    assert all("error" not in result and "exit" not in result for result in cached), cached
+    steps, log = train(
+        musubi_source,
+        tmp_path,
+        case.config,
+        "epoch",
+        "--max_train_epochs",
+        1,
+        *options,
+        program=f"{name}_train_network",
+    )
+    assert counted(steps) == dict.fromkeys(range(COUNT), 1)
+    assert {tuple(row["size"]) for step in steps for row in step} == {(16, 16), (14, 18)}
+    assert f"epoch 1: {COUNT} images, 0 missed, 0 repeated" in log
+
+
 def training_arguments(folder, config):
     arguments = ["--dit", folder / "dit.safetensors", "--dataset_config", config, "--output_dir", folder / "none"]
     arguments += ["--output_name", "model", "--network_module", "musubi_tuner.networks.lora_zimage", "--sdpa"]
