@@ -30,7 +30,7 @@ class ClipBuckets:
 
     Args:
         picture: the rule that places a frame as an image.
-        lengths: numbers of frames that may be trained; each is rounded down to the grid. Of no account for the
+        lengths: numbers of frames that may be trained; each is rounded down to the grid. Ignored by the
             extraction `full`.
         grid: the numbers of frames that the model takes.
         extraction: which runs of frames are taken of a clip; `EXTRACTIONS` says what the names mean.
@@ -231,11 +231,11 @@ def take_spans(frames: npt.ArrayLike, lengths: Sequence[int], how: Extraction, g
 
     Args:
         frames: [N] frames of each clip, at the rate it is trained at; 0 where it could not be read.
-        lengths: [L] on the grid, ascending; of no account for `full`.
+        lengths: [L] on the grid, ascending; ignored by `full`.
         how: checked.
 
     Raises:
-        BucketSettingsError: more runs than anybody could train.
+        BucketSettingsError: more than 100 million runs.
     """
     counts = np.asarray(frames, dtype=np.int64)
     if how.name == "full":
@@ -315,7 +315,7 @@ class FrameGrid:
         return np.where(array < self.base, 0, (array - self.base) // self.stride * self.stride + self.base)
 
     def lengths(self, frames: Iterable[int]) -> tuple[int, ...]:
-        """Lengths on the grid, ascending, each once, from those that somebody listed.
+        """Lengths on the grid, ascending, each once, from the listed ones.
 
         Raises:
             BucketSettingsError: none is listed, or one is shorter than the grid's first.
@@ -377,7 +377,7 @@ def frames_at_rate(
             many frames are loaded.
 
     Raises:
-        BucketSettingsError: a rate that is none.
+        BucketSettingsError: a rate that is not above 0.
     """
     counts = np.asarray(frames, dtype=np.int64)
     rates = np.broadcast_to(np.asarray(source_fps, dtype=np.float64), counts.shape)

@@ -28,7 +28,7 @@ def check_max_crop(max_crop: float | None) -> float | None:
     """The value as float.
 
     Raises:
-        BucketSettingsError: it is no share from 0 up to, not including, 1.
+        BucketSettingsError: it is not a share: from 0 up to, not including, 1.
     """
     if max_crop is None:
         return None

@@ -81,7 +81,7 @@ class SetRule(RuleBase):
 
 
 def check_rule(strategy: object) -> None:
-    """Refuse what is no rule, before image headers are read.
+    """Refuse anything that is not a rule, before image headers are read.
 
     Raises:
         KohyaBucketError: it is a class, a bucket set, a name, or anything else that places no images.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchLayout", "cut_batches", "deal_apart", "separate_repeats", "split_batches"]
+__all__ = ["BatchLayout", "cut_batches", "separate_repeats", "split_batches"]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.repeats import MOST_TRAININGS, parse_repeats, regularization_times
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, choose_columns, cycle_places, weighted_cycle
 
-__all__ = ["DemandModel", "EpochDemand", "as_bucket_ids", "check_memory"]
+__all__ = ["DemandModel", "as_bucket_ids"]
 
 
 Ids = npt.NDArray[np.integer]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import PlanError
 
-__all__ = ["PLAN_VERSION", "Gather", "RanksDifferError", "agree", "differences", "digest_of", "fingerprint_of"]
+__all__ = ["RanksDifferError", "agree", "differences", "fingerprint_of"]
 
 
 PLAN_VERSION = 2
@@ -74,7 +74,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[s
         elif _is_digest(a) and _is_digest(b):
             found.append(f"other values of {name}")
         else:
-            a, b = (_UNSAID.get(key) if value is None else value for value in (a, b))
+            a, b = (_IMPLIED_DEFAULTS.get(key) if value is None else value for value in (a, b))
             found.append(f"{name} was {_shown(a)}, now {_shown(b)}")
     return found
 
@@ -83,8 +83,8 @@ _PRESENT_NAMES = {"crop_limit": "max_crop", "enlarge": "no_upscale"}
 """Of options that fingerprints know by an older name."""
 
 
-_UNSAID = {"small_buckets": "drop"}
-"""What an option was before there was a choice."""
+_IMPLIED_DEFAULTS = {"small_buckets": "drop"}
+"""What the absence of an option in an older fingerprint means."""
 
 
 def _is_digest(value: object) -> bool:

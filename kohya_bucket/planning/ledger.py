@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,9 @@ import numpy.typing as npt
 from kohya_bucket.buckets.sizes import IntArray
 
 __all__ = ["Change", "Ledger", "LedgerReason", "LedgerRows"]
+
+
+_Column = npt.NDArray[Any]
 
 
 class LedgerReason(enum.IntEnum):
@@ -188,17 +192,14 @@ class LedgerRows:
             np.concatenate([none, *(np.full(len(c.image), why) for c, why in changes)]).astype(np.uint8),
         )
 
+    @property
+    def columns(self) -> tuple[_Column, _Column, _Column, _Column, _Column]:
+        return self.image, self.bucket, self.to_bucket, self.delta, self.reason
+
     def sorted(self) -> LedgerRows:
         """The same rows by reason and image."""
         order = np.lexsort((self.image, self.reason))
-        image, bucket, to_bucket = self.image[order], self.bucket[order], self.to_bucket[order]
-        return LedgerRows(image, bucket, to_bucket, self.delta[order], self.reason[order])
+        return LedgerRows(*(column[order] for column in self.columns))
 
     def __add__(self, other: LedgerRows) -> LedgerRows:
-        return LedgerRows(
-            np.concatenate([self.image, other.image]),
-            np.concatenate([self.bucket, other.bucket]),
-            np.concatenate([self.to_bucket, other.to_bucket]),
-            np.concatenate([self.delta, other.delta]),
-            np.concatenate([self.reason, other.reason]),
-        )
+        return LedgerRows(*map(np.concatenate, zip(self.columns, other.columns, strict=True)))

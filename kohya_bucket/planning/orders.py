@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kohya_bucket.planning.batches import BatchLayout
 from kohya_bucket.planning.stream import packed_order
 
-__all__ = ["FILE", "LOCAL", "ORDERS", "RUNS", "SHUFFLED", "SORTED", "Order", "order_shuffled", "spread_evenly"]
+__all__ = ["ORDERS", "Order"]
 
 
 @dataclass(frozen=True)

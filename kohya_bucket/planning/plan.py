@@ -16,7 +16,7 @@ from kohya_bucket.errors import PlanError
 from kohya_bucket.html_view import bars, fullest, view
 from kohya_bucket.planning.ledger import Change, Ledger, LedgerReason, LedgerRows
 
-__all__ = ["EpochPlan", "MixedSteps", "as_html", "rank_fillers"]
+__all__ = ["EpochPlan", "MixedSteps"]
 
 
 _CHUNK = 4096
@@ -238,11 +238,8 @@ class EpochPlan:
 
     def ledger(self) -> Ledger:
         """Every image that the epoch trains other than asked, with the reason."""
-        steps = self.start, self.length, self.bucket_of_step
-        filled = rank_fillers(self.items, *steps, self.mixed, self.world_size)
-        rows = (self.ledger_rows + LedgerRows.of([(filled, LedgerReason.RANK_FILLED)])).sorted()
-        columns = rows.image, rows.bucket, rows.to_bucket, rows.delta, rows.reason
-        return Ledger(self.images, self.asked, *columns, self.bucket_sizes)
+        rows = (self.ledger_rows + LedgerRows.of([(self._rank_fillers(), LedgerReason.RANK_FILLED)])).sorted()
+        return Ledger(self.images, self.asked, *rows.columns, self.bucket_sizes)
 
     @cached_property
     def hash(self) -> str:
@@ -256,11 +253,19 @@ class EpochPlan:
         return digest.hexdigest()
 
     def _repr_html_(self) -> str:
+        return _as_html(self)
 
-        ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
-        title = f"epoch {self.epoch}, seed {self.seed}: {self.steps:,} steps on {ranks}"
-        steps = self.length, self.bucket_of_step, self.mixed
-        return as_html(title, self.ledger(), *steps, self.global_batch, self.world_size)
+    def _rank_fillers(self) -> Change:
+        """What steps with fewer images than ranks train again: the first rank left over the first image, and so on."""
+        short = np.flatnonzero(self.length < self.world_size)
+        own = self.length[short].astype(np.int64)
+        extra = self.world_size - own
+        spare = np.arange(int(extra.sum())) - np.repeat(np.cumsum(extra) - extra, extra)
+        spare %= np.repeat(own, extra)
+        bucket = np.repeat(self.bucket_of_step[short], extra)
+        several = np.flatnonzero(bucket < 0)  # there, each rank has one image or none
+        bucket[several] = self.mixed.bucket[-1 - bucket[several], spare[several]]
+        return Change(self.items[np.repeat(self.start[short], extra) + spare], bucket, bucket, 1)
 
     def _slice(self, step: int) -> tuple[int, int]:
         if not 0 <= step < self.steps:
@@ -291,47 +296,16 @@ class EpochPlan:
         return self.start[steps] + offset, images
 
 
-def rank_fillers(
-    items: npt.NDArray[np.int32],
-    start: npt.NDArray[np.int64],
-    length: npt.NDArray[np.int32],
-    bucket_of_step: npt.NDArray[np.int32],
-    mixed: MixedSteps,
-    world_size: int,
-) -> Change:
-    """What steps with fewer images than ranks train again: the first rank left over the first image, and so on.
-
-    The arguments are those of `EpochPlan`.
-    """
-    short = np.flatnonzero(length < world_size)
-    own = length[short].astype(np.int64)
-    extra = world_size - own
-    spare = np.arange(int(extra.sum())) - np.repeat(np.cumsum(extra) - extra, extra)
-    spare %= np.repeat(own, extra)
-    bucket = np.repeat(bucket_of_step[short], extra)
-    several = np.flatnonzero(bucket < 0)  # there, each rank has one image or none
-    bucket[several] = mixed.bucket[-1 - bucket[several], spare[several]]
-    return Change(items[np.repeat(start[short], extra) + spare], bucket, bucket, 1)
-
-
-def as_html(
-    title: str,
-    ledger: Ledger,
-    length: npt.NDArray[np.int32],
-    bucket_of_step: npt.NDArray[np.int32],
-    mixed: MixedSteps,
-    global_batch: npt.NDArray[np.int64],
-    world_size: int,
-) -> str:
-    """One piece of HTML. The arguments are those of `EpochPlan`."""
-    k, one = len(global_batch), bucket_of_step >= 0
-    rows = -1 - bucket_of_step[~one]
-    bucket, own = bucket_of_step[one], length[one]
+def _as_html(plan: EpochPlan) -> str:
+    """Steps and images of each bucket, and the ledger in one line."""
+    ledger, k, one = plan.ledger(), len(plan.global_batch), plan.bucket_of_step >= 0
+    rows = -1 - plan.bucket_of_step[~one]
+    bucket, own, mixed = plan.bucket_of_step[one], plan.length[one], plan.mixed
     steps = np.bincount(bucket, minlength=k)
-    samples = np.bincount(bucket, weights=np.maximum(own, world_size), minlength=k).astype(np.int64)
+    samples = np.bincount(bucket, weights=np.maximum(own, plan.world_size), minlength=k).astype(np.int64)
     in_mixed = np.bincount(mixed.bucket[rows].reshape(-1), weights=mixed.images[rows].reshape(-1), minlength=k)
     samples += in_mixed.astype(np.int64)
-    short = np.bincount(bucket[own < global_batch[bucket]], minlength=k)
+    short = np.bincount(bucket[own < plan.global_batch[bucket]], minlength=k)
     shown = fullest(samples.tolist())
     names = [ledger.bucket_name(i) for i in shown]
     table = [(name, *(f"{n[i]:,}" for n in (steps, samples, short))) for name, i in zip(names, shown, strict=True)]
@@ -340,5 +314,7 @@ def as_html(
         notes.append(f"in {len(rows):,} steps more, ranks train batches of several buckets")
     if (hidden := int(np.count_nonzero(samples)) - len(shown)) > 0:
         notes.append(f"{hidden:,} smaller buckets are not shown")
+    ranks = f"{plan.world_size} rank{'s' * (plan.world_size > 1)}"
+    title = f"epoch {plan.epoch}, seed {plan.seed}: {plan.steps:,} steps on {ranks}"
     header = ("bucket", "steps", "images", "short batches")
     return view(title, notes, header, table, bars(names, samples[shown].tolist(), "images"))

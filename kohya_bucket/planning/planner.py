@@ -24,7 +24,7 @@ from kohya_bucket.planning.remainders import KEEP, apply_policies
 from kohya_bucket.planning.stream import Purpose, stream
 from kohya_bucket.planning.windows import Windows, checked_shards
 
-__all__ = ["Done", "EpochPlanner", "never_full", "never_trained", "plan_epoch", "untrained"]
+__all__ = ["EpochPlanner", "never_full", "never_trained", "plan_epoch"]
 
 
 def plan_epoch(
@@ -193,7 +193,7 @@ class EpochPlanner:
         self, demand: Demand, whole: Demand, full: _GlobalBatch, seed: int, epoch: int, part: int
     ) -> tuple[Demand, list[tuple[Change, LedgerReason]]]:
         # What is left of an epoch trains where it was asked: whoever prepared the moves of whole epochs (cached
-        # latents at the other size, say) need not prepare for every place at which a run may stop.
+        # latents at the other size, say) need not prepare for every step at which a run may stop.
         policies = tuple(KEEP if part and policy.moves_images else policy for policy in self.options.policies)
         context = replace(self._context, global_batch=full, seed=seed, epoch=epoch)
         return apply_policies(policies, demand, whole, context)

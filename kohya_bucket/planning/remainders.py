@@ -14,8 +14,10 @@ from kohya_bucket.planning.demand import Demand
 from kohya_bucket.planning.ledger import Change, LedgerReason
 from kohya_bucket.planning.stream import Purpose, stream
 
-__all__ = ["KEEP", "REMAINDERS", "RemainderContext", "RemainderPolicy", "apply_policies",
-           "policies_of", "rotate_window", "take_in_rotation"]  # fmt: skip
+__all__ = [
+    "KEEP", "REMAINDERS", "RemainderContext", "RemainderPolicy", "apply_policies", "change_of", "moved_to",
+    "policies_of",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

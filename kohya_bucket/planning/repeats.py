@@ -12,7 +12,7 @@ from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.stream import Purpose, stream
 
-__all__ = ["MOST_TRAININGS", "Repeats", "parse_repeats", "regularization_times"]
+__all__ = ["MOST_TRAININGS", "parse_repeats", "regularization_times"]
 
 
 Counts = npt.NDArray[np.int64]
@@ -99,7 +99,7 @@ def _ratio(value: Any) -> Fraction:
     try:
         exact = Fraction(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise PlanError(f"repeats holds {value!r}, which is no number of times to train an image") from error
+        raise PlanError(f"repeats holds {value!r}, which is not a number of times to train an image") from error
     if not 0 <= exact <= MOST_TRAININGS:
         raise PlanError(f"repeats holds {value}, but must be {_RANGE}")
     ratio = exact.limit_denominator(_LARGEST_DENOMINATOR)

@@ -10,10 +10,10 @@ from kohya_bucket.checks import integer, whole
 from kohya_bucket.errors import PlanError, ResumeError
 from kohya_bucket.planning.fingerprint import differences
 
-__all__ = ["STATE_VERSION", "EpochPosition", "OtherDataError", "ResumePoint", "TrainedPart", "position_of"]
+__all__ = ["EpochPosition", "OtherDataError", "ResumePoint", "TrainedPart", "position_of"]
 
 STATE_VERSION = 1
-_SEED_BITS = 128  # any integer is a seed, and nobody writes one as long
+_SEED_BITS = 128  # any integer is a seed, but a longer one is a damaged state
 _DAMAGED = "the saved position is damaged"
 _KEYS = ("version", "seed", "epoch", "step", "done", "fingerprint")
 
@@ -110,15 +110,15 @@ class EpochPosition:
 
         Raises:
             OtherDataError: the state is for other data or options, with the differences.
-            ResumeError: it is none, of another version, or damaged.
+            ResumeError: it is not a saved position, or of another version, or damaged.
         """
         if not isinstance(state, Mapping):
             raise ResumeError(
-                f"this is no saved position but a {type(state).__name__}: give what state_dict() returned"
+                f"this is not a saved position but a {type(state).__name__}: give what state_dict() returned"
             )
         missing = [key for key in _KEYS if key not in state]
         if missing:
-            raise ResumeError(f"this is no saved position: {', '.join(missing)} is missing")
+            raise ResumeError(f"this is not a saved position: {', '.join(missing)} is missing")
         if type(state["version"]) is not int or state["version"] != STATE_VERSION:
             raise ResumeError(
                 f"the saved position has version {state['version']!r}, this release reads {STATE_VERSION}: "

@@ -1,4 +1,4 @@
-"""Random numbers that are the same on every machine, Python and numpy, for ever.
+"""Random numbers that are the same on every machine, Python and numpy, today and later.
 
 numpy promises that `RandomState` (Mersenne Twister and the distributions of numpy 1.16) never changes its
 stream (NEP 19); its newer `Generator` methods carry no such promise, and neither does Python's `random`.

@@ -87,7 +87,7 @@ def checked_shards(shards: npt.ArrayLike, images: int) -> npt.NDArray[np.int32]:
     """[N] shard numbers as given to an option.
 
     Raises:
-        PlanError: not one whole number for each image, a negative one, or one that is no number of a shard.
+        PlanError: not one whole number for each image, a negative one, or one far above the number of images.
     """
     given = array_of("shards", shards)
     if given.shape != (images,) or (images and given.dtype.kind not in "iu"):

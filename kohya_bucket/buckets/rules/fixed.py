@@ -39,7 +39,7 @@ class FixedBuckets(SetRule):
             the bucket that crops it least, and has none (`Reason.CROP_LIMIT`) if that is above it, too.
 
     Raises:
-        BucketSettingsError: no bucket set, an unknown method or a `max_crop` that is no share.
+        BucketSettingsError: no bucket set, an unknown method or a `max_crop` that is not a share.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ def check_bucket_set(bucket_set: BucketSet) -> BucketSet:
     """The set itself.
 
     Raises:
-        BucketSettingsError: it is a list, a name, or anything else that is none.
+        BucketSettingsError: it is a list, a name, or anything else that is not a `BucketSet`.
     """
     if isinstance(bucket_set, BucketSet):
         return bucket_set
