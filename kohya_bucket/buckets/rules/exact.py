@@ -14,8 +14,8 @@ import numpy.typing as npt
 from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.arrays import for_chunks
 from kohya_bucket.buckets.bucket import Bucket
-from kohya_bucket.buckets.largest_fit import Admissible, largest_sizes
 from kohya_bucket.buckets.limits import check_max_crop
+from kohya_bucket.buckets.no_upscale import Admissible, largest_sizes
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import OwnSizes, RuleBase, place_one
 from kohya_bucket.buckets.rules.registry import RuleRequest

@@ -11,9 +11,8 @@ from typing import Any
 
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.choices import NO_UPSCALE_FITS, SWITCHING_METHODS
-from kohya_bucket.buckets.largest_fit import corrected_without_upscaling
 from kohya_bucket.buckets.limits import Limits, check_max_crop, nearest_within
-from kohya_bucket.buckets.no_upscale import without_upscaling
+from kohya_bucket.buckets.no_upscale import corrected_without_upscaling, without_upscaling
 from kohya_bucket.buckets.rule import Assignment, RuleBase
 from kohya_bucket.buckets.rules.registry import RuleRequest
 from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, check_steps
