@@ -229,7 +229,7 @@ def test_damaged_positions_are_refused(change: dict) -> None:
     sampler = BucketBatchSampler(IDS, 4)
     with pytest.raises(ResumeError, match="the saved position is damaged"):
         sampler.load_state_dict({**sampler.state_dict(), **change})
-    with pytest.raises(ResumeError, match="no saved position but a NoneType"):
+    with pytest.raises(ResumeError, match="not a saved position but a NoneType"):
         sampler.load_state_dict(None)
 
 

@@ -79,7 +79,7 @@ def test_positions_travel_as_json_and_name_what_changed() -> None:
     assert "other buckets or in another order" in refused(ids[::-1], 2, world_size=2, bucket_sizes=SIZES[:4])
     assert "remainder was keep, now pad" in refused(ids, 2, remainder="pad", bucket_sizes=SIZES[:4])
     assert "bucket_sizes" in refused(ids, 2, bucket_sizes=SIZES[1:5])
-    with pytest.raises(ResumeError, match="no saved position: version"):
+    with pytest.raises(ResumeError, match="not a saved position: version"):
         EpochPosition.from_state_dict({"epoch": 1}, planner.fingerprint)
     with pytest.raises(ResumeError, match="version 9"):
         EpochPosition.from_state_dict({**state, "version": 9}, planner.fingerprint)
