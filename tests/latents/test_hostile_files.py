@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kohya_bucket.images.metadata_file import is_metadata_cache
 from PIL import Image
 
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
+from kohya_bucket.images.metadata_cache import is_metadata_cache
 from kohya_bucket.images.tar_index import TarIndex
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.maintenance.pack import pack
