@@ -410,14 +410,14 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def play(source, folder, cases, door):
-    """Per scenario the results of its steps."""
+def play(source, folder, cases, door, **told):
+    """Per scenario the results of its steps; `told` are further variables of the environment."""
     folder.mkdir(exist_ok=True)
     steps, out = folder / "steps.json", folder / "results.json"
     steps.write_text(json.dumps({name: case.steps for name, case in cases.items()}), encoding="utf-8")
     command = [sys.executable, *door, str(HERE / "musubi_caching_script.py"), str(steps), str(out)]
     done = subprocess.run(
-        command, env=environment(source), capture_output=True, encoding="utf-8", errors="replace", timeout=1200
+        command, env=environment(source) | told, capture_output=True, encoding="utf-8", errors="replace", timeout=1200
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(out.read_text(encoding="utf-8"))

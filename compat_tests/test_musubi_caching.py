@@ -318,6 +318,23 @@ def test_families_whose_encoder_was_repaired(musubi_source):
     assert all(one is None or one.file.is_file() for one in found)
 
 
+def test_without_opencv(musubi_source, tmp_path):
+    """Where it is optional (since 0.3.6), musubi-tuner puts a module of its own in its place."""
+    if not (musubi_source / "musubi_tuner" / "utils" / "cv2_compat.py").is_file():
+        pytest.skip("this version needs OpenCV")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "cv2.py").write_text("raise ImportError('not here')\n", encoding="utf-8")
+    case = Case(tmp_path / "data", family(musubi_source))
+    for i in range(3):
+        case.image(f"a{i}.png", i, (200, 150))
+    case.dataset()
+    case.both()
+    case.train()
+    path = os.pathsep.join([str(tmp_path / "none"), environment(musubi_source)["PYTHONPATH"]])
+    results = play(musubi_source, tmp_path, {"steps": case}, DOOR, PYTHONPATH=path)["steps"]
+    assert items(results[-1]) == captions(results[-1]) == [0, 1, 2]
+
+
 def test_pixels_per_latent(musubi_source):
     """Of the autoencoders whose latents are made smaller than an eighth."""
     program = (
