@@ -10,7 +10,7 @@ import pytest
 from musubi_caching_cases import DOOR, Case, captions, cases_in, items, knows_minimax_h3, play, refused
 from musubi_support import environment, family
 
-from kohya_bucket.musubi.caching.families import FAMILIES
+from kohya_bucket.musubi.architectures import ARCHITECTURES
 from kohya_bucket.musubi.checkout import clips_always_in_buckets, repaired_encoder
 
 pytestmark = pytest.mark.slow
@@ -313,7 +313,7 @@ def test_outputs_of_an_encoder_that_was_repaired_since(musubi_source, encoded_be
 def test_families_whose_encoder_was_repaired(musubi_source):
     """Both in one version."""
     package = musubi_source / "musubi_tuner"
-    found = [repaired_encoder(package, family) for family in FAMILIES]
+    found = [repaired_encoder(package, family) for family in ARCHITECTURES]
     assert sum(one is not None for one in found) in (0, 2)
     assert all(one is None or one.file.is_file() for one in found)
 
@@ -349,7 +349,7 @@ def test_pixels_per_latent(musubi_source):
     done = subprocess.run([sys.executable, "-c", program], env=told, capture_output=True, text=True, check=True)
     found = [line.split() for line in done.stdout.splitlines() if line.count(" ") == 1]
     assert found or not (musubi_source / "musubi_tuner" / "flux_2").is_dir()
-    assert all(FAMILIES[family].stride == int(stride) for family, stride in found if family in FAMILIES)
+    assert all(ARCHITECTURES[family].stride == int(stride) for family, stride in found if family in ARCHITECTURES)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ import toml
 
 from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.musubi.config import read_config
-from kohya_bucket.musubi.config.schema import CLIPS, DEPRECATED, GENERAL, IMAGES, SOURCES
+from kohya_bucket.musubi.config import CLIPS, DEPRECATED, GENERAL, IMAGES, SOURCES, read_config
 
 HERE = Path(__file__).resolve().parent
 REFUSED = {"unknown-key", "wrong-value", "not-a-table"}

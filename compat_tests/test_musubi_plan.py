@@ -16,7 +16,7 @@ from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.musubi.architectures import ARCHITECTURES, architecture_named
 from kohya_bucket.musubi.config import read_config
-from kohya_bucket.musubi.plan.overview import overview
+from kohya_bucket.musubi.plan import overview
 from tests.clip_files import make_clip
 
 pytest.importorskip("av")

@@ -19,7 +19,7 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import ClipScan, list_clips, read_clips
 from kohya_bucket.musubi.architectures import architecture_named
 from kohya_bucket.musubi.config import ClipKeys, read_config
-from kohya_bucket.musubi.config.listing import list_items
+from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.musubi.rules import ANY, clip_rule, rates_of
 from kohya_bucket.reports.compare import PlacedClips
 from kohya_bucket.texts import counted

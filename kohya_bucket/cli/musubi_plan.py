@@ -20,9 +20,7 @@ from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.musubi.architectures import architecture_named
 from kohya_bucket.musubi.config import ClipKeys, MusubiConfig, read_config
 from kohya_bucket.musubi.options import options_of
-from kohya_bucket.musubi.plan.clip_findings import seconds_lost
-from kohya_bucket.musubi.plan.overview import Overview, overview
-from kohya_bucket.musubi.plan.placing import PlacedData, Reading
+from kohya_bucket.musubi.plan import Overview, PlacedData, Reading, overview, seconds_lost
 from kohya_bucket.musubi.rules import ANY, picture_mode
 from kohya_bucket.texts import counted
 

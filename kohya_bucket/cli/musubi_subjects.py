@@ -11,7 +11,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.trainers import Trainer
 from kohya_bucket.musubi.architectures import architecture_named
 from kohya_bucket.musubi.config import ClipKeys, read_config
-from kohya_bucket.musubi.config.listing import list_items
+from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.musubi.rules import ANY, clip_rule, picture_rule, rates_of
 from kohya_bucket.reports.subject import ImageTable, Subject
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kohya_bucket.buckets.clips import FrameGrid
 from kohya_bucket.checks import nearest
@@ -34,6 +35,14 @@ class Architecture:
         by_time: clips are always brought to the rate, by their frames' times: `source_fps` is ignored.
         in_sections: clips are trained in sections of `fp_latent_window_size` latents, each an item.
         trainer: the file that named it, if one did.
+        latents, text: its caching programs, without `.py`.
+        stride: pixels per latent in each side.
+        passes: how a tensor's name begins that each pass over the captions adds to a file; empty where there is one
+            pass.
+        sees_controls: outputs of the text encoder depend on the images too that an item has, and on their size.
+        grown_to: sides that an option of the program rounds up to; 1 for none.
+        per_clip: each clip of a video has its own outputs of the text encoder, and its sound counts, and further keys
+            of its line in a list, with the files that they name.
     """
 
     name: str
@@ -46,32 +55,50 @@ class Architecture:
     by_time: bool = False
     in_sections: bool = False
     trainer: Path | None = None
+    latents: str = ""
+    text: str = ""
+    stride: int = 8
+    passes: tuple[str, ...] = ()
+    sees_controls: bool = False
+    grown_to: int = 1
+    per_clip: bool = False
 
 
-ARCHITECTURES = {
-    a.name: a
-    for a in (
-        Architecture("hv", "hunyuan_video", "HunyuanVideo", ("hv_train",), target_fps=24.0),
-        Architecture("wan", "wan", "Wan", ("wan_train",), target_fps=16.0),
-        Architecture("fp", "framepack", "FramePack", ("fpack_train",), target_fps=30.0, in_sections=True),
-        Architecture("fk", "flux_kontext", "FLUX.1 Kontext", ("flux_kontext_train",), target_fps=1.0),
-        Architecture("f2d", "flux_2_dev", "FLUX.2 dev", ("flux_2_train",)),
-        Architecture("f2k4b", "flux_2_klein_4b", "FLUX.2 klein 4B", ()),
-        Architecture("f2k9b", "flux_2_klein_9b", "FLUX.2 klein 9B", ()),
-        Architecture("qi", "qwen_image", "Qwen-Image", ("qwen_image_train",)),
-        Architecture("qie", "qwen_image_edit", "Qwen-Image-Edit", ()),
-        Architecture("qil", "qwen_image_layered", "Qwen-Image-Layered", ()),
-        Architecture("k5", "kandinsky5", "Kandinsky 5", ("kandinsky5_train",), target_fps=24.0),
-        Architecture("hv15", "hunyuan_video_1_5", "HunyuanVideo 1.5", ("hv_1_5_train",), target_fps=24.0),
-        Architecture("zi", "z_image", "Z-Image", ("zimage_train",)),
-        Architecture("ho1", "hidream_o1_image", "HiDream-O1", ("hidream_o1_train",), steps=32),
-        Architecture("i4", "ideogram4", "Ideogram 4", ("ideogram4_train",)),
-        Architecture("kr2", "krea2", "Krea 2", ("krea2_train",)),
-        Architecture(
-            "mmh3", "minimax_h3", "MiniMax-H3", ("minimax_h3_train",), 32, 24.0, FrameGrid(17, 5, (5, 2)), by_time=True
-        ),
+_H3_GRID = FrameGrid(17, 5, (5, 2))
+
+
+def _family(
+    name: str, full_name: str, title: str, program: str, trained: bool = True, **more: Any
+) -> tuple[str, Architecture]:
+    """One whose trainers and caching programs begin with `program`."""
+    names = {"latents": f"{program}_cache_latents", "text": f"{program}_cache_text_encoder_outputs"} | more
+    return name, Architecture(name, full_name, title, (f"{program}_train",) if trained else (), **names)
+
+
+ARCHITECTURES = dict(
+    (
+        _family("hv", "hunyuan_video", "HunyuanVideo", "hv", target_fps=24.0, latents="cache_latents",
+                text="cache_text_encoder_outputs", passes=("llm_", "clipL_")),
+        _family("wan", "wan", "Wan", "wan", target_fps=16.0),
+        _family("fp", "framepack", "FramePack", "fpack", target_fps=30.0, in_sections=True),
+        _family("fk", "flux_kontext", "FLUX.1 Kontext", "flux_kontext", target_fps=1.0),
+        _family("f2d", "flux_2_dev", "FLUX.2 dev", "flux_2", stride=16),
+        _family("f2k4b", "flux_2_klein_4b", "FLUX.2 klein 4B", "flux_2", trained=False, stride=16),
+        _family("f2k9b", "flux_2_klein_9b", "FLUX.2 klein 9B", "flux_2", trained=False, stride=16),
+        _family("qi", "qwen_image", "Qwen-Image", "qwen_image"),
+        _family("qie", "qwen_image_edit", "Qwen-Image-Edit", "qwen_image", trained=False, sees_controls=True),
+        _family("qil", "qwen_image_layered", "Qwen-Image-Layered", "qwen_image", trained=False),
+        _family("k5", "kandinsky5", "Kandinsky 5", "kandinsky5", target_fps=24.0, grown_to=128),
+        _family("hv15", "hunyuan_video_1_5", "HunyuanVideo 1.5", "hv_1_5", target_fps=24.0, stride=16),
+        _family("zi", "z_image", "Z-Image", "zimage"),
+        _family("ho1", "hidream_o1_image", "HiDream-O1", "hidream_o1", steps=32, stride=32, sees_controls=True,
+                latents="hidream_o1_cache_pixel"),
+        _family("i4", "ideogram4", "Ideogram 4", "ideogram4", stride=16),
+        _family("kr2", "krea2", "Krea 2", "krea2"),
+        _family("mmh3", "minimax_h3", "MiniMax-H3", "minimax_h3", steps=32, stride=16, target_fps=24.0, by_time=True,
+                grid=_H3_GRID, sees_controls=True, per_clip=True),
     )
-}
+)  # fmt: skip
 
 
 def architecture_named(word: str) -> Architecture:

@@ -13,14 +13,11 @@ from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Place, Seam, Subject
 from kohya_bucket.adapter.shapes import Offers, Uses
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.musubi.caching.families import FAMILIES
-from kohya_bucket.musubi.caching.geometry import holds_clips
-from kohya_bucket.musubi.caching.judge import Caches
+from kohya_bucket.musubi.architectures import ARCHITECTURES
+from kohya_bucket.musubi.caching.judge import Caches, holds_clips
 from kohya_bucket.musubi.caching.made_by import made_by
-from kohya_bucket.musubi.caching.names import item_stem, without_clip
-from kohya_bucket.musubi.caching.saving import save_latents, save_text
-from kohya_bucket.musubi.caching.session import pick_items, session_of
-from kohya_bucket.musubi.caching.sources import table_of
+from kohya_bucket.musubi.caching.session import pick_items, save_latents, save_text, session_of
+from kohya_bucket.musubi.caching.sources import item_stem, table_of, without_clip
 from kohya_bucket.musubi.from_config import items_of_config, only_these, pick_out
 from kohya_bucket.musubi.objects import CachedDataset, Selector
 
@@ -37,7 +34,7 @@ def _generate(place: Place, self: Any, user_config: Any, argparse_namespace: Nam
 
 
 def _knows(dataset: Any) -> bool:
-    return getattr(dataset, "architecture", None) in FAMILIES and hasattr(dataset, "datasource")
+    return getattr(dataset, "architecture", None) in ARCHITECTURES and hasattr(dataset, "datasource")
 
 
 class _NoClips:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from kohya_bucket.adapter.checkout_patch import CheckoutPatch
 from kohya_bucket.adapter.marked_block import CheckoutError
 
-__all__ = ["PATCH", "Repair", "clips_always_in_buckets", "find_checkout", "known_checkout",
-           "lists_are_searched_beside_them", "repaired_encoder"]  # fmt: skip
+__all__ = ["PATCH", "clips_always_in_buckets", "known_checkout", "lists_are_searched_beside_them", "repaired_encoder"]
 
 _PACKAGE = Path("src", "musubi_tuner")
 _DATA = Path("dataset", "image_video_dataset.py")

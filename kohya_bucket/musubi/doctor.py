@@ -14,9 +14,7 @@ from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.config import ClipKeys, MusubiConfig, read_config
 from kohya_bucket.musubi.options import options_of
-from kohya_bucket.musubi.plan.clip_findings import seconds_lost
-from kohya_bucket.musubi.plan.overview import overview
-from kohya_bucket.musubi.plan.placing import PlacedData, Reading
+from kohya_bucket.musubi.plan import PlacedData, Reading, overview, seconds_lost
 from kohya_bucket.texts import counted, some
 
 __all__ = ["config_section"]

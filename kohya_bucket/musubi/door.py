@@ -6,22 +6,40 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kohya_bucket.adapter.door import TrainerDoor
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.resume import ResumeHooks
+from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.adapter.seams import Subject
 from kohya_bucket.musubi.options import check_options
+from kohya_bucket.planning.resume import ResumePoint
 
-__all__ = ["install", "is_active", "left_alone", "uninstall", "why_inactive"]
+__all__ = ["MusubiResume", "install", "is_active", "left_alone", "uninstall", "why_inactive"]
+
+logger = logging.getLogger("kohya_bucket")
+
+
+class MusubiResume(ResumeHooks):
+    """One training run of musubi-tuner."""
+
+    def went_on(self, sampler: PlanSampler, point: ResumePoint, folder: Path) -> None:
+        super().went_on(sampler, point, folder)
+        if is_first_process():
+            logger.info(
+                "the trainer itself counts steps and epochs from 0 again: the rest of epoch %d is its first epoch, and "
+                "--max_train_epochs and --max_train_steps are those of this run alone",
+                point.epoch,
+            )
+
 
 _PACKAGE = "musubi_tuner"
 _HOME = f"{_PACKAGE}.dataset.image_video_dataset"
 _CLASSES = {"BaseDataset", "DatasetGroup"}
-
-logger = logging.getLogger("kohya_bucket")
 
 
 class MusubiDoor(TrainerDoor):
@@ -44,7 +62,7 @@ class MusubiDoor(TrainerDoor):
         return {"Accelerator": Accelerator}
 
     def subjects(self) -> Sequence[Subject]:
-        from kohya_bucket.musubi.resuming import MusubiResume
+        from kohya_bucket.musubi.door import MusubiResume
         from kohya_bucket.musubi.seams import SUBJECTS
 
         self.resume = MusubiResume()
@@ -60,9 +78,8 @@ class MusubiDoor(TrainerDoor):
         from kohya_bucket.adapter.group import GroupPlanner
         from kohya_bucket.adapter.loader import call_arguments, draws_by_itself, with_plan
         from kohya_bucket.adapter.sampler import PlanSampler
-        from kohya_bucket.musubi.batches import HELD, Held, TimestepPool
+        from kohya_bucket.musubi.batches import HELD, CachedItems, Held, TimestepPool
         from kohya_bucket.musubi.hv_train import handing_over
-        from kohya_bucket.musubi.items import CachedItems
 
         arguments = call_arguments(signature, args, kwargs)
         group, collator = arguments.get("dataset"), arguments.get("collate_fn")

@@ -20,13 +20,11 @@ from kohya_bucket.adapter.guard import end_run
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.images.listing import from_here
 from kohya_bucket.latents.stale import Reason
-from kohya_bucket.musubi.caching.geometry import holds_clips
-from kohya_bucket.musubi.caching.judge import Caches
+from kohya_bucket.musubi.caching.files import TensorFile
+from kohya_bucket.musubi.caching.judge import Caches, holds_clips
 from kohya_bucket.musubi.caching.made_by import why_made_otherwise
-from kohya_bucket.musubi.caching.names import CacheName, foreign_names
-from kohya_bucket.musubi.caching.reading import why_unreadable
-from kohya_bucket.musubi.caching.sources import Source, folder_of
-from kohya_bucket.musubi.caching.tensor_file import TensorFile
+from kohya_bucket.musubi.caching.session import why_unreadable
+from kohya_bucket.musubi.caching.sources import CacheName, Source, folder_of, foreign_names
 from kohya_bucket.musubi.objects import Bucket, Item
 from kohya_bucket.texts import counted, one_line, some
 

@@ -11,7 +11,7 @@ from kohya_bucket.buckets.rules.fixed import OneBucket
 from kohya_bucket.buckets.trainers import MusubiTunerBuckets
 from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.checkout import clips_always_in_buckets, known_checkout
-from kohya_bucket.musubi.config.model import ClipKeys, DatasetKeys
+from kohya_bucket.musubi.config import ClipKeys, DatasetKeys
 
 __all__ = ["ANY", "clip_rule", "picture_mode", "picture_rule", "rates_of"]
 

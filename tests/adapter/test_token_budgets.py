@@ -12,7 +12,7 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import place_images
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
-from kohya_bucket.musubi.items import CachedItems
+from kohya_bucket.musubi.batches import CachedItems
 
 
 @pytest.mark.parametrize(

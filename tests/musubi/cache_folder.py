@@ -14,8 +14,7 @@ from PIL import Image
 
 from kohya_bucket.musubi.caching.judge import Caches
 from kohya_bucket.musubi.caching.made_by import made_by
-from kohya_bucket.musubi.caching.saving import save_latents, save_text
-from kohya_bucket.musubi.caching.session import ORIGIN, Origin, Session
+from kohya_bucket.musubi.caching.session import ORIGIN, Origin, Session, save_latents, save_text
 
 
 def tensor_bytes(shapes: dict[str, tuple[int, ...]], texts: dict[str, str], fill: int = 1) -> bytes:

@@ -13,11 +13,8 @@ from cache_folder import Folder, tensor_bytes
 from PIL import Image
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.musubi.architectures import ARCHITECTURES
-from kohya_bucket.musubi.caching.families import FAMILIES
 from kohya_bucket.musubi.caching.made_by import made_by
-from kohya_bucket.musubi.caching.saving import save_latents
-from kohya_bucket.musubi.caching.session import Session
+from kohya_bucket.musubi.caching.session import Session, save_latents
 from kohya_bucket.musubi.from_config import TrainingItems, items_of_config, only_these, pick_out
 
 
@@ -29,10 +26,6 @@ def folder(tmp_path: Path) -> Folder:
 def touch(path: str, seconds: int) -> None:
     now = Path(path).stat()
     os.utime(path, ns=(now.st_atime_ns, now.st_mtime_ns + seconds * 10**9))
-
-
-def test_each_family_that_is_known_is_cached() -> None:
-    assert FAMILIES.keys() == ARCHITECTURES.keys()
 
 
 def test_nothing_is_there(folder: Folder) -> None:

@@ -10,7 +10,7 @@ from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.architectures import ARCHITECTURES, architecture_named
 from kohya_bucket.musubi.config import ClipKeys, ImageKeys, is_musubi, read_config
-from kohya_bucket.musubi.config.listing import list_items
+from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.musubi.rules import clip_rule, picture_rule, rates_of
 from tests.pictures import make_pictures
 

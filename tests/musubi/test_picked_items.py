@@ -11,7 +11,7 @@ import pytest
 from cache_folder import Selector
 from PIL import Image
 
-from kohya_bucket.musubi.caching.reading import PickedSource
+from kohya_bucket.musubi.caching.session import PickedSource
 from kohya_bucket.musubi.caching.sources import Source
 
 

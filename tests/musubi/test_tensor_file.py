@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.npz.note import NOTE
-from kohya_bucket.musubi.caching.note import TextNote, read_latents_note, read_text_note, texts_of
-from kohya_bucket.musubi.caching.tensor_file import BrokenFileError, TensorFile, read_tensor_file, write_with_texts
+from kohya_bucket.musubi.caching.files import (
+    BrokenFileError,
+    TensorFile,
+    TextNote,
+    read_latents_note,
+    read_tensor_file,
+    read_text_note,
+    texts_of,
+    write_with_texts,
+)
 
 SHAPES = {"latents_1x2x3_float32": (4, 2, 3), "empty": (0,), "clip_mask": (5,)}
 

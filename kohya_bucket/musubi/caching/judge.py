@@ -4,43 +4,182 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import TEMPORARY_SUFFIX, remove_leftovers
-from kohya_bucket.latents.fingerprint import Fingerprint, why_stale
+from kohya_bucket.images.clips import read_clips
+from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, why_stale
 from kohya_bucket.latents.stale import Reason, Stale
-from kohya_bucket.musubi.architectures import ARCHITECTURES
-from kohya_bucket.musubi.caching.families import FAMILIES, Family
-from kohya_bucket.musubi.caching.geometry import (
-    UNSAID,
-    fingerprint_of_clip,
-    fingerprint_of_image,
-    holds_clips,
-    settings_of,
-    settings_of_text,
-)
-from kohya_bucket.musubi.caching.made_by import MadeBy, why_made_otherwise
-from kohya_bucket.musubi.caching.names import CacheName, clip_of_text
-from kohya_bucket.musubi.caching.note import (
+from kohya_bucket.musubi.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.musubi.caching.files import (
     REPAIRED,
+    BrokenFileError,
     LatentsNote,
     Settings,
+    TensorFile,
     TextNote,
     read_latents_note,
+    read_tensor_file,
     read_text_note,
 )
-from kohya_bucket.musubi.caching.sources import Identity, Source, identity, table_of
-from kohya_bucket.musubi.caching.tensor_file import BrokenFileError, TensorFile, read_tensor_file
-from kohya_bucket.musubi.caching.unmarked import why_unmarked_clip, why_unmarked_image, why_unmarked_text
+from kohya_bucket.musubi.caching.made_by import MadeBy, why_made_otherwise
+from kohya_bucket.musubi.caching.sources import CacheName, Identity, Source, clip_of_text, identity, table_of
 from kohya_bucket.musubi.checkout import repaired_encoder
 from kohya_bucket.musubi.objects import CachedDataset, Selector
 
-__all__ = ["Caches", "Found", "FoundText"]
+__all__ = ["Caches", "fingerprint_of_clip", "fingerprint_of_image", "holds_clips"]
+
+_SETTINGS = (
+    "multiple_target", "no_resize_control", "control_resolution", "flux_kontext_no_resize_control",
+    "qwen_image_edit_no_resize_control", "qwen_image_edit_control_resolution", "fp_1f_clean_indices",
+    "fp_1f_target_index", "fp_1f_no_post",
+)  # fmt: skip
+_OF_CLIPS = (
+    "resolution", "frame_extraction", "frame_stride", "frame_sample", "target_frames", "max_frames", "source_fps",
+)  # fmt: skip
+UNSAID: Settings = {"bucket_no_upscale": False, "further keys": ""}
+"""What notes did not say while nothing else was possible."""
+_WINDOW, _WINDOWED = "fp_latent_window_size", ("fp", "wan")
+
+
+def holds_clips(dataset: CachedDataset) -> bool:
+    """Whether a data set is of videos."""
+    return hasattr(dataset, "frame_extraction")
+
+
+def settings_of(dataset: CachedDataset, selector: Selector) -> Settings:
+    """Keys of the config that decide what is encoded, with their values as JSON has them.
+
+    The resolution of images is not among them: it decides their buckets, and those are compared.
+    """
+    names = (*_SETTINGS, *(_OF_CLIPS if holds_clips(dataset) else ()))
+    names += (_WINDOW,) if dataset.architecture in _WINDOWED else ()
+    given: dict[str, Any] = {name: getattr(dataset, name) for name in names if hasattr(dataset, name)}
+    if holds_clips(dataset):
+        given["bucket_no_upscale"] = bool(selector.no_upscale)
+    return dict(json.loads(json.dumps(given)))
+
+
+def settings_of_text(dataset: CachedDataset, further: str) -> Settings:
+    """The same for outputs of a text encoder that sees images: in its size, and with further keys of the line."""
+    names = (
+        "resolution",
+        "enable_bucket",
+        "bucket_no_upscale",
+        *_SETTINGS,
+        *(_OF_CLIPS if holds_clips(dataset) else ()),
+    )
+    given: dict[str, Any] = {name: getattr(dataset, name) for name in names if hasattr(dataset, name)}
+    return dict(json.loads(json.dumps(given | {"further keys": further})))
+
+
+def fingerprint_of_image(
+    source: Identity, size: tuple[int, int], bucket: tuple[int, int], vae: str, dtype: str
+) -> Fingerprint:
+    """Resized to cover the bucket and cut out of the middle, as `resize_image_to_bucket` of musubi-tuner does."""
+    scale = max(bucket[0] / size[0], bucket[1] / size[1])
+    resized = int(size[0] * scale + 0.5), int(size[1] * scale + 0.5)
+    interpolation = "lanczos/pillow" if scale > 1 else "area/cv2"
+    if size == bucket:
+        resized, interpolation = size, "none"
+    crop = (resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2
+    return Fingerprint(*source, vae or UNKNOWN_VAE, bucket, resized, crop, interpolation, dtype)
+
+
+def fingerprint_of_clip(source: Identity, size: tuple[int, int], vae: str, dtype: str) -> Fingerprint:
+    """Frames are resized while they are read, and their own size is not kept: the settings decide it."""
+    return Fingerprint(*source, vae or UNKNOWN_VAE, size, size, (0, 0), "none", dtype)
+
+
+_MAIN = re.compile(r"latents_(?:\d+x)?(\d+)x(\d+)_")
+
+
+def latent_size(header: TensorFile) -> tuple[int, int] | None:
+    """(width, height) of the latents that are trained, by their name."""
+    found = next(filter(None, map(_MAIN.match, header.shapes)), None)
+    return None if found is None else (int(found[2]), int(found[1]))
+
+
+def why_unmarked_image(
+    family: Architecture, files: Iterable[str], name: CacheName, header: TensorFile, bucket: tuple[int, int]
+) -> list[Reason]:
+    """Older than a file that it is made from, of an image of another size, or of another bucket."""
+    from PIL import Image
+
+    files = tuple(files)
+    try:
+        with Image.open(files[0]) as image:
+            if image.size != name.size:
+                return [Reason(Stale.IMAGE_SIZE, *name.size, *image.size)]
+    except Exception:  # what it is of cannot be read, which is said elsewhere
+        return _why_older(name.path, files)
+    return _why_other_bucket(family, header, bucket) or _why_older(name.path, files)
+
+
+def why_unmarked_clip(
+    dataset: CachedDataset,
+    selector: Selector,
+    family: Architecture,
+    files: Iterable[str],
+    name: CacheName,
+    header: TensorFile,
+) -> list[Reason]:
+    """As `why_unmarked_image`, or a clip that the data set's settings do not make."""
+    bucket = _bucket_of_clip(next(iter(files)), selector) if selector.no_upscale else name.size
+    if bucket != name.size:
+        return [Reason(Stale.BUCKET, "x".join(map(str, name.size)), "x".join(map(str, bucket)))]
+    wanted = [] if name.clip is None else _why_no_such_clip(dataset, *name.clip)
+    return wanted or _why_other_bucket(family, header, name.size) or _why_older(name.path, files)
+
+
+def _bucket_of_clip(file: str, selector: Selector) -> tuple[int, int]:
+    """Where the frames of a clip go by their size in the file; none if it cannot be read."""
+    width, height = read_clips([file]).sizes[0].tolist()
+    return selector.get_bucket_resolution((width, height)) if min(width, height) > 0 else (0, 0)
+
+
+def why_unmarked_text(path: Path, seen: Iterable[str]) -> list[Reason]:
+    """Older than an image that the encoder saw; the caption is compared by its text."""
+    return _why_older(str(path), seen)
+
+
+def _why_no_such_clip(dataset: Any, first: int, frames: int) -> list[Reason]:
+    how = dataset.frame_extraction
+    if how == "full":
+        fits = first == 0 and frames <= dataset.max_frames
+    else:
+        steps = {"head": 1 << 30, "chunk": max(1, frames), "slide": max(1, dataset.frame_stride or 1)}
+        fits = frames in (dataset.target_frames or ()) and first % steps.get(how, 1) == 0
+    return [] if fits else [Reason(Stale.CLIP, frames, first)]
+
+
+def _why_other_bucket(family: Architecture, header: TensorFile, bucket: tuple[int, int]) -> list[Reason]:
+    latents = latent_size(header)
+    if latents is None:
+        return [Reason(Stale.PART, "latents")]
+    stride, grown = family.stride, family.grown_to
+    sizes = [bucket, tuple(-(-side // grown) * grown for side in bucket)]
+    if latents in [(size[0] // stride, size[1] // stride) for size in sizes]:
+        return []
+    return [Reason(Stale.BUCKET, f"{latents[0] * stride}x{latents[1] * stride}", f"{bucket[0]}x{bucket[1]}")]
+
+
+def _why_older(path: str, files: Iterable[str]) -> list[Reason]:
+    made = os.stat(path).st_mtime_ns
+    for file in files:
+        try:
+            if os.stat(file).st_mtime_ns > made:
+                return [Reason(Stale.OLDER)]
+        except OSError:
+            continue
+    return []
+
 
 _NOT_GEOMETRY = (Stale.SOURCE, Stale.DTYPE, Stale.VAE)
 
@@ -95,7 +234,7 @@ class Caches:
             raise ConfigError(
                 "a data set of a list has no cache_directory, and there is no folder to take for it: set one"
             )
-        self.family: Family = FAMILIES[self.dataset.architecture]
+        self.family: Architecture = ARCHITECTURES[self.dataset.architecture]
         self.clips = holds_clips(self.dataset)
         self.per_clip = self.clips and self.family.per_clip
         self.settings = settings_of(self.dataset, self.selector)

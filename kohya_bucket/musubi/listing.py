@@ -16,7 +16,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS, frame_endings
 from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.checkout import known_checkout, lists_are_searched_beside_them
-from kohya_bucket.musubi.config.model import ClipKeys, DatasetKeys
+from kohya_bucket.musubi.config import ClipKeys, DatasetKeys
 from kohya_bucket.texts import counted, parse_json, read_text, some
 
 __all__ = ["Listed", "list_items"]

@@ -1,0 +1,408 @@
+"""`read_config`: what a dataset config of musubi-tuner says, and what is wrong with it. No file beside it is opened.
+
+Source of names and defaults: kohya-ss/musubi-tuner 0.3.6, `dataset/config_utils.py`. It checks values by `isinstance`:
+true is a whole number to it, and 30 no fraction.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kohya_bucket.adapter.config_source import Source, load_source
+from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.buckets.choices import EXTRACTIONS
+from kohya_bucket.checks import nearest
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.musubi.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.musubi.checkout import clips_always_in_buckets, known_checkout
+
+__all__ = [
+    "CLIPS",
+    "DEPRECATED",
+    "GENERAL",
+    "IMAGES",
+    "SOURCES",
+    "ClipKeys",
+    "DatasetKeys",
+    "ImageKeys",
+    "MusubiConfig",
+    "is_musubi",
+    "read_config",
+]
+
+
+@dataclass(frozen=True)
+class DatasetKeys:
+    """What images and clips have in common. Sizes are (width, height)."""
+
+    resolution: tuple[int, int] = (960, 544)
+    enable_bucket: bool = False
+    bucket_no_upscale: bool = False
+    caption_extension: str | None = None
+    batch_size: int = 1
+    num_repeats: int = 1
+    cache_directory: str | None = None
+    control_directory: str | None = None
+    fp_latent_window_size: int = 9
+
+    @property
+    def directory(self) -> str | None:
+        """The folder that is listed, if one is."""
+        return None
+
+    @property
+    def jsonl_file(self) -> str | None:
+        """The list of items, if one is given; a folder comes first."""
+        return None
+
+    @property
+    def caches(self) -> str | None:
+        """Where its caches lie."""
+        return self.cache_directory if self.cache_directory is not None else self.directory
+
+
+@dataclass(frozen=True)
+class ImageKeys(DatasetKeys):
+    """A data set of images."""
+
+    image_directory: str | None = None
+    image_jsonl_file: str | None = None
+    multiple_target: bool = False
+    fp_1f_clean_indices: tuple[int, ...] | None = None
+    fp_1f_target_index: int | None = None
+    fp_1f_no_post: bool = False
+    no_resize_control: bool = False
+    control_resolution: tuple[int, int] | None = None
+
+    @property
+    def directory(self) -> str | None:
+        return self.image_directory
+
+    @property
+    def jsonl_file(self) -> str | None:
+        return self.image_jsonl_file
+
+
+@dataclass(frozen=True)
+class ClipKeys(DatasetKeys):
+    """A data set of clips."""
+
+    video_directory: str | None = None
+    video_jsonl_file: str | None = None
+    target_frames: tuple[int, ...] = (1,)
+    frame_extraction: str = "head"
+    frame_stride: int = 1
+    frame_sample: int = 1
+    max_frames: int = 129
+    source_fps: float | None = None
+
+    @property
+    def directory(self) -> str | None:
+        return self.video_directory
+
+    @property
+    def jsonl_file(self) -> str | None:
+        return self.video_jsonl_file
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of value.
+
+    Attributes:
+        text: what must be given, for messages.
+        fits: whether a value is one.
+        taken: what becomes of it.
+    """
+
+    text: str
+    fits: Callable[[Any], bool]
+    taken: Callable[[Any], Any] = lambda value: value
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int)
+
+
+def _pair(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_whole, value))
+
+
+_TEXT = Kind("a text in quotes", lambda value: isinstance(value, str))
+_WHOLE = Kind("a whole number", _whole)
+_FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+_FRACTION = Kind("a number with a point, e.g. 30.0", lambda value: isinstance(value, float))
+_WHOLES = Kind("a list of whole numbers, e.g. [1, 25, 45]",
+               lambda value: isinstance(value, list) and all(map(_whole, value)), tuple)  # fmt: skip
+_SIZE = Kind("a whole number or two of them, [width, height]", lambda value: _whole(value) or _pair(value),
+             lambda value: (value, value) if _whole(value) else tuple(value))  # fmt: skip
+
+GENERAL: Mapping[str, Kind] = {
+    "caption_extension": _TEXT,
+    "batch_size": _WHOLE,
+    "num_repeats": _WHOLE,
+    "resolution": _SIZE,
+    "enable_bucket": _FLAG,
+    "bucket_no_upscale": _FLAG,
+}
+"""Keys that every data set takes, and `[general]` for all of them."""
+
+_BOTH = {"cache_directory": _TEXT, "control_directory": _TEXT, "fp_latent_window_size": _WHOLE}
+
+IMAGES: Mapping[str, Kind] = {
+    **GENERAL,
+    **_BOTH,
+    "image_directory": _TEXT,
+    "image_jsonl_file": _TEXT,
+    "multiple_target": _FLAG,
+    "fp_1f_clean_indices": _WHOLES,
+    "fp_1f_target_index": _WHOLE,
+    "fp_1f_no_post": _FLAG,
+    "no_resize_control": _FLAG,
+    "control_resolution": _SIZE,
+}
+"""Keys of a data set of images."""
+
+CLIPS: Mapping[str, Kind] = {
+    **GENERAL,
+    **_BOTH,
+    "video_directory": _TEXT,
+    "video_jsonl_file": _TEXT,
+    "target_frames": _WHOLES,
+    "frame_extraction": _TEXT,
+    "frame_stride": _WHOLE,
+    "frame_sample": _WHOLE,
+    "max_frames": _WHOLE,
+    "source_fps": _FRACTION,
+}
+"""Keys of a data set of clips."""
+
+SOURCES = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
+"""Keys that say where the items are; one of them tells a config of musubi-tuner from one of sd-scripts."""
+
+DEPRECATED: Mapping[str, str] = {
+    "flux_kontext_no_resize_control": "no_resize_control",
+    "qwen_image_edit_no_resize_control": "no_resize_control",
+    "qwen_image_edit_control_resolution": "control_resolution",
+}
+"""Old names of keys, which it still takes."""
+
+
+_EXTRACTIONS = [name for name in EXTRACTIONS if name != "largest"]  # which is not musubi-tuner's
+
+
+def check_values(keys: DatasetKeys, place: str, architecture: Architecture | None, findings: Findings) -> None:
+    """Report values that musubi-tuner takes and cannot train with, or not as meant."""
+    if min(keys.resolution) < 1:
+        message = f"resolution is {keys.resolution[0]}x{keys.resolution[1]}, from which no bucket follows"
+        findings.error("resolution", place, message, "give sides in pixels, e.g. [960, 544]")
+    if keys.batch_size < 1:
+        findings.error("batch-size", place, f"batch_size is {keys.batch_size}", "give 1 or more")
+    if keys.batch_size > 1 and architecture is not None and architecture.name == "mmh3":
+        message = f"batch_size is {keys.batch_size}, but {architecture.title} trains one item at a time"
+        findings.error("batch-size", place, f"{message}: musubi-tuner stops at the first batch", "set batch_size = 1")
+    if keys.num_repeats < 1:
+        message = f"num_repeats is {keys.num_repeats}, so nothing of it is trained"
+        findings.warning("no-repeats", place, message, "set it to 1 or more, or remove the data set")
+    if keys.caption_extension is not None and not keys.caption_extension.startswith("."):
+        message = f"caption_extension is {keys.caption_extension!r}: im.png needs a caption im{keys.caption_extension}"
+        findings.warning("caption-extension", place, message, f"begin it with a dot: '.{keys.caption_extension}'")
+    elif keys.caption_extension is None and keys.directory is not None:
+        message = "names no caption_extension, so musubi-tuner stops when it looks for captions"
+        findings.error("caption-extension", place, message, "set it, e.g. caption_extension = '.txt'")
+    if keys.bucket_no_upscale and not keys.enable_bucket:
+        findings.note("no-upscale", place, "bucket_no_upscale does nothing while enable_bucket is off", "set both")
+    if isinstance(keys, ClipKeys):
+        _check_clips(keys, place, architecture, findings)
+
+
+def usable_lengths(keys: ClipKeys) -> bool:
+    """Whether runs of frames follow from the keys."""
+    numbers = min(keys.frame_stride, keys.frame_sample, keys.max_frames) > 0
+    lengths = keys.frame_extraction == "full" or min(keys.target_frames, default=0) > 0
+    rate = keys.source_fps is None or 0 < keys.source_fps < float("inf")
+    return keys.frame_extraction in _EXTRACTIONS and numbers and lengths and rate
+
+
+def _check_clips(keys: ClipKeys, place: str, architecture: Architecture | None, findings: Findings) -> None:
+    if keys.frame_extraction not in _EXTRACTIONS:
+        near = nearest(keys.frame_extraction, _EXTRACTIONS) if keys.frame_extraction else "head"
+        message = f"frame_extraction is {keys.frame_extraction!r}, at which musubi-tuner stops"
+        findings.error("frame-extraction", place, message, f"use one of {', '.join(_EXTRACTIONS)}; nearest: {near}")
+    elif not usable_lengths(keys):
+        shown = {name: getattr(keys, name) for name in ("target_frames", "frame_stride", "frame_sample", "max_frames")}
+        values = ", ".join(f"{name} {_shown(value)}" for name, value in shown.items())
+        message = f"{values}, source_fps {keys.source_fps}: no frames follow from one of these"
+        findings.error("frames", place, message, "give numbers of 1 or more, and a rate above 0")
+    elif architecture is not None and keys.frame_extraction != "full":
+        if min(keys.target_frames) < architecture.grid.base:
+            message = f"target_frames {list(keys.target_frames)}: {architecture.title} needs {architecture.grid.base} "
+            findings.error("frames", place, f"{message}frames or more, and musubi-tuner stops", "list longer ones")
+            return
+        lengths = architecture.grid.lengths(keys.target_frames)
+        if set(lengths) != set(keys.target_frames):
+            message = f"target_frames {list(keys.target_frames)} are rounded to {list(lengths)}"
+            findings.note("target-frames", place, message, f"{architecture.title} takes {architecture.grid} frames")
+    if architecture is not None and architecture.target_fps is None:
+        able = ", ".join(a.name for a in ARCHITECTURES.values() if a.target_fps is not None)
+        message = f"{architecture.title} trains no clips in musubi-tuner"
+        findings.error("no-clips", place, message, f"--arch is one of {able} for clips")
+    if architecture is not None and architecture.by_time and keys.source_fps is not None:
+        message = f"source_fps is ignored: {architecture.title}'s clips are brought to "
+        findings.note("source-fps", place, f"{message}{architecture.target_fps:g} frames per second by their times", "")
+    if architecture is None and keys.source_fps is not None:
+        message = f"source_fps is {keys.source_fps}, but how many frames are left depends on the model"
+        findings.error("no-architecture", place, message, "name it, e.g. --arch wan")
+    _check_clip_buckets(keys, place, architecture, findings)
+
+
+def _check_clip_buckets(keys: ClipKeys, place: str, architecture: Architecture | None, findings: Findings) -> None:
+    """What `enable_bucket` and `bucket_no_upscale` mean for clips, which depends on musubi-tuner's version."""
+    if keys.enable_bucket and not keys.bucket_no_upscale:
+        return
+    package = known_checkout(architecture.trainer if architecture else None)
+    if package is None:
+        message = "clips are shown as the newest musubi-tuner places them; up to 0.3.4 it puts them in buckets and "
+        message += "enlarges them, whatever enable_bucket and bucket_no_upscale say"
+        findings.note("clip-buckets", place, message, "to see yours, name its trainer's path with --arch")
+    if not clips_always_in_buckets(package):
+        if not keys.enable_bucket:
+            message = f"enable_bucket is off, so every clip is cut to {keys.resolution[0]}x{keys.resolution[1]}"
+            findings.note("one-size", place, message, "for buckets, set enable_bucket = true")
+        return
+    if keys.bucket_no_upscale:
+        message = "this musubi-tuner ignores bucket_no_upscale for clips: they are enlarged to their bucket"
+        findings.note("no-upscale", place, message, "")
+    if not keys.enable_bucket:
+        message = "enable_bucket is off, but this musubi-tuner caches clips in buckets all the same, and without the "
+        message += "plan a batch of clips of different sizes ends the training"
+        findings.warning("clips-without-buckets", place, message, "set enable_bucket = true")
+
+
+def _shown(value: object) -> str:
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+_TABLE = "kohya_bucket"
+
+
+@dataclass(frozen=True)
+class MusubiConfig:
+    """All that a config says.
+
+    Attributes:
+        path: the file.
+        datasets: in order; those that musubi-tuner would refuse are there with what is known.
+        places: where each begins, for messages: `line 7, dataset 1`.
+        architecture: what is trained; None where nobody said it.
+        table: the `[kohya_bucket]` table, or None.
+        findings: everything that is wrong or notable.
+    """
+
+    path: Path
+    datasets: tuple[DatasetKeys, ...]
+    places: tuple[str, ...]
+    architecture: Architecture | None
+    table: Mapping[str, Any] | None
+    findings: Findings
+
+
+def is_musubi(data: Any) -> bool:
+    """Whether the content of a config is meant for musubi-tuner: a data set has one of its keys and no subsets."""
+    datasets = data.get("datasets") if isinstance(data, Mapping) else None
+    tables = [one for one in datasets if isinstance(one, Mapping)] if isinstance(datasets, list) else []
+    return any(key in one for one in tables for key in SOURCES) and not any("subsets" in one for one in tables)
+
+
+def read_config(path: str | os.PathLike[str], architecture: Architecture | None = None) -> MusubiConfig:
+    """Read a dataset config.
+
+    Args:
+        path: a `.toml` or `.json` file.
+        architecture: what is trained with it.
+
+    Raises:
+        ConfigError: the file cannot be read at all, or has no data set. Everything else is in `findings`.
+    """
+    source, findings = load_source(path, "musubi-tuner"), Findings()
+    data = dict(source.data)
+    table = data.pop(_TABLE, None)
+    for key in data.keys() - {"general", "datasets"}:
+        known = ("general", "datasets", _TABLE)
+        message = f"musubi-tuner stops at {key!r}: beside [general] and [[datasets]] there is nothing"
+        findings.error("unknown-key", source.line_of(key).rstrip(", "), message, f"did you mean {nearest(key, known)}?")
+    listed = data.get("datasets")
+    if not isinstance(listed, list) or not listed:
+        raise ConfigError(f"{path}: there is no [[datasets]] in it, so there is nothing to train")
+    general = _taken(data.get("general", {}), GENERAL, ("general",), "general", source, findings)
+    datasets, places = [], []
+    for i, one in enumerate(listed):
+        place = f"{source.line_of('datasets', i)}dataset {i + 1}"
+        clips = isinstance(one, Mapping) and ("video_directory" in one or "video_jsonl_file" in one)
+        own = _taken(one, CLIPS if clips else IMAGES, ("datasets", i), f"dataset {i + 1}", source, findings)
+        if isinstance(one, Mapping) and not any(key in one for key in SOURCES):
+            findings.error("no-source", place, "names no images and no clips", f"set one of {', '.join(SOURCES)}")
+        datasets.append((ClipKeys if clips else ImageKeys)(**{**general, **own}))
+        places.append(place)
+    read = MusubiConfig(source.path or Path(path), tuple(datasets), tuple(places), architecture, table, findings)
+    _check_caches(read)
+    for keys, place in zip(datasets, places, strict=True):
+        check_values(keys, place, architecture, findings)
+    return read
+
+
+def _taken(
+    table: Any, known: Mapping[str, Kind], at: tuple[str | int, ...], name: str, source: Source, findings: Findings
+) -> dict[str, Any]:
+    """The keys of one table that can be used."""
+    if not isinstance(table, Mapping):
+        findings.error("not-a-table", name, f"is {table!r}, but must be a table of keys", "")
+        return {}
+    taken: dict[str, Any] = {}
+    for key, value in _renamed(table, name, findings).items():
+        place = f"{source.line_of(*at, key)}{name}"
+        if key not in known:
+            findings.error("unknown-key", place, f"musubi-tuner stops at the key {key!r}", _instead(key, known))
+        elif not known[key].fits(value):
+            message = f"{key} is {value!r}, at which musubi-tuner stops"
+            findings.error("wrong-value", place, message, f"give {known[key].text}")
+        else:
+            taken[key] = known[key].taken(value)
+    return taken
+
+
+def _renamed(table: Mapping[str, Any], name: str, findings: Findings) -> dict[str, Any]:
+    renamed = dict(table)
+    for old, new in DEPRECATED.items():
+        if old in renamed:
+            value = renamed.pop(old)
+            findings.note("old-key", name, f"{old} is now called {new}", "rename it")
+            renamed.setdefault(new, value)
+    return renamed
+
+
+def _instead(key: str, known: Mapping[str, Kind]) -> str:
+    if key in GENERAL or (key not in IMAGES and key not in CLIPS):
+        return f"did you mean {nearest(key, known)}?"
+    if known is GENERAL:
+        return "it belongs into the [[datasets]] that it is about"
+    of, other = ("images", "clips") if key in IMAGES else ("clips", "images")
+    return f"it is for data sets of {of}, and this one has {other}"
+
+
+def _check_caches(read: MusubiConfig) -> None:
+    used = Counter(keys.caches for keys in read.datasets)
+    for keys, place in zip(read.datasets, read.places, strict=True):
+        if keys.caches is None and any((keys.directory, keys.jsonl_file)):
+            message = "names no cache_directory, and with a list of files there is no folder to take for it"
+            read.findings.error("no-cache-directory", place, message, "set cache_directory")
+        elif used[keys.caches] > 1 and keys.caches is not None:
+            message = (
+                f"{keys.caches!r} is the cache folder of {used[keys.caches]} data sets, at which musubi-tuner stops"
+            )
+            read.findings.error("shared-cache", place, message, "give each a cache_directory of its own")

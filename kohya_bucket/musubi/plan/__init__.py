@@ -1,1 +1,0 @@
-"""What training with a musubi-tuner config will be."""
