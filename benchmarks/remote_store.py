@@ -151,7 +151,7 @@ def ways(address: str, endpoint: str, store: LatentStore, kept: Path) -> dict[st
     near = LatentStore(address)
     for i in range(len(near)):
         near.gather([i])
-    while len(list(kept.rglob("[0-9]*.safetensors"))) < len(near.shards):
+    while len(list(kept.glob("*/*/[0-9]*.safetensors"))) < len(near.shards):
         time.sleep(0.1)
     out["store, shards kept on the node"] = near.gather
     os.environ["KOHYA_BUCKET_SHARDS_GB"] = "0"

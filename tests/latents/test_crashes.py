@@ -111,7 +111,7 @@ def test_killed_at_random_instants_a_store_keeps_what_is_finished(tmp_path):
     assert partial > KILLS // 4 or KILLS < 100  # few may all miss, on a machine that is busy otherwise
     assert run_whole(tmp_path / "images", out, "shards", 0.002)[0] == len(images) - counts[-1]
     assert check_store(out, images, want) == len(images)
-    assert not (out / "work").exists()
+    assert not (out / ".kohya_bucket_work").exists()
     for path in out.rglob(".*.tmp"):
         os.utime(path, (1, 1))
     prune(LatentStore(out))
@@ -315,7 +315,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         precompute_latents(dataset_of(images), Interrupted(), tmp_path / "out", batch_size=2)
     assert len(LatentStore(tmp_path / "out")) == 8
-    assert not (tmp_path / "out" / "work").exists()
+    assert not (tmp_path / "out" / ".kohya_bucket_work").exists()
     assert precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out").encoded == len(images) - 8
 
 

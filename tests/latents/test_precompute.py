@@ -53,7 +53,7 @@ def test_every_image_is_encoded_as_it_is_placed(tmp_path, images):
         assert found.original_size == SIZES[i]
         assert found.fingerprint.source_bytes == path.stat().st_size
         assert store.info(at).space.values == "scaled"
-    assert not (tmp_path / "out" / "work").exists()
+    assert not (tmp_path / "out" / ".kohya_bucket_work").exists()
 
 
 def test_the_second_run_does_nothing(tmp_path, images):

@@ -61,7 +61,7 @@ def no_waits(monkeypatch):
 
 
 def shards_of(kept):
-    return [path for path in kept.rglob("*.safetensors") if path.name[0] != "."]
+    return [path for path in kept.glob("kohya_bucket_shards/*/*.safetensors") if path.name[0] != "."]
 
 
 def until(happens):
@@ -530,11 +530,14 @@ def test_an_order_that_goes_by_shards_keeps_them_however_large_the_store_is(addr
     assert "Raise KOHYA_BUCKET_SHARDS_GB, or lower open_shards" in said
 
 
+X, Y = (f"64x64-bfloat16-{letter * 16}.safetensors" for letter in "ab")
+
+
 def test_a_folder_that_keeps_nothing_is_said_once(address, kept, caplog):
     kept.touch()  # a file in its place
     cache = NodeCache(address)
-    assert not cache.keep("x.safetensors", 500, half_a_kilobyte)
-    assert not cache.keep("y.safetensors", 500, half_a_kilobyte)
+    assert not cache.keep(X, 500, half_a_kilobyte)
+    assert not cache.keep(Y, 500, half_a_kilobyte)
     (said,) = caplog.messages
     assert said.startswith("a shard is not kept on this node, and is read by requests: ")
     assert str(kept) in said
@@ -548,15 +551,16 @@ def half_a_kilobyte(file, alive):
 def test_what_a_killed_process_left_makes_room_in_time(kept, address):
     fill(address, NAMES)
     cache = NodeCache(address)
-    cache.folder.mkdir(parents=True)
-    claim, part = cache.folder / "x.safetensors.500.claim", cache.folder / ".x.safetensors.12.tmp"
+    assert cache.keep(Y, 500, half_a_kilobyte)
+    cache.discard(Y)
+    claim, part = cache.folder / f"{X}.500.claim", cache.folder / f".{X}.12.tmp"
     claim.touch()
     part.write_bytes(b"half")
     tight = NodeCache(address, limit=900)
-    assert not tight.keep("y.safetensors", 500, half_a_kilobyte)
+    assert not tight.keep(Y, 500, half_a_kilobyte)
     os.utime(claim, (1, 1))
-    assert tight.keep("y.safetensors", 500, half_a_kilobyte)
-    assert sorted(path.name for path in cache.folder.iterdir()) == ["y.safetensors"]
+    assert tight.keep(Y, 500, half_a_kilobyte)
+    assert sorted(path.name for path in cache.folder.iterdir()) == [Y]
 
 
 def test_what_another_process_brought_meanwhile_is_not_brought_again(kept, address, monkeypatch):
@@ -569,21 +573,50 @@ def test_what_another_process_brought_meanwhile_is_not_brought_again(kept, addre
 
     monkeypatch.setattr(here, "_claim", later)
     brought = []
-    assert here.keep("x.safetensors", 500, lambda *_: brought.append(1))
+    assert here.keep(X, 500, lambda *_: brought.append(1))
     assert brought == []
-    assert sorted(path.name for path in here.folder.iterdir()) == ["x.safetensors"]
+    assert sorted(path.name for path in here.folder.iterdir()) == [X]
 
 
 def test_a_shard_in_use_that_cannot_be_removed_stays(kept, address, monkeypatch):
     cache = NodeCache(address, limit=900)
-    assert cache.keep("x.safetensors", 500, half_a_kilobyte)
+    assert cache.keep(X, 500, half_a_kilobyte)
     unlink = Path.unlink
 
     def in_use(path, **options):
-        if path.name == "x.safetensors":
+        if path.name == X:
             raise PermissionError(13, "in use")
         unlink(path, **options)
 
     monkeypatch.setattr(Path, "unlink", in_use)
-    assert not cache.keep("y.safetensors", 500, half_a_kilobyte)
-    assert sorted(path.name for path in cache.folder.iterdir()) == ["x.safetensors"]
+    assert not cache.keep(Y, 500, half_a_kilobyte)
+    assert sorted(path.name for path in cache.folder.iterdir()) == [X]
+
+
+def test_files_of_others_stay_where_shards_are_kept(kept, address):
+    """Whatever lies beside it, in folders of like names too: only shards in our own folder make room for others."""
+    models = [
+        kept / "models" / "sdxl.safetensors",
+        kept / "0123456789abcdef" / X,
+        kept / "kohya_bucket_shards" / "models" / "sdxl.safetensors",
+        kept / "kohya_bucket_shards" / "0123456789abcdef" / "lora.safetensors",
+        kept / "kohya_bucket_shards" / "0123456789abcdef" / f"copy of {X}",
+        kept / "kohya_bucket_shards" / "0123456789abcdef" / "lora.safetensors.500.claim",
+    ]
+    assert NodeCache(address).keep(X, 500, half_a_kilobyte)
+    for path in models:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"w" * 2000)
+        os.utime(path, (1, 1))
+    assert NodeCache(address, limit=900).keep(Y, 500, half_a_kilobyte)  # in the place of the first
+    assert all(path.read_bytes() == b"w" * 2000 for path in models)
+    assert [path.name for path in NodeCache(address).folder.iterdir()] == [Y]
+
+
+def test_a_folder_of_our_name_that_is_not_ours_is_left_alone(kept, address, caplog):
+    (kept / "kohya_bucket_shards" / "0123456789abcdef").mkdir(parents=True)
+    (kept / "kohya_bucket_shards" / "0123456789abcdef" / X).write_bytes(b"w" * 500)
+    assert not NodeCache(address, limit=900).keep(Y, 500, half_a_kilobyte)
+    (said,) = caplog.messages
+    assert "kohya_bucket_shards was not made by kohya_bucket" in said
+    assert [path.name for path in kept.rglob("*.*")] == [X]

@@ -126,7 +126,7 @@ def test_one_of_many_creates_a_file(address):
     def create(k):
         together.wait(30)
         try:
-            storage.create(f"{address}/work/a.0.claim", b"%d" % k)
+            storage.create(f"{address}/.kohya_bucket_work/a.0.claim", b"%d" % k)
             made.append(k)
         except FileExistsError:
             pass
@@ -137,7 +137,7 @@ def test_one_of_many_creates_a_file(address):
     for thread in threads:
         thread.join()
     assert len(made) == 1
-    assert storage.read_ranges([storage.Range(f"{address}/work/a.0.claim", 0, 1)]) == [b"%d" % made[0]]
+    assert storage.read_ranges([storage.Range(f"{address}/.kohya_bucket_work/a.0.claim", 0, 1)]) == [b"%d" % made[0]]
 
 
 def test_a_file_whose_answer_was_lost_is_ones_own(address, monkeypatch):
@@ -151,9 +151,9 @@ def test_a_file_whose_answer_was_lost_is_ones_own(address, monkeypatch):
         pipe(path, data, **options)
 
     monkeypatch.setattr(system, "pipe_file", twice)
-    storage.create(f"{address}/work/b.0.claim", b"mine")
+    storage.create(f"{address}/.kohya_bucket_work/b.0.claim", b"mine")
     with pytest.raises(FileExistsError):
-        storage.create(f"{address}/work/b.0.claim", b"another's")
+        storage.create(f"{address}/.kohya_bucket_work/b.0.claim", b"another's")
 
 
 def test_a_bucket_that_is_not_there_is_said(bucket, monkeypatch):

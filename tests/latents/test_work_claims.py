@@ -210,3 +210,16 @@ def test_a_board_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(LatentStoreError, match=r"cannot share work .*No space left"):
         WorkBoard(tmp_path / "w")
     assert not (tmp_path / "w").exists()
+
+
+def test_files_of_others_stay(tmp_path):
+    folder = tmp_path / "w"
+    folder.mkdir()
+    names = ["model.safetensors", "x.claim", "a.b.claim", "notes.done", "me.alive", "it is.0.claim", ".hidden"]
+    for name in names:
+        (folder / name).write_text(name, encoding="utf-8")
+    with WorkBoard(folder) as board:
+        for piece in board.claim_each(IDS):
+            board.finish(piece)
+        assert board.take_over(IDS) == []
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == {name: name for name in names}

@@ -201,7 +201,7 @@ def downloads(requests: list[Request], store: LatentStore) -> Counter[tuple[int,
 
 
 def kept(folder: Path, node: int) -> set[str]:
-    return {path.name for path in (folder / f"kept{node}").glob("*/*.safetensors") if path.name[0] != "."}
+    return {path.name for path in (folder / f"kept{node}").glob("*/*/*.safetensors") if path.name[0] != "."}
 
 
 def shards_of(store: LatentStore, ranks: list[list[dict]]) -> set[str]:

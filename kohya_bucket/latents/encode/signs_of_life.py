@@ -108,7 +108,7 @@ class SignsOfLife:
         now = self.now()
         ages, processes = {}, {}
         with suppress(FileNotFoundError):
-            for path in self.folder.glob("*.alive"):
+            for path in self.folder.glob(f"{16 * '[0-9a-f]'}.alive"):
                 with suppress(OSError):
                     ages[path.stem] = path.stat().st_mtime
                     processes[path.stem] = path.read_text(encoding="utf-8")

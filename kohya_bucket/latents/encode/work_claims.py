@@ -3,12 +3,13 @@
 A process claims a piece of work by creating a file exclusively, which one process alone can do, on network file
 systems too; it is made as a link to a file with the process' name in it, so that no claim is ever without a name.
 While it lives it gives signs of that; when they stop, its claims count for nothing and others take them over under
-the next generation's name.
+the next generation's name. Files of other names are neither read nor removed.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from kohya_bucket.latents.remote.storage import create
 
 __all__ = ["WorkBoard"]
 
+_OURS = re.compile(r"\w+\.\d+\.(claim|done)|[0-9a-f]{16}\.(alive|name|clock|unborn)")
 _SECONDS = 2.0  # between looks at object storage
 
 
@@ -63,7 +65,7 @@ class WorkBoard:
                 (self.folder / name).unlink()
         paths: list[Place] = []
         with suppress(OSError, StorageError):  # another one that leaves at this instant may have cleared it away
-            paths = list(self.folder.iterdir())
+            paths = [path for path in self.folder.iterdir() if _OURS.fullmatch(path.name)]
         if not self.signs.living():  # asked after the listing, so that nothing of one that comes now is in it
             for path in paths:
                 with suppress(OSError, StorageError):
@@ -163,6 +165,8 @@ class WorkBoard:
         with suppress(FileNotFoundError):
             for name in sizes_in(self.folder, "") if self._remote else os.listdir(self.folder):
                 stem, _, kind = name.rpartition(".")
+                if not _OURS.fullmatch(name):
+                    continue
                 if kind == "done":
                     done.append(stem)
                 elif kind == "claim":

@@ -5,6 +5,9 @@ exclusively, and what is claimed counts as if it were there. It then looks wheth
 were used least lately until it does, or gives its claim back. Since each looks after it has claimed, two that claim at
 one instant see each other. A file is written whole and under its name or not at all; who is killed leaves a claim,
 which counts for nothing once no byte came for a minute.
+
+Only what is ours is removed: files named like shards and claims, in folders named like stores', in a folder of our own
+name that holds our marker.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,7 +34,14 @@ LIMIT_VARIABLE = "KOHYA_BUCKET_SHARDS_GB"
 _log = logging.getLogger(__name__)
 _DEFAULT_GB = 20.0
 _STALE = 60.0  # seconds without a byte after which a claim is a dead process'
-_CLAIM = ".claim"
+_FOLDER = "kohya_bucket_shards"
+_MARKER = "CACHEDIR.TAG"
+_MARK = b"""Signature: 8a477f597d28d172789f06886806bc55
+# Made by kohya_bucket, which removes shards in here to make room. See https://bford.info/cachedir/
+"""
+_STORE = re.compile(r"[0-9a-f]{16}")
+_SHARD = re.compile(r"\d+x\d+-\w+-[0-9a-f]{16}\.safetensors")
+_CLAIM = re.compile(rf"({_SHARD.pattern})\.(\d+)\.claim")
 
 
 class NodeCache:
@@ -37,7 +49,7 @@ class NodeCache:
 
     Args:
         address: of the store.
-        root: the folder of all stores; None: that of the environment variable, else in the user's cache.
+        root: where the folder of all stores is made; None: as the environment variable says, else the user's cache.
         limit: bytes of all stores together; None: that of the environment variable, else 20 GB; 0 keeps nothing.
 
     Raises:
@@ -45,7 +57,7 @@ class NodeCache:
     """
 
     def __init__(self, address: str, root: Path | None = None, limit: int | None = None) -> None:
-        self.root = Path(os.environ.get(FOLDER_VARIABLE) or user_cache() / "shards") if root is None else root
+        self.root = Path(root or os.environ.get(FOLDER_VARIABLE) or user_cache()) / _FOLDER
         self.limit = _limit_of_environment() if limit is None else limit
         self._said = False
         self.folder = self.root / hashlib.blake2b(address.encode("utf-8"), digest_size=8).hexdigest()
@@ -78,17 +90,18 @@ class NodeCache:
         """
         if self.holds(name, nbytes):
             return True
-        if nbytes > self.limit:
+        if nbytes > self.limit or not _SHARD.fullmatch(name):
             return False
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            _make_ours(self.root)
+            self.folder.mkdir(exist_ok=True)
             claim = self._claim(name, nbytes)
             if claim is None:
                 return False
             try:
                 if self.holds(name, nbytes):  # another process was at it, and is done since the look above
                     return True
-                if not self._make_room(name):
+                if not self._make_room():
                     return False
                 write_file(self.folder / name, lambda file: fill(file, lambda: os.utime(claim)), sync=False)
             finally:
@@ -102,7 +115,7 @@ class NodeCache:
         return True
 
     def _claim(self, name: str, nbytes: int) -> Path | None:
-        path = self.folder / f"{name}.{nbytes}{_CLAIM}"
+        path = self.folder / f"{name}.{nbytes}.claim"
         with suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > _STALE:
                 _clear(path)
@@ -112,14 +125,14 @@ class NodeCache:
         except FileExistsError:
             return None
 
-    def _make_room(self, mine: str) -> bool:
+    def _make_room(self) -> bool:
         """Let go of shards until what is there and what is claimed fits; False if it does not."""
         # claims first: one that becomes a shard in between is seen twice, and never not at all
         there: dict[tuple[str, str], int] = {}
         claimed = set()
         for folder, entry in _entries(self.root):
-            if entry.name.endswith(_CLAIM):
-                name, _, size = entry.name.removesuffix(_CLAIM).rpartition(".")
+            if claim := _CLAIM.fullmatch(entry.name):
+                name, size = claim.groups()
                 with suppress(OSError):
                     if time.time() - entry.stat().st_mtime > _STALE:
                         _clear(Path(entry.path))
@@ -128,7 +141,7 @@ class NodeCache:
                         claimed.add((folder, name))
         shards = []
         for folder, entry in _entries(self.root):
-            if entry.name.endswith(".safetensors") and entry.name[0] != ".":
+            if _SHARD.fullmatch(entry.name):
                 with suppress(OSError):
                     found = entry.stat()
                     there[folder, entry.name] = found.st_size
@@ -146,10 +159,32 @@ class NodeCache:
         return total <= self.limit
 
 
+def _make_ours(root: Path) -> None:
+    """Make the folder with our marker in it, both at once, or see that it has it.
+
+    Raises:
+        LatentStoreError: there is such a folder that we have not made.
+    """
+    marker = root / _MARKER
+    if not root.exists():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{_FOLDER}-", dir=root.parent) as made:
+            (Path(made) / "it").mkdir()
+            (Path(made) / "it" / _MARKER).write_bytes(_MARK)
+            with suppress(OSError):  # another process was quicker
+                (Path(made) / "it").rename(root)
+    try:
+        ours = marker.read_bytes() == _MARK
+    except (FileNotFoundError, NotADirectoryError):
+        ours = False
+    if not ours:
+        raise LatentStoreError(f"{root} was not made by kohya_bucket: rename it, or set {FOLDER_VARIABLE}")
+
+
 def _entries(root: Path) -> list[tuple[str, os.DirEntry[str]]]:
     """(store's folder, file in it) of all stores."""
     found = []
-    for folder in list(root.iterdir()):
+    for folder in [folder for folder in root.iterdir() if _STORE.fullmatch(folder.name)]:
         with suppress(OSError), os.scandir(folder) as entries:
             found += [(folder.name, entry) for entry in entries]
     return found
@@ -157,7 +192,7 @@ def _entries(root: Path) -> list[tuple[str, os.DirEntry[str]]]:
 
 def _clear(claim: Path) -> None:
     """Remove a dead process' claim, and what it had written."""
-    name = claim.name.removesuffix(_CLAIM).rpartition(".")[0]
+    name = claim.name.removesuffix(".claim").rpartition(".")[0]
     for left in [*claim.parent.glob(f".{name}.*.tmp"), claim]:
         with suppress(OSError):
             left.unlink()

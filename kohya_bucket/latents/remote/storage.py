@@ -189,7 +189,7 @@ def _check_exclusive(url: str, _process: int) -> None:
     accepted = inspect.signature(system.pipe_file).parameters
     if "mode" not in accepted and not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
         raise StorageError(why)
-    trial = f"{url}/work/trial-{uuid.uuid4().hex[:16]}"
+    trial = f"{url}/.kohya_bucket_work/trial-{uuid.uuid4().hex[:16]}"
     try:
         create(trial, b"first")
         with suppress(FileExistsError):
