@@ -30,12 +30,12 @@ from kohya_bucket.images.remote import fetched
 from kohya_bucket.images.scan import Job, Work
 
 __all__ = [
-    "DECODES",
     "NO_IMAGE",
     "Fit",
     "Picture",
     "Pixels",
     "decoded_by_simplejpeg",
+    "decodes",
     "draft",
     "load_picture",
     "load_pixels",
@@ -217,7 +217,8 @@ def _is_pillows(module: Any) -> bool:
     return True
 
 
-def _decodes(path: str) -> tuple[bool]:
+def decodes(path: str) -> tuple[bool]:
+    """Decode the whole image, as training does it. `UnreadableImageError` or `KohyaBucketError` if it cannot be."""
     try:
         load_picture(fetched(path))
     except KohyaBucketError:
@@ -227,15 +228,11 @@ def _decodes(path: str) -> tuple[bool]:
     return (True,)
 
 
-DECODES = Work(_decodes, [("ok", "?")])
-"""Whether the whole image can be decoded, as training does it."""
-
-
 def undecodable(paths: Sequence[str], progress: Progress | None = None) -> list[tuple[str, str]]:
     """(path, reason) of the images that cannot be loaded as training loads them, in the order of `paths`.
 
     All are decoded, on as many threads as there are processors; only a few at a time are in memory.
     """
-    job = Job(DECODES, paths, engine="threads", workers=os.cpu_count(), progress=progress)
+    job = Job(Work(decodes, [("ok", "?")]), paths, engine="threads", workers=os.cpu_count(), progress=progress)
     job.run()
     return [(paths[i], job.failures[i]) for i in sorted(job.failures)]

@@ -15,7 +15,6 @@ from kohya_bucket.images.formats import ImageFormat, format_of_extension
 from kohya_bucket.images.headers import read_header
 from kohya_bucket.images.listing import refuse_one_path
 from kohya_bucket.images.parallel import Engine, Progress
-from kohya_bucket.images.pixels import DECODES
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.scan import Job, Work
 from kohya_bucket.images.text_column import TextColumn
@@ -26,14 +25,15 @@ _MAX_SIDE = 2**31 - 1
 
 
 def _verify(path: str) -> tuple[bool]:
+    from kohya_bucket.images.pixels import decodes  # more of Pillow than a scan of headers needs
+
     if not is_url(path):
         read_header(path)  # refuses what is no picture before all of it is read: pipes, devices, gigabytes of nothing
-    ok: tuple[bool] = DECODES.look(path)
-    return ok
+    return decodes(path)
 
 
 _SIZE = Work(read_header, [("width", "i8"), ("height", "i8"), ("orientation", "i8"), ("format", "i8")])
-_VERIFY = Work(_verify, DECODES.columns)
+_VERIFY = Work(_verify, [("ok", "?")])
 
 
 @dataclass(frozen=True)
