@@ -257,6 +257,23 @@ def unseen(name: str, checkout: Path, folder: Path) -> tuple[int, list[dict[str,
     return len(rows), [row for row in rows if not is_seen(row)]
 
 
+def with_other_behaviour(name: str, checkout: Path, change: str) -> dict[str, Any]:
+    """What the adapter makes of a trainer in which some code changes a function, in a process of its own."""
+    trainer = TRAINERS[name]
+    lines = [
+        "import importlib, json, sys", f"sys.path.insert(0, {str(checkout / trainer.source)!r})",
+        f"modules = [importlib.import_module(name) for name in {trainer.imports!r}]", change,
+        f"import kohya_bucket.{name} as door", "try: door.install(quiet=True)", "except Exception as error: pass",
+        "print(json.dumps([door.is_active(), door.why_inactive(), door.left_alone()]))",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "\n".join(lines)],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return dict(zip(("active", "why", "left_alone"), json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
 def in_fork(work: Callable[..., Any], *arguments: Any, **keys: Any) -> Any:
     """The answer of a function that runs in a process of its own."""
     read, write = os.pipe()

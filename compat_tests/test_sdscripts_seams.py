@@ -10,7 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
-from renaming import unseen
+from renaming import unseen, with_other_behaviour
 
 HERE = Path(__file__).parent
 ADAPTER = HERE.parent / "kohya_bucket" / "sdscripts"
@@ -100,6 +100,42 @@ def test_nothing_can_change_unseen(unpatched, sd_scripts_dir, tmp_path):
     tried, missed = unseen("sdscripts", sd_scripts_dir, tmp_path)
     assert tried > 120
     assert missed == []
+
+
+FIND = """
+modules = [module for name, module in list(sys.modules.items()) if name.startswith("library.")]
+manager = next(module.BucketManager for module in modules if hasattr(module, "BucketManager"))
+"""
+ROUNDED = """
+manager.round_to_steps = lambda self, x: round(x / self.reso_steps) * self.reso_steps
+"""
+NEAREST_SIDE = """
+chosen = manager.select_bucket
+def select_bucket(self, image_width, image_height):
+    return chosen(self, image_width // 8 * 8, image_height // 8 * 8)
+manager.select_bucket = select_bucket
+"""
+OTHER_FILTER = """
+import cv2
+cv2.INTER_AREA = cv2.INTER_LINEAR
+from library import utils
+if hasattr(utils, "get_cv2_interpolation"):
+    utils.get_cv2_interpolation = lambda name: cv2.INTER_LINEAR
+"""
+
+
+@pytest.mark.parametrize("change", [FIND + ROUNDED, FIND + NEAREST_SIDE])
+def test_other_buckets_of_the_same_names_are_noticed(unpatched, sd_scripts_dir, change):
+    found = with_other_behaviour("sdscripts", sd_scripts_dir, change)
+    assert not found["active"]
+    assert "BucketManager makes ((" in found["why"]
+
+
+def test_other_pixels_of_the_same_names_are_noticed(unpatched, sd_scripts_dir):
+    found = with_other_behaviour("sdscripts", sd_scripts_dir, OTHER_FILTER)
+    assert found["active"]
+    assert list(found["left_alone"]) == ["caching"]
+    assert "trim_and_resize_if_required makes pixels" in found["left_alone"]["caching"]
 
 
 def trainers(root):

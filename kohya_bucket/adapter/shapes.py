@@ -140,7 +140,7 @@ class Behaves:
             cannot be tried.
     """
 
-    examples: Callable[[Any], Iterable[tuple[Any, Any, Any]]]
+    examples: Callable[[Any], Iterable[tuple[Any, ...]]]
     names: tuple[str, ...] = ()
 
     def __call__(self, found: Any) -> str:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import copy
 import inspect
+import zlib
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Place, Seam, Subject
-from kohya_bucket.adapter.shapes import Offers, Uses
+from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.resize import resampler, resize_and_crop
 from kohya_bucket.musubi.architectures import ARCHITECTURES
-from kohya_bucket.musubi.caching.judge import Caches, holds_clips
+from kohya_bucket.musubi.caching.judge import Caches, fingerprint_of_image, holds_clips
 from kohya_bucket.musubi.caching.made_by import made_by
 from kohya_bucket.musubi.caching.session import pick_items, save_latents, save_text, session_of
 from kohya_bucket.musubi.caching.sources import item_stem, table_of, without_clip
 from kohya_bucket.musubi.from_config import items_of_config, only_these, pick_out
 from kohya_bucket.musubi.objects import CachedDataset, Selector
 
-__all__ = ["CACHING"]
+__all__ = ["CACHING", "clip_selector"]
 
 _given: list[Namespace] = []  # what the program's arguments are, once the config is read
 
@@ -59,13 +63,19 @@ def _selector(dataset: Any, door: Door) -> Selector:
             dataset.resolution, dataset.enable_bucket, dataset.bucket_no_upscale, dataset.architecture
         )
         return made
-    asked = copy.copy(dataset)
-    asked.datasource = _NoClips()
-    for _ in inspect.unwrap(type(dataset).retrieve_latent_cache_batches)(asked, 1):
-        pass
-    if asked.datasource.selector is None:
+    selector = clip_selector(type(dataset).retrieve_latent_cache_batches, copy.copy(dataset))
+    if selector is None:
         raise ConfigError("musubi-tuner names no buckets for clips")
-    return asked.datasource.selector  # type: ignore[no-any-return]
+    return selector
+
+
+def clip_selector(retrieve: Any, dataset: Any) -> Selector | None:
+    """What the code that caches clips chooses sizes with; the data set loses its source."""
+    dataset.datasource = _NoClips()
+    for _ in inspect.unwrap(retrieve)(dataset, 1):
+        pass
+    found: Selector | None = dataset.datasource.selector
+    return found
 
 
 def _caches(dataset: CachedDataset, door: Door) -> Caches:
@@ -169,20 +179,32 @@ def _make_manager(place: Place, self: Any, bucketed_item_info: dict[Any, list[An
     place.original(self, bucketed_item_info, *args, **kwargs)
 
 
+def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
+    """A picture, smaller, larger and as it is; without OpenCV musubi-tuner's own filters are others."""
+    if resampler("bilinear") != "cv2":
+        raise ImportError("cv2")
+    picture = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    for bucket in ((24, 20), (90, 48), (60, 40), (48, 40), (60, 32)):
+        made = fingerprint_of_image((0, 0, ""), (60, 40), bucket, "", "")
+        name = made.interpolation.partition("/")[0].replace("none", "auto")
+        expected = resize_and_crop(picture, made.resized_size, bucket, name, made.crop)
+        sums = [zlib.crc32(np.ascontiguousarray(one).tobytes()) for one in (theirs(picture, bucket), expected)]
+        yield f"60x40 in the bucket {bucket}", *(f"pixels with the checksum {one:08x}" for one in sums)
+
+
 _KINDS = ("ImageDataset", "VideoDataset")
 
 
 def _caching(owners: Owners) -> tuple[Seam, ...]:
     base, paths = "BaseDataset", "get_latent_cache_path"
+    asked = TakesAmong("num_workers")  # here too, of a data set without clips
     latents, text = "retrieve_latent_cache_batches", "retrieve_text_encoder_output_cache_batches"
     return (
         Seam("BlueprintGenerator.generate", (), _generate),
         Seam("BucketSelector", (Offers(Selector),)),
+        Seam("resize_image_to_bucket", (Takes("image", "bucket_reso"), Behaves(_pixels))),
         *(Seam(kind, (Offers(CachedDataset),)) for kind in _KINDS),
-        *(
-            Seam(f"{kind}.{latents}", (Uses("datasource", "get_latent_cache_path"),), _retrieve_latents)
-            for kind in _KINDS
-        ),
+        *(Seam(f"{kind}.{latents}", (asked, Uses("datasource", paths)), _retrieve_latents) for kind in _KINDS),
         *(Seam(f"{kind}.{text}", (Uses("datasource"),), _retrieve_text) for kind in _KINDS),
         Seam(f"{base}.get_all_latent_cache_files", (), _all_latents),
         Seam(f"{base}.get_all_text_encoder_output_cache_files", (), _all_text),

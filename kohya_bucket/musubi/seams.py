@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.config_source import load_source
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject, calling_frame
-from kohya_bucket.adapter.shapes import Inherits, Offers, Takes, Uses
+from kohya_bucket.adapter.shapes import Behaves, Inherits, Offers, Takes, Uses
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.musubi.architectures import ARCHITECTURES
 from kohya_bucket.musubi.batches import planned_item
-from kohya_bucket.musubi.cache_seams import CACHING
+from kohya_bucket.musubi.cache_seams import CACHING, clip_selector
+from kohya_bucket.musubi.config import ClipKeys, DatasetKeys
 from kohya_bucket.musubi.hv_train import mend
 from kohya_bucket.musubi.objects import Accelerator, BatchManager, Dataset, Group, Item
+from kohya_bucket.musubi.rules import picture_rule
 
 __all__ = ["SUBJECTS"]
 
@@ -101,9 +106,52 @@ def _weighing(owners: Owners) -> tuple[Seam, ...]:
     return (Seam("Accelerator.backward", (), _backward),)
 
 
+_SIZES = [(w, h) for w in range(90, 1800, 211) for h in range(70, 1700, 203)]
+_MODES = [(False, False), (True, False), (True, True)]
+
+
+def _placements(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Images that musubi-tuner places without a mistake: none is so narrow that a side becomes 0."""
+    for family in ("wan", "ho1"):
+        for enable_bucket, no_upscale in _MODES if family in theirs.ARCHITECTURE_STEPS_MAP else ():
+            keys = DatasetKeys((960, 544), enable_bucket, no_upscale)
+            selector = theirs(keys.resolution, enable_bucket, no_upscale, family)
+            yield from _buckets(selector, keys, family, _SIZES)
+
+
+def _clips(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Clips, by what the code that caches them chooses sizes with."""
+    for enable_bucket, no_upscale in _MODES:
+        keys = ClipKeys((960, 544), enable_bucket, no_upscale)
+        selector = clip_selector(theirs, _Clips(**vars(keys), architecture="wan"))
+        if selector is not None:
+            yield from _buckets(selector, keys, "wan", _SIZES[::7])
+
+
+class _Clips(SimpleNamespace):
+    def __getattr__(self, name: str) -> None:
+        """A data set that has nothing else."""
+
+
+def _buckets(selector: Any, keys: DatasetKeys, family: str, sizes: Any) -> Iterator[tuple[str, Any, Any]]:
+    placement = picture_rule(keys, ARCHITECTURES[family]).place(sizes)
+    how = f"enable_bucket = {keys.enable_bucket}, bucket_no_upscale = {keys.bucket_no_upscale}"
+    for size, expected in zip(sizes, placement.bucket_sizes.tolist(), strict=True):
+        answer = tuple(selector.get_bucket_resolution(size))
+        yield f"{size[0]}x{size[1]} for {family} ({how})", answer, tuple(expected)
+
+
+def _planning(owners: Owners) -> tuple[Seam, ...]:
+    return (
+        Seam("BucketSelector", (Behaves(_placements),)),
+        Seam("VideoDataset.retrieve_latent_cache_batches", (Behaves(_clips),)),
+    )
+
+
 SUBJECTS = (
     Subject("order", "epochs are musubi-tuner's own", _order, orders_epochs=True),
     Subject("resuming", "a run that is resumed begins its epoch anew", _resuming),
     Subject("weighing", "items of a batch that is shorter than another process' count for more", _weighing),
     CACHING,
+    Subject("planning", "`kohya-bucket plan` may show other buckets than those that are cached", _planning),
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import glob
+import random
+from collections.abc import Iterator
 from typing import Any
 
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject
-from kohya_bucket.adapter.shapes import Uses
+from kohya_bucket.adapter.shapes import Behaves, Uses
 from kohya_bucket.sdscripts.datasets import make_buckets as own
 from kohya_bucket.sdscripts.datasets.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.datasets.listing import list_images
@@ -53,6 +55,23 @@ def _get_resolutions(place: Place, self: Group) -> list[tuple[int, int]]:
     return own.get_resolutions(self, place.door.options())
 
 
+def _placements(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Images that sd-scripts places without a mistake: none is so small or narrow that a side becomes 0."""
+    draw = random.Random(0)
+    sizes = [(draw.randint(256, 2048), draw.randint(256, 2048)) for _ in range(120)]
+    for no_upscale, resolution, steps in ((False, (1024, 1024), 64), (True, (1024, 1024), 64), (True, (512, 768), 32)):
+        asked, ours = (cls(no_upscale, resolution, 256, 2048, steps) for cls in (theirs, BucketManager))
+        if not no_upscale:
+            asked.make_buckets()
+            ours.make_buckets()
+        placed = ours.place(sizes)
+        expected = zip(placed.bucket_sizes.tolist(), placed.resized_sizes.tolist(), strict=True)
+        how = f"{resolution[0]}x{resolution[1]} in steps of {steps}{', no_upscale' if no_upscale else ''}"
+        for (width, height), (bucket, resized) in zip(sizes, expected, strict=True):
+            answer = asked.select_bucket(width, height)[:2]
+            yield f"{width}x{height} at {how}", tuple(map(tuple, answer)), (tuple(bucket), tuple(resized))
+
+
 _SWITCHES = ("image_data", "enable_bucket", "bucket_no_upscale")
 _TABLES = ("bucket_manager", "bucket_info", "buckets_indices", "batch_size", "_length")
 _DATASET_KEYS = (
@@ -84,7 +103,7 @@ def _places(owners: Owners) -> tuple[Seam, ...]:
         "ControlNetDataset": ((), None),
     }
     return (
-        Seam("BucketManager", (), BucketManager),
+        Seam("BucketManager", (Behaves(_placements),), BucketManager),
         Seam("IMAGE_EXTENSIONS"),
         Seam("glob_images", (Uses("IMAGE_EXTENSIONS"),), _glob_images),
         Seam("BaseDataset.get_image_size", (), _get_image_size),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+import zlib
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject
-from kohya_bucket.adapter.shapes import Offers, Takes, Uses
+from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses, parameters_of
+from kohya_bucket.images.resize import INTERPOLATIONS, resampler, resize_and_crop
 from kohya_bucket.sdscripts.caching import extra_sizes, one_size
 from kohya_bucket.sdscripts.caching.ahead import is_ahead
 from kohya_bucket.sdscripts.caching.item import architecture_of
@@ -46,12 +51,37 @@ def _new_cache_latents(place: Place, self: Dataset, model: Any, accelerator: Any
         cache_latents(self, place.original, strategy, model, accelerator, place.door.options())
 
 
+def _pixels(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """A picture by each filter, smaller and larger; without OpenCV sd-scripts' own filters are others."""
+    if resampler("bilinear") != "cv2":
+        raise ImportError("cv2")
+    picture = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    chosen = "resize_interpolation" in parameters_of(theirs)
+    for resized, bucket in (((30, 20), (24, 20)), ((90, 60), (90, 48)), ((60, 40), (48, 40)), ((60, 41), (48, 40))):
+        by_name = INTERPOLATIONS[2:] if chosen else ()
+        answers = {name: theirs(False, picture, bucket, resized, name)[0] for name in by_name}
+        answers["auto" if chosen else "auto-0.9"] = theirs(False, picture, bucket, resized)[0]
+        for name, answer in answers.items():
+            expected = resize_and_crop(picture, resized, bucket, name)
+            yield f"60x40 to {resized} by {name}", _checksum(answer), _checksum(expected)
+
+
+def _checksum(picture: Any) -> str:
+    return f"pixels with the checksum {zlib.crc32(np.ascontiguousarray(picture).tobytes()):08x}"
+
+
 _CALLED = ("get_strategy", "get_latents_npz_path", "is_disk_cached_latents_expected", "cache_batch_latents")
 _ARRAYS = ("npz_path", "latents_tensor", "original_size", "crop_ltrb", "flipped_latents_tensor", "alpha_mask")
 
 
 def _seams(owners: Owners) -> tuple[Seam, ...]:
-    return (() if has_own_modules(owners) else _plain()) + (_by_strategies() if has_strategies(owners) else ())
+    by_version = (() if has_own_modules(owners) else _plain()) + (_by_strategies() if has_strategies(owners) else ())
+    return _resizing() + by_version
+
+
+def _resizing() -> tuple[Seam, ...]:
+    takes = TakesAmong("random_crop", "image", "reso", "resized_size")
+    return (Seam("trim_and_resize_if_required", (takes, Behaves(_pixels))),)
 
 
 def _plain() -> tuple[Seam, ...]:
