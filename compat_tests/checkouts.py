@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
-    "MUSUBI_TUNER", "SD_SCRIPTS", "Checkout", "CheckoutError", "checkouts_folder", "commit_of", "environment_of",
-    "identify", "newest",
+    "MUSUBI_TUNER", "PREFIX", "SD_SCRIPTS", "Checkout", "CheckoutError", "checkouts_folder", "commit_of",
+    "environment_of", "identify", "newest",
 ]  # fmt: skip
 
 SD_SCRIPTS, MUSUBI_TUNER = "sd-scripts", "musubi-tuner"
-_PREFIX = "musubi-"
+PREFIX = "musubi-"
 
 
 class CheckoutError(Exception):
@@ -33,7 +33,7 @@ class Checkout:
 
     @property
     def version(self) -> str:
-        return self.name.removeprefix(_PREFIX)
+        return self.name.removeprefix(PREFIX)
 
     @property
     def is_fork(self) -> bool:
@@ -51,7 +51,7 @@ def identify(root: str | Path) -> Checkout:
     """
     root = Path(os.path.abspath(Path(root).expanduser()))  # a link stays one: the environment lies beside it
     if (root / "src" / "musubi_tuner").is_dir():
-        trainer, prefix = MUSUBI_TUNER, _PREFIX
+        trainer, prefix = MUSUBI_TUNER, PREFIX
     elif (root / "library").is_dir() and (root / "train_network.py").is_file():
         trainer, prefix = SD_SCRIPTS, ""
     else:

@@ -16,15 +16,30 @@ _NOT_CODE = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # di
 
 _FOREIGN = ("Accelerator", "DataLoader")  # seams of other packages
 _COUNT = "NetworkTrainer.train"  # only what it does with its initial step is relied on
+_CODE = {"sd-scripts": ("", "library"), "musubi-tuner": ("src/musubi_tuner", "dataset")}
+# What the adapter follows or imitates without taking hold of it.
+_BESIDE = {
+    "sd-scripts": {
+        _COUNT: "resuming", "resize_image": "caching", "pil_resize": "caching", "make_bucket_resolutions": "buckets",
+        "generate_dataset_group_by_blueprint": "config", "load_user_config": "config",
+    },
+    "musubi-tuner": {
+        "encode_datasets": "caching", "process_text_encoder_batches": "caching", "divisible_by": "planning",
+        "ContentDatasource": "caching", "ImageDatasource": "caching", "ImageDirectoryDatasource": "caching",
+        "ImageJsonlDatasource": "caching", "VideoDatasource": "caching", "VideoDirectoryDatasource": "caching",
+        "VideoJsonlDatasource": "caching",
+    },
+}  # fmt: skip
 
 
-def watched() -> list[tuple[str, str]]:
-    """(subject, name) of every place in sd-scripts' own code that the adapter relies on in some version."""
-    from kohya_bucket.sdscripts.seams import SUBJECTS
+def watched(trainer: str = "sd-scripts") -> list[tuple[str, str]]:
+    """(subject, name) of every place in a trainer's own code that the adapter relies on in some version."""
+    from kohya_bucket.musubi.seams import SUBJECTS as MUSUBI_TUNER
+    from kohya_bucket.sdscripts.seams import SUBJECTS as SD_SCRIPTS
 
     every = SimpleNamespace(has=lambda _: True, find=_find, home=ModuleType("library.train_util"))
-    subjects = {_COUNT: "resuming"}
-    for subject in SUBJECTS:
+    subjects = dict(_BESIDE[trainer])
+    for subject in SD_SCRIPTS if trainer == "sd-scripts" else MUSUBI_TUNER:
         for seam in subject.seams_of(every):
             if seam.path.partition(".")[0] not in _FOREIGN:
                 subjects.setdefault(seam.path, subject.name)
@@ -33,7 +48,7 @@ def watched() -> list[tuple[str, str]]:
 
 def _find(path: str) -> tuple[None, str, Callable[..., None]]:
     """As in a version where everything is there that seams are chosen by."""
-    return None, path, lambda cache_supports_dropout, skip_image_resolution=None: None  # noqa: ARG005
+    return None, path, lambda cache_supports_dropout: None  # noqa: ARG005
 
 
 @dataclass(frozen=True)
@@ -48,15 +63,16 @@ class Definition:
 
 
 class Sources:
-    """The definitions in a checkout's `library` and trainers.
+    """The definitions in a checkout's data code and programs.
 
     Raises:
         SyntaxError: a file that this Python cannot read.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, trainer: str = "sd-scripts") -> None:
         self._found: dict[str, list[tuple[str, ast.AST]]] = {}
-        for file in [*sorted((root / "library").glob("*.py")), *sorted(root.glob("*.py"))]:
+        programs, data = root / _CODE[trainer][0], root / _CODE[trainer][0] / _CODE[trainer][1]
+        for file in [*sorted(data.glob("*.py")), *sorted(programs.glob("*.py"))]:
             tree = ast.parse(file.read_bytes(), filename=str(file))
             for node in tree.body:
                 for name in _names_of(node):

@@ -36,7 +36,7 @@ BEFORE = {
 def checkout(tmp_path, monkeypatch):
     """Makes checkouts of the sources above, with some text in them replaced."""
     monkeypatch.setattr(watch, "RECORD", tmp_path / "record.json")
-    monkeypatch.setattr(watch, "watched", lambda: SEAMS)
+    monkeypatch.setattr(watch, "watched", lambda _: SEAMS)
 
     def make(name, *changes, date="2026-01-01", **files):
         root = tmp_path / name
@@ -83,14 +83,14 @@ def test_each_change_is_named_with_its_place(checkout, capsys):
 
 
 def test_of_a_class_the_members_that_changed_are_named(checkout, capsys, monkeypatch):
-    monkeypatch.setattr(watch, "watched", lambda: [("buckets", "Manager")])
+    monkeypatch.setattr(watch, "watched", lambda _: [("buckets", "Manager")])
     compared("--record", checkout("v1"))
     assert compared(checkout("v2", ("self.rule", "self.ask"))) == 1
     assert "changed: place" in capsys.readouterr().out
 
 
 def test_of_a_trainer_only_its_count_of_steps_is_compared(checkout, capsys, monkeypatch):
-    monkeypatch.setattr(watch, "watched", lambda: [("resuming", "NetworkTrainer.train")])
+    monkeypatch.setattr(watch, "watched", lambda _: [("resuming", "NetworkTrainer.train")])
     trainer = """
         class NetworkTrainer:
             def train(self, args):
@@ -139,8 +139,27 @@ def test_mistakes_are_one_line(checkout, capsys, arguments, said):
     assert said in capsys.readouterr().err
 
 
-def test_every_seam_is_recorded_of_the_versions_that_have_it():
+def test_musubi_tuner_is_compared_with_its_own_versions(checkout, tmp_path, capsys):
+    def musubi(name, body):
+        data = tmp_path / name / "src" / "musubi_tuner" / "dataset"
+        data.mkdir(parents=True)
+        (data / "bucket.py").write_text(f"def find(folder):\n    return {body}\n", encoding="utf-8")
+        return str(tmp_path / name)
+
+    compared("--record", checkout("v1"), musubi("v0.3", "folder.name"))
+    assert compared(musubi("v0.4", "folder.name")) == 0
+    assert compared(musubi("v0.5", "folder.stem")) == 1
+    out = capsys.readouterr().out
+    assert "musubi-v0.5: 4 seams, 1 differ from musubi-v0.3" in out
+    assert "src/musubi_tuner/dataset/bucket.py:1  new: stem; gone: name" in out
+
+
+@pytest.mark.parametrize("trainer", ["sd-scripts", "musubi-tuner"])
+def test_every_seam_is_recorded_of_the_versions_that_have_it(trainer):
     record = json.loads(watch.RECORD.read_text(encoding="utf-8"))
-    found = {name for version in record["versions"].values() for name in version["seams"]}
-    inherited = {"DatasetGroup.__getitem__"}  # torch's
-    assert found | inherited == {name for _, name in watch.watched()}
+    versions = {
+        name: one for name, one in record["versions"].items() if name.startswith("musubi-") == ("musubi" in trainer)
+    }
+    found = {name for version in versions.values() for name in version["seams"]}
+    inherited = {"DatasetGroup.__getitem__", "DatasetGroup.__len__"}  # torch's
+    assert found | inherited >= {name for _, name in watch.watched(trainer)}

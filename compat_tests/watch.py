@@ -1,9 +1,9 @@
-"""What changed in sd-scripts where the adapter holds on to it: `python compat_tests/watch.py CHECKOUT`.
+"""What changed in a trainer where the adapter holds on to it: `python compat_tests/watch.py CHECKOUT…`.
 
 Compares the code of each seam with what is recorded of it per version in `seam_digests.json`, and lists in one screen
 which are different, where they are and how. It reads sources and runs none of them, so that it needs neither torch nor
-an environment of sd-scripts. `watch.py --record CHECKOUT…` adds versions to the record. Ends with 0 where every seam is
-as in a recorded version, with 1 where something is new, with 2 after a mistake.
+an environment of the trainer. `watch.py --record CHECKOUT…` adds versions to the record. Ends with 0 if every seam is
+as in a recorded version, with 1 if something is new, with 2 after a mistake.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from checkouts import Checkout, CheckoutError, identify  # noqa: E402
+from checkouts import MUSUBI_TUNER, PREFIX, Checkout, CheckoutError, identify  # noqa: E402
 from seam_sources import Definition, Sources, watched  # noqa: E402
 
 RECORD = HERE / "seam_digests.json"
@@ -27,7 +27,7 @@ LINES = 40  # of differences: a screen
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("checkouts", nargs="+", metavar="CHECKOUT", help="folder of an sd-scripts checkout")
+    parser.add_argument("checkouts", nargs="+", metavar="CHECKOUT", help="folder of sd-scripts or musubi-tuner")
     parser.add_argument("--record", action="store_true", help="add the checkouts to the recorded versions")
     options = parser.parse_args(arguments)
     record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {"versions": {}, "code": {}}
@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def seams_of(checkout: Checkout) -> dict[str, Definition | None]:
-    sources = Sources(checkout.root)
-    return {name: sources.find(name) for _, name in watched()}
+    sources = Sources(checkout.root, checkout.trainer)
+    return {name: sources.find(name) for _, name in watched(checkout.trainer)}
 
 
 def add(record: dict[str, Any], checkout: Checkout, seams: dict[str, Definition | None]) -> None:
@@ -86,10 +86,13 @@ def nearest(versions: dict[str, Any], seams: dict[str, Definition | None]) -> st
 
 def compare(record: dict[str, Any], checkout: Checkout, seams: dict[str, Definition | None]) -> tuple[list[str], bool]:
     """(what to print, whether a seam looks as in no recorded version)."""
-    versions = record["versions"]
+    musubi = checkout.trainer == MUSUBI_TUNER
+    versions = {name: one for name, one in record["versions"].items() if name.startswith(PREFIX) == musubi}
+    if not versions:
+        return [f"{checkout.name}: no version of {checkout.trainer} is recorded"], True
     base = nearest(versions, seams)
     rows, moved, unknown = [], collections.Counter(), 0
-    for subject, name in watched():
+    for subject, name in watched(checkout.trainer):
         code, (file, digest) = seams[name], place_in(versions[base], name)
         if code and code.digest == digest:
             moved[file, code.file] += file != code.file

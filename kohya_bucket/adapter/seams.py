@@ -12,7 +12,15 @@ from typing import Any, NamedTuple, Protocol
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.patching import Patches, Replacement
-from kohya_bucket.adapter.shapes import Check, bounds_of_class, bounds_of_function, by_name, signature_of, takes_all
+from kohya_bucket.adapter.shapes import (
+    Behaves,
+    Check,
+    bounds_of_class,
+    bounds_of_function,
+    by_name,
+    signature_of,
+    takes_all,
+)
 
 __all__ = ["Door", "Owners", "Place", "Seam", "Subject", "Unknown", "calling_frame"]
 
@@ -93,11 +101,13 @@ class Seam:
 
     def problem(self, value: Any) -> str:
         """What is wrong with what was found, or an empty text."""
-        found = [problem for check in self.checks if (problem := check(value))]
         if inspect.isclass(self.replacement):
-            found.append(bounds_of_class(self.replacement, value))
-        elif self.replaces:
-            found.append(bounds_of_function(self._signature, value))
+            found = [bounds_of_class(self.replacement, value)]
+        else:
+            found = [bounds_of_function(self._signature, value)] if self.replaces else []
+        for check in sorted(self.checks, key=lambda check: isinstance(check, Behaves)):
+            if not (isinstance(check, Behaves) and any(found)):  # what looks otherwise is not called
+                found.append(check(value))
         return ", ".join(filter(None, found))
 
     @property
