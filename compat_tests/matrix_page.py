@@ -23,6 +23,8 @@ environment, with the trainer's real data sets, loaders and trainers.
 - **limited**: what the trainer's own code still does in that version.
 """
 _TRAINERS = ("sd-scripts", "musubi-tuner")
+_BY_HAND = "-by-hand"  # what the name of a version ends in that was put together from parts of a release
+_ONE_TRAINER = re.compile(r"(\w+\.py), (cached|not cached)(?:: (.*))?$")
 
 
 def read_results() -> list[dict[str, Any]]:
@@ -39,7 +41,8 @@ def is_verified(result: dict[str, Any]) -> bool:
 
 def newest_verified(results: list[dict[str, Any]]) -> str:
     """The youngest release of sd-scripts in which everything passed, and what is younger still; empty without one."""
-    verified = [one for one in _of("sd-scripts", results) if not one["fork"] and is_verified(one)]
+    own = [one for one in _of("sd-scripts", results) if not one["fork"] and not one["version"].endswith(_BY_HAND)]
+    verified = [one for one in own if is_verified(one)]
     release = next((result for result in reversed(verified) if re.fullmatch(r"v[\d.]+", result["version"])), None)
     if release is None:
         return ""
@@ -70,6 +73,7 @@ def _about(trainer: str, results: list[dict[str, Any]]) -> list[str]:
     columns = ("commit", "date", "verified on", "seams", "passed", "skipped", "failed", "training runs", "limited")
     lines = [f"## {trainer}", "", f"| {' | '.join([trainer, *columns])} |", "|" + " --- |" * (len(columns) + 1)]
     lines += [_row(result) for result in results]
+    lines += _each_trainer(trainer, results)
     lines += ["", f"### {trainer}: environments", ""]
     lines += [f"| {trainer} | this package | other packages | duration of the tests |", "| --- | --- | --- | --- |"]
     for result in results:
@@ -83,6 +87,33 @@ def _about(trainer: str, results: list[dict[str, Any]]) -> list[str]:
     if failures:
         lines += [f"### {trainer}: failed tests", "", *(f"- {version}: `{line}`" for version, line in failures), ""]
     return lines
+
+
+def _each_trainer(trainer: str, results: list[dict[str, Any]]) -> list[str]:
+    """A table of the trainer's programs: where one epoch trained every image exactly once, and how else it ended."""
+    table: dict[str, dict[str, list[str]]] = {}
+    for result in results:
+        for file in result["files"].values():
+            for text in [*file["runs"], *file["skipped"]]:
+                match = _ONE_TRAINER.match(text.removeprefix("Skipped: "))
+                if match:
+                    cells = table.setdefault(match[1], {"not cached": [], "cached": [], "else": []})
+                    cells["else" if match[3] else match[2]].append(
+                        f"{result['version']}, {match[2]}: {match[3]}" if match[3] else result["version"]
+                    )
+    if not table:
+        return []
+    lines = [
+        "",
+        f"### {trainer}: trainers",
+        "",
+        "Each was started by `python -m kohya_bucket.launch` with a small model and",
+    ]
+    lines += ["trained one epoch, every image exactly once, in these versions.", ""]
+    lines += ["| trainer | not cached | cached on disk | otherwise |", "| --- | --- | --- | --- |"]
+    cells = ([name, *(", ".join(row[key]) for key in ("not cached", "cached")), "; ".join(row["else"])]
+             for name, row in sorted(table.items()))  # fmt: skip
+    return lines + [f"| {' | '.join(row)} |" for row in cells]
 
 
 def _row(result: dict[str, Any]) -> str:
@@ -104,6 +135,8 @@ def _by_text(results: list[dict[str, Any]], key: str) -> list[str]:
     for result in results:
         for file in result["files"].values():
             for text, n in file[key].items():
+                if _ONE_TRAINER.match(text.removeprefix("Skipped: ")):
+                    continue  # has a table of its own
                 versions = found.setdefault(text.removeprefix("Skipped: "), {})
                 versions[result["version"]] = versions.get(result["version"], 0) + n
     lines = []

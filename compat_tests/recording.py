@@ -12,7 +12,7 @@ from typing import Any
 def write_down(batch: dict[str, Any]) -> None:
     """Add a batch's images, their size in pixels and their weights to a file of this process in `RECORD_DIR`."""
     latents = batch.get("latents")
-    shape = batch["images"].shape[2:] if latents is None else [side * 8 for side in latents.shape[2:]]
+    shape = batch["images"].shape[2:] if latents is None else [side * 8 for side in latents.shape[-2:]]
     row = {"images": [caption.split(",")[0] for caption in batch["captions"]], "size": [shape[1], shape[0]]}
     row["weights"] = batch["loss_weights"].tolist()
     file = Path(os.environ["RECORD_DIR"]) / f"rank{os.environ.get('RANK', '0')}.jsonl"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import string
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ def train(
             )
         ),
         "SMALL_MODELS": "" if os.environ.get("SD_MODEL") else "1",
+        "SMALL_TOKENIZERS": str(out.parent / "tokenizers"),
         "RECORD_DIR": str(record),
         "ACCELERATE_USE_CPU": "true",
         "HF_HUB_OFFLINE": "1",
@@ -116,7 +118,7 @@ def _models(folder: Path) -> list[str]:
     model, tokenizers = os.environ.get("SD_MODEL"), os.environ.get("SD_TOKENIZERS")
     if not model:
         checkpoint = folder / "small.safetensors"
-        checkpoint.write_bytes(b"stands for a checkpoint")
+        checkpoint.write_bytes(struct.pack("<Q", 2) + b"{}")  # safetensors that hold nothing
         model, tokenizers = str(checkpoint), str(_tokenizers(folder / "tokenizers"))
     precision = ["--mixed_precision", "bf16" if os.environ.get("SD_MODEL") else "no"]
     return [
@@ -131,6 +133,7 @@ def _tokenizers(folder: Path) -> Path:
     """Tokenizers with a vocabulary of single letters, where sd-scripts looks for SD 1.5's, SDXL's and FLUX's."""
     signs = string.ascii_letters + string.digits + string.punctuation
     tokens = {token: number for number, token in enumerate(c + end for end in ("", "</w>") for c in signs)}
+    tokens |= {f"<{number}>": number for number in range(len(tokens), 254)}
     tokens |= {"<|startoftext|>": 254, "<|endoftext|>": 255}
     settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "bos_token": "<|startoftext|>"}
     settings |= dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
@@ -146,6 +149,8 @@ def _tokenizers(folder: Path) -> Path:
     settings = {"tokenizer_class": "T5TokenizerFast", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     files = {"tokenizer.json": json.dumps(tokenizer), "tokenizer_config.json": json.dumps(settings)}
     _write_files(folder / "google_t5-v1_1-xxl", files)
+    settings = json.dumps({"tokenizer_class": "ByT5Tokenizer"})
+    _write_files(folder / "google_byt5-small", {"tokenizer_config.json": settings})
     return folder
 
 

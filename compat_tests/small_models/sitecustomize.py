@@ -2,8 +2,8 @@
 
 On the path of a process (Python imports a module of this name by itself) it changes nothing of sd-scripts on disk.
 With `SMALL_MODELS` set, SD 1.5's UNet, text encoder and VAE are random and tiny, through the same interfaces (SDXL's
-and FLUX's: `small_families.py`). With
-`RECORD_DIR` set, a batch is written down when its step begins: what is fetched ahead or skipped is not. On several CPU
+and FLUX's: `small_families.py`; those of other families: `small_flow_models.py`). With `RECORD_DIR` set, a batch is
+written down when its step begins: what is fetched ahead or skipped is not. On several CPU
 processes frozen models are left unwrapped, as accelerate does on GPUs.
 """
 
@@ -18,10 +18,14 @@ last = {}
 def small_unet(module):
     module.BLOCK_OUT_CHANNELS, module.TIMESTEP_INPUT_DIM, module.TIME_EMBED_DIM = (32, 32, 64, 64), 32, 128
 
-    def forward(self, sample, timestep, encoder_hidden_states, *_, **__):
-        """The first attention alone: enough to train on."""
+    def forward(
+        self, sample, timestep, encoder_hidden_states, *_, down_block_additional_residuals=None, **__
+    ):  # fmt: skip
+        """The first attention alone, and what a ControlNet adds there: enough to train on."""
         attention = self.down_blocks[0].attentions[0]
         hidden = attention(self.conv_in(sample), encoder_hidden_states=encoder_hidden_states).sample
+        if down_block_additional_residuals is not None:
+            hidden = hidden + down_block_additional_residuals[0]
         return module.SampleOutput(sample=self.conv_out(hidden))
 
     module.UNet2DConditionModel.forward = forward
@@ -35,6 +39,7 @@ def small_checkpoint(module):
         import torch
         from diffusers import AutoencoderKL
         from library import original_unet
+        from small_families import as_sdscripts_has_it
         from transformers import CLIPTextConfig, CLIPTextModel
 
         state = torch.random.get_rng_state()
@@ -58,9 +63,20 @@ def small_checkpoint(module):
         )  # fmt: skip
         unet = original_unet.UNet2DConditionModel(**module.create_unet_diffusers_config(v2))
         torch.random.set_rng_state(state)
-        return text_encoder, vae, unet
+        return as_sdscripts_has_it(text_encoder), vae, unet
 
     module.load_models_from_stable_diffusion_checkpoint = load
+    module.save_stable_diffusion_checkpoint = lambda *_, **__: 0  # there is no whole checkpoint to put it in
+
+
+def small_controlnet(module):
+    def from_unet(cls, unet, *_, **__):
+        return cls(
+            block_out_channels=(32, 32, 64, 64), layers_per_block=1, cross_attention_dim=32, attention_head_dim=8,
+            conditioning_embedding_out_channels=(16, 16, 16, 16),
+        )  # fmt: skip
+
+    module.ControlNetModel.from_unet = classmethod(from_unet)
 
 
 def remember_batches(*loaders):
@@ -95,9 +111,13 @@ def after_import():
         found["accelerate.data_loader"] = lambda module: remember_batches(module.DataLoaderShard, module.SkipDataLoader)
         found["accelerate.accelerator"] = record_steps
     if os.environ.get("SMALL_MODELS"):
-        from small_families import AFTER_IMPORT
+        import small_families
+        import small_flow_models
 
-        found |= {"library.model_util": small_checkpoint, "library.original_unet": small_unet, **AFTER_IMPORT}
+        found |= {"library.model_util": small_checkpoint, "library.original_unet": small_unet}
+        found |= {"diffusers.models.controlnets.controlnet": small_controlnet}
+        found |= {"diffusers.models.controlnet": small_controlnet}  # where older ones have it
+        found |= small_families.AFTER_IMPORT | small_flow_models.AFTER_IMPORT
     return found
 
 

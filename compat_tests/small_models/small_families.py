@@ -27,7 +27,16 @@ def clip(kind, width, layers):
     import transformers
 
     sizes = {"hidden_size": width, "projection_dim": width, "num_hidden_layers": layers}
-    return getattr(transformers, kind)(transformers.CLIPTextConfig(**CLIP, **sizes))
+    return as_sdscripts_has_it(getattr(transformers, kind)(transformers.CLIPTextConfig(**CLIP, **sizes)))
+
+
+def as_sdscripts_has_it(model):
+    """sd-scripts since 0.12 puts newer transformers' CLIP back under the name that it had."""
+    try:
+        from library.clip_text_model import wrap_clip_text_model
+    except ImportError:
+        return model
+    return wrap_clip_text_model(model)
 
 
 def sdxl_unet(module):
@@ -57,6 +66,7 @@ def sdxl_checkpoint(module):
         return (*encoders, vae, unet, None, None)
 
     module.load_models_from_sdxl_checkpoint = load
+    module.save_stable_diffusion_checkpoint = lambda *_, **__: 0  # there is no whole checkpoint to put it in
 
 
 def chroma(dtype):
@@ -71,39 +81,52 @@ def chroma(dtype):
         return chroma_models.Chroma(parameters).to(dtype)
 
 
+def autoencoder(_, dtype, *__, **___):
+    """FLUX's and Lumina's."""
+    from library import flux_models
+
+    parameters = flux_models.AutoEncoderParams(
+        resolution=256, in_channels=3, ch=32, out_ch=3, ch_mult=[1, 1, 1, 1], num_res_blocks=1, z_channels=16,
+        scale_factor=0.3611, shift_factor=0.1159,
+    )  # fmt: skip
+    with seeded():
+        return flux_models.AutoEncoder(parameters).to(dtype)
+
+
+def small_t5(width, dtype):
+    from transformers import T5Config, T5EncoderModel
+
+    with seeded():
+        sizes = {"d_model": width, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}
+        return T5EncoderModel(T5Config(vocab_size=512, **sizes)).to(dtype)
+
+
 def flux(module):
     from library import flux_models
-    from transformers import T5Config, T5EncoderModel
+
+    parameters = flux_models.FluxParams(
+        in_channels=64, vec_in_dim=WIDTHS[1], context_in_dim=WIDTHS[0], hidden_size=32, mlp_ratio=2.0, num_heads=2,
+        depth=2, depth_single_blocks=2, axes_dim=[4, 6, 6], theta=10_000, qkv_bias=True, guidance_embed=True,
+    )  # fmt: skip
 
     def flow(_, dtype, *__, model_type="flux", **___):
         if model_type == "chroma":
             return False, chroma(dtype)
-        parameters = flux_models.FluxParams(
-            in_channels=64, vec_in_dim=WIDTHS[1], context_in_dim=WIDTHS[0], hidden_size=32, mlp_ratio=2.0, num_heads=2,
-            depth=2, depth_single_blocks=2, axes_dim=[4, 6, 6], theta=10_000, qkv_bias=True, guidance_embed=True,
-        )  # fmt: skip
         with seeded():
             return False, flux_models.Flux(parameters).to(dtype)
 
-    def autoencoder(_, dtype, *__, **___):
-        parameters = flux_models.AutoEncoderParams(
-            resolution=256, in_channels=3, ch=32, out_ch=3, ch_mult=[1, 1, 1, 1], num_res_blocks=1, z_channels=16,
-            scale_factor=0.3611, shift_factor=0.1159,
-        )  # fmt: skip
+    def controlnet(path, is_schnell, dtype, *_, **__):
         with seeded():
-            return flux_models.AutoEncoder(parameters).to(dtype)
-
-    def t5(_, dtype, *__, **___):
-        with seeded():
-            sizes = {"d_model": WIDTHS[0], "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}
-            return T5EncoderModel(T5Config(vocab_size=512, **sizes)).to(dtype)
+            return flux_models.ControlNetFlux(parameters).to(dtype)
 
     def clip_l(_, dtype, *__, **___):
         with seeded():
             return clip("CLIPTextModel", WIDTHS[1], 2).to(dtype)
 
     module.analyze_checkpoint_state = lambda path: (False, False, (2, 2), [path])
-    module.load_flow_model, module.load_ae, module.load_t5xxl, module.load_clip_l = flow, autoencoder, t5, clip_l
+    module.load_flow_model, module.load_ae, module.load_clip_l = flow, autoencoder, clip_l
+    module.load_t5xxl = lambda _, dtype, *__, **___: small_t5(WIDTHS[0], dtype)
+    module.load_controlnet = controlnet
 
 
 AFTER_IMPORT = {
