@@ -30,7 +30,7 @@ from origin import commit
 
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.latent_space import LatentSpace
-from kohya_bucket.latents.remote import quick_ranges
+from kohya_bucket.latents.remote import storage
 from kohya_bucket.latents.remote.storage import storage_of
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -82,9 +82,9 @@ def by_fsspec(work):
     """The same without obstore."""
 
     def with_fsspec(batch):
-        quick_ranges._left_to_fsspec.add("bench")
+        storage._left_to_fsspec.add("bench")
         work(batch)
-        quick_ranges._left_to_fsspec.clear()
+        storage._left_to_fsspec.clear()
 
     return with_fsspec
 

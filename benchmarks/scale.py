@@ -96,7 +96,7 @@ def fill(folder: Path, items: int, side: int = 1, per_shard: int = PER_SHARD) ->
 
 
 def packed(images: int) -> dict[str, Any]:
-    from kohya_bucket.latents.maintenance.pack import pack
+    from kohya_bucket.latents.maintenance import pack
 
     with tempfile.TemporaryDirectory() as name:
         made = fill(Path(name), images, 128, 256)

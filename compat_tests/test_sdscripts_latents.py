@@ -21,12 +21,16 @@ from kohya_bucket.images.pixels import load_pixels  # noqa: E402
 from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.encode.batch_encoder import noise_seed, normalize  # noqa: E402
-from kohya_bucket.latents.fingerprint import Fingerprint  # noqa: E402
+from kohya_bucket.latents.fingerprint import (  # noqa: E402
+    Fingerprint,
+    Reason,
+    Stale,
+    as_text,
+)
 from kohya_bucket.latents.npz.check import why_npz_bad  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.npz.note import stored_fingerprint  # noqa: E402
 from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
-from kohya_bucket.latents.stale import Reason, Stale, as_text  # noqa: E402
 from kohya_bucket.sdscripts.caching.item import (  # noqa: E402
     CacheItem,
     architecture_of,

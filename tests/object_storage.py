@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from kohya_bucket.images import remote
-from kohya_bucket.latents.remote import quick_ranges
+from kohya_bucket.latents.remote import storage
 
 __all__ = ["Request", "s3_server"]
 
@@ -32,8 +32,8 @@ def forget_clients() -> None:
 
     s3fs.S3FileSystem.clear_instance_cache()
     remote._system.cache_clear()
-    quick_ranges._reader.cache_clear()
-    quick_ranges._left_to_fsspec.clear()
+    storage._reader.cache_clear()
+    storage._left_to_fsspec.clear()
 
 
 @contextmanager

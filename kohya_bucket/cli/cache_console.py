@@ -9,7 +9,7 @@ from kohya_bucket.cli.console import say
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.maintenance.report import MaintenanceReport
+    from kohya_bucket.latents.maintenance import MaintenanceReport
     from kohya_bucket.latents.npz.import_npz import Exchange
     from kohya_bucket.latents.store.state import StoreStatus
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from kohya_bucket.adapter.findings import Finding, Severity
 from kohya_bucket.cli.subjects import Reading
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.latents.trainers import Trainer
+from kohya_bucket.latents.architectures import Trainer
 from kohya_bucket.musubi.architectures import architecture_named
 from kohya_bucket.musubi.config import ClipKeys, read_config
 from kohya_bucket.musubi.listing import list_items

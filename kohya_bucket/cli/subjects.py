@@ -24,7 +24,7 @@ from kohya_bucket.images.clips import read_clips
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_video
 from kohya_bucket.images.parallel import Engine
 from kohya_bucket.images.pixels import undecodable
-from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer
+from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer
 from kohya_bucket.reports.subject import ClipFacts, ImageTable, Subject
 from kohya_bucket.sdscripts.config import NEWEST, Config, Finding, ReadDataset, Release, Severity, read_config
 from kohya_bucket.texts import counted

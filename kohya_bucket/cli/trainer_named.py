@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.trainers import Trainer
+    from kohya_bucket.latents.architectures import Trainer
 
 __all__ = ["Arch", "trainer_at_hand"]
 
@@ -33,7 +33,7 @@ def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None
     """
     from kohya_bucket.adapter.config_source import load_source
     from kohya_bucket.errors import ConfigError
-    from kohya_bucket.latents.trainers import ANY_TRAINER, trainer_named
+    from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
     from kohya_bucket.sdscripts.checkout import steps_in
 
     try:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 from kohya_bucket.adapter.guard import end_run
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.images.listing import from_here
-from kohya_bucket.latents.stale import Reason
+from kohya_bucket.latents.fingerprint import Reason
 from kohya_bucket.musubi.caching.files import TensorFile
 from kohya_bucket.musubi.caching.judge import Caches, holds_clips
 from kohya_bucket.musubi.caching.made_by import why_made_otherwise

@@ -33,7 +33,7 @@ from kohya_bucket.buckets.misfits import (
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.images.headers import say_orientations
-from kohya_bucket.latents.trainers import Trainer
+from kohya_bucket.latents.architectures import Trainer
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.texts import counted

@@ -16,7 +16,7 @@ from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images import SizeScan
 from kohya_bucket.images.clips import ClipScan
-from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer
+from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer
 from kohya_bucket.texts import counted, some
 
 __all__ = ["ClipFacts", "ImageTable", "Subject"]

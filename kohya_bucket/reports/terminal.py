@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kohya_bucket.images.listing import from_here
-from kohya_bucket.latents.trainers import NAME_THE_MODEL
+from kohya_bucket.latents.architectures import NAME_THE_MODEL
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.recommend import Recommendation, recommend
 from kohya_bucket.texts import counted, one_line, some

@@ -20,7 +20,7 @@ from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.encode.npz_sink import NpzSink  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
-from kohya_bucket.latents.maintenance.prune import prune  # noqa: E402
+from kohya_bucket.latents.maintenance import prune  # noqa: E402
 from kohya_bucket.latents.npz.check import why_npz_bad, why_npz_stale  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402

@@ -8,9 +8,16 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from kohya_bucket.latents.dtypes import dtype_name, from_float32, to_float32
-from kohya_bucket.latents.fingerprint import Fingerprint, module_hash, source_identity, why_stale
-from kohya_bucket.latents.stale import Reason, Stale, as_text
+from kohya_bucket.latents.fingerprint import (
+    Fingerprint,
+    Reason,
+    Stale,
+    as_text,
+    module_hash,
+    source_identity,
+    why_stale,
+)
+from kohya_bucket.latents.latent_space import dtype_name, from_float32, to_float32
 from tests.latents.latent_helpers import PRINT
 
 CHANGES = {

@@ -27,9 +27,7 @@ from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.metadata_cache import is_metadata_cache
 from kohya_bucket.images.tar_index import TarIndex
 from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.maintenance.pack import pack
-from kohya_bucket.latents.maintenance.prune import prune
-from kohya_bucket.latents.maintenance.repair import repair
+from kohya_bucket.latents.maintenance import pack, prune, repair
 from kohya_bucket.latents.npz import read_write as npz
 from kohya_bucket.latents.npz.check import find_npz, holds_npz, settle_npz, why_npz_bad
 from kohya_bucket.latents.npz.export_npz import export_npz
@@ -38,7 +36,7 @@ from kohya_bucket.latents.npz.note import NOTE, note_of, stored_fingerprint
 from kohya_bucket.latents.store.entries import FORMAT, StoreEntry, arrow, decode
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, content_tag
-from kohya_bucket.latents.store.shard_file import read_header
+from kohya_bucket.latents.store.shards import read_header
 from kohya_bucket.latents.store.state import status, verify
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.latents.text.families import TEXT_FAMILIES

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.maintenance.pack import pack
+from kohya_bucket.latents.maintenance import pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest

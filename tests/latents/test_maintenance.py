@@ -13,9 +13,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.maintenance.pack import pack  # noqa: E402
-from kohya_bucket.latents.maintenance.prune import prune  # noqa: E402
-from kohya_bucket.latents.maintenance.repair import repair  # noqa: E402
+from kohya_bucket.latents.maintenance import pack, prune, repair  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.state import status, verify  # noqa: E402
 from kohya_bucket.latents.store.writer import write_manifest  # noqa: E402

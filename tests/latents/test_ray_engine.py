@@ -34,7 +34,7 @@ from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
 from kohya_bucket.latents.on_ray.encode_on_ray import encode_on_ray, encoders  # noqa: E402
 from kohya_bucket.latents.on_ray.encoder import PieceWriter  # noqa: E402
 from kohya_bucket.latents.on_ray.text import text_on_ray  # noqa: E402
-from kohya_bucket.latents.store.generations import Assigned  # noqa: E402
+from kohya_bucket.latents.store.contents import Assigned  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.state import verify  # noqa: E402
 from kohya_bucket.latents.text import transformers_encoder  # noqa: E402

@@ -16,13 +16,10 @@ from hypothesis import strategies as st
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError
 from kohya_bucket.images import remote
 from kohya_bucket.latents.encode.work_claims import WorkBoard
-from kohya_bucket.latents.maintenance.pack import pack
-from kohya_bucket.latents.maintenance.prune import prune
-from kohya_bucket.latents.maintenance.repair import repair
-from kohya_bucket.latents.remote import ranges, storage
+from kohya_bucket.latents.maintenance import pack, prune, repair
+from kohya_bucket.latents.remote import storage
 from kohya_bucket.latents.remote.node_cache import NodeCache
-from kohya_bucket.latents.remote.ranges import merged
-from kohya_bucket.latents.remote.storage import Range
+from kohya_bucket.latents.remote.storage import Range, merged
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.remote_shards import RemoteRows
 from kohya_bucket.latents.store.state import status, verify, verify_files
@@ -453,12 +450,12 @@ def test_merged_ranges_hold_each_range_once(found):
     groups = merged(given_)
     assert sorted(k for _, inside in groups for k in inside) == list(range(len(given_)))
     for whole, inside in groups:
-        assert whole.stop - whole.start <= max(ranges._MOST, *(given_[k].stop - given_[k].start for k in inside))
+        assert whole.stop - whole.start <= max(storage._MOST, *(given_[k].stop - given_[k].start for k in inside))
         for k in inside:
             assert whole.url == given_[k].url
             assert whole.start <= given_[k].start <= given_[k].stop <= whole.stop
         read = sum(given_[k].stop - given_[k].start for k in inside)
-        assert whole.stop - whole.start <= read + ranges._GAP * (len(inside) - 1)
+        assert whole.stop - whole.start <= read + storage._GAP * (len(inside) - 1)
 
 
 def read_all(told, address, kept, limit, seed, rounds):

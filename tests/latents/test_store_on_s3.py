@@ -11,10 +11,9 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.errors import LatentStoreError, StorageError
-from kohya_bucket.latents.maintenance.pack import pack
-from kohya_bucket.latents.maintenance.prune import prune
+from kohya_bucket.latents.maintenance import pack, prune
 from kohya_bucket.latents.npz.names import paths_beside
-from kohya_bucket.latents.remote import quick_ranges, storage
+from kohya_bucket.latents.remote import storage
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.state import status, verify, verify_files
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
@@ -52,7 +51,7 @@ def reader(told, address, environment, wanted):
 @pytest.mark.parametrize("gigabytes", ["0", "1"])
 def test_what_one_process_wrote_another_gathers(address, monkeypatch, gigabytes, client):
     if client == "fsspec":
-        monkeypatch.setattr(quick_ranges, "_left_to_fsspec", {"training"})
+        monkeypatch.setattr(storage, "_left_to_fsspec", {"training"})
     else:
         pytest.importorskip("obstore", reason="obstore is not installed")
     monkeypatch.setenv("KOHYA_BUCKET_SHARDS_GB", gigabytes)
@@ -66,7 +65,7 @@ def test_what_one_process_wrote_another_gathers(address, monkeypatch, gigabytes,
         assert same(store.gather(order), np.stack([want[NAMES[i]] for i in order]))
         assert same(store.gather(order, [True] * 4), np.stack([bits(1000 + i) for i in order]))
     if client == "obstore":
-        assert quick_ranges.ranges_by_obstore([(f"{address}/store.json", 0, 1)]) == [b"{"]
+        assert storage.ranges_by_obstore([(f"{address}/store.json", 0, 1)]) == [b"{"]
     receiver, sender = QUICK.Pipe(duplex=False)
     process = QUICK.Process(target=reader, args=(sender, address, dict(os.environ), order))
     process.start()

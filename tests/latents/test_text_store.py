@@ -17,15 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.maintenance.pack import pack as pack_store
-from kohya_bucket.latents.maintenance.prune import prune
-from kohya_bucket.latents.maintenance.repair import repair
-from kohya_bucket.latents.stale import Stale
-from kohya_bucket.latents.store.checked_rows import check_rows
-from kohya_bucket.latents.store.entries import arrow
+from kohya_bucket.latents.fingerprint import Stale
+from kohya_bucket.latents.maintenance import pack as pack_store
+from kohya_bucket.latents.maintenance import prune, repair
+from kohya_bucket.latents.store.entries import arrow, check_rows
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.shard_file import read_header
-from kohya_bucket.latents.store.shard_info import ShardInfo
+from kohya_bucket.latents.store.shards import ShardInfo, read_header
 from kohya_bucket.latents.store.state import status, verify, verify_files
 from kohya_bucket.latents.store.writer import write_manifest
 from kohya_bucket.latents.text.caption import ENCODING_COLUMNS, Caption, Encoding, why_text_stale

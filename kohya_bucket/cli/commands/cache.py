@@ -88,7 +88,7 @@ def repair(
     images: _Images = None,
 ) -> None:
     """Put damaged files into quarantine, keep their healthy items, and encode the others again."""
-    from kohya_bucket.latents.maintenance.repair import repair as repair_store
+    from kohya_bucket.latents.maintenance import repair as repair_store
 
     encoder = load_vae(vae, dtype=dtype, architecture=arch) if vae else None
     opened = _open(store)
@@ -115,9 +115,9 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
     """Free the space of replaced rows and of what dead writers left. Not while something writes."""
-    from kohya_bucket.latents.maintenance.prune import prune as prune_store
+    from kohya_bucket.latents.maintenance import prune as prune_store
     from kohya_bucket.latents.store import state
-    from kohya_bucket.latents.store.sources import check_sources
+    from kohya_bucket.latents.store.state import check_sources
 
     opened = _open(store)
     drop: set[int] = set()
@@ -156,7 +156,7 @@ def pack(
     cluster_by: Annotated[str | None, typer.Option(help="bucket: shards for order local, all written anew.")] = None,
 ) -> None:
     """Bring a store into as few files as there need be. Not while something writes."""
-    from kohya_bucket.latents.maintenance.pack import pack as pack_store
+    from kohya_bucket.latents.maintenance import pack as pack_store
 
     opened = _open(store)
     before = len(opened.shards)
@@ -191,7 +191,7 @@ def import_(
     are; without it they would be encoded again.
     """
     from kohya_bucket.images import list_images
-    from kohya_bucket.latents.dtypes import dtype_name
+    from kohya_bucket.latents.latent_space import dtype_name
     from kohya_bucket.latents.npz.import_npz import import_npz
     from kohya_bucket.latents.store.layout import common_root
 

@@ -15,13 +15,13 @@ import numpy.typing as npt
 from kohya_bucket.files import GroupedSync, make_folder, remove_leftovers
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.encode.sinks import EncodedBatch, OnDone
+from kohya_bucket.latents.fingerprint import Reason
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.convert_values import convert_values, mask_values
 from kohya_bucket.latents.npz.names import has_whole_name, paths_of_run
 from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
-from kohya_bucket.latents.stale import Reason
 
 if TYPE_CHECKING:
     import torch

@@ -10,10 +10,10 @@ from typing import Any
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.checks import as_flag
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.encode.encode_items import encode_items
 from kohya_bucket.latents.encode.report import PrecomputeReport
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.latents.latent_space import dtype_name
 from kohya_bucket.latents.store.layout import common_root
 from kohya_bucket.latents.vae.encoder import VAEEncoder, check_encoder, encoder_hash
 

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.latents.dtypes import carrier
-from kohya_bucket.latents.encode.comparison import compare
 from kohya_bucket.latents.encode.sinks import EncodedBatch, OnDone
-from kohya_bucket.latents.items import LatentItems
-from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.items import LatentItems, compare
+from kohya_bucket.latents.latent_space import LatentSpace, carrier
 from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore

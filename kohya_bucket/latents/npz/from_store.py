@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.latents.architectures import Architecture
-from kohya_bucket.latents.dtypes import to_float32
+from kohya_bucket.latents.latent_space import to_float32
 from kohya_bucket.latents.npz.convert_values import convert_values, mask_values
 from kohya_bucket.latents.npz.read_write import NpzLatents
 from kohya_bucket.latents.store.latent_store import LatentStore

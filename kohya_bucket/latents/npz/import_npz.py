@@ -15,8 +15,8 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.resize import choose_interpolation
 from kohya_bucket.latents.architectures import Architecture
-from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, source_identity
+from kohya_bucket.latents.latent_space import from_float32
 from kohya_bucket.latents.npz.cache_files import CacheFile, cache_files
 from kohya_bucket.latents.npz.note import read_note
 from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz

@@ -22,10 +22,9 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import Architecture
-from kohya_bucket.latents.fingerprint import Fingerprint
+from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
 from kohya_bucket.latents.npz.note import NOTE, note_of
 from kohya_bucket.latents.npz.opened import BROKEN, BrokenNpzError, OpenNpz, read_arrays, write_arrays
-from kohya_bucket.latents.stale import Reason, Stale
 
 __all__ = ["NpzLatents", "bring_over", "read_keys", "read_npz", "sizes_in", "write_npz"]
 

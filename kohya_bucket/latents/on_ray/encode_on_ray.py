@@ -19,7 +19,7 @@ from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.on_ray.actors import Actors
 from kohya_bucket.latents.on_ray.encoder import Done, EncoderFacts, EncoderOnRay, Piece, Run
 from kohya_bucket.latents.remote.remote_path import place_of
-from kohya_bucket.latents.store.generations import Generations
+from kohya_bucket.latents.store.contents import Generations
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.texts import some
 

@@ -16,7 +16,7 @@ from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.on_ray.decode import decode_ahead
 from kohya_bucket.latents.on_ray.first_wins import FirstWins
-from kohya_bucket.latents.store.generations import Assigned
+from kohya_bucket.latents.store.contents import Assigned
 from kohya_bucket.latents.store.writer import StoreWriter
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, check_encoder, encoder_hash, encoder_space
 

@@ -16,7 +16,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.on_ray.actors import Actors
 from kohya_bucket.latents.on_ray.encode_on_ray import check_seen
 from kohya_bucket.latents.on_ray.first_wins import FirstWins
-from kohya_bucket.latents.store.generations import Assigned, Generations
+from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.text.caption import Caption, Encoding, caption_bytes
 from kohya_bucket.latents.text.exact_arrays import pack
 from kohya_bucket.latents.text.precompute_text import TextReport, captions_to_do

@@ -2,6 +2,12 @@
 
 A request that fails is made again after a while that doubles each time, with chance in it, so that the processes of a
 cluster do not all come back at one instant. What says that a file is absent, or there already, is an answer.
+
+Ranges of files in S3 are read by obstore where it is installed, which is faster than s3fs, see
+`benchmarks/remote_store.py`. It reads the account from AWS' environment variables and the machine, and knows no
+profiles. So it only ever comes first: what it does not give is asked for through `fsspec`, and a bucket of which it
+gives nothing is left to that. Its threads do not survive a fork, so the child of a process that has used it is left to
+`fsspec` too. Neighbouring ranges of a file are asked for together.
 """
 
 from __future__ import annotations
@@ -13,13 +19,13 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from kohya_bucket.errors import StorageError
 from kohya_bucket.images.remote import as_os_error, changed_at, storage_of
-from kohya_bucket.latents.remote.quick_ranges import ranges_by_obstore
 
 __all__ = [
     "Range",
@@ -29,10 +35,66 @@ __all__ = [
     "create",
     "delete",
     "listing",
+    "merged",
     "put",
+    "ranges_by_obstore",
+    "read_merged",
     "read_ranges",
     "stat",
 ]
+
+_AT_ONCE = 16
+
+
+def ranges_by_obstore(places: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
+    """The bytes of each (URL, start, stop), all of one bucket; None for those that this way does not give."""
+    scheme, _, rest = places[0][0].partition("://")
+    bucket = rest.partition("/")[0]
+    get = _reader(bucket, os.getpid()) if scheme == "s3" else None
+    if get is None or bucket in _left_to_fsspec:
+        return [None] * len(places)
+    prefix = len(scheme) + 3 + len(bucket) + 1
+    found = list(_pool(os.getpid()).map(lambda place: get(place[0][prefix:], place[1], place[2]), places))
+    if all(data is None for data in found):
+        _left_to_fsspec.add(bucket)
+    return found
+
+
+_left_to_fsspec: set[str] = set()
+_first_process: list[int] = []  # that used obstore, of this one and those it was forked from
+
+
+@functools.lru_cache(maxsize=4)
+def _pool(_process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_AT_ONCE, "kohya-bucket-ranges")
+
+
+@functools.lru_cache(maxsize=64)
+def _reader(bucket: str, process: int) -> Callable[[str, int, int], bytes | None] | None:
+    _first_process[:] = _first_process or [process]
+    if _first_process != [process]:
+        return None
+    try:
+        from obstore import get_range
+        from obstore.exceptions import BaseError
+        from obstore.store import S3Store
+    except ImportError:
+        return None
+    plain = os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://")
+    options: dict[str, Any] = {"client_options": {"allow_http": True}} if plain else {}
+    try:
+        store = S3Store(bucket, retry_config={"max_retries": 0}, **options)
+    except (BaseError, ValueError, TypeError):
+        return None
+
+    def get(path: str, start: int, stop: int) -> bytes | None:
+        try:
+            return bytes(get_range(store, path, start=start, end=stop))
+        except (BaseError, ValueError, TypeError, OSError):
+            return None
+
+    return get
+
 
 _TRIES = 6
 _FIRST_WAIT = 0.2  # seconds; 0.2 to 6.4, so 6 s to 12 s in all
@@ -225,3 +287,34 @@ def _until_answered(problem: str, ask: Callable[[], _Answer]) -> _Answer:
                 ) from error
         time.sleep(_FIRST_WAIT * 2**turn * random.uniform(0.5, 1.0))
     raise AssertionError
+
+
+_GAP = 1 << 15  # bytes that are read for nothing where that spares a request
+_MOST = 16 << 20  # bytes of one request
+
+
+def merged(ranges: Sequence[Range]) -> list[tuple[Range, list[int]]]:
+    """Ranges to ask for, and which of the given ones lie in each. Every given one lies in exactly one."""
+    order = sorted(range(len(ranges)), key=lambda k: ranges[k])
+    out: list[tuple[Range, list[int]]] = []
+    for k in order:
+        part = ranges[k]
+        if out:
+            last, inside = out[-1]
+            stop = max(last.stop, part.stop)
+            if last.url == part.url and part.start <= last.stop + _GAP and stop - last.start <= _MOST:
+                out[-1] = (last._replace(stop=stop), [*inside, k])
+                continue
+        out.append((part, [k]))
+    return out
+
+
+def read_merged(ranges: Sequence[Range]) -> list[memoryview]:
+    """The bytes of each range, which may be written into. Raises as `read_ranges`."""
+    groups = merged(ranges)
+    out: list[memoryview] = [memoryview(b"")] * len(ranges)
+    for (whole, inside), data in zip(groups, read_ranges([whole for whole, _ in groups]), strict=True):
+        view = memoryview(bytearray(data))
+        for k in inside:
+            out[k] = view[ranges[k].start - whole.start : ranges[k].stop - whole.start]
+    return out

@@ -2,12 +2,22 @@
 
 The manifest is an index and nothing more. Every shard describes its own rows, so shards that no manifest names
 yet are read from their own description, and manifests that are lost, old or damaged cost time, never items.
+
+Of two rows with one key the later is known by the store's own count of what was written into it. No clock says it: one
+that runs ahead would make what it wrote newest for ever. A writer takes numbers above all that it sees on disk when it
+commits, so whoever commits later has the greater ones. Writers that commit at the same instant may take the same
+numbers; of these rows every reader takes the one whose shard's name is the last. A row that was not seen by who
+replaced it is stale to the next run, which sees it and counts on from there. The numbers are in the column
+`written_ns`, which held the time in nanoseconds before stores counted: those are numbers like any other, to be
+exceeded.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +26,20 @@ import numpy as np
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.remote.remote_path import Place, RemotePath
-from kohya_bucket.latents.store.checked_rows import check_rows
-from kohya_bucket.latents.store.entries import arrow, decode, schema
+from kohya_bucket.latents.store.entries import arrow, check_rows, decode, schema
 from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.store.shard_file import ENTRIES, read_header
-from kohya_bucket.latents.store.shard_info import ShardInfo, given_arrays
+from kohya_bucket.latents.store.shards import ENTRIES, ShardInfo, given_arrays, read_header
 
-__all__ = ["Contents", "contents_of", "contents_of_shards", "in_shards", "manifest_of", "self_described"]
+__all__ = [
+    "Assigned",
+    "Contents",
+    "Generations",
+    "contents_of",
+    "contents_of_shards",
+    "in_shards",
+    "manifest_of",
+    "self_described",
+]
 
 _LOOKS = 5
 _AT_ONCE = 16  # requests to object storage
@@ -197,3 +214,69 @@ def _newest_in_order(parts: list[Any], shards: Shards) -> Any:
         if same.any():
             table = table.filter(pa.array(np.append(~same, True)))
     return table
+
+
+class Assigned:
+    """Numbers and names that one process gives another, so that whoever does that work writes the same files.
+
+    Args:
+        above: a number that nothing in the store exceeds.
+        key: names what is written; no other work has it.
+
+    Attributes:
+        shards: names of those that were written.
+    """
+
+    def __init__(self, above: int, key: str) -> None:
+        self._above = above
+        self._key = key
+        self.shards: list[str] = []
+
+    def greatest(self) -> int:
+        return self._above
+
+    def tag(self) -> str:
+        return hashlib.blake2b(f"{self._key} {self._above} {len(self.shards)}".encode(), digest_size=8).hexdigest()
+
+    def is_mine(self, name: str) -> None:
+        self.shards.append(name)
+
+
+class Generations:
+    """The greatest number that others have taken in a store, as one writer sees it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._seen: set[str] = set()
+        self._greatest = 0
+
+    def greatest(self) -> int:
+        """The greatest number on disk now, in files that can be read; each is read once."""
+        if not self._seen:
+            self._look_at_the_manifest()
+        for name, nbytes in self._layout.shard_sizes().items():
+            if name not in self._seen:
+                self._seen.add(name)
+                with suppress(LatentStoreError, OSError):
+                    self._count(self_described(self._layout, name, nbytes)[0])
+        return self._greatest
+
+    def tag(self) -> str:
+        """What the next shard's name ends with; "" for what no other shard's does."""
+        return ""
+
+    def is_mine(self, name: str) -> None:
+        """Leave out a shard that this writer is about to write: it knows its own numbers."""
+        self._seen.add(name)
+
+    def _look_at_the_manifest(self) -> None:
+        for path in self._layout.manifests():
+            with suppress(LatentStoreError, OSError):
+                table, shards, _ = manifest_of(self._layout, path, {})
+                self._count(table)
+                self._seen.update(shards)
+                return
+
+    def _count(self, table: object) -> None:
+        _, pc, _ = arrow()
+        self._greatest = max(self._greatest, pc.max(table["written_ns"]).as_py() or 0)  # type: ignore[index]

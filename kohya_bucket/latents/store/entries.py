@@ -1,19 +1,29 @@
-"""The rows of the store: one per item, kept as Parquet inside every shard and again in the manifest."""
+"""The rows of the store: one per item, kept as Parquet inside every shard and again in the manifest.
+
+A file's rows are checked once, when they are read: of the right types, and of what is really there.
+"""
 
 from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images.arrow_files import bounded_table
 from kohya_bucket.latents.fingerprint import Fingerprint
+from kohya_bucket.latents.latent_space import EXACT, LATENT_DTYPES
+from kohya_bucket.latents.store.shards import KINDS, ShardInfo
 
-__all__ = ["StoreEntry", "arrow", "decode", "encode", "entry_at", "schema", "to_table"]
+__all__ = ["ItemTable", "StoreEntry", "arrow", "check_rows", "decode", "encode", "entry_at", "schema", "to_table"]
 
 FORMAT = "kohya_bucket.latents"
 VERSION = 1
@@ -144,3 +154,165 @@ def decode(data: Any) -> tuple[Any, dict[str, Any]]:
                 f"written by a newer kohya-bucket (format {version!r}, this one reads {VERSION}): upgrade"
             )
         return table.replace_schema_metadata(None).cast(wanted), description
+
+
+_AT_ONCE = 256  # rows of which one costs little more than a single one
+
+
+class ItemTable:
+    """N items, one row each.
+
+    Attributes:
+        table: Arrow table, see `entries.schema`; of each item the row written last, by (collection, source).
+    """
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column of numbers, [N]."""
+        return np.asarray(self.table[name].to_numpy())
+
+    def strings(self, name: str) -> list[Any]:
+        """A column of text, as a list of N strings (None where there is none)."""
+        return list(self.table[name].to_pylist())
+
+    def entry(self, i: int) -> StoreEntry:
+        """What item `i` is."""
+        return next(self.entries([i]))
+
+    def entries(self, items: Iterable[int]) -> Iterator[StoreEntry]:
+        """What each of these items is."""
+        left = iter(items)
+        while part := list(itertools.islice(left, _AT_ONCE)):
+            yield from map(entry_at, self.table.take(np.array(part, dtype=np.int64)).to_pylist())
+
+    def find(self, sources: Sequence[str], collection: str = "") -> npt.NDArray[np.int64]:
+        """[M] positions of the items with these sources in `collection`; -1 where there is none."""
+        pa, pc, _ = arrow()
+        here = self.in_collection(collection)
+        if not len(here):
+            return np.full(len(sources), -1, dtype=np.int64)
+        known = self.table["source"].take(pa.array(here)) if len(here) < len(self) else self.table["source"]
+        found = pc.index_in(pa.array(sources, known.type), value_set=known.combine_chunks())
+        at = np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+        return np.where(at < 0, -1, here[at])
+
+    def collections(self) -> list[str]:
+        """Names of the collections that hold items."""
+        _, pc, _ = arrow()
+        return sorted(pc.unique(self.table["collection"]).to_pylist())
+
+    def in_collection(self, name: str) -> npt.NDArray[np.int64]:
+        """Positions of the items of a collection."""
+        pa, pc, _ = arrow()
+        return np.flatnonzero(np.asarray(pc.equal(self.table["collection"].cast(pa.string()), name)))
+
+    @property
+    def bucket_sizes(self) -> npt.NDArray[np.int32]:
+        """[N, 2] int32: width and height in pixels of each item's bucket."""
+        return np.stack([self.column("bucket_width"), self.column("bucket_height")], axis=1)
+
+    def shard_numbers(self) -> npt.NDArray[np.int32]:
+        """[N] position of each item's shard among the names of the shards that hold items, sorted."""
+        shard = self.table["shard"].combine_chunks()
+        names = np.array(shard.dictionary.to_pylist(), dtype=object)
+        codes = np.asarray(shard.indices)
+        used = np.flatnonzero(np.bincount(codes, minlength=len(names)))
+        number = np.zeros(len(names), dtype=np.int32)
+        number[used[np.argsort(names[used])]] = np.arange(len(used), dtype=np.int32)
+        out: npt.NDArray[np.int32] = number[codes]
+        return out
+
+    def with_texts(self, **changes: dict[int, str | None]) -> Any:
+        """The store's rows with other captions or content hashes, by column and position."""
+        pa, _, _ = arrow()
+        table = self.table
+        for name, changed in changes.items():
+            texts = self.strings(name)
+            for i, text in changed.items():
+                texts[i] = text
+            table = table.set_column(table.schema.get_field_index(name), name, pa.array(texts, table[name].type))
+        return table
+
+
+MOST_NUMBER = 2**63 - 2**32  # so that there are numbers above it, see `Generations`
+_POSITIVE = ("bucket_width", "bucket_height", "resized_width", "resized_height", "original_width", "original_height")
+_PLACES = ("crop_left", "crop_top")
+_DTYPES = (*LATENT_DTYPES, EXACT)
+_TEXTS = ("source", "collection", "vae", "interpolation", "source_hash")
+
+
+def check_rows(table: Any, shards: Mapping[str, ShardInfo]) -> None:
+    """Look at rows, and at those that lie in `shards` also whether they are there.
+
+    Raises:
+        LatentStoreError: a value is missing or impossible; a row lies behind the end of its shard, or is of another
+            kind than that. Rows of captions have nothing of pixels, so all such columns must be 0 there.
+    """
+    _, pc, _ = arrow()
+    for name in table.column_names:
+        if name != "caption" and table[name].null_count:
+            raise LatentStoreError(f"its column {name} has rows without a value")
+    if not len(table):
+        return
+    kind = _codes(table, "kind", KINDS)
+    _refuse(kind < 0, kind, "kind")
+    texts = kind == KINDS.index("text")
+    names = (*_POSITIVE, *_PLACES, "written_ns", "row", "mask_row")
+    numbers = {name: np.asarray(table[name].to_numpy()) for name in names}
+    for name in _POSITIVE:
+        _refuse(np.where(texts, numbers[name] != 0, numbers[name] < 1), numbers[name], name)
+    for name in _PLACES:
+        _refuse(texts & (numbers[name] != 0), numbers[name], name)
+    _refuse((numbers["written_ns"] < 0) | (numbers["written_ns"] > MOST_NUMBER), numbers["written_ns"], "written_ns")
+    for side in ("left", "top", "right", "bottom"):
+        values = np.asarray(table[f"ltrb_{side}"].to_numpy())
+        _refuse(~np.isfinite(values) | (texts & (values != 0)), values, f"ltrb_{side}")
+    for name in _TEXTS:
+        column = table[name].unify_dictionaries().combine_chunks()
+        if pc.any(pc.match_substring(getattr(column, "dictionary", column), "\0")).as_py():
+            raise LatentStoreError(f"its column {name} has a text with a zero in it")
+    _check_places(table, shards, numbers, texts)
+
+
+def _check_places(
+    table: Any, shards: Mapping[str, ShardInfo], numbers: Mapping[str, npt.NDArray[Any]], texts: npt.NDArray[np.bool_]
+) -> None:
+    column = table["shard"].unify_dictionaries().combine_chunks()
+    infos = [shards.get(name) for name in column.dictionary.to_pylist()]
+    at = np.asarray(column.indices)
+    here = np.array([info is not None for info in infos], dtype=bool)[at]
+
+    def of_shards(value: Any) -> npt.NDArray[Any]:
+        return np.asarray(np.array([0 if info is None else value(info) for info in infos])[at])
+
+    row, mask_row = numbers["row"], numbers["mask_row"]
+    _refuse(here & ((row < 0) | (row >= of_shards(lambda info: info.rows))), row, "row")
+    masks = of_shards(lambda info: info.tensors["alpha_mask"].shape[0] if "alpha_mask" in info.tensors else 0)
+    mask = np.asarray(table["mask"].to_numpy())
+    _refuse(here & ((mask_row < -2) | (mask_row >= masks) | ((mask_row == -2) == mask)), mask_row, "mask_row")
+    flip = np.asarray(table["flip"].to_numpy())
+    flipped = of_shards(lambda info: any(name.endswith("_flipped") for name in info.tensors)).astype(bool)
+    _refuse((here & flip & ~flipped) | (texts & flip), flip, "flip")
+    _refuse(texts & mask, mask, "mask")
+    kind, dtype = _codes(table, "kind", KINDS), _codes(table, "dtype", _DTYPES)
+    _refuse(here & (kind != of_shards(lambda info: KINDS.index(info.kind))), kind, "kind")
+    stored = of_shards(lambda info: _DTYPES.index(EXACT if info.arrays else info.latents.dtype))
+    exact = dtype == _DTYPES.index(EXACT)
+    _refuse((dtype < 0) | (exact != texts) | (here & (dtype != stored)), dtype, "dtype")
+
+
+def _codes(table: Any, name: str, known: Sequence[str]) -> npt.NDArray[Any]:
+    """Position in `known` of each row's word, -1 where it is none of them."""
+    words = table[name].unify_dictionaries().combine_chunks()
+    codes = np.array([known.index(word) if word in known else -1 for word in words.dictionary.to_pylist()])
+    return np.asarray(codes[np.asarray(words.indices)])
+
+
+def _refuse(bad: npt.NDArray[np.bool_], values: npt.NDArray[Any], name: str) -> None:
+    if bad.any():
+        raise LatentStoreError(f"its column {name} has the impossible value {values[int(bad.argmax())]}")

@@ -17,10 +17,8 @@ from kohya_bucket.latents.remote.remote_path import RemotePath
 from kohya_bucket.latents.store.contents import Contents, contents_of, contents_of_shards, in_shards
 from kohya_bucket.latents.store.entries import StoreEntry, arrow, entry_at, schema
 from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.store.mapped_shards import OneShard, Tensors
-from kohya_bucket.latents.store.read_ahead import ReadAhead
-from kohya_bucket.latents.store.remote_shards import shard_files
-from kohya_bucket.latents.store.shard_info import ShardInfo
+from kohya_bucket.latents.store.remote_shards import ReadAhead, shard_files
+from kohya_bucket.latents.store.shards import OneShard, ShardInfo, Tensors
 
 __all__ = ["LatentStore"]
 

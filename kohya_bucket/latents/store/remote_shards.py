@@ -1,32 +1,35 @@
-"""Shards in object storage: rows are asked for by ranges, and whole shards are kept on the node where they fit."""
+"""Shards in object storage: rows are asked for by ranges, and whole shards are kept on the node where they fit.
+
+What will be read next is asked for at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import math
 import os
 import threading
 import time
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
-from kohya_bucket.latents.dtypes import carrier
+from kohya_bucket.latents.latent_space import carrier
 from kohya_bucket.latents.remote.node_cache import LIMIT_VARIABLE, NodeCache
-from kohya_bucket.latents.remote.ranges import read_merged
 from kohya_bucket.latents.remote.remote_path import Place, RemotePath
-from kohya_bucket.latents.remote.storage import Range, read_ranges
-from kohya_bucket.latents.store.mapped_shards import MappedShards, Tensors
-from kohya_bucket.latents.store.shard_file import TensorSpec
-from kohya_bucket.latents.store.shard_info import ShardInfo
+from kohya_bucket.latents.remote.storage import Range, read_merged, read_ranges
+from kohya_bucket.latents.store.entries import ItemTable
+from kohya_bucket.latents.store.shards import MappedShards, ShardInfo, Tensors, TensorSpec
 
-__all__ = ["RemoteRows", "RemoteShards", "Rows", "download", "shard_files"]
+__all__ = ["ReadAhead", "RemoteRows", "RemoteShards", "Rows", "download", "shard_files"]
 
 _log = logging.getLogger(__name__)
 _PART = 8 << 20  # bytes of one request for a whole shard
@@ -233,3 +236,66 @@ def download(source: RemotePath, nbytes: int, file: BinaryIO, alive: Callable[[]
 
 def _row_bytes(spec: TensorSpec) -> int:
     return math.prod(spec.shape[1:]) * carrier(spec.dtype).itemsize
+
+
+S = TypeVar("S", bound="ReadAhead")
+
+
+class ReadAhead(ItemTable):
+    """Items whose rows lie in shards, here or in object storage."""
+
+    shards: dict[str, ShardInfo]
+    _files: MappedShards
+    _row: npt.NDArray[Any]
+    _mask_row: npt.NDArray[Any]
+
+    @abstractmethod
+    def info(self, i: int) -> ShardInfo:
+        """The shard item `i` lies in."""
+
+    @property
+    def is_remote(self) -> bool:
+        """It lies in object storage."""
+        return isinstance(self._files, RemoteShards)
+
+    def expect(self, indices: Sequence[int] | npt.NDArray[Any], tensors: Sequence[Sequence[str]] | None = None) -> None:
+        """Ask object storage at once for what will be read next; where files are mapped, there is nothing to do.
+
+        Args:
+            tensors: names of those that will be read of each item, e.g. `latents_flipped`; None: all.
+        """
+        if isinstance(self._files, RemoteShards):
+            wanted = []
+            for k, i in enumerate(indices):
+                info = self.info(int(i))
+                for name in info.tensors if tensors is None else tensors[k]:
+                    row = int((self._mask_row if name == "alpha_mask" else self._row)[i])
+                    if row >= 0 and name in info.tensors:
+                        wanted.append(Rows(info, name, row, row + 1))
+            self._files.expect(wanted)
+
+    def expect_latents(
+        self, indices: Sequence[int] | npt.NDArray[Any], flipped: Sequence[bool] | None, *, masks: bool = False
+    ) -> None:
+        """The same for latents, mirrored where `flipped` says so, and with `masks` the alpha masks."""
+        if self.is_remote:
+            names = [self.info(int(i)).kind + "_flipped" * bool(flipped is not None and flipped[k])
+                     for k, i in enumerate(indices)]  # fmt: skip
+            self.expect(indices, [[name, "alpha_mask"] if masks else [name] for name in names])
+
+    def keep_shards(self, open_shards: int) -> None:
+        """Keep each shard that is read from on this node for a while, also where the store is larger than the limit.
+
+        That suits an order which reads the items of a shard near each other, of `open_shards` shards at a time. Where
+        this node has no room for so many, one line says so.
+        """
+        if isinstance(self._files, RemoteShards):
+            self._files.keep_open(open_shards, (info.nbytes for info in self.shards.values()))
+
+    def without_copies(self: S) -> S:
+        """The same store; of one in object storage, what lies there is read, and not what this node keeps of it."""
+        if not isinstance(self._files, RemoteShards):
+            return self
+        out = copy.copy(self)
+        out._files = self._files.without_copies()
+        return out

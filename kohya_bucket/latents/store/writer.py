@@ -20,13 +20,11 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.remote.remote_path import Place, write_new
-from kohya_bucket.latents.store.checked_rows import check_rows
-from kohya_bucket.latents.store.entries import StoreEntry, arrow, encode, to_table
-from kohya_bucket.latents.store.generations import Assigned, Generations
+from kohya_bucket.latents.store.contents import Assigned, Generations
+from kohya_bucket.latents.store.entries import StoreEntry, arrow, check_rows, encode, to_table
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.store.shard_file import TensorSpec, write_shard
-from kohya_bucket.latents.store.shard_info import ShardInfo
+from kohya_bucket.latents.store.shards import ShardInfo, TensorSpec, write_shard
 
 __all__ = ["Pending", "StoreWriter", "write_manifest"]
 

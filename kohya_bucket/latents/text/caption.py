@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kohya_bucket.latents.dtypes import EXACT
-from kohya_bucket.latents.fingerprint import Fingerprint
-from kohya_bucket.latents.stale import Reason, Stale
+from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
+from kohya_bucket.latents.latent_space import EXACT
 from kohya_bucket.latents.store.entries import StoreEntry
 
 __all__ = ["ENCODING_COLUMNS", "KIND", "Caption", "Encoding", "caption_bytes", "why_text_stale"]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.fingerprint import Reason, Stale
 from kohya_bucket.latents.remote.remote_path import Place
-from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.writer import write_manifest
 from kohya_bucket.latents.text.caption import ENCODING_COLUMNS, Caption, Encoding, why_text_stale

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.remote_shards import RemoteShards, Rows
-from kohya_bucket.latents.store.shard_info import MOST_UNPACKED, SPANS
+from kohya_bucket.latents.store.shards import MOST_UNPACKED, SPANS
 from kohya_bucket.latents.text.caption import KIND
 from kohya_bucket.latents.text.exact_arrays import Array, Packed, unpack
 from kohya_bucket.latents.text.text_writer import checksum

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.dtypes import carrier
-from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.latent_space import LatentSpace, carrier
 from kohya_bucket.latents.store.entries import StoreEntry
-from kohya_bucket.latents.store.shard_file import ENTRIES, MOST_AXES
-from kohya_bucket.latents.store.shard_info import MOST_UNPACKED, SPANS
+from kohya_bucket.latents.store.shards import ENTRIES, MOST_AXES, MOST_UNPACKED, SPANS
 from kohya_bucket.latents.store.writer import Pending, StoreWriter
 from kohya_bucket.latents.text.exact_arrays import Array, Packed
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.fingerprint import module_hash
+from kohya_bucket.latents.latent_space import dtype_name
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,7 @@ from typing import Any
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import TEMPORARY_SUFFIX, remove_leftovers
 from kohya_bucket.images.clips import read_clips
-from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, why_stale
-from kohya_bucket.latents.stale import Reason, Stale
+from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, Reason, Stale, why_stale
 from kohya_bucket.musubi.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.musubi.caching.files import (
     REPAIRED,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from kohya_bucket.latents.stale import Reason, Stale
+from kohya_bucket.latents.fingerprint import Reason, Stale
 
 __all__ = ["MadeBy", "made_by", "why_made_otherwise"]
 

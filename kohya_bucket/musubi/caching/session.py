@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from kohya_bucket.adapter.guard import end_run
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import not_loaded
-from kohya_bucket.latents.stale import Reason, Stale
+from kohya_bucket.latents.fingerprint import Reason, Stale
 from kohya_bucket.musubi.caching.files import REPAIRED, LatentsNote, TensorFile, TextNote, texts_of, write_with_texts
 from kohya_bucket.musubi.caching.judge import Caches, fingerprint_of_clip, fingerprint_of_image
 from kohya_bucket.musubi.caching.sources import Identity, Source, identity, without_clip

@@ -20,11 +20,10 @@ from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.fingerprint import Fingerprint, source_identity
+from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, source_identity
 from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.opened import write_arrays
 from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
-from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.entries import StoreEntry
 
 __all__ = [

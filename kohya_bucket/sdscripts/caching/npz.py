@@ -13,10 +13,10 @@ from kohya_bucket.adapter.ranks import wait_for_ranks
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import GroupedSync
+from kohya_bucket.latents.fingerprint import Reason
 from kohya_bucket.latents.npz.check import holds_npz
 from kohya_bucket.latents.npz.names import NpzNames
 from kohya_bucket.latents.npz.read_write import read_npz
-from kohya_bucket.latents.stale import Reason
 from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
 from kohya_bucket.sdscripts.caching.item import CacheItem, save_latents, settle_latents
 from kohya_bucket.sdscripts.caching.session import CachingSession

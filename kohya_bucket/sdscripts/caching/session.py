@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, ref
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.architectures import Architecture
-from kohya_bucket.latents.stale import Reason, Stale
+from kohya_bucket.latents.fingerprint import Reason, Stale
 from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
 from kohya_bucket.sdscripts.caching.item import CacheItem
 

@@ -18,12 +18,10 @@ from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import Architecture
-from kohya_bucket.latents.dtypes import from_float32
-from kohya_bucket.latents.fingerprint import why_stale
-from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.fingerprint import Reason, Stale, why_stale
+from kohya_bucket.latents.latent_space import LatentSpace, from_float32
 from kohya_bucket.latents.npz.from_store import npz_item
 from kohya_bucket.latents.remote.remote_path import Place
-from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source

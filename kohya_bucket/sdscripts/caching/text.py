@@ -17,7 +17,7 @@ import numpy as np
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks
 from kohya_bucket.images.listing import file_key
-from kohya_bucket.latents.stale import Reason
+from kohya_bucket.latents.fingerprint import Reason
 from kohya_bucket.latents.text.caption import Encoding
 from kohya_bucket.latents.text.families import collection_of_file
 from kohya_bucket.latents.text.identity import encoders_hash

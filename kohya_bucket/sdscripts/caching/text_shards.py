@@ -17,7 +17,7 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
 from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.stale import Reason, Stale
+from kohya_bucket.latents.fingerprint import Reason, Stale
 from kohya_bucket.latents.text.caption import Caption, Encoding
 from kohya_bucket.latents.text.text_cache import TextCache
 from kohya_bucket.latents.text.text_store import TEXT_FOLDER

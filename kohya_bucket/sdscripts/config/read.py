@@ -11,7 +11,7 @@ from typing import Any
 from kohya_bucket.adapter.config_source import Source, load_source
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.latents.trainers import ANY_TRAINER, Trainer, trainer_named
+from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer, trainer_named
 from kohya_bucket.sdscripts.config import arguments as command_line
 from kohya_bucket.sdscripts.config.by_folders import source_from_folders
 from kohya_bucket.sdscripts.config.check import check_config

@@ -9,7 +9,7 @@ from typing import Any
 from kohya_bucket.adapter.dataset_keys import adjust_to_steps, rule_for
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import BucketSettingsError
-from kohya_bucket.latents.trainers import ANY_TRAINER, NAME_THE_MODEL, Trainer, families_refusing
+from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer, families_refusing
 from kohya_bucket.sdscripts.config.check import CheckedConfig
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList
 from kohya_bucket.sdscripts.config.schema import Kind

@@ -15,12 +15,11 @@ from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.errors import LatentStoreError, StorageError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.encode.comparison import Comparison, bits_of, compare
-from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.latents.fingerprint import Reason, Stale
+from kohya_bucket.latents.items import Comparison, EncodeOptions, LatentItems, bits_of, compare
 from kohya_bucket.latents.npz.check import why_npz_stale
 from kohya_bucket.latents.npz.names import paths_of_run
 from kohya_bucket.latents.remote.remote_path import Place
-from kohya_bucket.latents.stale import Reason, Stale
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.sdscripts.config import Config

@@ -17,7 +17,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import undecodable
-from kohya_bucket.latents.trainers import ANY_TRAINER, NAME_THE_MODEL, Trainer
+from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer
 from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.sdscripts.plan.overview import DatasetOverview, overview
 from kohya_bucket.sdscripts.plan.unreadable import name_unreadable

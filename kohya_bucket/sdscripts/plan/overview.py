@@ -20,7 +20,7 @@ from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.latents.trainers import Trainer
+from kohya_bucket.latents.architectures import Trainer
 from kohya_bucket.sdscripts.config import Config, Findings, ImageList, ReadDataset
 from kohya_bucket.sdscripts.config.image_checks import check_images
 from kohya_bucket.sdscripts.plan.placing import place_listed, sizes_of

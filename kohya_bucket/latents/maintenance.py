@@ -1,0 +1,372 @@
+"""Maintenance of a store: pack it into few large shards or a copy elsewhere, prune it, and repair what is damaged.
+
+Rows are copied into new shards first, and the old files go last. Whatever interrupts this, every item is in at least
+one whole shard at any time. Shards that another process has open are left where the system refuses to remove them
+(Windows), and named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.sizes import IntArray, size_keys
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.files import TEMPORARY_AGE
+from kohya_bucket.images.origins import Origins
+from kohya_bucket.latents.encode.encode_items import encode_items
+from kohya_bucket.latents.encode.report import PrecomputeReport
+from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.latents.remote.remote_path import Place, move
+from kohya_bucket.latents.store.entries import StoreEntry
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.layout import Layout, paths_of
+from kohya_bucket.latents.store.state import temporary_files, verify, verify_files
+from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.text.caption import KIND
+from kohya_bucket.latents.text.text_store import TextStore
+from kohya_bucket.latents.text.text_writer import TextWriter
+from kohya_bucket.latents.vae.encoder import encoder_hash
+
+if TYPE_CHECKING:
+    from kohya_bucket.latents.vae.encoder import VAEEncoder
+
+
+__all__ = ["MaintenanceReport", "pack", "prune", "quarantine", "repair"]
+
+
+@dataclass
+class MaintenanceReport:
+    """What was done.
+
+    Attributes:
+        copied: items that were moved into new shards.
+        dropped: items that are gone from the store.
+        removed: files that were deleted or put into quarantine.
+        in_use: files that could not be removed, because a program holds them open.
+        damaged: (item or file, what was wrong with it).
+        missing: sources of items that are lost and were not encoded again.
+        encoded: reports of what was encoded again.
+        freed: bytes.
+    """
+
+    copied: int = 0
+    dropped: int = 0
+    removed: list[str] = field(default_factory=list)
+    in_use: list[str] = field(default_factory=list)
+    damaged: list[tuple[str, str]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    encoded: list[PrecomputeReport] = field(default_factory=list)
+    freed: int = 0
+
+
+def copy_items(store: LatentStore, items: Iterable[int], writer: StoreWriter) -> None:
+    """Write items of `store` again, with their checksums looked at on the way and their numbers kept."""
+    times = store.column("written_ns")
+    mine, theirs = itertools.tee(items)
+    for i, entry in zip(_expected(store, mine), store.entries(theirs), strict=True):
+        if isinstance(store, TextStore) and isinstance(writer, TextWriter) and store.info(i).arrays:
+            kept = {name: replace(packed, bits=np.array(packed.bits)) for name, packed in store.packed(i).items()}
+            writer.add_text(entry, kept, written_ns=int(times[i]))
+            continue
+        flip, mask = entry.fingerprint.flip, entry.fingerprint.mask
+        flipped = np.array(store.read(i, flipped=True)) if flip else None
+        alpha = store.read_mask(i) if mask else None
+        writer.add(
+            entry, np.array(store.read(i)), flipped=flipped, mask=None if alpha is None else np.array(alpha),
+            space=store.info(i).space, written_ns=int(times[i]),
+        )  # fmt: skip
+
+
+def _expected(store: LatentStore, items: Iterable[int]) -> Iterator[int]:
+    """`items`; where they lie in object storage, some are asked for together."""
+    if not store.is_remote:
+        yield from items
+        return
+    left = iter(items)
+    while part := list(itertools.islice(left, 64)):
+        store.expect(part)
+        yield from part
+
+
+def writer_like(store: LatentStore, root: str | os.PathLike[str], **options: Any) -> StoreWriter:
+    """A writer for items of the kind that `store` holds; options as for `StoreWriter`."""
+    return (TextWriter if isinstance(store, TextStore) else StoreWriter)(root, **options)
+
+
+def remove_shards(
+    store: LatentStore, names: Sequence[str], done: MaintenanceReport, *, forget_lost: bool = False
+) -> None:
+    """Index what is there without `names`, then delete those."""
+    store.release()
+    for name in names:
+        remove_file(store.layout.shards / name, done)
+    store.refresh()
+    write_manifest(store, forget_lost=forget_lost)
+    store.refresh()
+
+
+def remove_file(path: Place, done: MaintenanceReport) -> None:
+    try:
+        path.unlink()
+        done.removed.append(path.name)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        done.in_use.append(path.name)
+
+
+def quarantine(store: LatentStore, name: str, done: MaintenanceReport) -> None:
+    source = (store.layout.shards if name.endswith(".safetensors") else store.layout.root) / name
+    store.release()
+    try:
+        store.layout.quarantine.mkdir(exist_ok=True)
+        move(source, store.layout.quarantine / name)
+        done.removed.append(name)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        done.in_use.append(name)
+
+
+def pack(
+    store: LatentStore,
+    target: str | os.PathLike[str] | None = None,
+    *,
+    shard_bytes: int = 256 << 20,
+    cluster_by: str | None = None,
+) -> MaintenanceReport:
+    """Bring the items into as few shards as there need be, in order; in place or as a new store in `target`.
+
+    A store in `target` is complete in itself: it can be carried elsewhere and trained from without the images.
+
+    Args:
+        cluster_by: "bucket" writes bucket after bucket, each in an order that mixes its sources: what is stored beside
+            each other is trained at about the same time by order "local". All shards are written anew then.
+
+    Raises:
+        LatentStoreError: `target` holds a store already, or an item is damaged or lost; or it is to be clustered, by
+            something else or without being one of latents.
+    """
+    if cluster_by is not None and (cluster_by != "bucket" or not store.of_images):
+        what = "outputs of text encoders have no bucket" if cluster_by == "bucket" else "only 'bucket' is known"
+        raise LatentStoreError(f"cluster_by={cluster_by!r}: {what}")
+    order = None if cluster_by is None else _mixed_within_buckets(store)
+    if target is not None:
+        return _packed_copy(store, target, shard_bytes, order)
+    done = MaintenanceReport()
+    small = [name for name, info in store.shards.items() if order is not None or info.nbytes < 0.7 * shard_bytes]
+    chosen = set(small)
+    before = sum(store.shards[name].nbytes for name in small)
+    keep = [i for i in range(len(store)) if store.info(i).name in chosen]
+    if _already_packed(store, small, keep) if order is None else _already_clustered(store, order, shard_bytes):
+        write_manifest(store)
+        return done
+    with writer_like(store, store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
+        _copy(store, keep, order, writer)
+    done.copied = len(keep)
+    remove_shards(store, small, done)
+    done.freed = max(0, before - sum(info.nbytes for name, info in store.shards.items() if name not in chosen))
+    return done
+
+
+def _mixed_within_buckets(store: LatentStore) -> list[npt.NDArray[np.int64]]:
+    """The items of each bucket, in an order that looks random and stays the same when others are added."""
+    digests = [hashlib.blake2b(str(source).encode("utf-8", "surrogateescape"), digest_size=8).digest()
+               for source in store.strings("source")]  # fmt: skip
+    mixed = np.frombuffer(b"".join(digests), dtype=">u8").astype(np.uint64)
+    bucket = size_keys(store.bucket_sizes)
+    collections = np.unique(np.array(store.strings("collection"), dtype=object).astype(str), return_inverse=True)[1]
+    order = np.lexsort((mixed, bucket, collections))
+    begins = np.flatnonzero((np.diff(bucket[order]) != 0) | (np.diff(collections[order]) != 0)) + 1
+    return np.split(order, begins)
+
+
+def _copy(
+    store: LatentStore, keep: Sequence[int], order: list[npt.NDArray[np.int64]] | None, writer: StoreWriter
+) -> None:
+    if order is None:
+        copy_items(store, keep, writer)
+        return
+    for items in order:
+        copy_items(store, items.tolist(), writer)
+        writer.flush()  # no bucket waits in memory for the end
+
+
+def _already_clustered(store: LatentStore, order: list[npt.NDArray[np.int64]], shard_bytes: int) -> bool:
+    """Whether copying would give the same shards again: one after another in this order, all but the last full, and
+    none longer than asked for."""
+    if store.rows_on_disk() != len(store):
+        return False
+    shard = store.shard_numbers()
+    runs = [shard[items][np.flatnonzero(np.diff(shard[items], prepend=-1))] for items in order]
+    if sum(map(len, runs)) != len(store.shards):
+        return False
+    infos = [store.shards[name] for name in sorted(store.shards)]
+    nbytes = [sum(spec.nbytes for spec in info.tensors.values()) for info in infos]
+    if any(size - size // info.rows >= shard_bytes for size, info in zip(nbytes, infos, strict=True)):
+        return False
+    return all(nbytes[k] >= shard_bytes for run in runs for k in run[:-1].tolist())
+
+
+def _packed_copy(
+    store: LatentStore, target: str | os.PathLike[str], shard_bytes: int, order: list[npt.NDArray[np.int64]] | None
+) -> MaintenanceReport:
+    if Layout(target).shard_sizes():
+        raise LatentStoreError(f"{target} holds a latent store already: choose an empty folder")
+    if lost := len(store.lost_entries()) + sum(not name.endswith(".parquet") for name, _ in store.damage):
+        raise LatentStoreError(
+            f"{store.layout.root} has {lost} lost items or damaged shards, which the copy would not have: run "
+            "`kohya-bucket cache repair` first; `cache prune` removes what cannot be repaired"
+        )
+    options: dict[str, Any] = {"images_root": store.images_root(), "shard_bytes": shard_bytes, "flush_seconds": None}
+    with writer_like(store, target, **options) as out:
+        _copy(store, range(len(store)), order, out)
+    write_manifest(LatentStore(target))
+    return MaintenanceReport(copied=len(store))
+
+
+def _already_packed(store: LatentStore, small: Sequence[str], keep: Sequence[int]) -> bool:
+    """Whether copying would give the same shards again: one small one per kind of row, without dead rows."""
+    names = ["bucket_width", "bucket_height", "dtype", "kind", "flip", "mask", "collection", "shard"]
+    found = store.table.take(np.array(keep, dtype=np.int64)).group_by(names, use_threads=False).aggregate([])
+    kinds = set()
+    for row in found.to_pylist():
+        info = store.shards[row["shard"]]
+        layouts = tuple((name, info.tensors[name].dtype, info.tensors[name].shape[1:]) for name in info.arrays)
+        kinds.add((*list(row.values())[:-1], info.space, tuple(info.arrays.items()), layouts))
+    rows = sum(store.shards[name].rows for name in small)
+    return len(kinds) >= len(small) and rows == len(keep)
+
+
+def prune(
+    store: LatentStore, drop: Iterable[int] = (), *, quarantine: bool = False, dry_run: bool = False
+) -> MaintenanceReport:
+    """Take out `drop` (positions), rows that newer ones replaced, and files of writers that died.
+
+    Items that `repair` could not bring back are forgotten, unless a damaged shard still waits for it.
+    Run it while nothing writes into the store.
+    """
+    done = MaintenanceReport()
+    dropped = set(drop)
+    live: dict[str, list[int]] = {name: [] for name in store.shards}
+    for i in range(len(store)):
+        if i not in dropped:
+            live[store.info(i).name].append(i)
+    rows = {name: info.rows for name, info in store.shards.items()}
+    loose = [name for name, items in live.items() if len(items) < rows[name]]
+    done.dropped = len(dropped)
+    done.copied = sum(len(live[name]) for name in loose)
+    done.freed = sum(int(store.shards[n].nbytes * (1 - len(live[n]) / max(1, rows[n]))) for n in loose)
+    old: list[Place] = [
+        Path(path) for path in temporary_files(store) if time.time() - os.path.getmtime(path) > TEMPORARY_AGE
+    ]
+    if quarantine and store.layout.quarantine.is_dir():
+        old += store.layout.quarantine.iterdir()
+    if dry_run:
+        done.removed = [*loose, *map(str, old)]
+        return done
+    with writer_like(store, store.layout.root) as writer:
+        copy_items(store, [i for name in loose for i in live[name]], writer)
+    remove_shards(store, loose, done, forget_lost=not store.damage)
+    for path in old:
+        remove_file(path, done)
+    return done
+
+
+def repair(
+    store: LatentStore, encoder: VAEEncoder | None = None, *, images_root: Path | None = None, **options: Any
+) -> MaintenanceReport:
+    """Put damaged shards into quarantine, keep their healthy items, and encode the others again.
+
+    Args:
+        encoder: encodes what is lost, if its weights are those of the lost items; None only names them.
+        images_root: where the images are, if not where the store says.
+        options: see `encode_items`.
+    """
+    files = verify_files(store)
+    done = MaintenanceReport(damaged=list(files))
+    if images_root is not None:
+        if any(name == store.layout.store_file.name for name, _ in files):
+            quarantine(store, store.layout.store_file.name, done)
+        store.layout.create(images_root)  # where `store.json` is lost
+    bad = verify(store)
+    sources = store.strings("source")
+    done.damaged += [(sources[i], problem) for i, problem in bad]
+    lost = [*store.lost_entries(), *store.entries(i for i, _ in bad)]
+    sick = {store.info(i).name for i, _ in bad} | {name for name, _ in files if name in store.shards}
+    if sick:
+        broken = {i for i, _ in bad}
+        keep = [i for i in range(len(store)) if store.info(i).name in sick and i not in broken]
+        with writer_like(store, store.layout.root) as writer:
+            copy_items(store, keep, writer)
+        done.copied = len(keep)
+    for name, _ in files:
+        if name not in sick and name != store.layout.store_file.name:
+            quarantine(store, name, done)
+    if sick and not store.indexed:
+        write_manifest(store)  # so that the lost rows stay known
+    for name in sick:
+        quarantine(store, name, done)
+    store.refresh()
+    if done.damaged:
+        write_manifest(store)
+    if encoder is not None:
+        _encode_again(store, lost, encoder, images_root or store.images_root(), done, options)
+    else:
+        done.missing = [entry.source for entry in lost]
+    store.refresh()
+    return done
+
+
+def _encode_again(
+    store: LatentStore,
+    lost: list[StoreEntry],
+    encoder: VAEEncoder,
+    images_root: Path,
+    done: MaintenanceReport,
+    options: dict[str, Any],
+) -> None:
+    vae = encoder_hash(encoder)
+    groups: dict[EncodeOptions, list[StoreEntry]] = {}
+    for entry in lost:
+        p = entry.fingerprint
+        if p.vae != vae or p.kind == KIND:
+            done.missing.append(entry.source)
+            continue
+        name = p.interpolation.partition("/")[0]
+        encoding = EncodeOptions(
+            p.vae, p.dtype, p.kind, p.flip, p.mask, "auto" if name == "none" else name, entry.collection
+        )
+        groups.setdefault(encoding, []).append(entry)
+    for encoding, entries in groups.items():
+        wanted = _wanted(encoding, entries, images_root)
+        report = encode_items(wanted, encoder, store.layout.root, images_root, **options)
+        done.encoded.append(report)
+        failed = {path for path, _ in report.failed}
+        done.missing += [entry.source for entry, path in zip(entries, wanted.paths, strict=True) if path in failed]
+
+
+def _wanted(encoding: EncodeOptions, entries: list[StoreEntry], images_root: Path) -> LatentItems:
+    images = Origins.named(paths_of([entry.source for entry in entries], images_root))
+    nbytes, mtimes = images.stamps()
+
+    def sizes(values: list[tuple[int, int]]) -> IntArray:
+        return np.array(values, dtype=np.int32).reshape(-1, 2)
+
+    return LatentItems(
+        encoding, images, [e.source for e in entries], sizes([e.original_size for e in entries]),
+        sizes([e.fingerprint.bucket_size for e in entries]), sizes([e.fingerprint.resized_size for e in entries]),
+        sizes([e.fingerprint.crop for e in entries]), np.array([e.crop_ltrb for e in entries]).reshape(-1, 4),
+        [e.caption for e in entries], nbytes, mtimes,
+        images.hashes() if any(e.fingerprint.source_hash for e in entries) else None,
+    )  # fmt: skip

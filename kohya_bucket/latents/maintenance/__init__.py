@@ -1,1 +1,0 @@
-"""Repair, prune and pack a store."""

@@ -1,0 +1,338 @@
+"""Shards: safetensors files whose rows are items of one bucket; what a store knows of them; their tensors in memory.
+
+Layout of a safetensors file: 8 bytes little-endian header length, a JSON header that gives each tensor's dtype,
+shape and byte range, then the tensors without gaps. The header is padded with spaces so that data start at a
+multiple of 64 bytes. Written by hand because the writer streams rows and checksums them on the way; every
+safetensors reader opens the result.
+
+A reader takes nothing on trust: the tensors that a file states belong together, mean what is said, and lie in the file.
+Shards on disk are mapped into memory, so that their tensors are arrays without a copy.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import mmap
+import os
+import struct
+import zlib
+from collections import OrderedDict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import LatentStoreError, as_damage
+from kohya_bucket.latents.latent_space import CODES, LATENT_DTYPES, STORED_AS, LatentSpace, carrier
+from kohya_bucket.latents.remote.remote_path import Place, open_to_read, write_new
+
+__all__ = [
+    "ENTRIES",
+    "KINDS",
+    "MOST_AXES",
+    "MOST_UNPACKED",
+    "SPANS",
+    "MappedShards",
+    "OneShard",
+    "ShardInfo",
+    "TensorSpec",
+    "Tensors",
+    "given_arrays",
+    "read_header",
+    "write_shard",
+]
+
+ENTRIES = "entries"
+_ALIGNMENT = 64
+_MAX_HEADER = 1 << 20
+MOST_AXES = 5
+_NAMES = {code: name for name, code in CODES.items()}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Where a tensor lies: storage type by name, shape, and byte offset from the start of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, dtype: Any, shape: Any, offset: Any) -> TensorSpec:
+        """The same of values that a file states; `ValueError` or `KeyError` if there can be no such tensor."""
+        if not all(type(n) is int and n >= 0 for n in (*shape, offset)) or len(shape) > MOST_AXES:
+            raise ValueError(f"there can be no tensor of shape {shape!r} at byte {offset!r}")
+        carrier(dtype)
+        return cls(dtype, tuple(shape), offset)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * carrier(self.dtype).itemsize
+
+
+def write_shard(
+    path: Place, tensors: dict[str, tuple[str, npt.NDArray[Any]]], entries: bytes, metadata: dict[str, str]
+) -> tuple[int, dict[str, TensorSpec]]:
+    """Write `tensors` (name -> storage type and array of bits) and the rows' description as one new file.
+
+    Returns the file's length and each tensor's place. Raises as `write_new` does.
+    """
+    arrays = {name: (dtype, np.ascontiguousarray(bits)) for name, (dtype, bits) in tensors.items()}
+    arrays[ENTRIES] = ("uint8", np.frombuffer(entries, dtype=np.uint8))
+    header: dict[str, Any] = {"__metadata__": metadata | {"entries_crc32": f"{zlib.crc32(entries):08x}"}}
+    at = 0
+    for name, (dtype, bits) in arrays.items():
+        header[name] = {"dtype": CODES[dtype], "shape": list(bits.shape), "data_offsets": [at, at + bits.nbytes]}
+        at += bits.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode("utf-8")
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    start = len(text) + 8
+    specs = {
+        name: TensorSpec(dtype, bits.shape, start + header[name]["data_offsets"][0])
+        for name, (dtype, bits) in arrays.items()
+    }
+    parts = [struct.pack("<Q", len(text)), text, *(bits.reshape(-1).view(np.uint8) for _, bits in arrays.values())]
+    return write_new(path, parts), specs
+
+
+def read_header(path: Place) -> tuple[dict[str, TensorSpec], bytes, dict[str, str]]:
+    """Places of the tensors, the description of the rows, and the metadata of a shard.
+
+    Raises:
+        LatentStoreError: truncated, or any byte of what is read here is not what was written.
+    """
+    with as_damage(f"shard {path} is damaged"), open_to_read(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        length = struct.unpack("<Q", file.read(8))[0]
+        if length > min(size, _MAX_HEADER):
+            raise ValueError(f"its header of {length} bytes does not fit into {size}")
+        header = json.loads(file.read(length))
+        metadata = header.pop("__metadata__")
+        specs, end = {}, 0
+        for name, spec in header.items():
+            begin, stop = spec["data_offsets"]
+            specs[name] = TensorSpec.of(_NAMES[spec["dtype"]], spec["shape"], 8 + length + begin)
+            if begin != end or stop - begin != specs[name].nbytes:
+                raise ValueError(f"tensor {name!r} does not fill its place")
+            end = stop
+        if 8 + length + end != size:
+            raise ValueError(f"it is truncated: {size} bytes of {8 + length + end}")
+        if specs[ENTRIES].dtype != "uint8" or len(specs[ENTRIES].shape) != 1:
+            raise ValueError("its entries are not bytes")
+        file.seek(specs[ENTRIES].offset)
+        entries = file.read(specs[ENTRIES].nbytes)
+        if f"{zlib.crc32(entries):08x}" != metadata["entries_crc32"]:
+            raise ValueError("the checksum of its entries is wrong")
+    return specs, entries, metadata
+
+
+KINDS = ("latents", "posterior", "text")
+SPANS = "spans"  # [N, arrays, 3] int64: the first row in the array's tensor, how many rows, how many once unpacked
+MOST_UNPACKED = 1 << 30  # bytes of one array of a caption, which takes less in the file
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """A shard's file: name, length in bytes, where its tensors lie, and what they mean.
+
+    Of outputs of text encoders, `arrays` has each array's numpy type and number of axes, as they were given, and
+    `tensors` has one tensor of that name with the rows of all items, and `SPANS`.
+    """
+
+    name: str
+    nbytes: int
+    tensors: dict[str, TensorSpec]
+    space: LatentSpace
+    arrays: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Items in it, those included that newer ones have replaced."""
+        return (self.tensors[SPANS] if self.arrays else self.latents).shape[0]
+
+    @property
+    def latents(self) -> TensorSpec:
+        """The tensor of its latents, or of mean and standard deviation.
+
+        Raises:
+            LatentStoreError: it holds outputs of text encoders.
+        """
+        if self.arrays:
+            raise LatentStoreError(f"shard {self.name} holds outputs of text encoders, not latents")
+        return self.tensors[self.kind]
+
+    @property
+    def is_posterior(self) -> bool:
+        """Its rows hold mean and standard deviation instead of latents."""
+        return self.kind == "posterior"
+
+    @property
+    def kind(self) -> str:
+        """What its rows are, one of `KINDS`."""
+        return "text" if self.arrays else "posterior" if "posterior" in self.tensors else "latents"
+
+    def to_json(self) -> dict[str, Any]:
+        places = {name: [spec.dtype, list(spec.shape), spec.offset] for name, spec in self.tensors.items()}
+        more = {"arrays": {name: list(given) for name, given in self.arrays.items()}} if self.arrays else {}
+        return {"name": self.name, "bytes": self.nbytes, "tensors": places, "space": asdict(self.space)} | more
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ShardInfo:
+        """What `to_json` gave, from a file that anybody may have changed.
+
+        Raises:
+            ValueError, TypeError, KeyError: there can be no such shard.
+        """
+        specs = {name: TensorSpec.of(*spec) for name, spec in data["tensors"].items()}
+        return cls(data["name"], data["bytes"], specs, LatentSpace.of(data["space"]), given_arrays(data)).checked()
+
+    def checked(self) -> ShardInfo:
+        """The same, if its tensors belong together and lie in the file; else `ValueError`."""
+        _check_shard(self)
+        return self
+
+
+def given_arrays(data: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    """`ShardInfo.arrays` as a shard or a manifest states it; empty for latents."""
+    return {name: (given, axes) for name, (given, axes) in data.get("arrays", {}).items()}
+
+
+def _check_shard(info: ShardInfo) -> None:
+    """Look at the description of a shard.
+
+    Raises:
+        ValueError, TypeError: there can be no such shard.
+    """
+    if info.arrays:
+        _check_texts(info)
+    else:
+        _check_latents(info)
+    if type(info.nbytes) is not int or any(s.offset + s.nbytes > info.nbytes for s in info.tensors.values()):
+        raise ValueError(f"shard {info.name!r} of {info.nbytes!r} bytes cannot hold its tensors")
+
+
+def _check_latents(info: ShardInfo) -> None:
+    found = dict(info.tensors)
+    mask = found.pop("alpha_mask", None)
+    main = found.pop(info.kind, None)
+    flipped = found.pop(f"{info.kind}_flipped", main)
+    if found or main is None or main.dtype not in LATENT_DTYPES or len(main.shape) != 4 + info.is_posterior:
+        raise ValueError(f"shard {info.name!r} cannot hold the tensors {sorted(info.tensors)}")
+    if info.space.values == "text":
+        raise ValueError(f"shard {info.name!r} holds latents, but its note says text outputs")
+    if info.is_posterior and main.shape[1] != 2:
+        raise ValueError(f"shard {info.name!r} holds no mean and deviation, but a shape of {list(main.shape)}")
+    if flipped is None or (flipped.dtype, flipped.shape) != (main.dtype, main.shape) or not main.nbytes:
+        raise ValueError(f"shard {info.name!r} holds mirrored latents of another shape")
+    if mask is not None and (mask.dtype != "uint8" or len(mask.shape) != 3):
+        raise ValueError(f"shard {info.name!r} holds masks of type {mask.dtype} and shape {list(mask.shape)}")
+
+
+def _check_texts(info: ShardInfo) -> None:
+    found = dict(info.tensors)
+    spans = found.pop(SPANS, None)
+    # sorted: by their order the columns of `SPANS` belong to them
+    if found.keys() != info.arrays.keys() or list(info.arrays) != sorted(info.arrays) or info.space.values != "text":
+        raise ValueError(f"shard {info.name!r} cannot hold the tensors {sorted(info.tensors)} of {list(info.arrays)}")
+    if spans is None or spans.dtype != "int64" or spans.shape[1:] != (len(found), 3) or not spans.nbytes:
+        raise ValueError(f"shard {info.name!r} does not say which rows belong to which text")
+    for name, (given, axes) in info.arrays.items():
+        spec = found[name]
+        if not isinstance(given, str) or spec.dtype not in STORED_AS.get(given, ()):
+            raise ValueError(f"shard {info.name!r} cannot hold {name!r} of type {given!r} as {spec.dtype}")
+        # of any length, and 0 is no divisor of a limit: each axis counts as 1 at least
+        widest = 8 * math.prod(max(1, side) for side in spec.shape[1:])
+        if type(axes) is not int or not 0 <= axes <= MOST_AXES or len(spec.shape) != max(1, axes):
+            raise ValueError(f"shard {info.name!r} cannot hold {name!r} of {axes!r} axes as {list(spec.shape)}")
+        if widest > MOST_UNPACKED:
+            raise ValueError(f"shard {info.name!r} cannot hold {name!r} of shape {list(spec.shape)}")
+
+
+_MOST = 512
+Tensors = dict[str, Any]  # arrays, or what gives their rows as an array does
+
+
+class MappedShards:
+    """The shards of a folder, each mapped when it is first read. A process that gets a copy maps its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._mapped: OrderedDict[str, Tensors] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_folder": self._folder, "_mapped": OrderedDict()}
+
+    def tensors(self, info: ShardInfo) -> Tensors:
+        """A shard's tensors as arrays over the mapped file: writing into one changes this process' copy only.
+
+        Raises:
+            LatentStoreError: the file is gone, or shorter or longer than when it was written.
+        """
+        found = self._mapped.get(info.name)
+        if found is None:
+            try:
+                found = mapped(self._folder / info.name, info)
+            except FileNotFoundError as error:
+                raise LatentStoreError(
+                    f"shard {info.name} is gone from {self._folder}: the store was packed or pruned meanwhile"
+                ) from error
+            except OSError as error:
+                raise LatentStoreError(f"shard {info.name} cannot be read: {error.strerror or error}") from error
+            self._mapped[info.name] = found
+            if len(self._mapped) > most_mapped():
+                self._mapped.popitem(last=False)
+        return found
+
+    def again(self, info: ShardInfo, tensor: str, row: int) -> npt.NDArray[Any] | None:
+        """A row whose checksum was wrong, from where it may be right; None where there is no such place."""
+        return None
+
+    def release(self) -> None:
+        """Let go of all files, so that they can be removed on Windows too."""
+        self._mapped.clear()
+
+
+class OneShard(MappedShards):
+    """A copy of one shard, under whatever name."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path.parent)
+        self._path = path
+
+    def tensors(self, info: ShardInfo) -> Tensors:
+        if info.name not in self._mapped:
+            self._mapped[info.name] = mapped(self._path, info)
+        return self._mapped[info.name]
+
+
+@functools.cache
+def most_mapped() -> int:
+    """How many shards are mapped at a time: each holds a file open, and a process may have few (256 on macOS)."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return _MOST
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if limit == resource.RLIM_INFINITY else min(_MOST, max(1, limit // 3))
+
+
+def mapped(path: Path, info: ShardInfo) -> Tensors:
+    """A shard's tensors as arrays over its mapped file."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != info.nbytes:
+            raise LatentStoreError(
+                f"shard {path} is {'truncated' if size < info.nbytes else 'too long'}: {size} bytes of {info.nbytes}; "
+                "run `kohya-bucket cache repair`"
+            )
+        bits = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    with as_damage(f"shard {path} cannot be read"):
+        return {
+            name: np.frombuffer(bits, carrier(spec.dtype), math.prod(spec.shape), spec.offset).reshape(spec.shape)
+            for name, spec in info.tensors.items()
+        }
