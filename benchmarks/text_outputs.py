@@ -23,10 +23,8 @@ from pathlib import Path
 import numpy as np
 from origin import commit
 
-from kohya_bucket.latents.text.caption import Caption, Encoding
 from kohya_bucket.latents.text.exact_arrays import pack
-from kohya_bucket.latents.text.text_store import TextStore
-from kohya_bucket.latents.text.text_writer import TextWriter
+from kohya_bucket.latents.text.text_store import Caption, Encoding, TextStore, TextWriter
 from kohya_bucket.sdscripts.caching.behind_mask import without_unread
 
 TOKENS, REACH = 77, 91

@@ -230,7 +230,7 @@ def test_npz_of_unmodified_sd_scripts_are_trained_from_a_store(unpatched, strate
     pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
     from kohya_bucket.latents.architectures import ARCHITECTURES
     from kohya_bucket.latents.fingerprint import module_hash
-    from kohya_bucket.latents.npz.import_npz import import_npz
+    from kohya_bucket.latents.npz.exchange import import_npz
 
     encoder = MeanVAE()
     cache(unpatched, strategies, folder, encoder)

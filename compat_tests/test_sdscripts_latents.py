@@ -29,8 +29,12 @@ from kohya_bucket.latents.fingerprint import (  # noqa: E402
 )
 from kohya_bucket.latents.npz.check import why_npz_bad  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
-from kohya_bucket.latents.npz.note import stored_fingerprint  # noqa: E402
-from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
+from kohya_bucket.latents.npz.read_write import (  # noqa: E402
+    NpzLatents,
+    read_npz,
+    stored_fingerprint,
+    write_npz,
+)
 from kohya_bucket.sdscripts.caching.item import (  # noqa: E402
     CacheItem,
     architecture_of,

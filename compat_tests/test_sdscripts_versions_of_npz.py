@@ -18,8 +18,7 @@ from versions_of_npz import cached_digests
 
 from kohya_bucket import sdscripts
 from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.npz.export_npz import export_npz
-from kohya_bucket.latents.npz.import_npz import import_npz
+from kohya_bucket.latents.npz.exchange import export_npz, import_npz
 from kohya_bucket.sdscripts.checkout import npz_version
 
 COUNT = 5

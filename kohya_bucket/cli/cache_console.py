@@ -10,7 +10,7 @@ from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.latents.maintenance import MaintenanceReport
-    from kohya_bucket.latents.npz.import_npz import Exchange
+    from kohya_bucket.latents.npz.exchange import Exchange
     from kohya_bucket.latents.store.state import StoreStatus
 
 __all__ = ["print_exchange", "print_files_in_use", "print_rows", "print_status"]

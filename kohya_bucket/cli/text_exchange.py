@@ -12,7 +12,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import MAX_CONFIG_BYTES, read_regular
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.text.families import TextFamily
+    from kohya_bucket.latents.text.npz_files import TextFamily
 
 __all__ = ["export_texts", "import_texts"]
 
@@ -53,7 +53,7 @@ def export_texts(store: Path, images_root: Path | None, arch: str, ending: str, 
 
 
 def _family(name: str) -> TextFamily:
-    from kohya_bucket.latents.text.families import TEXT_FAMILIES
+    from kohya_bucket.latents.text.npz_files import TEXT_FAMILIES
 
     if name not in TEXT_FAMILIES:
         raise ConfigError(f"--arch {name!r} with --text: use one of {', '.join(TEXT_FAMILIES)}")

@@ -23,9 +23,8 @@ from kohya_bucket.latents.fingerprint import UNKNOWN_VAE
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.text.caption import Caption
 from kohya_bucket.latents.text.exact_arrays import unpack
-from kohya_bucket.latents.text.text_store import TEXT_FOLDER, TextStore
+from kohya_bucket.latents.text.text_store import TEXT_FOLDER, Caption, TextStore
 
 __all__ = ["BucketedLatentDataset"]
 

@@ -32,9 +32,7 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, paths_of
 from kohya_bucket.latents.store.state import temporary_files, verify, verify_files
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
-from kohya_bucket.latents.text.caption import KIND
-from kohya_bucket.latents.text.text_store import TextStore
-from kohya_bucket.latents.text.text_writer import TextWriter
+from kohya_bucket.latents.text.text_store import KIND, TextStore, TextWriter
 from kohya_bucket.latents.vae.encoder import encoder_hash
 
 if TYPE_CHECKING:

@@ -101,7 +101,7 @@ def test_what_cannot_be_written_leaves_what_was_there(
         make_store(store, False)
         shutil.copytree(store, out / "store")
         make_store(out / "store", command[1] == "repair")
-        from kohya_bucket.latents.npz.opened import write_arrays
+        from kohya_bucket.latents.npz.read_write import write_arrays
         from tests.latents.test_npz import ARCHITECTURES, item, npz
         from tests.latents.test_text_exchange import CAPTION_KEY, caption_mark, outputs_of
 

@@ -13,8 +13,7 @@ from PIL import Image
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import Reason, Stale, source_identity
-from kohya_bucket.latents.npz.note import stored_fingerprint
-from kohya_bucket.latents.npz.opened import write_arrays
+from kohya_bucket.latents.npz.read_write import stored_fingerprint, write_arrays
 from kohya_bucket.latents.text.npz_files import CAPTION_KEY, caption_mark
 from kohya_bucket.sdscripts.caching.item import (
     CacheItem,

@@ -30,19 +30,16 @@ from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.maintenance import pack, prune, repair
 from kohya_bucket.latents.npz import read_write as npz
 from kohya_bucket.latents.npz.check import find_npz, holds_npz, settle_npz, why_npz_bad
-from kohya_bucket.latents.npz.export_npz import export_npz
-from kohya_bucket.latents.npz.import_npz import import_npz
-from kohya_bucket.latents.npz.note import NOTE, note_of, stored_fingerprint
+from kohya_bucket.latents.npz.exchange import export_npz, import_npz
+from kohya_bucket.latents.npz.read_write import NOTE, note_of, stored_fingerprint
 from kohya_bucket.latents.store.entries import FORMAT, StoreEntry, arrow, decode
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, content_tag
 from kohya_bucket.latents.store.shards import read_header
 from kohya_bucket.latents.store.state import status, verify
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
-from kohya_bucket.latents.text.families import TEXT_FAMILIES
-from kohya_bucket.latents.text.npz_files import export_text_npz
-from kohya_bucket.latents.text.text_store import TextStore, open_store
-from kohya_bucket.latents.text.text_writer import checksum
+from kohya_bucket.latents.text.npz_files import TEXT_FAMILIES, export_text_npz
+from kohya_bucket.latents.text.text_store import TextStore, checksum, open_store
 from tests.hostile import any_bytes, any_json, any_npz, any_table, as_json, npy
 from tests.latents.latent_helpers import PRINT, SPACE, bits, entry, fill
 from tests.latents.text_outputs import fill_texts

@@ -14,8 +14,7 @@ from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.npz import read_write as npz
 from kohya_bucket.latents.npz.check import why_npz_bad
 from kohya_bucket.latents.npz.names import collisions, npz_path, size_from_name
-from kohya_bucket.latents.npz.note import stored_fingerprint
-from kohya_bucket.latents.npz.opened import OpenNpz
+from kohya_bucket.latents.npz.read_write import OpenNpz, stored_fingerprint
 from tests.latents.latent_helpers import PRINT
 
 PLAIN = [ARCHITECTURES[name].read_by("0.10.1") for name in ("sd", "sdxl")]

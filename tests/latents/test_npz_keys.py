@@ -16,7 +16,7 @@ from kohya_bucket.latents.fingerprint import Reason, Stale, source_identity
 from kohya_bucket.latents.npz import read_write as npz
 from kohya_bucket.latents.npz.check import find_npz, settle_npz, why_npz_bad
 from kohya_bucket.latents.npz.names import further_path
-from kohya_bucket.latents.npz.opened import OpenNpz
+from kohya_bucket.latents.npz.read_write import OpenNpz
 from kohya_bucket.latents.store.entries import StoreEntry
 from tests.latents.latent_helpers import PRINT
 from tests.latents.test_npz import equal, item

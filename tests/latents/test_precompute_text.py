@@ -12,9 +12,8 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.text import transformers_encoder
-from kohya_bucket.latents.text.caption import Caption
 from kohya_bucket.latents.text.precompute_text import precompute_text
-from kohya_bucket.latents.text.text_store import TextStore
+from kohya_bucket.latents.text.text_store import Caption, TextStore
 from tests.latents.latent_helpers import fill
 from tests.latents.text_outputs import made_outputs, same_outputs
 

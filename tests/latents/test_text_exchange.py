@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.npz.opened import read_arrays
-from kohya_bucket.latents.text.caption import Caption
-from kohya_bucket.latents.text.families import TEXT_FAMILIES
+from kohya_bucket.latents.npz.read_write import read_arrays
 from kohya_bucket.latents.text.npz_files import (
     CAPTION_KEY,
     ENCODERS_KEY,
+    TEXT_FAMILIES,
     caption_mark,
     export_text_npz,
     import_text_npz,
 )
-from kohya_bucket.latents.text.text_store import TextStore
+from kohya_bucket.latents.text.text_store import Caption, TextStore
 from tests.latents.text_outputs import fill_texts, same_outputs
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

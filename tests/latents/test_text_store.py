@@ -25,10 +25,16 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.shards import ShardInfo, read_header
 from kohya_bucket.latents.store.state import status, verify, verify_files
 from kohya_bucket.latents.store.writer import write_manifest
-from kohya_bucket.latents.text.caption import ENCODING_COLUMNS, Caption, Encoding, why_text_stale
 from kohya_bucket.latents.text.exact_arrays import pack, unpack
-from kohya_bucket.latents.text.text_store import TextStore, open_store
-from kohya_bucket.latents.text.text_writer import TextWriter
+from kohya_bucket.latents.text.text_store import (
+    ENCODING_COLUMNS,
+    Caption,
+    Encoding,
+    TextStore,
+    TextWriter,
+    open_store,
+    why_text_stale,
+)
 from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
 from tests.latents.text_outputs import fill_texts, made_outputs, same_outputs, write_until_killed
 from tests.warm import QUICK

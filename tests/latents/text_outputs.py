@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.latents.store.entries import StoreEntry
-from kohya_bucket.latents.text.caption import Caption, Encoding
 from kohya_bucket.latents.text.exact_arrays import pack
-from kohya_bucket.latents.text.text_store import TextStore
-from kohya_bucket.latents.text.text_writer import TextWriter
+from kohya_bucket.latents.text.text_store import Caption, Encoding, TextStore, TextWriter
 
 Outputs = dict[str, Any]
 

@@ -30,7 +30,7 @@ ALLOWED = {
     ("files.py", "open(path, 'wb')"): "the writer itself",
     ("files.py", "open(path, 'rb+')"): "waits for what it wrote",
     ("files.py", "os.replace(source, target)"): "the writer itself",
-    ("latents/npz/opened.py", "np.savez(out, **arrays)"): "into memory",
+    ("latents/npz/read_write.py", "np.savez(out, **arrays)"): "into memory",
     ("sdscripts/caching/text_npz.py", "np.savez(file, *args, **arrays)"): "into what sd-scripts has opened",
     ("latents/store/entries.py", "pq.write_table(table.replace_schema_metadata({FORMAT: text}), out, "
      "compression='zstd', store_schema=True)"): "into memory",

@@ -192,7 +192,7 @@ def import_(
     """
     from kohya_bucket.images import list_images
     from kohya_bucket.latents.latent_space import dtype_name
-    from kohya_bucket.latents.npz.import_npz import import_npz
+    from kohya_bucket.latents.npz.exchange import import_npz
     from kohya_bucket.latents.store.layout import common_root
 
     if text:
@@ -229,7 +229,7 @@ def export(
     if text:
         export_texts(store, images, arch, caption_extension, quiet=quiet)
         return
-    from kohya_bucket.latents.npz.export_npz import export_npz
+    from kohya_bucket.latents.npz.exchange import export_npz
 
     family = _arch(arch).read_by(version_for(for_))
     with scan_progress("exporting", quiet=quiet) as progress:

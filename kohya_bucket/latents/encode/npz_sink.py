@@ -19,9 +19,8 @@ from kohya_bucket.latents.fingerprint import Reason
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.npz.check import settle_npz
-from kohya_bucket.latents.npz.convert_values import convert_values, mask_values
 from kohya_bucket.latents.npz.names import has_whole_name, paths_of_run
-from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
+from kohya_bucket.latents.npz.read_write import NpzLatents, convert_values, mask_values, write_npz
 
 if TYPE_CHECKING:
     import torch

@@ -9,9 +9,7 @@ from pathlib import Path
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.fingerprint import Reason, Stale, source_identity, why_stale
 from kohya_bucket.latents.npz.names import further_path, usual_name
-from kohya_bucket.latents.npz.note import read_note
-from kohya_bucket.latents.npz.opened import BROKEN, OpenNpz
-from kohya_bucket.latents.npz.read_write import bring_over
+from kohya_bucket.latents.npz.read_write import BROKEN, OpenNpz, bring_over, read_note
 from kohya_bucket.latents.store.entries import StoreEntry
 
 __all__ = ["FoundNpz", "find_npz", "holds_npz", "settle_npz", "why_npz_bad", "why_npz_stale"]

@@ -3,13 +3,15 @@
 sd-scripts names a file for the stem and the size of the image. So `a.png` and `a.jpg` may meet in one file, and so do
 datasets that have an image at different sizes, for the families whose files hold one. Whoever comes first has the
 usual name; the order is that of the datasets, and by name within each, so that every run and every process agrees.
+By these names the cache files beside images are found again, sd-scripts' and this package's.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kohya_bucket.buckets.sizes import IntArray
@@ -21,7 +23,9 @@ from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.items import LatentItems
 
 __all__ = [
+    "CacheFile",
     "NpzNames",
+    "cache_files",
     "collisions",
     "further_path",
     "has_whole_name",
@@ -193,3 +197,46 @@ def has_whole_name(path: Path, image: str) -> bool:
 
 def _pairs(sizes: IntArray) -> list[Size]:
     return [(width, height) for width, height in sizes.tolist()]
+
+
+@dataclass(frozen=True)
+class CacheFile:
+    """A cache file: `whole`, it is named by the image's whole file name; `further`, it is of a further size."""
+
+    path: Path
+    whole: bool
+    further: bool = False
+
+
+def cache_files(images: Sequence[str], arch: Architecture) -> Iterator[list[CacheFile]]:
+    """The cache files of each image, by exact name: sd-scripts' own, then those of further sizes."""
+    folders: dict[str, tuple[dict[str, list[str]], dict[str, list[str]]]] = {}
+    for image in images:
+        folder, name = os.path.split(os.path.abspath(image))
+        if folder not in folders:
+            folders[folder] = _listed(folder, arch)
+        usual, further = folders[folder]
+        stem = os.path.splitext(name)[0]
+        file = next((f for f in usual.get(name, []) if size_from_name(f, name, arch)), None)
+        whole = file is not None
+        if file is None and arch.plain_until and os.path.exists(os.path.join(folder, stem + ".npz")):
+            file = stem + ".npz"
+        if file is None:
+            file = next((f for f in usual.get(stem, []) if size_from_name(f, stem, arch)), None)
+        if file is None:
+            yield []
+            continue
+        more = [CacheFile(Path(folder, f), whole, further=True) for f in further.get(file, [])]
+        yield [CacheFile(Path(folder, file), whole), *more]
+
+
+def _listed(folder: str, arch: Architecture) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Cache files of a folder: sd-scripts' by the image's stem or name, further ones by the file they belong to."""
+    usual: dict[str, list[str]] = {}
+    further: dict[str, list[str]] = {}
+    for file in sorted(os.listdir(folder)):
+        if file.endswith(arch.suffix):
+            usual.setdefault(file[: -len(arch.suffix)].rpartition("_")[0], []).append(file)
+        elif (owner := usual_name(file)) is not None:
+            further.setdefault(owner, []).append(file)
+    return usual, further

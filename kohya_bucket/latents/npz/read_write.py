@@ -1,18 +1,30 @@
 """sd-scripts' own latent caches: one npz beside each image, for every model family it has.
 
-Source: the `LatentsCachingStrategy` classes of kohya-ss/sd-scripts 0.9 to 0.11. Files written here are, key by key
-and byte by byte, what sd-scripts writes, plus one key it does not know (`npz_note`).
+Source: the `LatentsCachingStrategy` classes of kohya-ss/sd-scripts 0.9 to 0.11. Files written here are, key by key and
+byte by byte, what sd-scripts writes, plus one key it does not know (`npz_note`), which says what the latents were made
+from. sd-scripts' readers ask for arrays by name and so ignore it, and its writer carries unknown arrays over, so it
+also says which latents it belongs to.
 
 Keys end in the latents' size, as `latents_64x48`, and one file holds several. SD and SDXL have such keys since 0.10.2;
 before, theirs had no size (plain keys), and a file held one resolution. Versions since ask for the keys with the size
 first, and if there are none take the plain ones, whatever their size; versions before know the plain ones only. So the
 same arrays are moved from one kind of keys to the other where the reader at hand needs it, and a file never holds the
 latents of one size twice.
+
+An npz is opened once, for as little of it as is asked for: names, shapes, single arrays, checksums. Anybody may have
+written it, so nothing is unpacked before what it states of itself has been compared with its length.
 """
 
 from __future__ import annotations
 
+import io
+import json
+import math
 import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +32,195 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import LatentStoreError, as_damage
+from kohya_bucket.files import write_file
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
-from kohya_bucket.latents.npz.note import NOTE, note_of
-from kohya_bucket.latents.npz.opened import BROKEN, BrokenNpzError, OpenNpz, read_arrays, write_arrays
+from kohya_bucket.latents.latent_space import LatentSpace
 
-__all__ = ["NpzLatents", "bring_over", "read_keys", "read_npz", "sizes_in", "write_npz"]
+__all__ = [
+    "BROKEN",
+    "NOTE",
+    "BrokenNpzError",
+    "NpzLatents",
+    "OpenNpz",
+    "bring_over",
+    "convert_values",
+    "mask_values",
+    "note_of",
+    "read_arrays",
+    "read_keys",
+    "read_note",
+    "read_npz",
+    "sizes_in",
+    "stored_fingerprint",
+    "write_arrays",
+    "write_npz",
+]
+
+
+class BrokenNpzError(LatentStoreError):
+    """A file that is no npz, or one that is damaged, or states what cannot be."""
+
+
+# what a missing, damaged or foreign file may raise
+BROKEN = (OSError, BrokenNpzError)
+
+_MOST = 1 << 32  # bytes, unpacked
+_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+class OpenNpz:
+    """A file as `np.savez` writes it, to be used in a `with`. Every use may raise one of `BROKEN`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with as_damage("no npz", error=BrokenNpzError):
+            self._archive = zipfile.ZipFile(path)
+        self._members = {member.filename: member for member in self._archive.infolist()}
+        self.names = [name.removesuffix(".npy") for name in self._members if name.endswith(".npy")]
+
+    def __enter__(self) -> OpenNpz:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of an array, from its header."""
+        with self._member(f"{name}.npy") as (file, _):
+            return _header(file)[0]
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """An array, whose checksum is right."""
+        with self._member(f"{name}.npy") as (file, nbytes):
+            shape, in_columns, dtype = _header(file)
+            if dtype.hasobject or math.prod(shape) * dtype.itemsize != nbytes - file.tell():
+                raise ValueError(f"{name} has {nbytes} bytes, which is not an array of shape {shape} and type {dtype}")
+            data = bytearray(file.read())
+            array: npt.NDArray[Any] = np.ndarray(shape, dtype, data, order="F" if in_columns else "C")
+            return array
+
+    def numbers(self, name: str, count: int) -> list[float]:
+        """The values of an array of `count` finite numbers."""
+        if self.shape(name) != (count,):
+            raise BrokenNpzError(f"{name} is not a row of {count} numbers")
+        array = self.array(name)
+        if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+            raise BrokenNpzError(f"{name} holds {array.tolist()}")
+        return list(array.tolist())
+
+    def floats(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """An array of floating-point numbers of this shape."""
+        if self.shape(name) != shape:
+            raise BrokenNpzError(f"{name} has shape {list(self.shape(name))}, not {list(shape)}")
+        array = self.array(name)
+        if array.dtype.kind != "f":
+            raise BrokenNpzError(f"{name} holds {array.dtype}, not floating-point numbers")
+        return array
+
+    def crc(self, name: str) -> int:
+        """Checksum that the directory states, see `member_crc`."""
+        return self._members[f"{name}.npy"].CRC
+
+    def is_cut_off(self, name: str) -> bool:
+        member = self._members[f"{name}.npy"]
+        return member.compress_type == zipfile.ZIP_STORED and member.file_size > member.compress_size
+
+    def damaged(self) -> str | None:
+        """Name of the first array whose bytes have not the checksum stated; all are read."""
+        for name in self._members:
+            try:
+                with self._member(name) as (file, _):
+                    while file.read(1 << 20):
+                        pass
+            except BROKEN:
+                return name.removesuffix(".npy")
+        return None
+
+    @contextmanager
+    def _member(self, name: str) -> Iterator[tuple[Any, int]]:
+        """A part of the archive, open, and its length."""
+        with as_damage(name, error=BrokenNpzError):
+            member = self._members[name]
+            # bzip2 and lzma unpack without a limit, and numpy writes neither
+            if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError("it is encrypted, or packed in a way that no npz is")
+            if member.file_size > _MOST:
+                raise ValueError(f"it claims {member.file_size} bytes")
+            with self._archive.open(member) as file:
+                yield file, member.file_size
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    shape, in_columns, dtype = _READERS[np.lib.format.read_magic(file)](file)
+    if not all(type(side) is int and side >= 0 for side in shape) or not dtype.itemsize:
+        raise ValueError(f"no array has shape {shape} and type {dtype}")
+    return tuple(shape), in_columns, dtype
+
+
+def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a file that can be read: none of one that is missing or no npz."""
+    arrays = {}
+    with suppress(*BROKEN), OpenNpz(path) as file:
+        for name in file.names:
+            with suppress(*BROKEN):
+                arrays[name] = file.array(name)
+    return arrays
+
+
+def write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]], *, sync: bool = True) -> None:
+    """`np.savez`, whole or not at all. Raises `LatentStoreError` as `write_file` does."""
+    write_file(path, lambda out: np.savez(out, **arrays), sync=sync)  # type: ignore[arg-type]
+
+
+def member_crc(array: npt.NDArray[Any]) -> int:
+    """CRC-32 of an array as it lies in an npz."""
+    array = np.asarray(array)
+    out = io.BytesIO()
+    if not array.flags.c_contiguous:
+        np.lib.format.write_array(out, array, allow_pickle=False)
+        return zlib.crc32(out.getbuffer())
+    np.lib.format.write_array_header_1_0(out, np.lib.format.header_data_from_array_1_0(array))
+    return zlib.crc32(array.reshape(-1).view(np.uint8).data, zlib.crc32(out.getbuffer()))
+
+
+NOTE = "kohya_bucket_fingerprint"
+_LONGEST_NOTE = 1 << 16  # bytes
+
+
+def note_of(fingerprint: Fingerprint, source_name: str, latents: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The array to write beside `latents`: what they were made from, and the file name of the image."""
+    note = vars(fingerprint) | {"source": source_name, "latents_crc32": member_crc(latents)}
+    return np.frombuffer(json.dumps(note).encode("utf-8"), dtype=np.uint8)
+
+
+def read_note(file: OpenNpz, key_suffix: str) -> tuple[Fingerprint, str] | None:
+    """Fingerprint and file name of the image of the latents whose keys end so.
+
+    None where there is none, or where sd-scripts has rewritten the latents since: then nothing is known.
+    """
+    name = f"{NOTE}{key_suffix}"
+    if name not in file.names:
+        return None
+    with suppress(BrokenNpzError), as_damage(name, error=BrokenNpzError):
+        shape = file.shape(name)
+        note = json.loads(file.array(name).tobytes()) if len(shape) == 1 and shape[0] <= _LONGEST_NOTE else {}
+        if note.pop("latents_crc32") == file.crc(f"latents{key_suffix}"):
+            source = note.pop("source")
+            if isinstance(source, str):
+                return Fingerprint.of(note), source
+    return None
+
+
+def stored_fingerprint(path: Path, bucket_size: tuple[int, int], arch: Architecture) -> tuple[Fingerprint, str] | None:
+    """`read_note` of the latents that `read_npz` reads; None too where there are none."""
+    with suppress(*BROKEN), OpenNpz(path) as file:
+        for keys in arch.key_suffixes(bucket_size):
+            if f"latents{keys}" in file.names and file.shape(f"latents{keys}") == arch.shape(bucket_size):
+                return read_note(file, keys)
+    return None
+
 
 Size = tuple[int, int]
 
@@ -197,3 +391,30 @@ def _flat(latents: Any, arch: Architecture) -> Any:
     """Without the axis of length 1 that early caches of Anima have."""
     old = arch.per_channel and latents is not None and latents.ndim == 4 and latents.shape[1] == 1
     return latents[:, 0] if old else latents
+
+
+def convert_values(latents: npt.NDArray[np.float32], space: LatentSpace, arch: Architecture) -> npt.NDArray[np.float32]:
+    """Turn latents [C, h, w], or many, of `space` into what sd-scripts caches for `arch`.
+
+    Raises:
+        LatentStoreError: raw latents of a family (Anima) whose autoencoder scales each channel on its own.
+    """
+    if space.values != arch.values:
+        if arch.per_channel:
+            raise LatentStoreError(
+                f"{arch.name} caches latents as its own autoencoder normalizes each channel, and these are raw: "
+                "encode with that autoencoder (AutoencoderKLQwenImage)"
+            )
+        if arch.values == "scaled":
+            latents = np.float32(arch.scale_factor) * (latents - np.float32(arch.shift_factor))
+        else:
+            latents = latents / np.float32(space.scale_factor) + np.float32(space.shift_factor)
+    return latents
+
+
+def mask_values(mask: npt.NDArray[np.uint8] | None, bucket_size: tuple[int, int]) -> npt.NDArray[np.float32]:
+    """The alpha channel of a bucket (width, height) as npz hold it: [H, W] in 0..1. None is an opaque image's."""
+    if mask is None:
+        return np.ones(bucket_size[::-1], np.float32)
+    values: npt.NDArray[np.float32] = mask.astype(np.float32) / np.float32(255)
+    return values

@@ -17,10 +17,9 @@ from kohya_bucket.latents.on_ray.actors import Actors
 from kohya_bucket.latents.on_ray.encode_on_ray import check_seen
 from kohya_bucket.latents.on_ray.first_wins import FirstWins
 from kohya_bucket.latents.store.contents import Assigned, Generations
-from kohya_bucket.latents.text.caption import Caption, Encoding, caption_bytes
 from kohya_bucket.latents.text.exact_arrays import pack
 from kohya_bucket.latents.text.precompute_text import TextReport, captions_to_do
-from kohya_bucket.latents.text.text_writer import TextWriter
+from kohya_bucket.latents.text.text_store import Caption, Encoding, TextWriter, caption_bytes
 from kohya_bucket.texts import counted
 
 __all__ = ["text_on_ray"]

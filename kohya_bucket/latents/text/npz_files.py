@@ -1,10 +1,15 @@
-"""Outputs of text encoders between sd-scripts' npz, one for each image, and a store, one for each caption."""
+"""Outputs of text encoders between sd-scripts' npz, one for each image, and a store, one for each caption.
+
+Source of the model families and their files: the `TextEncoderOutputsCachingStrategy` classes of kohya-ss/sd-scripts
+0.10 to 0.11.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +18,61 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.images.listing import file_key
-from kohya_bucket.latents.npz.import_npz import Exchange
-from kohya_bucket.latents.npz.opened import BROKEN, BrokenNpzError, OpenNpz, write_arrays
+from kohya_bucket.latents.npz.exchange import Exchange
+from kohya_bucket.latents.npz.read_write import BROKEN, BrokenNpzError, OpenNpz, write_arrays
 from kohya_bucket.latents.store.writer import write_manifest
-from kohya_bucket.latents.text.caption import Caption, Encoding, caption_bytes
 from kohya_bucket.latents.text.exact_arrays import Array, pack
-from kohya_bucket.latents.text.families import TextFamily
-from kohya_bucket.latents.text.text_store import TextStore
-from kohya_bucket.latents.text.text_writer import TextWriter, check_outputs
+from kohya_bucket.latents.text.text_store import Caption, Encoding, TextStore, TextWriter, caption_bytes, check_outputs
 
 __all__ = [
-    "CAPTION_KEY", "DROPOUT_KEY", "ENCODERS_KEY", "TOKENS_KEY", "caption_mark", "export_text_npz", "import_text_npz",
+    "CAPTION_KEY",
+    "DROPOUT_KEY",
+    "ENCODERS_KEY",
+    "TEXT_FAMILIES",
+    "TOKENS_KEY",
+    "TextFamily",
+    "caption_mark",
+    "collection_of_file",
+    "export_text_npz",
+    "import_text_npz",
     "text_marks",
-]  # fmt: skip
+]
+
+
+@dataclass(frozen=True)
+class TextFamily:
+    """How sd-scripts caches one family's outputs.
+
+    Attributes:
+        name: its name here and in `--arch`.
+        suffix: what stands in place of an image's ending.
+        arrays: names of the arrays that its files must have.
+    """
+
+    name: str
+    suffix: str
+    arrays: tuple[str, ...]
+
+
+TEXT_FAMILIES = {
+    family.name: family
+    for family in (
+        TextFamily("sdxl", "_te_outputs.npz", ("hidden_state1", "hidden_state2", "pool2")),
+        TextFamily("sd3", "_sd3_te.npz", ("lg_out", "lg_pooled", "t5_out", "clip_l_attn_mask", "clip_g_attn_mask",
+                                          "t5_attn_mask", "apply_lg_attn_mask", "apply_t5_attn_mask")),
+        TextFamily("flux", "_flux_te.npz", ("l_pooled", "t5_out", "txt_ids", "t5_attn_mask", "apply_t5_attn_mask")),
+        TextFamily("lumina", "_lumina_te.npz", ("hidden_state", "attention_mask", "input_ids")),
+        TextFamily("hunyuan_image", "_hi_te.npz", ("vlm_embed", "vlm_mask", "byt5_embed", "byt5_mask", "ocr_mask")),
+        TextFamily("anima", "_anima_te.npz", ("prompt_embeds", "attn_mask", "t5_input_ids", "t5_attn_mask",
+                                              "caption_dropout_rate")),
+    )
+}  # fmt: skip
+
+
+def collection_of_file(suffix: str) -> str:
+    """The family whose files end so; of one that is not known, the ending itself."""
+    return next((family.name for family in TEXT_FAMILIES.values() if family.suffix == suffix), suffix)
+
 
 CAPTION_KEY = "kohya_bucket_caption"
 ENCODERS_KEY = "kohya_bucket_text_encoders"

@@ -10,10 +10,8 @@ from typing import Protocol
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.text.caption import Caption, Encoding
 from kohya_bucket.latents.text.exact_arrays import Array
-from kohya_bucket.latents.text.text_cache import TextCache
-from kohya_bucket.latents.text.text_store import TEXT_FOLDER
+from kohya_bucket.latents.text.text_store import TEXT_FOLDER, Caption, Encoding, TextCache
 
 __all__ = ["TextEncoder", "TextReport", "captions_to_do", "precompute_text"]
 

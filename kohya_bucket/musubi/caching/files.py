@@ -21,7 +21,7 @@ from typing import Any
 from kohya_bucket.errors import LatentStoreError, as_damage, why_not_written
 from kohya_bucket.files import replacing
 from kohya_bucket.latents.fingerprint import Fingerprint
-from kohya_bucket.latents.npz.note import NOTE
+from kohya_bucket.latents.npz.read_write import NOTE
 from kohya_bucket.musubi.caching.made_by import MadeBy
 from kohya_bucket.musubi.caching.sources import Identity
 

@@ -22,8 +22,7 @@ from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, source_identity
 from kohya_bucket.latents.npz.check import settle_npz
-from kohya_bucket.latents.npz.opened import write_arrays
-from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
+from kohya_bucket.latents.npz.read_write import NpzLatents, write_arrays, write_npz
 from kohya_bucket.latents.store.entries import StoreEntry
 
 __all__ = [

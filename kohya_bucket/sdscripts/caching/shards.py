@@ -20,7 +20,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.fingerprint import Reason, Stale, why_stale
 from kohya_bucket.latents.latent_space import LatentSpace, from_float32
-from kohya_bucket.latents.npz.from_store import npz_item
+from kohya_bucket.latents.npz.exchange import npz_item
 from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore

@@ -18,10 +18,9 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.fingerprint import Reason
-from kohya_bucket.latents.text.caption import Encoding
-from kohya_bucket.latents.text.families import collection_of_file
-from kohya_bucket.latents.text.identity import encoders_hash
-from kohya_bucket.latents.text.npz_files import text_marks
+from kohya_bucket.latents.text.npz_files import collection_of_file, text_marks
+from kohya_bucket.latents.text.text_store import Encoding
+from kohya_bucket.latents.text.transformers_encoder import encoders_hash
 from kohya_bucket.sdscripts.caching.ahead import count_captions, refuse_memory
 from kohya_bucket.sdscripts.caching.behind_mask import is_left_out, without_unread
 from kohya_bucket.sdscripts.caching.replaced import replaced

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from kohya_bucket.latents.text.identity import SAMPLE, tokens_hash
+from kohya_bucket.latents.text.transformers_encoder import SAMPLE, tokens_hash
 from kohya_bucket.sdscripts.objects import TextStrategy
 
 __all__ = ["tokens_of", "tokens_text"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from kohya_bucket.errors import as_damage
 from kohya_bucket.latents.fingerprint import Reason, Stale
-from kohya_bucket.latents.npz.opened import BROKEN, BrokenNpzError, OpenNpz, write_arrays
+from kohya_bucket.latents.npz.read_write import BROKEN, BrokenNpzError, OpenNpz, write_arrays
 from kohya_bucket.latents.text.npz_files import CAPTION_KEY, DROPOUT_KEY, ENCODERS_KEY, TOKENS_KEY, caption_mark
 
 __all__ = ["check_text_npz", "savez"]

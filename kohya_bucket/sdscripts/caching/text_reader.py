@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.npz.opened import write_arrays
+from kohya_bucket.latents.npz.read_write import write_arrays
 from kohya_bucket.latents.text.exact_arrays import Array
 
 __all__ = ["StrategyReader", "TextLoader", "with_npz"]

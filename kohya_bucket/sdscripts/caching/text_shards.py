@@ -18,9 +18,7 @@ from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
 from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.fingerprint import Reason, Stale
-from kohya_bucket.latents.text.caption import Caption, Encoding
-from kohya_bucket.latents.text.text_cache import TextCache
-from kohya_bucket.latents.text.text_store import TEXT_FOLDER
+from kohya_bucket.latents.text.text_store import TEXT_FOLDER, Caption, Encoding, TextCache
 from kohya_bucket.sdscripts.caching.text_reader import StrategyReader, TextLoader, with_npz
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.texts import one_line
