@@ -69,7 +69,7 @@ def load_vae(vae: str, **options: Any) -> Any:
 
 def vae_hash_of(vae: str, family: Architecture) -> str:
     """What a store knows a VAE by, which must be of this family."""
-    from kohya_bucket.latents.encode.encode_items import check_family
+    from kohya_bucket.latents.encode.precompute import check_family
     from kohya_bucket.latents.vae.encoder import encoder_hash
 
     encoder = load_vae(vae, device="cpu", architecture=family.name)

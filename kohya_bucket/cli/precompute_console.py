@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kohya_bucket.cli.console import say
-from kohya_bucket.latents.encode.report import PrecomputeReport
+from kohya_bucket.latents.encode.worker import PrecomputeReport
 from kohya_bucket.texts import counted
 
 __all__ = ["Shown", "print_report"]

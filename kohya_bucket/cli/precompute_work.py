@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kohya_bucket.cli.cluster_options import ClusterOptions
     from kohya_bucket.cli.encoders import VaeOptions
     from kohya_bucket.cli.precompute_items import Chosen, Part, Planned
-    from kohya_bucket.latents.encode.report import PrecomputeReport
+    from kohya_bucket.latents.encode.worker import PrecomputeReport
     from kohya_bucket.latents.items import EncodeOptions
 
 __all__ = ["Work"]
@@ -39,7 +39,7 @@ class Work:
     console: Console = field(default_factory=partial(plain_console, stderr=True))
 
     def here(self, vae: VaeOptions, format: str, sd_scripts: str) -> int:
-        from kohya_bucket.latents.encode.encode_items import encode_items
+        from kohya_bucket.latents.encode.precompute import encode_items
         from kohya_bucket.latents.npz.names import paths_of_run
         from kohya_bucket.latents.vae.encoder import encoder_hash
 
@@ -71,7 +71,7 @@ class Work:
     def _encode(self, todo: list[Part], encode: Callable[..., PrecomputeReport], options: list[dict[str, Any]]) -> int:
         """Encode the parts, each with its own `options`."""
         from kohya_bucket.cli.precompute_console import Shown, print_report
-        from kohya_bucket.latents.encode.report import joined
+        from kohya_bucket.latents.encode.worker import joined
 
         further: list[PrecomputeReport] = []
         failed = 0

@@ -23,8 +23,8 @@ from kohya_bucket.buckets.sizes import IntArray, size_keys
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import TEMPORARY_AGE
 from kohya_bucket.images.origins import Origins
-from kohya_bucket.latents.encode.encode_items import encode_items
-from kohya_bucket.latents.encode.report import PrecomputeReport
+from kohya_bucket.latents.encode.precompute import encode_items
+from kohya_bucket.latents.encode.worker import PrecomputeReport
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.remote.remote_path import Place, move
 from kohya_bucket.latents.store.entries import StoreEntry

@@ -145,7 +145,7 @@ class Case:
         report = SimpleNamespace(failed=[])
         monkeypatch.setattr("kohya_bucket.cli.encoders.load_vae", lambda *_, **__: encoder)
         take = lambda wanted, *_, **__: seen.append(wanted) or report  # noqa: E731
-        monkeypatch.setattr("kohya_bucket.latents.encode.encode_items.encode_items", take)
+        monkeypatch.setattr("kohya_bucket.latents.encode.precompute.encode_items", take)
         monkeypatch.setattr("kohya_bucket.cli.precompute_console.print_report", lambda _: None)
         run("precompute", *arguments, "--vae", "stub", "-o", self.folder.parent / "out")
         (wanted,) = seen

@@ -78,7 +78,7 @@ def test_latents_by_what_imitates_a_library_are_current(tmp_path, monkeypatch):
 def test_floats_made_while_decoding_are_those_of_normalize(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
-    from kohya_bucket.latents.encode.prefetch import prefetch
+    from kohya_bucket.latents.encode.worker import prefetch
     from kohya_bucket.latents.items import EncodeOptions, LatentItems
 
     every = (np.arange(64 * 64).reshape(64, 64, 1) + np.array([0, 80, 160, 240])) % 256  # each value in each channel
@@ -102,7 +102,7 @@ def test_floats_made_while_decoding_are_those_of_normalize(tmp_path):
 def test_batches_are_decoded_ahead_into_one_array(tmp_path, as_floats, alpha):
     from concurrent.futures import ThreadPoolExecutor
 
-    from kohya_bucket.latents.encode.prefetch import prefetch
+    from kohya_bucket.latents.encode.worker import prefetch
     from kohya_bucket.latents.items import EncodeOptions, LatentItems
 
     images = make_images(tmp_path / "images", [(64, 64)] * 7 + [(100, 60)] * 3, alpha=alpha)

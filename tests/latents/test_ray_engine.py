@@ -28,11 +28,14 @@ from kohya_bucket.cli.image_sources import source_in  # noqa: E402
 from kohya_bucket.cli.source_options import SourceOptions  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents import LatentStore  # noqa: E402
-from kohya_bucket.latents.encode.encode_items import encode_items  # noqa: E402
-from kohya_bucket.latents.encode.pieces import pieces_of  # noqa: E402
+from kohya_bucket.latents.encode.precompute import encode_items  # noqa: E402
+from kohya_bucket.latents.encode.worker import pieces_of  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
-from kohya_bucket.latents.on_ray.encode_on_ray import encode_on_ray, encoders  # noqa: E402
-from kohya_bucket.latents.on_ray.encoder import PieceWriter  # noqa: E402
+from kohya_bucket.latents.on_ray.encode_on_ray import (  # noqa: E402
+    PieceWriter,
+    encode_on_ray,
+    encoders,
+)
 from kohya_bucket.latents.on_ray.text import text_on_ray  # noqa: E402
 from kohya_bucket.latents.store.contents import Assigned  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402

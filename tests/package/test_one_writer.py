@@ -64,10 +64,10 @@ ALLOWED = {
     ("latents/encode/work_claims.py", "open(path, 'x', encoding='utf-8')"): "a sign",
     ("latents/remote/node_cache.py", "(Path(made) / 'it' / _MARKER).write_bytes(_MARK)"): "in a folder not there yet",
     ("latents/remote/node_cache.py", "open(path, 'x', encoding='utf-8')"): "a sign",
-    ("latents/encode/signs_of_life.py", "clock.touch()"): "a sign",
-    ("latents/encode/signs_of_life.py", "unborn.write_text(f'{_node()} {os.getpid()}', encoding='utf-8')"): "a sign",
-    ("latents/encode/signs_of_life.py", "os.replace(unborn, self.alive)"): "a sign",
-    ("latents/encode/signs_of_life.py",
+    ("latents/encode/work_claims.py", "clock.touch()"): "a sign",
+    ("latents/encode/work_claims.py", "unborn.write_text(f'{_node()} {os.getpid()}', encoding='utf-8')"): "a sign",
+    ("latents/encode/work_claims.py", "os.replace(unborn, self.alive)"): "a sign",
+    ("latents/encode/work_claims.py",
      "self.alive.with_suffix('.name').write_text(self.owner, encoding='utf-8')"): "a sign",
 }  # fmt: skip
 

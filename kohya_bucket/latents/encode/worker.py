@@ -1,30 +1,225 @@
-"""One process' part of a precompute: pieces of work are claimed, decoded, encoded and written behind the encoder."""
+"""One process' part of a precompute: pieces of work are claimed, decoded, encoded and written behind the encoder.
+
+A piece is images of one bucket that are encoded together, named so that every process names it alike. Images are
+decoded, resized and cropped on threads, ahead of the encoder, straight into the batches they belong to.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import sys
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.latents.encode.background import Background
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.resize import resize_and_crop, to_floats
 from kohya_bucket.latents.encode.batch_encoder import BatchEncoder, noise_seed
-from kohya_bucket.latents.encode.pieces import pieces_of
-from kohya_bucket.latents.encode.prefetch import DecodedBatch, give_way, prefetch
-from kohya_bucket.latents.encode.report import PrecomputeReport
-from kohya_bucket.latents.encode.sinks import EncodedBatch, Sink
+from kohya_bucket.latents.encode.sinks import Background, EncodedBatch, Sink
 from kohya_bucket.latents.encode.work_claims import WorkBoard
 from kohya_bucket.latents.items import LatentItems
+from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.vae.encoder import VAEEncoder
 
 if TYPE_CHECKING:
     from kohya_bucket.latents.encode.batch_encoder import Encoded
 
-__all__ = ["PrecomputeWorker"]
+
+__all__ = ["DecodedBatch", "PrecomputeReport", "PrecomputeWorker", "joined", "pieces_of", "prefetch"]
+
+
+@dataclass
+class PrecomputeReport:
+    """What a run did.
+
+    Attributes:
+        output: the store's folder, or of the npz files (None: beside the images).
+        total: items that have a bucket.
+        current: of these, how many were there already.
+        encoded: encoded by this process.
+        elsewhere: encoded by other processes meanwhile.
+        failed: (path, reason) of images this process could not encode.
+        without_bucket: (path, reason) of images that have no bucket.
+        reasons: how many items were to do, by reason.
+        notes: what a user should know: smaller batches, float32 retries, images that would share a file.
+        buckets: (bucket size, number of items) of everything that is there now.
+        seconds: how long it took; `device_idle`: how much of that no batch was in the encoder.
+    """
+
+    output: Place | None
+    total: int
+    current: int = 0
+    encoded: int = 0
+    elsewhere: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    without_bucket: list[tuple[str, str]] = field(default_factory=list)
+    reasons: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    buckets: list[tuple[tuple[int, int], int]] = field(default_factory=list)
+    seconds: float = 0.0
+    device_idle: float = 0.0
+
+
+def joined(reports: Sequence[PrecomputeReport]) -> PrecomputeReport:
+    """One report of several runs into the same place, one or more; an image counts once for each run it was in."""
+    reasons: Counter[str] = Counter()
+    buckets: Counter[tuple[int, int]] = Counter()
+    for report in reports:
+        reasons.update(report.reasons)
+        buckets.update(dict(report.buckets))
+    return PrecomputeReport(
+        reports[0].output,
+        sum(r.total for r in reports),
+        sum(r.current for r in reports),
+        sum(r.encoded for r in reports),
+        sum(r.elsewhere for r in reports),
+        [failure for r in reports for failure in r.failed],
+        [image for r in reports for image in r.without_bucket],
+        dict(reasons),
+        [note for r in reports for note in r.notes],
+        sorted(buckets.items()),
+        sum(r.seconds for r in reports),
+        sum(r.device_idle for r in reports),
+    )
+
+
+_MOST = 256
+
+
+def pieces_of(wanted: LatentItems, batch_size: int) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
+    """(name, items) of each piece, in the order in which they are best read; the name is a hash of what is in it."""
+    n = len(wanted)
+    windows = wanted.images.windows()
+    order = np.lexsort((np.arange(n), wanted.bucket_sizes[:, 1], wanted.bucket_sizes[:, 0], windows))
+    size = max(batch_size, min(_MOST, -(-n // 64)) // batch_size * batch_size)
+    sizes = wanted.bucket_sizes[order]
+    alike = np.column_stack([sizes, windows[order]])
+    edges = np.flatnonzero(np.append(True, (alike[1:] != alike[:-1]).any(axis=1)))
+    for start, stop in zip(edges, [*edges[1:], n], strict=True):
+        for at in range(start, stop, size):
+            items = order[at : min(at + size, stop)].astype(np.int64)
+            text = "\n".join([repr(wanted.encoding), str(tuple(sizes[at])), *(wanted.sources[i] for i in items)])
+            yield hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest(), items
+
+
+Pixels = npt.NDArray[np.uint8]
+_NICENESS = 5
+
+
+@dataclass
+class DecodedBatch:
+    """Images of one bucket: positions among the wanted ones, pixels, and alpha masks.
+
+    Pixels are [B, H, W, 3] uint8, or with `as_floats` [B, 3, H, W] float32 in -1..1.
+
+    A mask is None where the image is opaque or masks were not asked for. `failed` lists (position, reason) of
+    images that could not be read.
+    """
+
+    items: list[int]
+    pixels: npt.NDArray[Any] | None
+    masks: list[Pixels | None]
+    failed: list[tuple[int, str]]
+
+
+@dataclass
+class _Filling:
+    """A batch whose images are being decoded into their rows of `pixels`."""
+
+    bucket: tuple[int, int]
+    pixels: npt.NDArray[Any]
+    items: list[int] = field(default_factory=list)
+    running: list[Future[Pixels | None]] = field(default_factory=list)
+
+    def complete(self) -> DecodedBatch:
+        """Wait for all of its images."""
+        rows, masks, failed = [], [], []
+        for row, (i, future) in enumerate(zip(self.items, self.running, strict=True)):
+            try:
+                masks.append(future.result())
+                rows.append(row)
+            except KohyaBucketError as error:
+                failed.append((i, str(error)))
+        n = len(self.items)
+        pixels = self.pixels[:n] if len(rows) == n else self.pixels[rows]
+        return DecodedBatch([self.items[row] for row in rows], pixels if rows else None, masks, failed)
+
+
+def prefetch(
+    items: Iterable[int], wanted: LatentItems, batch_size: int, pool: ThreadPoolExecutor, ahead: int,
+    *, as_floats: bool = False,
+) -> Iterator[DecodedBatch]:  # fmt: skip
+    """Yield batches of neighbours in `items` that share a bucket, decoding about `ahead` images beforehand.
+
+    `as_floats` makes the floats here, on the threads, for encoders that run on the processor; for others four
+    times as few bytes go to the device.
+    """
+    ahead = max(ahead, batch_size + 1)  # so that the first batch is never one that could still grow
+    filling: deque[_Filling] = deque()
+    source = iter(items)
+
+    def start() -> None:
+        running = sum(len(batch.items) for batch in filling)
+        while running < ahead and (i := next(source, None)) is not None:
+            bucket = int(wanted.bucket_sizes[i, 0]), int(wanted.bucket_sizes[i, 1])
+            if not filling or filling[-1].bucket != bucket or len(filling[-1].items) == batch_size:
+                width, height = bucket
+                shape = (batch_size, 3, height, width) if as_floats else (batch_size, height, width, 3)
+                filling.append(_Filling(bucket, np.empty(shape, np.float32 if as_floats else np.uint8)))
+            batch = filling[-1]
+            batch.running.append(pool.submit(_decode, wanted, i, batch.pixels[len(batch.items)]))
+            batch.items.append(i)
+            running += 1
+
+    start()
+    while filling:
+        done = filling.popleft().complete()
+        start()
+        yield done
+
+
+def give_way() -> None:
+    """Let the thread that feeds the encoder go before this one, where all processors are busy decoding."""
+    if sys.platform == "linux":  # elsewhere priorities belong to processes
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None:
+    """Put the pixels of item `i` into `out` [H, W, 3] uint8 or [3, H, W] float32; returns its mask."""
+    alpha = wanted.encoding.mask
+    pixels = wanted.images.pixels(i, alpha)
+    size = (pixels.shape[1], pixels.shape[0])
+    if size != tuple(wanted.original_sizes[i]):
+        width, height = wanted.original_sizes[i]
+        raise KohyaBucketError(
+            f"{wanted.paths[i]}: has {size[0]}x{size[1]} pixels, but {width}x{height} when its bucket was chosen; "
+            "if it was just edited, run again"
+        )
+    resized, bucket = wanted.resized_sizes[i], wanted.bucket_sizes[i]
+    crop = wanted.crops[i]
+    pixels = resize_and_crop(
+        pixels, (int(resized[0]), int(resized[1])), (int(bucket[0]), int(bucket[1])),
+        wanted.encoding.interpolation, (int(crop[0]), int(crop[1])),
+    )  # fmt: skip
+    mask = None
+    if alpha:
+        mask = np.ascontiguousarray(pixels[:, :, 3])
+        mask = None if (mask == 255).all() else mask
+    if out.dtype == np.uint8:
+        out[...] = pixels[:, :, :3]
+    else:
+        to_floats(pixels, out)
+    return mask
 
 
 class PrecomputeWorker:

@@ -1,29 +1,205 @@
-"""Items into a store, on a Ray cluster: this process hands out what is missing, and indexes what was written."""
+"""Items into a store, on a Ray cluster: this process hands out what is missing, and indexes what was written.
+
+An actor holds an encoder and turns pieces of work into shards. Tasks decode its batches, on whichever machines have
+processors to spare, a few ahead of the encoder.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.encode.encode_items import check_kind, check_target, distinct, finish
-from kohya_bucket.latents.encode.pieces import pieces_of
-from kohya_bucket.latents.encode.report import PrecomputeReport
-from kohya_bucket.latents.encode.shard_sink import ShardSink
+from kohya_bucket.latents.encode.batch_encoder import BatchEncoder
+from kohya_bucket.latents.encode.precompute import check_kind, check_target, distinct, finish
+from kohya_bucket.latents.encode.sinks import EncodedBatch, ShardSink, add_batch
+from kohya_bucket.latents.encode.worker import DecodedBatch, PrecomputeReport, PrecomputeWorker, pieces_of, prefetch
 from kohya_bucket.latents.items import LatentItems
-from kohya_bucket.latents.on_ray.actors import Actors
-from kohya_bucket.latents.on_ray.encoder import Done, EncoderFacts, EncoderOnRay, Piece, Run
+from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.on_ray.actors import Actors, FirstWins, raise_cause
 from kohya_bucket.latents.remote.remote_path import place_of
-from kohya_bucket.latents.store.contents import Generations
+from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.store.layout import Layout
+from kohya_bucket.latents.store.writer import StoreWriter
+from kohya_bucket.latents.vae.encoder import PosteriorEncoder, check_encoder, encoder_hash, encoder_space
 from kohya_bucket.texts import some
 
-__all__ = ["Encoders", "check_seen", "encode_on_ray", "encoders"]
+__all__ = ["Encoders", "PieceWriter", "Run", "check_seen", "encode_on_ray", "encoders"]
+
+
+def decode_ahead(wanted: LatentItems, batch_size: int, ahead: int, *, as_floats: bool) -> Iterator[DecodedBatch]:
+    """The batches of a piece, all of one bucket; at most `ahead` are decoded, or being decoded, and not yet taken."""
+    running: deque[tuple[list[int], Any]] = deque()
+    starts = iter(range(0, len(wanted), batch_size))
+    while True:
+        while len(running) < ahead and (at := next(starts, None)) is not None:
+            items = list(range(at, min(at + batch_size, len(wanted))))
+            running.append((items, _begin(wanted.subset(items), as_floats)))
+        if not running:
+            return
+        items, reference = running.popleft()
+        yield _complete(wanted, items, reference, as_floats)
+
+
+def _begin(wanted: LatentItems, as_floats: bool) -> Any:
+    import ray
+
+    return ray.remote(_decode).options(num_cpus=1, max_retries=2).remote(wanted, as_floats)
+
+
+def _decode(wanted: LatentItems, as_floats: bool) -> DecodedBatch:
+    """All items as one batch."""
+    n = len(wanted)
+    with ThreadPoolExecutor(n if wanted.images.are_far else 1) as pool:  # requests wait side by side
+        return next(prefetch(range(n), wanted, n, pool, n, as_floats=as_floats))
+
+
+def _complete(wanted: LatentItems, items: list[int], reference: Any, as_floats: bool) -> DecodedBatch:
+    """What a task decoded; one image at a time where its process ended again and again."""
+    import ray
+
+    try:
+        batch: DecodedBatch = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise_cause(error)
+    except ray.exceptions.RayError as error:
+        if len(items) == 1:
+            why = f"the process that decodes it ended again and again ({type(error).__name__}): look at this file"
+            return DecodedBatch([], None, [], [(items[0], why)])
+        ones = [_complete(wanted, [i], _begin(wanted.subset([i]), as_floats), as_floats) for i in items]
+        pixels = [one.pixels for one in ones if one.pixels is not None]
+        return DecodedBatch(
+            [i for one in ones for i in one.items], np.concatenate(pixels) if pixels else None,
+            [mask for one in ones for mask in one.masks], [failure for one in ones for failure in one.failed],
+        )  # fmt: skip
+    return replace(
+        batch,
+        items=[items[k] for k in batch.items],
+        # What Ray gives is mapped read-only, and an encoder may work in place.
+        pixels=None if batch.pixels is None else np.array(batch.pixels),
+        failed=[(items[k], why) for k, why in batch.failed],
+    )
+
+
+@dataclass(frozen=True)
+class EncoderFacts:
+    """What the process that hands out work must know of the encoder.
+
+    Attributes:
+        identity: its hash.
+        place: the machine it is on.
+        posterior: it gives mean and standard deviation.
+        name: of its class.
+    """
+
+    identity: str
+    place: str
+    space: LatentSpace
+    posterior: bool
+    name: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all pieces of a run have in common; `above` is the greatest number in the store when it began."""
+
+    root: str
+    above: int
+    batch_size: int
+    ahead: int
+    seed: int
+    shard_bytes: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Items of one bucket that are encoded together and become shards of their own; `key` names them."""
+
+    wanted: LatentItems
+    key: str
+
+
+@dataclass
+class Done:
+    """What came of a piece; `busy`: seconds for which the encoder had a batch since the last one was done."""
+
+    encoded: int
+    failed: list[tuple[str, str]]
+    notes: list[str]
+    busy: float
+    shards: list[str]
+    place: str
+
+
+class PieceWriter(FirstWins, StoreWriter):
+    """Writes the shards of a piece."""
+
+
+class PieceSink:
+    """Encoded batches of one piece into shards of its own, in a folder that all machines see, or in object storage."""
+
+    def __init__(self, run: Run, piece: Piece, space: LatentSpace) -> None:
+        self._wanted = piece.wanted
+        self._texts = piece.wanted.interpolations()
+        self._space = space
+        self._assigned = Assigned(run.above, piece.key)
+        self._writer = PieceWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=self._assigned)
+
+    def write(self, batch: EncodedBatch) -> None:
+        add_batch(self._writer, batch, self._wanted, self._texts, self._space)
+
+    def finish(self) -> list[str]:
+        """Write what is left; names of all shards."""
+        self._writer.flush()
+        return self._assigned.shards
+
+
+class EncoderOnRay:
+    """The actor. Several pieces may be in it at once: while one is encoded, another is decoded or written."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._notes: list[str] = []
+        self._of: dict[tuple[str, bool], BatchEncoder] = {}
+        self._busy = 0.0
+
+    def load(self) -> EncoderFacts:
+        """Load the model."""
+        self._encoder = encoder = self._make()
+        check_encoder(encoder)
+        self._space = encoder_space(encoder)
+        return EncoderFacts(
+            encoder_hash(encoder), platform.node(), self._space, isinstance(encoder, PosteriorEncoder),
+            type(encoder).__name__,
+        )  # fmt: skip
+
+    def encode(self, piece: Piece, run: Run) -> Done:
+        """Decode, encode and write a piece. Nothing of it is on disk before all of it is encoded, but full shards."""
+        encoding = piece.wanted.encoding
+        encode = self._of.get((encoding.kind, encoding.flip))
+        if encode is None:
+            encode = BatchEncoder(self._encoder, encoding.kind, encoding.flip, self._notes.append)
+            encode = self._of.setdefault((encoding.kind, encoding.flip), encode)
+        report = PrecomputeReport(None, len(piece.wanted))
+        worker = PrecomputeWorker(piece.wanted, encode, run.batch_size, report, None, None, 1, run.seed)
+        sink = PieceSink(run, piece, self._space)
+        batches = decode_ahead(piece.wanted, run.batch_size, run.ahead, as_floats=encode.on_processor)
+        worker.encode(batches, sink.write)
+        shards = sink.finish()
+        notes, self._notes[:] = [*report.notes, *self._notes], []
+        before, self._busy = self._busy, sum(one.busy for one in self._of.values())
+        return Done(report.encoded, report.failed, notes, self._busy - before, shards, platform.node())
+
 
 _SEEN_AFTER = 60.0  # seconds; network file systems keep what they know of a folder for about as long
 Encoders = Actors[EncoderFacts]

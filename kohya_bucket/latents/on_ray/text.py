@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.on_ray.actors import Actors
+from kohya_bucket.latents.on_ray.actors import Actors, FirstWins
 from kohya_bucket.latents.on_ray.encode_on_ray import check_seen
-from kohya_bucket.latents.on_ray.first_wins import FirstWins
 from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.text.exact_arrays import pack
 from kohya_bucket.latents.text.precompute_text import TextReport, captions_to_do
