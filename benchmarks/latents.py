@@ -22,10 +22,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kohya_bucket.latents.architectures import ARCHITECTURES
+from kohya_bucket.latents.architectures import ARCHITECTURES, LatentSpace
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.items import compare
-from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.npz.names import npz_path
 from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz
 from kohya_bucket.latents.store.entries import StoreEntry

@@ -46,9 +46,9 @@ class StoreOptions:
             KohyaBucketError: an option has an unknown value, or the format cannot hold what is asked for.
         """
         from kohya_bucket.images.resize import choose_interpolation
+        from kohya_bucket.latents.dtypes import dtype_name
         from kohya_bucket.latents.encode.precompute import check_target
         from kohya_bucket.latents.items import EncodeOptions
-        from kohya_bucket.latents.latent_space import dtype_name
 
         kind = "posterior" if self.posterior else "latents"
         check_target(kind, output, self.format)

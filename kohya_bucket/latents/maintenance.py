@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +33,7 @@ from kohya_bucket.latents.store.layout import Layout, paths_of
 from kohya_bucket.latents.store.state import temporary_files, verify, verify_files
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.latents.text.text_store import KIND, TextStore, TextWriter
-from kohya_bucket.latents.vae.encoder import encoder_hash
-
-if TYPE_CHECKING:
-    from kohya_bucket.latents.vae.encoder import VAEEncoder
-
+from kohya_bucket.latents.vae.encoder import VAEEncoder, encoder_hash
 
 __all__ = ["MaintenanceReport", "pack", "prune", "quarantine", "repair"]
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from kohya_bucket.latents.architectures import LatentSpace
+from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.fingerprint import Fingerprint
-from kohya_bucket.latents.latent_space import LatentSpace, carrier
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.writer import StoreWriter
 

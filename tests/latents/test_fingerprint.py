@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from kohya_bucket.latents.dtypes import dtype_name, from_float32, to_float32
 from kohya_bucket.latents.fingerprint import (
     Fingerprint,
     Reason,
@@ -17,7 +18,6 @@ from kohya_bucket.latents.fingerprint import (
     source_identity,
     why_stale,
 )
-from kohya_bucket.latents.latent_space import dtype_name, from_float32, to_float32
 from tests.latents.latent_helpers import PRINT
 
 CHANGES = {

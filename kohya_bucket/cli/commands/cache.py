@@ -191,7 +191,7 @@ def import_(
     are; without it they would be encoded again.
     """
     from kohya_bucket.images import list_images
-    from kohya_bucket.latents.latent_space import dtype_name
+    from kohya_bucket.latents.dtypes import dtype_name
     from kohya_bucket.latents.npz.exchange import import_npz
     from kohya_bucket.latents.store.layout import common_root
 

@@ -17,11 +17,11 @@ from kohya_bucket.checks import as_flag
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.encode.sinks import NpzSink, ShardSink, Sink
 from kohya_bucket.latents.encode.work_claims import WorkBoard
 from kohya_bucket.latents.encode.worker import PrecomputeReport, PrecomputeWorker
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
-from kohya_bucket.latents.latent_space import dtype_name
 from kohya_bucket.latents.remote.remote_path import RemotePath, as_given
 from kohya_bucket.latents.store.layout import common_root, is_text
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, check_encoder, encoder_hash, encoder_space

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.files import GroupedSync, make_folder, remove_leftovers
-from kohya_bucket.latents.architectures import Architecture
+from kohya_bucket.latents.architectures import Architecture, LatentSpace
+from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.fingerprint import Reason
 from kohya_bucket.latents.items import LatentItems, compare
-from kohya_bucket.latents.latent_space import LatentSpace, carrier
 from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.names import has_whole_name, paths_of_run
 from kohya_bucket.latents.npz.read_write import NpzLatents, convert_values, mask_values, write_npz

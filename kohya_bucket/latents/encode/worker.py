@@ -16,23 +16,19 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.resize import resize_and_crop, to_floats
-from kohya_bucket.latents.encode.batch_encoder import BatchEncoder, noise_seed
+from kohya_bucket.latents.encode.batch_encoder import BatchEncoder, Encoded, noise_seed
 from kohya_bucket.latents.encode.sinks import Background, EncodedBatch, Sink
 from kohya_bucket.latents.encode.work_claims import WorkBoard
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.vae.encoder import VAEEncoder
-
-if TYPE_CHECKING:
-    from kohya_bucket.latents.encode.batch_encoder import Encoded
-
 
 __all__ = ["DecodedBatch", "PrecomputeReport", "PrecomputeWorker", "joined", "pieces_of", "prefetch"]
 

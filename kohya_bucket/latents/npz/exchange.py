@@ -18,8 +18,8 @@ from kohya_bucket.images.origins import in_container
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.resize import choose_interpolation
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, source_identity
-from kohya_bucket.latents.latent_space import from_float32, to_float32
 from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path
 from kohya_bucket.latents.npz.read_write import (
     BROKEN,

@@ -34,9 +34,8 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.files import write_file
-from kohya_bucket.latents.architectures import Architecture
+from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
-from kohya_bucket.latents.latent_space import LatentSpace
 
 __all__ = [
     "BROKEN",

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.encode.batch_encoder import BatchEncoder
 from kohya_bucket.latents.encode.precompute import check_kind, check_target, distinct, finish
 from kohya_bucket.latents.encode.sinks import EncodedBatch, ShardSink, add_batch
 from kohya_bucket.latents.encode.worker import DecodedBatch, PrecomputeReport, PrecomputeWorker, pieces_of, prefetch
 from kohya_bucket.latents.items import LatentItems
-from kohya_bucket.latents.latent_space import LatentSpace
 from kohya_bucket.latents.on_ray.actors import Actors, FirstWins, raise_cause
 from kohya_bucket.latents.remote.remote_path import place_of
 from kohya_bucket.latents.store.contents import Assigned, Generations

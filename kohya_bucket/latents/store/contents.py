@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError, as_damage
-from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.remote.remote_path import Place, RemotePath
 from kohya_bucket.latents.store.entries import arrow, check_rows, decode, schema
 from kohya_bucket.latents.store.layout import Layout

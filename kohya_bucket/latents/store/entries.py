@@ -19,8 +19,8 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images.arrow_files import bounded_table
+from kohya_bucket.latents.dtypes import EXACT, LATENT_DTYPES
 from kohya_bucket.latents.fingerprint import Fingerprint
-from kohya_bucket.latents.latent_space import EXACT, LATENT_DTYPES
 from kohya_bucket.latents.store.shards import KINDS, ShardInfo
 
 __all__ = ["ItemTable", "StoreEntry", "arrow", "check_rows", "decode", "encode", "entry_at", "schema", "to_table"]

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
-from kohya_bucket.latents.latent_space import carrier
+from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.remote.node_cache import LIMIT_VARIABLE, NodeCache
 from kohya_bucket.latents.remote.remote_path import Place, RemotePath
 from kohya_bucket.latents.remote.storage import Range, read_merged, read_ranges

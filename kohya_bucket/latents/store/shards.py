@@ -27,7 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError, as_damage
-from kohya_bucket.latents.latent_space import CODES, LATENT_DTYPES, STORED_AS, LatentSpace, carrier
+from kohya_bucket.latents.architectures import LatentSpace
+from kohya_bucket.latents.dtypes import CODES, LATENT_DTYPES, STORED_AS, carrier
 from kohya_bucket.latents.remote.remote_path import Place, open_to_read, write_new
 
 __all__ = [

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.latent_space import LatentSpace
+from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.remote.remote_path import Place, write_new
 from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.store.entries import StoreEntry, arrow, check_rows, encode, to_table

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.latent_space import carrier, to_float32
+from kohya_bucket.latents.dtypes import carrier, to_float32
 
 __all__ = ["Packed", "pack", "unpack"]
 
@@ -32,7 +32,7 @@ class Packed:
 
     Attributes:
         bits: [rows, ...] in the carrier type of `storage`. The last of them stands for all that follow.
-        storage: storage type, one of `latents.latent_space.CODES`.
+        storage: storage type, one of `latents.dtypes.CODES`.
         given: numpy type of the array, as `<f4`.
         axes: how many axes it had; an array without any is stored as one row.
         length: its length along the first axis.

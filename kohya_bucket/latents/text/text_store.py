@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.architectures import LatentSpace
+from kohya_bucket.latents.dtypes import EXACT, carrier
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
-from kohya_bucket.latents.latent_space import EXACT, LatentSpace, carrier
 from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore

@@ -156,7 +156,7 @@ def load_text_encoder(
     """
     import torch
 
-    from kohya_bucket.latents.latent_space import dtype_name
+    from kohya_bucket.latents.dtypes import dtype_name
     from kohya_bucket.latents.vae.diffusers_vae import own_device, usable_device
 
     if len(lengths) > len(names):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES
+from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.fingerprint import module_hash
-from kohya_bucket.latents.latent_space import dtype_name
 from kohya_bucket.latents.vae.single_file import OTHER_AUTOENCODERS, autoencoder_class, vae_from_single_file
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import hashlib
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.fingerprint import module_hash
-from kohya_bucket.latents.latent_space import LatentSpace
 
 if TYPE_CHECKING:
     import torch

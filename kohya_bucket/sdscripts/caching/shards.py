@@ -17,9 +17,9 @@ from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
 from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.architectures import Architecture
+from kohya_bucket.latents.architectures import Architecture, LatentSpace
+from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import Reason, Stale, why_stale
-from kohya_bucket.latents.latent_space import LatentSpace, from_float32
 from kohya_bucket.latents.npz.exchange import npz_item
 from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.store.entries import StoreEntry
