@@ -19,12 +19,12 @@ def table(reference_dir):
 
 
 def test_the_architectures_are_theirs(table):
-    assert {a.name: a.full_name for a in ARCHITECTURES.values()} == table["names"]
-    assert {case["architecture"]: case["steps"] for case in table["pictures"]} == {
-        a.name: a.steps for a in ARCHITECTURES.values()
-    }
+    """Those that the table has, which is of 0.3.4."""
+    known = [ARCHITECTURES[name] for name in table["names"]]
+    assert {a.name: a.full_name for a in known} == table["names"]
+    assert {case["architecture"]: case["steps"] for case in table["pictures"]} == {a.name: a.steps for a in known}
     assert {case["architecture"]: case["target_fps"] for case in table["runs"]} == {
-        a.name: a.target_fps for a in ARCHITECTURES.values() if a.target_fps
+        a.name: a.target_fps for a in known if a.target_fps
     }
 
 

@@ -6,40 +6,22 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kohya_bucket.adapter.door import TrainerDoor
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process
-from kohya_bucket.adapter.resume import ResumeHooks
-from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.adapter.seams import Subject
 from kohya_bucket.musubi.options import check_options
-from kohya_bucket.planning.resume import ResumePoint
 
-__all__ = ["MusubiResume", "install", "is_active", "left_alone", "uninstall", "why_inactive"]
-
-logger = logging.getLogger("kohya_bucket")
-
-
-class MusubiResume(ResumeHooks):
-    """One training run of musubi-tuner."""
-
-    def went_on(self, sampler: PlanSampler, point: ResumePoint, folder: Path) -> None:
-        super().went_on(sampler, point, folder)
-        if is_first_process():
-            logger.info(
-                "the trainer itself counts steps and epochs from 0 again: the rest of epoch %d is its first epoch, and "
-                "--max_train_epochs and --max_train_steps are those of this run alone",
-                point.epoch,
-            )
-
+__all__ = ["install", "is_active", "left_alone", "uninstall", "why_inactive"]
 
 _PACKAGE = "musubi_tuner"
 _HOME = f"{_PACKAGE}.dataset.image_video_dataset"
 _CLASSES = {"BaseDataset", "DatasetGroup"}
+
+logger = logging.getLogger("kohya_bucket")
 
 
 class MusubiDoor(TrainerDoor):
@@ -62,7 +44,7 @@ class MusubiDoor(TrainerDoor):
         return {"Accelerator": Accelerator}
 
     def subjects(self) -> Sequence[Subject]:
-        from kohya_bucket.musubi.door import MusubiResume
+        from kohya_bucket.musubi.resuming import MusubiResume
         from kohya_bucket.musubi.seams import SUBJECTS
 
         self.resume = MusubiResume()
