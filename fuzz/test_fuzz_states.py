@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fuzz.mutations import mutated, read_or_refused
 from fuzz.test_fuzz_texts import values
-from kohya_bucket.adapter.state_file import STATE_FILE, NoPlaceError, read_position
+from kohya_bucket.adapter.resume import STATE_FILE, NoPlaceError, read_position
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.planner import EpochPlanner
 from tests.adapter.test_sampler_positions import sampler_of

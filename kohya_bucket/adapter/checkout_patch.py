@@ -6,15 +6,145 @@ workers too. The block stays through `git pull`, and trainers that a GUI starts 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from kohya_bucket.adapter import marked_block
-from kohya_bucket.adapter.marked_block import BEGIN, END, PatchStatus
-from kohya_bucket.adapter.trial import Trial, try_adapter
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.files import replace_file
 
-__all__ = ["CheckoutPatch"]
+__all__ = ["CheckoutError", "CheckoutPatch", "PatchStatus", "Trial", "main", "try_adapter"]
+
+BEGIN = "# >>> kohya_bucket >>>"
+END = "# <<< kohya_bucket <<<"
+
+
+class CheckoutError(KohyaBucketError):
+    """The folder is no checkout, or its file cannot be changed."""
+
+
+@dataclass(frozen=True)
+class PatchStatus:
+    """State of one file: `installed` is False where there is no block, `current` where it is another version's."""
+
+    file: Path
+    installed: bool
+    current: bool
+
+
+def _find_block(file: Path, text: str) -> tuple[int, int] | None:
+    begin, end = text.find(BEGIN), text.find(END)
+    if begin < 0 and end < 0:
+        return None
+    if begin < 0 or end < begin:
+        raise CheckoutError(f"{file} holds half a kohya_bucket block: remove the lines around {BEGIN!r} by hand")
+    stop = end + len(END)
+    for line_end in ("\r\n", "\n"):
+        if text.startswith(line_end, stop):
+            return begin, stop + len(line_end)
+    if text[:begin].endswith("\n"):
+        begin -= 2 if text[:begin].endswith("\r\n") else 1
+    return begin, stop
+
+
+def _without_block(text: str, block: tuple[int, int]) -> str:
+    return text[: block[0]] + text[block[1] :]
+
+
+def _without_blocks(file: Path) -> str:
+    """The file's text without any block; a merge may have doubled it."""
+    text = _read(file)
+    while (block := _find_block(file, text)) is not None:
+        text = _without_block(text, block)
+    return text
+
+
+def _read(file: Path) -> str:
+    if not file.exists():
+        raise CheckoutError(f"{file} does not exist, but every release has it: restore it with git checkout")
+    with open(file, encoding="utf-8", errors="surrogateescape", newline="") as handle:
+        return handle.read()
+
+
+def _write(file: Path, text: str) -> None:
+    replace_file(file, text.encode("utf-8", "surrogateescape"))
+
+
+_MARK = "kohya_bucket probe: "
+_PACKAGES = Path(__file__).parents[2]
+_TIMEOUT = 300.0
+
+
+@dataclass
+class Trial:
+    """What came of it.
+
+    Attributes:
+        active: whether the adapter is in place once the trainer is imported.
+        refused: why it is not, where this version is not known.
+        left_alone: {subject: why} of what is left to the trainer.
+        missing: module that is not installed in this environment.
+        error: what went wrong while importing.
+    """
+
+    active: bool = False
+    refused: str = ""
+    left_alone: dict[str, str] = field(default_factory=dict)
+    missing: str = ""
+    error: str = ""
+
+
+def try_adapter(folder: Path, door: str, imports: Sequence[str]) -> Trial:
+    """Import a trainer with the adapter, by the Python that runs this, and write nothing there.
+
+    Args:
+        folder: what its modules are imported from.
+        door: the module that opens its door.
+        imports: the trainer's modules.
+    """
+    # where this package is run from a folder, the new process would not find it
+    code = f"import sys; sys.path.append({str(_PACKAGES)!r}); from {__name__} import main; main()"
+    environment = os.environ | {"PYTHONUTF8": "1", "HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(folder), door, *imports], capture_output=True, text=True,
+            encoding="utf-8", errors="replace", timeout=_TIMEOUT, check=False, env=environment,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Trial(error=f"it was not done after {_TIMEOUT:.0f} s")
+    for line in done.stdout.splitlines():
+        if line.startswith(_MARK):
+            return Trial(**json.loads(line.removeprefix(_MARK)))
+    last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+    return Trial(error=last[0] if last else f"exit code {done.returncode}")
+
+
+def main() -> None:
+    """The other process: its arguments are those of `try_adapter`, the answer a line that begins with a mark."""
+    print(_MARK + json.dumps(asdict(_try_here(sys.argv[1], sys.argv[2], sys.argv[3:]))), flush=True)
+
+
+def _try_here(folder: str, door: str, imports: Sequence[str]) -> Trial:
+    sys.path.insert(0, folder)
+    sys.dont_write_bytecode = True
+    try:
+        opened = importlib.import_module(door)
+        opened.install(quiet=True)
+        for name in imports:
+            importlib.import_module(name)
+        return Trial(opened.is_active(), opened.why_inactive(), opened.left_alone())
+    except KohyaBucketError as error:
+        return Trial(refused=str(error))
+    except ModuleNotFoundError as error:
+        return Trial(missing=error.name or "", error=str(error))
+    except Exception as error:
+        return Trial(error=f"{type(error).__name__}: {error}")
+
 
 _BLOCK = """{begin}
 # Written by `kohya-bucket patch install`; `kohya-bucket patch remove` takes it out again.
@@ -66,15 +196,32 @@ class CheckoutPatch:
 
     def status(self, folder: Path) -> PatchStatus:
         """Whether the block is in the checkout in `folder`, and whether it is the one this version writes."""
-        return marked_block.patch_status(self._file_of(folder), self.block)
+        file = self._file_of(folder)
+        text = _read(file)
+        block = _find_block(file, text)
+        if block is None:
+            return PatchStatus(file, False, False)
+        # git may have changed the ends of lines, which makes no other version of it
+        lines = text[slice(*block)].replace("\r\n", "\n").strip("\n")
+        doubled = _find_block(file, _without_block(text, block)) is not None
+        return PatchStatus(file, True, lines == self.block.strip("\n") and not doubled)
 
     def install(self, folder: Path) -> PatchStatus:
         """Write the block, or renew an older one. What else the file holds stays as it is."""
-        return marked_block.patch_install(self._file_of(folder), self.block)
+        status = self.status(folder)
+        if not status.current:
+            text = _without_blocks(status.file)
+            # A file without an end of its last line gets the block without one, too, and so comes out as it was.
+            whole = not text or text.endswith("\n")
+            _write(status.file, text + (self.block if whole else "\n" + self.block.rstrip("\n")))
+        return self.status(folder)
 
     def remove(self, folder: Path) -> PatchStatus:
         """Take the block out; the file is then byte for byte what it was."""
-        return marked_block.patch_remove(self._file_of(folder), self.block)
+        status = self.status(folder)
+        if status.installed:
+            _write(status.file, _without_blocks(status.file))
+        return self.status(folder)
 
     def attempt(self, root: Path) -> Trial:
         """Import the checkout at `root` with the adapter, in a process of its own, and write nothing there."""

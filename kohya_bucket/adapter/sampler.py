@@ -1,7 +1,12 @@
-"""The sampler behind sd-scripts' training loader: one plan, dealt out to the ranks in turn."""
+"""The sampler behind a trainer's loader, whose items are whole batches: one plan, dealt out to the ranks in turn.
+
+accelerate deals the items out to the ranks in turn. The sampler yields a global order in which every run of world-size
+items is one step of the plan: one bucket, one shape, a batch for each rank.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -9,15 +14,15 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import Sampler
 
 from kohya_bucket.adapter.bad_images import BadImages
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.guard import Planned, end_run
-from kohya_bucket.adapter.left_over import left_over
-from kohya_bucket.adapter.lost_time import advice
-from kohya_bucket.adapter.ranks import is_first_process, rank, world_size
+from kohya_bucket.adapter.lost_time import advice, left_over
+from kohya_bucket.adapter.ranks import is_first_process, quiet_worker, rank, world_size
 from kohya_bucket.datasets.agreement import gather
 from kohya_bucket.planning import EpochPlan, EpochPosition
 from kohya_bucket.planning.batch_sizes import one_or_all
@@ -25,7 +30,7 @@ from kohya_bucket.planning.fingerprint import agree
 from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.texts import counted, one_line
 
-__all__ = ["Counter", "PlanSampler"]
+__all__ = ["Counter", "PlanSampler", "call_arguments", "draws_by_itself", "with_plan"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -249,3 +254,37 @@ def _agree(planner: GroupPlanner, ranks: int, seed: int) -> int:
         ignore=("seed",),
     )
     return int(everyone[0]["seed"])
+
+
+def call_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a `DataLoader` call by name; none at all for a call that is none."""
+    try:
+        arguments = dict(signature.bind(None, *args, **kwargs).arguments)
+    except TypeError:
+        return {}
+    arguments.pop("self")
+    more = arguments.pop("kwargs", {})
+    return {**arguments, **more}
+
+
+def draws_by_itself(arguments: dict[str, Any]) -> bool:
+    """Whether a loader takes one item at a time, in an order that nobody gave it."""
+    own = arguments.get("sampler") or arguments.get("batch_sampler")
+    return not own and arguments.get("batch_size", 1) == 1
+
+
+def with_plan(arguments: dict[str, Any], sampler: PlanSampler, in_worker: Callable[[], None]) -> dict[str, Any]:
+    """The arguments of a loader that draws from a plan.
+
+    Args:
+        arguments: of the trainer's own call.
+        sampler: yields the plan's batches.
+        in_worker: opens the trainer's door in a worker process.
+    """
+    planned = {name: value for name, value in arguments.items() if name != "shuffle"} | {"sampler": sampler}
+    if planned.get("generator") is None:
+        # Every iterator draws a number. From the process's own generator, that would shift a resumed run's noise.
+        planned["generator"] = torch.Generator().manual_seed(sampler.seed % 2**63)
+    if planned.get("num_workers"):
+        planned["worker_init_fn"] = quiet_worker(planned.get("worker_init_fn"), in_worker, sampler.bad_images)
+    return planned

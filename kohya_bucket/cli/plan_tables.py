@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from kohya_bucket.adapter.gpu_rows import GpuRow
+from kohya_bucket.adapter.lost_time import GpuRow
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli.console import print_fitting, print_table, wide_console
 from kohya_bucket.cli.plan_json import not_trained, plan_as_dict

@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kohya_bucket.adapter.checkout_patch import CheckoutPatch
-from kohya_bucket.adapter.marked_block import CheckoutError
+from kohya_bucket.adapter.checkout_patch import CheckoutError, CheckoutPatch
 
 __all__ = ["PATCH", "clips_always_in_buckets", "known_checkout", "lists_are_searched_beside_them", "repaired_encoder"]
 

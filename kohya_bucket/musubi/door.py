@@ -58,8 +58,7 @@ class MusubiDoor(TrainerDoor):
 
     def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
         from kohya_bucket.adapter.group import GroupPlanner
-        from kohya_bucket.adapter.loader import call_arguments, draws_by_itself, with_plan
-        from kohya_bucket.adapter.sampler import PlanSampler
+        from kohya_bucket.adapter.sampler import PlanSampler, call_arguments, draws_by_itself, with_plan
         from kohya_bucket.musubi.batches import HELD, CachedItems, Held, TimestepPool
         from kohya_bucket.musubi.hv_train import handing_over
 

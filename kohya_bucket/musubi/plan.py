@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.findings import Findings
-from kohya_bucket.adapter.gpu_rows import GpuRow, gpu_row
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.kept_sizes import scan_sizes
+from kohya_bucket.adapter.lost_time import GpuRow, gpu_row
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.placement import Placement, Reason

@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from kohya_bucket.adapter.marked_block import CheckoutError
+from kohya_bucket.adapter.checkout_patch import CheckoutError
 from kohya_bucket.errors import KohyaBucketError
 
 __all__ = ["CheckoutError", "SeamError", "describe_folder", "find_checkout", "npz_version", "steps_in"]

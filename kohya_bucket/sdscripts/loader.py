@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kohya_bucket.adapter.group import GroupPlanner
-from kohya_bucket.adapter.loader import call_arguments, draws_by_itself, with_plan
-from kohya_bucket.adapter.sampler import PlanSampler
+from kohya_bucket.adapter.sampler import PlanSampler, call_arguments, draws_by_itself, with_plan
 from kohya_bucket.adapter.seams import Door
 from kohya_bucket.planning import ORDERS, REMAINDERS
 from kohya_bucket.sdscripts.caching.ahead import end_before_training

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kohya_bucket.adapter.marked_block import CheckoutError
+from kohya_bucket.adapter.checkout_patch import CheckoutError
 from kohya_bucket.cli import app
 from kohya_bucket.musubi.checkout import PATCH as MUSUBI_TUNER
 from kohya_bucket.sdscripts.patch import PATCH as SD_SCRIPTS

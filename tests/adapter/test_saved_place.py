@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from kohya_bucket.adapter.state_file import STATE_FILE, NoPlaceError, read_position, write_position
+from kohya_bucket.adapter.resume import STATE_FILE, NoPlaceError, read_position, write_position
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.resume import TrainedPart
 from kohya_bucket.sdscripts.resuming.trainer_resume import TrainerResume

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kohya_bucket.adapter.trial import Trial
+from kohya_bucket.adapter.checkout_patch import Trial
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
 from tests.full_disk import NoRoom

@@ -11,9 +11,7 @@ import typer
 from kohya_bucket.cli.console import say
 
 if TYPE_CHECKING:
-    from kohya_bucket.adapter.checkout_patch import CheckoutPatch
-    from kohya_bucket.adapter.marked_block import PatchStatus
-    from kohya_bucket.adapter.trial import Trial
+    from kohya_bucket.adapter.checkout_patch import CheckoutPatch, PatchStatus, Trial
 
 Checkout = Annotated[
     Path, typer.Argument(metavar="DIR", help="the checkout of sd-scripts or musubi-tuner, or a kohya_ss GUI folder")
@@ -30,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 def _install(folder: Checkout) -> None:
     """Write the marked block into the trainer's package, once the adapter was tried there."""
-    from kohya_bucket.adapter.marked_block import CheckoutError
+    from kohya_bucket.adapter.checkout_patch import CheckoutError
 
     patch = _patch_of(folder)
     root = patch.find(folder)
@@ -56,7 +54,7 @@ def _remove(folder: Checkout) -> None:
 
 def _patch_of(folder: Path) -> CheckoutPatch:
     """That of the trainer whose checkout the folder is."""
-    from kohya_bucket.adapter.marked_block import CheckoutError
+    from kohya_bucket.adapter.checkout_patch import CheckoutError
     from kohya_bucket.musubi.checkout import PATCH as MUSUBI_TUNER
     from kohya_bucket.sdscripts.patch import PATCH as SD_SCRIPTS
 

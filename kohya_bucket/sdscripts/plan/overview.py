@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
-from kohya_bucket.adapter.gpu_rows import GpuRow, gpu_row
 from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.adapter.lost_time import GpuRow, gpu_row
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.buckets.geometry import cut_pixels

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.adapter.ranks import is_first_process
-from kohya_bucket.adapter.resume import ResumeHooks
+from kohya_bucket.adapter.resume import NoPlaceError, ResumeHooks
 from kohya_bucket.adapter.sampler import PlanSampler
-from kohya_bucket.adapter.state_file import NoPlaceError
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.sdscripts.resuming.initial_step import OPTIONS, InitialStep
