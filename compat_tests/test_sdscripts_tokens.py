@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 pytest.importorskip("ftfy", reason="ftfy, which sd-scripts requires, is not installed")
 
 from kohya_bucket.latents.text import transformers_encoder  # noqa: E402
+from kohya_bucket.latents.text.transformers_encoder import SAMPLE, tokens_hash  # noqa: E402
 
 CAPTIONS = ["it’s", "“quoted”", "ＡＢＣ", "caf&eacute; &amp; bar", "ﬁne", "naïve — don't", "two  words\tand\nlines"]
 CLIP = "openai_clip-vit-large-patch14"
@@ -49,6 +50,15 @@ def test_tokens_are_those_of_the_trainer(unpatched, letters, pad):
         want = theirs(caption, **asked).input_ids
         assert encoder._tokens(0, [caption])["input_ids"].tolist() == want.tolist(), caption
     assert all(ours(caption).input_ids != theirs(caption).input_ids for caption in CAPTIONS[:5])
+
+
+def test_a_fingerprint_is_the_same_with_every_transformers(unpatched, letters):
+    """So what was encoded before an update is not encoded again."""
+    clip = with_ftfy(letters / CLIP)
+    sample = clip(SAMPLE, max_length=77, padding="max_length", truncation=True, return_tensors="pt").input_ids
+    assert tokens_hash(sample, {"clip": clip}) == "ef7a5edf9552b4dede7976a71ed1ae05"
+    named = [type(name, (), {"get_vocab": lambda _: {"a": 1}})() for name in ("T5TokenizerFast", "T5Tokenizer")]
+    assert len({tokens_hash(sample, {"t5": tokenizer}) for tokenizer in named}) == 1
 
 
 def test_without_ftfy_a_line_says_so(letters, monkeypatch, caplog):

@@ -356,6 +356,10 @@ def test_pins(tmp_path):
     )
     assert pins_of(file) == {"numpy": "0.0.1", "diffusers": "0.25.0"}
     assert pins_of(tmp_path / "none.txt") == {}
+    # one line for each kind of machine, as sd-scripts has them since 0.12
+    marked = tmp_path / "marked.txt"
+    marked.write_text("x==1; python_version < '3'\nx==2 ; python_version >= '3'  # all\nx==3; python_version < '3'\n")
+    assert pins_of(marked) == {"x": "2"}
     file.rename(tmp_path / "a" / "requirements.txt")
     found, _ = findings("--sd-scripts", tmp_path / "a", "--quick")
     assert f"numpy {np.__version__} (0.0.1)" in found["other-pins"]["names"]

@@ -43,7 +43,8 @@ def tokens_hash(sample: Any, tokenizers: Mapping[str, Any]) -> str:
     for name, tokenizer in sorted(tokenizers.items()):
         if callable(getattr(tokenizer, "get_vocab", None)):
             words = json.dumps(sorted(tokenizer.get_vocab().items()))
-            digest.update(f"{name} {type(tokenizer).__name__} {words}".encode())
+            kind = type(tokenizer).__name__.removesuffix("Fast")  # which transformers 5 drops
+            digest.update(f"{name} {kind} {words}".encode())
     return digest.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -46,12 +47,21 @@ def checkout_section(folder: Path, *, imported: bool = True) -> Section:
 
 
 def pins_of(requirements: Path) -> dict[str, str]:
-    """{distribution: version} that a requirements file pins; empty if it cannot be read."""
+    """{distribution: version} that a requirements file pins on this machine; empty if it cannot be read."""
     try:
         lines = requirements.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return {}
-    return {match[1]: match[2] for line in lines if (match := _PIN.match(line.strip()))}
+    return {match[1]: match[2] for line in lines if (match := _PIN.match(line.strip())) and _applies(line)}
+
+
+def _applies(line: str) -> bool:
+    """Whether what stands behind a `;` holds here; no where packaging, which knows that, is not installed."""
+    marker = line.partition("#")[0].partition(";")[2].strip()
+    try:
+        return not marker or bool(importlib.import_module("packaging.markers").Marker(marker).evaluate())
+    except (ImportError, ValueError):  # no such marker
+        return False
 
 
 def _patch(section: Section, root: Path) -> None:
