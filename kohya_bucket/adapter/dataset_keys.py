@@ -61,11 +61,7 @@ def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: In
         reso_steps=keys.bucket_reso_steps,
         no_upscale=keys.bucket_no_upscale,
         sizes=sizes,
-        switching=options.switching,
-        no_upscale_fit=options.no_upscale_fit,
-        max_crop=options.max_crop,
-        num_buckets=options.num_buckets,
-        auto_method=options.auto_method,
+        **options.of_rules(),
     )
     _check_steps(options.rule, rule.bucket_set, keys.bucket_reso_steps)
     return rule

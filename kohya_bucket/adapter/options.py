@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, listed
+from kohya_bucket.buckets.choices import listed
+from kohya_bucket.buckets.rules.options import Check, RuleOptions, choice, is_number, option, share, whole_number
 from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
 from kohya_bucket.checks import nearest, one_of
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
@@ -29,39 +30,9 @@ __all__ = ["ENVIRONMENT_VARIABLE", "TABLE", "AdapterOptions", "environment_table
 TABLE = "kohya_bucket"
 ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
 
-Check = Callable[[Any], str]
-"""What a value must be, or an empty string where it is that."""
-
-
-def _option(default: Any, check: Check, read: Callable[[Any], Any] = lambda value: value) -> Any:
-    """A field that refuses what `check` says something about, and keeps what `read` makes of the value in the file."""
-    return field(default=default, metadata={"check": check, "read": read})
-
-
-def _choice(default: str | None, known: Callable[[], Iterable[str]]) -> Any:
-    """A field that is one of some names; those that are registered later than this is read are found too."""
-    return field(default=default, metadata={"known": known, "read": lambda value: value})
-
 
 def _rule(value: Any) -> str:
     return "" if is_rule(value) else f"one of {', '.join(rule_choices())}"
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _share(value: Any) -> str:
-    return "" if _number(value) and 0 <= value < 1 else "a share from 0 to less than 1, e.g. 0.05"
-
-
-def _whole(least: int) -> Check:
-    def check(value: Any) -> str:
-        return (
-            "" if isinstance(value, int) and _number(value) and value >= least else f"a whole number above {least - 1}"
-        )
-
-    return check
 
 
 def _text(what: str) -> Check:
@@ -73,7 +44,7 @@ def _cost_bound(value: Any) -> str:
 
 
 def _is_weight(value: Any) -> bool:
-    return _number(value) and 0 <= value < math.inf
+    return is_number(value) and 0 <= value < math.inf
 
 
 def _weights(value: Any) -> str:
@@ -103,19 +74,11 @@ def _as_resolution(value: Any) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True)
-class AdapterOptions:
-    """Options of the adapter. The defaults train what sd-scripts says it trains.
+class AdapterOptions(RuleOptions):
+    """Options of the adapter: those of rules, and these. The defaults train what sd-scripts says it trains.
 
     Attributes:
         rule: what decides buckets: `kohya`, `novelai`, `exact`, `auto`, `preset:NAME` or `file:PATH`.
-        switching: where one bucket hands over to the next: `midpoint`, `geometric` or `area`; by default the
-            rule's own.
-        no_upscale_fit: with `bucket_no_upscale`, `largest` keeps the most of each image's pixels where sd-scripts
-            (`kohya`) sometimes takes a smaller bucket than would fit.
-        max_crop: largest share of an image that may be cropped off, e.g. 0.05; images beyond it are moved to a
-            better bucket or left out by name.
-        num_buckets: how many buckets rule `auto` makes.
-        auto_method: how rule `auto` finds them: `kmeans` or `optimal`.
         remainder: what happens to the images of a bucket that fill no batch: `keep` trains them as a short batch;
             `REMAINDERS` has the others, each with a text.
         small_buckets: with `drop`, what happens to buckets that never fill a batch: `keep` (the default) trains
@@ -153,35 +116,30 @@ class AdapterOptions:
             each data set.
     """
 
-    rule: str = _option("kohya", _rule)
-    switching: str | None = _choice(None, lambda: SWITCHING_METHODS)
-    no_upscale_fit: str = _choice("kohya", lambda: NO_UPSCALE_FITS)
-    max_crop: float | None = _option(None, _share)
-    num_buckets: int = _option(8, _whole(1))
-    auto_method: str = _choice("kmeans", lambda: AUTO_METHODS)
-    remainder: str = _choice("keep", lambda: REMAINDERS)
-    small_buckets: str | None = _choice(None, lambda: REMAINDERS)
-    merge_max_crop: float = _option(0.25, _share)
-    resolutions: tuple[tuple[int, int], ...] | None = _option(
+    rule: str = option("kohya", _rule)
+    remainder: str = choice("keep", lambda: REMAINDERS)
+    small_buckets: str | None = choice(None, lambda: REMAINDERS)
+    merge_max_crop: float = option(0.25, share)
+    resolutions: tuple[tuple[int, int], ...] | None = option(
         None, _resolutions, lambda value: tuple(map(_as_resolution, value))
     )
-    resolution_mode: str = _choice("all", lambda: RESOLUTION_MODES)
-    resolution_weights: tuple[float, ...] | None = _option(None, _weights, tuple)
+    resolution_mode: str = choice("all", lambda: RESOLUTION_MODES)
+    resolution_weights: tuple[float, ...] | None = option(None, _weights, tuple)
     # training wants no order without shuffling
-    order: str = _choice("shuffled", lambda: [name for name, order in ORDERS.items() if order.shuffles])
-    run_length: int = _option(8, _whole(1))
-    open_shards: int = _option(64, _whole(2))
-    max_pixels: int | None = _option(None, _whole(1))
-    max_tokens: int | None = _option(None, _whole(1))
-    max_cost: float | None = _option(None, _cost_bound)
-    model: str | None = _choice(None, lambda: TOKEN_GRIDS)
-    cost: tuple[float, float] | None = _option(None, _cost, tuple)
-    same_shape: bool | str = _option(True, _same_shape)
-    on_bad_image: str = _choice("leave_out", lambda: ("leave_out", "stop"))
-    metadata_cache: str = _option("auto", _text("auto, off or the path of a Parquet file"))
-    latent_cache: str = _choice("npz", lambda: ("npz", "shards"))
-    text_cache: str = _choice("npz", lambda: ("npz", "shards"))
-    latent_cache_dir: str | None = _option(None, _text("the path of a folder"))
+    order: str = choice("shuffled", lambda: [name for name, order in ORDERS.items() if order.shuffles])
+    run_length: int = option(8, whole_number(1))
+    open_shards: int = option(64, whole_number(2))
+    max_pixels: int | None = option(None, whole_number(1))
+    max_tokens: int | None = option(None, whole_number(1))
+    max_cost: float | None = option(None, _cost_bound)
+    model: str | None = choice(None, lambda: TOKEN_GRIDS)
+    cost: tuple[float, float] | None = option(None, _cost, tuple)
+    same_shape: bool | str = option(True, _same_shape)
+    on_bad_image: str = choice("leave_out", lambda: ("leave_out", "stop"))
+    metadata_cache: str = option("auto", _text("auto, off or the path of a Parquet file"))
+    latent_cache: str = choice("npz", lambda: ("npz", "shards"))
+    text_cache: str = choice("npz", lambda: ("npz", "shards"))
+    latent_cache_dir: str | None = option(None, _text("the path of a folder"))
 
     @property
     def has_budget(self) -> bool:

@@ -1,17 +1,19 @@
 """The rules by the names that config files and the command line use: each is declared here, once.
 
 A rule is a class or a set somewhere in this folder, a function that makes it from a `RuleRequest`, and an entry in
-`RULES`. Names, help texts, what is refused, and what `compare` knows follow from the entries.
+`RULES`; an option of its own is a field of `RuleOptions` (`options.py`). Names, help texts, what is refused, and what
+`compare` knows follow from the entries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from kohya_bucket.buckets.choices import Choice, listed
-from kohya_bucket.checks import one_of
+from kohya_bucket.buckets.rules.options import RuleOptions
+from kohya_bucket.checks import known_keyword, one_of
 from kohya_bucket.errors import BucketSettingsError, ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ class NamedRule(Choice):
 
     Attributes:
         argument: what is written after the name and a colon, e.g. NAME; empty where there is none.
-        accepted_options: those that mean something to it. Of others, only the default in `_IMPLIED` is accepted.
+        accepted_options: those that mean something to it. Others are refused, unless their value is an implied one.
         own_sizes: its buckets follow from no resolution, limit or step.
         from_images: it is made from the sizes of all images.
         variants: further names for `compare`, with what they change of the options.
@@ -66,14 +68,6 @@ RULES: dict[str, NamedRule] = {
                       own_sizes=True),
 }  # fmt: skip
 
-# Defaults, which a rule that does not accept the option need not refuse.
-_IMPLIED: Mapping[str, tuple[object, ...]] = {
-    "switching": (None, "midpoint"),
-    "no_upscale_fit": ("kohya",),
-    "max_crop": (None,),
-    "no_upscale": (False,),
-}
-
 
 class SetOptions(TypedDict, total=False):
     """What all rules with a set take."""
@@ -83,9 +77,9 @@ class SetOptions(TypedDict, total=False):
     switching: str
 
 
-@dataclass(frozen=True)
-class RuleRequest:
-    """sd-scripts' keys and this package's options, as `rule_from_name` explains them.
+@dataclass(frozen=True, kw_only=True)
+class RuleRequest(RuleOptions):
+    """sd-scripts' keys and the options of rules, as `rule_from_name` explains them.
 
     Attributes:
         argument: what stands after the colon of the name, e.g. that of the preset.
@@ -99,11 +93,6 @@ class RuleRequest:
     reso_steps: int
     no_upscale: bool
     sizes: npt.ArrayLike | None
-    switching: str | None
-    no_upscale_fit: str
-    max_crop: float | None
-    num_buckets: int
-    auto_method: str
 
     @property
     def set_options(self) -> SetOptions:
@@ -149,11 +138,7 @@ def rule_from_name(
     reso_steps: int = 64,
     no_upscale: bool = False,
     sizes: npt.ArrayLike | None = None,
-    switching: str | None = None,
-    no_upscale_fit: str = "kohya",
-    max_crop: float | None = None,
-    num_buckets: int = 8,
-    auto_method: str = "kmeans",
+    **options: Any,
 ) -> BucketRule:
     """The rule that a name stands for, with sd-scripts' bucket keys.
 
@@ -163,23 +148,22 @@ def rule_from_name(
         min_size, max_size, reso_steps, no_upscale: as sd-scripts names them. `kohya` and `exact` ignore the two
             limits with `no_upscale`, as sd-scripts does; presets and files ignore all but `no_upscale`.
         sizes: [N, 2] sizes of the data, needed by `auto`; rows with a side below 1 are left out.
-        switching: `midpoint`, `geometric` or `area`; None is the rule's own (midpoint for `kohya` and `novelai`,
-            geometric for the others). `exact` compares no aspects and refuses it.
-        no_upscale_fit: `kohya` or `largest`; only `kohya` without upscaling knows the latter.
-        max_crop: largest share of an image that may be cropped off.
-        num_buckets, auto_method: for `auto`; see `generate_buckets`.
+        options: those of `RuleOptions`, e.g. `max_crop=0.05`. `exact` compares no aspects and refuses `switching`; only
+            `kohya` without upscaling has `no_upscale_fit`.
 
     Raises:
         ConfigError: there is no such rule, preset or key in the file.
+        TypeError: there is no such option.
         BucketSettingsError: values that do not work, or do nothing for this rule.
         FileNotFoundError: no such file.
     """
     from kohya_bucket.buckets.sizes import as_resolution, check_steps
 
     rule = named_rule(name)
+    known_keyword("rule_from_name", options, RuleOptions.names())
     request = RuleRequest(
-        name.partition(":")[2], as_resolution("resolution", max_reso), min_size, max_size, check_steps(reso_steps),
-        no_upscale, sizes, switching, no_upscale_fit, max_crop, num_buckets, auto_method,
+        argument=name.partition(":")[2], max_reso=as_resolution("resolution", max_reso), min_size=min_size,
+        max_size=max_size, reso_steps=check_steps(reso_steps), no_upscale=no_upscale, sizes=sizes, **options,
     )  # fmt: skip
     _refuse_unused(name, rule, request)
     made: BucketRule = rule.load()(request)
@@ -189,9 +173,10 @@ def rule_from_name(
 def _refuse_unused(name: str, rule: NamedRule, request: RuleRequest) -> None:
     if rule.from_images and request.sizes is None:
         raise BucketSettingsError(f"rule {name!r} makes its buckets from the images, but no sizes were given")
-    for option, implied in _IMPLIED.items():
+    implied = {one.name: one.metadata["implied"] for one in fields(RuleOptions) if "implied" in one.metadata}
+    for option, values in {**implied, "no_upscale": (False,)}.items():
         value = getattr(request, option)
-        if option not in rule.accepted_options and value not in implied:
+        if option not in rule.accepted_options and value not in values:
             having = [one for one, other in rule_choices().items() if option in other.accepted_options]
             what = f"the rule{'s' * (len(having) > 1)} {listed(having)} {'has' if len(having) == 1 else 'have'}"
             raise BucketSettingsError(f"{option} is {value!r}, which only {what}: leave it out with rule {name!r}")
