@@ -22,7 +22,7 @@ from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.encode.batch_encoder import noise_seed
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.npz.read_write import read_npz
-from kohya_bucket.sdscripts.caching.item import CacheItem, settle_latents
+from kohya_bucket.sdscripts.caching.session import CacheItem, settle_latents
 from kohya_bucket.sdscripts.caching.shards import ShardCache
 
 

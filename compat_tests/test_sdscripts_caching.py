@@ -14,7 +14,7 @@ from several_sizes import at_size
 
 from kohya_bucket import sdscripts
 from kohya_bucket.buckets import KohyaBuckets
-from kohya_bucket.sdscripts.caching.item import architecture_read_by
+from kohya_bucket.sdscripts.caching.session import architecture_read_by
 
 ACCELERATOR = SimpleNamespace(
     num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
@@ -435,11 +435,11 @@ def test_the_weights_are_hashed_once_for_all_data_sets(patched, strategies, fold
 
 
 def test_nothing_of_every_image_is_kept_once_loaders_are_made(patched, strategies, folder):
-    from kohya_bucket.sdscripts.caching import npz, session
+    from kohya_bucket.sdscripts.caching import latents, session
 
     group = cache(patched, strategies, folder, MeanVAE())
     strategy = strategies.base.LatentsCachingStrategy._strategy
-    assert strategy in npz._names
+    assert strategy in latents._names
     assert len(latents_of(patched, group)) == 7
-    assert strategy not in npz._names
+    assert strategy not in latents._names
     assert strategy not in session._wishes

@@ -35,14 +35,14 @@ from kohya_bucket.latents.npz.read_write import (  # noqa: E402
     stored_fingerprint,
     write_npz,
 )
-from kohya_bucket.sdscripts.caching.item import (  # noqa: E402
+from kohya_bucket.sdscripts.caching.session import (  # noqa: E402
     CacheItem,
     architecture_of,
     architecture_read_by,
     save_latents,
     settle_latents,
 )
-from kohya_bucket.sdscripts.caching.text_npz import check_text_npz, savez  # noqa: E402
+from kohya_bucket.sdscripts.caching.text import check_text_npz, savez  # noqa: E402
 from kohya_bucket.sdscripts.checkout import npz_version  # noqa: E402
 
 BUCKET = (128, 64)

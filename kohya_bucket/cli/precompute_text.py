@@ -65,7 +65,7 @@ def run_until_encoded(context: typer.Context, arguments: list[str]) -> None:
         ConfigError: options of this command, which the trainer would not know of.
     """
     from kohya_bucket.launch import run_trainer
-    from kohya_bucket.sdscripts.caching.ahead import encode_ahead
+    from kohya_bucket.sdscripts.caching.text import encode_ahead
 
     others = [name for name in context.params if name not in ("path", "text", "quiet")]
     refuse_beside(context, f"{arguments[0]} encodes captions with its own arguments, which follow its name", others)

@@ -10,10 +10,9 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.sampler import PlanSampler, call_arguments, draws_by_itself, with_plan
 from kohya_bucket.adapter.seams import Door
 from kohya_bucket.planning import ORDERS, REMAINDERS
-from kohya_bucket.sdscripts.caching.ahead import end_before_training
 from kohya_bucket.sdscripts.caching.latents import forget_files
-from kohya_bucket.sdscripts.caching.shard_order import shard_numbers
-from kohya_bucket.sdscripts.caching.text import forget_texts
+from kohya_bucket.sdscripts.caching.shards import shard_numbers
+from kohya_bucket.sdscripts.caching.text import end_before_training, forget_texts
 from kohya_bucket.sdscripts.datasets.records import compact
 from kohya_bucket.sdscripts.datasets.tables import BatchTable
 from kohya_bucket.sdscripts.loss_weights import say_what_is_not_weighed

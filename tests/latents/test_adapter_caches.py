@@ -15,14 +15,14 @@ from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import Reason, Stale, source_identity
 from kohya_bucket.latents.npz.read_write import stored_fingerprint, write_arrays
 from kohya_bucket.latents.text.npz_files import CAPTION_KEY, caption_mark
-from kohya_bucket.sdscripts.caching.item import (
+from kohya_bucket.sdscripts.caching.session import (
     CacheItem,
     architecture_of,
     architecture_read_by,
     save_latents,
     settle_latents,
 )
-from kohya_bucket.sdscripts.caching.text_npz import check_text_npz, savez
+from kohya_bucket.sdscripts.caching.text import check_text_npz, savez
 
 SIZE, BUCKET = (300, 150), (128, 64)
 SDXL = ARCHITECTURES["sdxl"]

@@ -31,7 +31,7 @@ ALLOWED = {
     ("files.py", "open(path, 'rb+')"): "waits for what it wrote",
     ("files.py", "os.replace(source, target)"): "the writer itself",
     ("latents/npz/read_write.py", "np.savez(out, **arrays)"): "into memory",
-    ("sdscripts/caching/text_npz.py", "np.savez(file, *args, **arrays)"): "into what sd-scripts has opened",
+    ("sdscripts/caching/text.py", "np.savez(file, *args, **arrays)"): "into what sd-scripts has opened",
     ("latents/store/entries.py", "pq.write_table(table.replace_schema_metadata({FORMAT: text}), out, "
      "compression='zstd', store_schema=True)"): "into memory",
     ("images/pixels.py", "smooth.save(file, 'JPEG', quality=85, subsampling=subsampling)"): "into memory",
@@ -51,7 +51,7 @@ ALLOWED = {
     ("sdscripts/caching/session.py", "self.save(path, item, latents, crop_ltrb, flipped, alpha_mask, "
      "bool(key_reso_suffix))"): "an npz or a store",
     ("sdscripts/caching/shards.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)"): "a store",
-    ("sdscripts/caching/text.py", "savez(file, **arrays, **marks)"): "that of text_npz.py, by write_file",
+    ("sdscripts/caching/text.py", "savez(file, **arrays, **marks)"): "its own savez, by write_file",
     ("latents/text/precompute_text.py", "cache.save(Caption(text), encoding, arrays)"): "a store of captions",
     ("sdscripts/caching/text.py", "session.save(file, without_unread(arrays) if left_out else arrays)"): "a store",
     ("sdscripts/caching/text_shards.py", "self.cache.save(self.captions[key], self.encoding, arrays)"): "a store",

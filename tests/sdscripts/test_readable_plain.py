@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.sdscripts.caching import readable_plain
+from kohya_bucket.sdscripts.caching.readable import cache_the_readable_plainly
 
 
 def dataset_of(folder, n):
@@ -41,7 +41,7 @@ def test_what_is_no_images_fault_ends_caching_at_once(tmp_path, caplog):
     (tmp_path / "2.png").write_bytes((tmp_path / "2.png").read_bytes()[:40])
     error = RuntimeError("CUDA out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
-        readable_plain.cache_the_readable_plainly(dataset, caching(dataset, runs, error), AdapterOptions())
+        cache_the_readable_plainly(dataset, caching(dataset, runs, error), AdapterOptions())
     assert runs == [3]
     assert "left out" not in caplog.text
 
@@ -50,7 +50,7 @@ def test_what_is_no_images_fault_ends_caching_at_once(tmp_path, caplog):
 def test_an_image_of_too_many_pixels_is_left_out_too(tmp_path, monkeypatch, caplog):
     dataset, runs = dataset_of(tmp_path, 4), []
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 80 // 2)  # the last has 88, and more than twice as many are refused
-    readable_plain.cache_the_readable_plainly(dataset, caching(dataset, runs), AdapterOptions())
+    cache_the_readable_plainly(dataset, caching(dataset, runs), AdapterOptions())
     assert runs == [4, 0]
     assert [info.latents for info in dataset.image_data.values()] == ["cached", "cached", "cached", None]
     assert "3.png is left out" in caplog.text

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
 from kohya_bucket.adapter.store_folder import store_folder
-from kohya_bucket.buckets.sizes import as_pair
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.buckets.sizes import IntArray, as_pair
+from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import Reason, Stale, why_stale
@@ -26,11 +28,11 @@ from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
-from kohya_bucket.sdscripts.caching.item import CacheItem, as_array
-from kohya_bucket.sdscripts.caching.session import CachingSession
+from kohya_bucket.sdscripts.caching.session import CacheItem, CachingSession, as_array
+from kohya_bucket.sdscripts.objects import HeldDataset, inner_of
 from kohya_bucket.texts import one_line
 
-__all__ = ["ShardCache", "ShardSession"]
+__all__ = ["ShardCache", "ShardSession", "remember_cache", "shard_numbers"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -241,3 +243,39 @@ class ShardSession(CachingSession):
 
 def _load(readers: dict[str, ShardCache], path: str, bucket_reso: tuple[int, int]) -> Any:
     return readers[path].load(path, bucket_reso)
+
+
+# Which shard each image's latent lies in, for an order that reads few shards at a time.
+
+
+_caches: WeakKeyDictionary[Any, ShardCache] = WeakKeyDictionary()
+
+
+def remember_cache(dataset: Any, cache: ShardCache) -> None:
+    """Called when all latents of a data set are in its store."""
+    _caches[dataset] = cache
+
+
+def shard_numbers(datasets: Sequence[HeldDataset], images: Sequence[PlacedDataset], open_shards: int) -> IntArray:
+    """[N] number of the shard of each image of all data sets; 0 for those that are never trained.
+
+    Each shard that is read from is kept on this node for a while from now on, also of a store larger than the limit.
+
+    Raises:
+        ConfigError: a data set's latents are not in shards.
+    """
+    names: list[str] = []
+    for dataset, placed in zip(datasets, images, strict=True):
+        cache = _caches.get(inner_of(dataset))
+        if cache is None:
+            raise ConfigError(
+                "[kohya_bucket] order is 'local', but latents are not cached in shards: train with --cache_latents "
+                "and --cache_latents_to_disk, or leave order out"
+            )
+        cache.keep_shards(open_shards)
+        records = dataset.image_data
+        for key, size, there in zip(
+            placed.keys, placed.placement.bucket_sizes.tolist(), placed.placement.placed, strict=True
+        ):
+            names.append(cache.shard_of(records[key].absolute_path, (size[0], size[1])) if there else "")
+    return np.unique(np.array(names, dtype=object), return_inverse=True)[1].astype(np.int32)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,21 +18,42 @@ import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks
+from kohya_bucket.errors import ConfigError, as_damage
 from kohya_bucket.images.listing import file_key
-from kohya_bucket.latents.fingerprint import Reason
-from kohya_bucket.latents.text.npz_files import collection_of_file, text_marks
+from kohya_bucket.latents.fingerprint import Reason, Stale
+from kohya_bucket.latents.npz.read_write import BROKEN, BrokenNpzError, OpenNpz, write_arrays
+from kohya_bucket.latents.text.npz_files import (
+    CAPTION_KEY,
+    DROPOUT_KEY,
+    ENCODERS_KEY,
+    TOKENS_KEY,
+    caption_mark,
+    collection_of_file,
+    text_marks,
+)
 from kohya_bucket.latents.text.text_store import Encoding
-from kohya_bucket.latents.text.transformers_encoder import encoders_hash
-from kohya_bucket.sdscripts.caching.ahead import count_captions, refuse_memory
+from kohya_bucket.latents.text.transformers_encoder import SAMPLE, encoders_hash, tokens_hash
 from kohya_bucket.sdscripts.caching.behind_mask import is_left_out, without_unread
-from kohya_bucket.sdscripts.caching.replaced import replaced
-from kohya_bucket.sdscripts.caching.text_identity import tokens_of, tokens_text
-from kohya_bucket.sdscripts.caching.text_npz import check_text_npz, savez
+from kohya_bucket.sdscripts.caching.session import replaced
 from kohya_bucket.sdscripts.caching.text_shards import TextShardSession
 from kohya_bucket.sdscripts.datasets.wording import recached_lines
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
+from kohya_bucket.texts import counted
 
-__all__ = ["Strategies", "cache_text_outputs", "forget_texts"]
+__all__ = [
+    "Strategies",
+    "cache_text_outputs",
+    "check_text_npz",
+    "count_captions",
+    "encode_ahead",
+    "end_before_training",
+    "forget_texts",
+    "is_ahead",
+    "refuse_memory",
+    "savez",
+    "tokens_of",
+    "tokens_text",
+]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -175,3 +198,176 @@ def _file_of(usual: str, text: Text, taken: dict[str, list[Text]]) -> str:
 
 def _npz(path: str) -> str:
     return path if path.endswith(".npz") else path + ".npz"
+
+
+# Captions encoded ahead of a training: the trainer's own run, ended where it would make its loader.
+#
+# What outputs depend on (weights, their type, tokenizers, lengths, autocast) is decided all over a trainer, so nothing
+# but the trainer itself asks for the same ones.
+
+
+_NOTHING = (
+    "precompute --text: this run caches no text-encoder outputs on disk: give the trainer the arguments of the "
+    "training, with --cache_text_encoder_outputs and --cache_text_encoder_outputs_to_disk (sd-scripts 0.10 or newer)"
+)
+
+_ahead = False
+_there: set[str] = set()
+_encoded = 0
+
+
+def encode_ahead(ahead: bool) -> None:
+    """Say whether this process trains, or only encodes captions."""
+    global _ahead, _encoded
+    _ahead, _encoded = ahead, 0
+    _there.clear()
+
+
+def is_ahead() -> bool:
+    """Whether this process only encodes captions."""
+    return _ahead
+
+
+def refuse_memory() -> None:
+    """Called where outputs are kept in memory.
+
+    Raises:
+        ConfigError: this process only encodes captions, which would be lost.
+    """
+    if _ahead:
+        raise ConfigError(_NOTHING)
+
+
+def count_captions(there: Iterable[str], encoded: int) -> None:
+    """Called when a data set's captions are all on disk."""
+    global _encoded
+    _there.update(there)
+    _encoded += encoded
+
+
+def end_before_training() -> None:
+    """Called where a trainer makes its loader, with all of its caches made: a run that only encodes ends here."""
+    if not _ahead:
+        return
+    if not _there:
+        raise SystemExit(f"kohya_bucket: {_NOTHING}")
+    if is_first_process():
+        print(
+            f"kohya_bucket: the outputs of {counted(len(_there), 'caption')} are there, {_encoded} of them "
+            "encoded by this process",
+            file=sys.stderr,
+        )
+    raise SystemExit(0)
+
+
+# How sd-scripts' strategies encode captions, in words.
+
+
+# by strategy, of which a run has one: what it says of itself before it has worked
+_said: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def tokens_text(tokenizing: Any, encoding: Any, caching: TextStrategy) -> str:
+    """What outputs depend on besides caption and weights, in words: options of the strategies, precision, tokens.
+
+    The tokens are those of a sample, by which another tokenizer, template or length shows, and the vocabularies.
+    """
+    parts = [*_options(tokenizing), *_options(encoding)]
+    if caching.is_weighted:
+        parts.append("is_weighted=True")
+    if tokens := tokens_of(tokenizing):
+        parts.append(f"tokens={tokens}")
+    return " ".join([*parts, f"autocast={_autocast()}"])
+
+
+def tokens_of(tokenizing: Any) -> str:
+    """Hash of a sample's tokens and of the vocabularies; "" without a strategy."""
+    if tokenizing is None:
+        return ""
+    if tokenizing not in _said:
+        _said[tokenizing] = tokens_hash(tokenizing.tokenize(SAMPLE), vars(tokenizing))
+    return _said[tokenizing]
+
+
+def _options(strategy: Any) -> list[str]:
+    """Plain values; what is left out of cached outputs later, by chance, is no part of them."""
+    values = vars(strategy) if hasattr(strategy, "__dict__") else {}
+    return [
+        f"{name}={value!r}"
+        for name, value in sorted(values.items())
+        if isinstance(value, (bool, int, float, str)) and name[0] != "_" and "dropout" not in name
+    ]
+
+
+def _autocast() -> str:
+    import torch
+
+    if not hasattr(torch, "get_autocast_dtype"):  # until torch 2.3
+        if torch.is_autocast_enabled():
+            return str(torch.get_autocast_gpu_dtype()).removeprefix("torch.")
+        return str(torch.get_autocast_cpu_dtype()).removeprefix("torch.") if torch.is_autocast_cpu_enabled() else "off"
+    on = [device for device in ("cuda", "cpu") if torch.is_autocast_enabled(device)]
+    return str(torch.get_autocast_dtype(on[0])).removeprefix("torch.") if on else "off"
+
+
+# Outputs of text encoders in sd-scripts' npz: written whole, with the caption and the encoders that they are of.
+
+
+def savez(file: Any, *args: Any, **arrays: Any) -> None:
+    """In place of `np.savez` with a path: the same file, whole or not at all. Other targets go to numpy.
+
+    It is not waited for until it is on disk: what a power failure leaves cut off shows in `check_text_npz`, which reads
+    every byte.
+
+    Raises:
+        LatentStoreError: the disk refuses.
+    """
+    if args or not isinstance(file, (str, os.PathLike)):
+        np.savez(file, *args, **arrays)
+        return
+    path = os.fspath(file)
+    whole = Path(path if path.endswith(".npz") else path + ".npz")
+    write_arrays(whole, {name: np.asarray(array) for name, array in arrays.items()}, sync=False)
+
+
+def check_text_npz(
+    path: str | os.PathLike[str],
+    required: Iterable[str],
+    caption: str | Iterable[str] | None = None,
+    dropout: float | None = None,
+    encoders: str = "",
+    tokens: str = "",
+) -> Reason | None:
+    """Why cached text-encoder outputs cannot be used, or None: every byte is read, so what is broken shows.
+
+    With `caption`, outputs of another caption are refused, with `dropout` those that are saved with another
+    `caption_dropout_rate`, which is trained with, and with `encoders` and `tokens` (hashes) those of other text
+    encoders or tokenizers; files that do not say theirs are believed.
+    """
+    try:
+        with OpenNpz(Path(path)) as file:
+            missing = [name for name in required if name not in file.names]
+            if missing:
+                return Reason(Stale.PART, missing[0])
+            damaged = file.damaged()
+            if damaged is not None:
+                return Reason(Stale.CHECKSUM, damaged)
+            keys = (CAPTION_KEY, ENCODERS_KEY, TOKENS_KEY, DROPOUT_KEY)
+            notes = {name: file.array(name) for name in keys if name in file.names}
+        marked = None if caption is None else caption_mark(caption).tobytes()
+        if marked is not None and CAPTION_KEY in notes and notes[CAPTION_KEY].tobytes() != marked:
+            return Reason(Stale.CAPTION)
+        if encoders and ENCODERS_KEY in notes and notes[ENCODERS_KEY].tobytes() != encoders.encode():
+            return Reason(Stale.ENCODERS)
+        if tokens and TOKENS_KEY in notes and notes[TOKENS_KEY].tobytes() != tokens.encode():
+            return Reason(Stale.TOKENS, notes[TOKENS_KEY].tobytes().decode("ascii", "replace"), tokens)
+        if dropout is not None and DROPOUT_KEY in notes:
+            with as_damage(DROPOUT_KEY, error=BrokenNpzError):
+                rate = float(notes[DROPOUT_KEY])
+            if rate != float(np.float32(dropout)):
+                return Reason(Stale.DROPOUT, rate, dropout)
+    except FileNotFoundError:
+        return Reason(Stale.MISSING)
+    except BROKEN as error:
+        return Reason(Stale.BROKEN, error or type(error).__name__)
+    return None

@@ -13,11 +13,11 @@ from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject
 from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses, parameters_of
 from kohya_bucket.images.resize import INTERPOLATIONS, resampler, resize_and_crop
-from kohya_bucket.sdscripts.caching import extra_sizes, one_size
-from kohya_bucket.sdscripts.caching.ahead import is_ahead
-from kohya_bucket.sdscripts.caching.item import architecture_of
+from kohya_bucket.sdscripts.caching import extra_sizes
 from kohya_bucket.sdscripts.caching.latents import cache_latents
-from kohya_bucket.sdscripts.caching.readable_plain import cache_the_readable_plainly
+from kohya_bucket.sdscripts.caching.readable import cache_the_readable_plainly, check_one_size_each
+from kohya_bucket.sdscripts.caching.session import architecture_of
+from kohya_bucket.sdscripts.caching.text import is_ahead
 from kohya_bucket.sdscripts.objects import Dataset, Group, LatentsStrategy
 from kohya_bucket.sdscripts.seams.objects import has_own_modules, has_strategies
 
@@ -37,7 +37,7 @@ def _cache_group(
 ) -> None:
     if cache_to_disk:
         with exit_with_message():
-            one_size.check_one_size_each(self.datasets)
+            check_one_size_each(self.datasets)
     place.original(self, vae, vae_batch_size, cache_to_disk, **more)
 
 
