@@ -111,7 +111,7 @@ def read_sd_scripts(held: Any) -> None:
 
 def adapter(n: int) -> Any:
     from kohya_bucket.images.text_column import TextColumn
-    from kohya_bucket.sdscripts.datasets.records import ImageColumns
+    from kohya_bucket.sdscripts.tables import ImageColumns
 
     infos, _ = sd_scripts(n)
     return ImageColumns(TextColumn.of(list(infos)), list(infos.values()))

@@ -114,7 +114,7 @@ def _definition(file: str, node: ast.AST) -> Definition:
 
 
 def _count(file: str, node: ast.AST) -> Definition:
-    from kohya_bucket.sdscripts.resuming.initial_step import arithmetic_of
+    from kohya_bucket.sdscripts.resuming import arithmetic_of
 
     steps = [step.replace(" ", "") for step in arithmetic_of(ast.unparse(node))]
     digest = hashlib.sha256(repr(steps).encode()).hexdigest()[:12]

@@ -36,7 +36,7 @@ from kohya_bucket.sdscripts.config.check import REFUSALS
 from kohya_bucket.sdscripts.config.finetuning import metadata_captions
 from kohya_bucket.sdscripts.config.model import ImageList
 from kohya_bucket.sdscripts.config.schema import Level, known_keys
-from kohya_bucket.sdscripts.plan.overview import overview
+from kohya_bucket.sdscripts.plan import overview
 
 PLACED: list[int] = []
 SKIPPED: list[int] = []

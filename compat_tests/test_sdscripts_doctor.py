@@ -80,7 +80,7 @@ def test_a_config_is_read_as_this_version_reads_it(copy, unpatched, tmp_path):
 
 
 def test_a_patched_checkout_is_found_from_within(copy):
-    from kohya_bucket.sdscripts.patch import PATCH
+    from kohya_bucket.sdscripts.checkout import PATCH
 
     PATCH.install(copy)
     code, found, facts = doctor(copy)

@@ -10,7 +10,7 @@ from test_sdscripts_buckets import config_of
 from test_sdscripts_epochs import loader_of
 
 from kohya_bucket import sdscripts
-from kohya_bucket.sdscripts.datasets.records import ImageColumns
+from kohya_bucket.sdscripts.tables import ImageColumns
 
 
 def facts(record):

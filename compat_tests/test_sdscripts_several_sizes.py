@@ -22,7 +22,7 @@ from several_sizes import (
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.sdscripts.config import read_config
-from kohya_bucket.sdscripts.plan.overview import overview
+from kohya_bucket.sdscripts.plan import overview
 
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kohya_bucket.sdscripts.config import Config
-from kohya_bucket.sdscripts.plan.overview import DatasetOverview, Overview
+from kohya_bucket.sdscripts.plan import DatasetOverview, Overview
 
 __all__ = ["not_trained", "plan_as_dict"]
 

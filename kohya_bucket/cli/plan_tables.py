@@ -19,8 +19,8 @@ from kohya_bucket.cli.plan_json import not_trained, plan_as_dict
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.config import Config, Findings
-from kohya_bucket.sdscripts.datasets.wording import rule_text
-from kohya_bucket.sdscripts.plan.overview import DatasetOverview, Overview
+from kohya_bucket.sdscripts.plan import DatasetOverview, Overview
+from kohya_bucket.sdscripts.wording import rule_text
 from kohya_bucket.texts import counted
 
 __all__ = ["bucket_table", "findings_table", "gpu_table", "lost_table", "show_findings", "show_plan"]

@@ -22,7 +22,7 @@ from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.sdscripts.config import Config, Severity, read_config
-from kohya_bucket.sdscripts.plan.latents import wanted_by_config
+from kohya_bucket.sdscripts.wanted_latents import wanted_by_config
 from kohya_bucket.texts import some
 
 if TYPE_CHECKING:

@@ -25,9 +25,8 @@ def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
     Raises:
         ConfigError: it names neither.
     """
-    from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout
+    from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, nearby_checkout
     from kohya_bucket.sdscripts.config import NEWEST, Release
-    from kohya_bucket.sdscripts.doctor.checkout import nearby_checkout
 
     if given is None:
         found = nearby_checkout()

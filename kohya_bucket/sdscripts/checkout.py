@@ -7,10 +7,19 @@ import re
 import subprocess
 from pathlib import Path
 
-from kohya_bucket.adapter.checkout_patch import CheckoutError
+from kohya_bucket.adapter.checkout_patch import CheckoutError, CheckoutPatch
 from kohya_bucket.errors import KohyaBucketError
 
-__all__ = ["CheckoutError", "SeamError", "describe_folder", "find_checkout", "npz_version", "steps_in"]
+__all__ = [
+    "PATCH",
+    "CheckoutError",
+    "SeamError",
+    "describe_folder",
+    "find_checkout",
+    "nearby_checkout",
+    "npz_version",
+    "steps_in",
+]
 
 # what versions brought, the newest first; seams are of other kinds since 0.10 and 0.11
 _BROUGHT = {"0.12": "cv2_compat.py", "0.11": "dataset.py", "0.10": "strategy_base.py", "0.9": "."}
@@ -33,6 +42,14 @@ def find_checkout(folder: Path) -> Path:
         f"{folder} is not an sd-scripts checkout: neither it nor its sd-scripts folder has library/ beside "
         f"train_network.py; name the folder that train_network.py lies in"
     )
+
+
+def nearby_checkout() -> Path | None:
+    """The checkout that this command is run in or beside, if there is one."""
+    try:
+        return find_checkout(Path.cwd())
+    except CheckoutError:
+        return None
 
 
 def npz_version(root: Path) -> str:
@@ -68,3 +85,16 @@ def describe_folder(root: Path) -> str:
             pass
     version = next(version for version, file in _BROUGHT.items() if (root / "library" / file).exists())
     return f"{version} (by its modules) at {root}"
+
+
+# The permanent door: a marked block in a checkout's `library/__init__.py`, empty in every release since 0.6.0.
+
+
+PATCH = CheckoutPatch(
+    trainer="sd-scripts",
+    door="kohya_bucket.sdscripts",
+    find=find_checkout,
+    file="library/__init__.py",
+    trains='any(word in os.path.basename(sys.argv[0]) for word in ("train", "fine_tune"))',
+    imports=("library.train_util", "library.config_util"),
+)

@@ -55,14 +55,14 @@ class SdScriptsDoor(TrainerDoor):
         return {"Accelerator": Accelerator, "DataLoader": DataLoader}
 
     def subjects(self) -> Sequence[Subject]:
-        from kohya_bucket.sdscripts.resuming.trainer_resume import TrainerResume
+        from kohya_bucket.sdscripts.resuming import TrainerResume
         from kohya_bucket.sdscripts.seams import SUBJECTS
 
         self.resume = TrainerResume()
         return SUBJECTS
 
     def check_options(self, options: AdapterOptions) -> None:
-        from kohya_bucket.sdscripts.unknown import refuse_what_needs
+        from kohya_bucket.sdscripts.loader import refuse_what_needs
 
         refuse_what_needs(self.unknown, options, self.owners)
 

@@ -1,6 +1,6 @@
 """sd-scripts' objects, as far as the adapter uses them: its code is typed with these, and nothing else is known.
 
-Before anything is replaced, each class of sd-scripts is checked against its type here (`seams/objects.py`).
+Before anything is replaced, each class of sd-scripts is checked against its type here (`seams.py`).
 """
 
 from __future__ import annotations

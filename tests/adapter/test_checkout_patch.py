@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from kohya_bucket.adapter.checkout_patch import CheckoutError
 from kohya_bucket.cli import app
 from kohya_bucket.musubi.checkout import PATCH as MUSUBI_TUNER
-from kohya_bucket.sdscripts.patch import PATCH as SD_SCRIPTS
+from kohya_bucket.sdscripts.checkout import PATCH as SD_SCRIPTS
 
 ROOT = Path(__file__).parents[2]
 TELLS = {SD_SCRIPTS: "library/train_util.py", MUSUBI_TUNER: "src/musubi_tuner/dataset/image_video_dataset.py"}

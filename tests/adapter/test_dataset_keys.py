@@ -14,7 +14,7 @@ from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
-from kohya_bucket.sdscripts.datasets.tables import BatchTable, KeyTable
+from kohya_bucket.sdscripts.tables import BatchTable, KeyTable
 
 
 def entry(bucket_index, bucket_batch_size, batch_index):

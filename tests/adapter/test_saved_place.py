@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 from kohya_bucket.adapter.resume import STATE_FILE, NoPlaceError, read_position, write_position
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.resume import TrainedPart
-from kohya_bucket.sdscripts.resuming.trainer_resume import TrainerResume
+from kohya_bucket.sdscripts.resuming import TrainerResume
 from tests.adapter.test_sampler_positions import sampler_of
 
 

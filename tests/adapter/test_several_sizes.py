@@ -14,7 +14,7 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.moved_images import moved_images
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import place_all, place_images, refuse_conflicts
-from kohya_bucket.sdscripts.datasets.tables import BatchTable, KeyTable
+from kohya_bucket.sdscripts.tables import BatchTable, KeyTable
 
 TABLES = [
     {"remainder": "merge", "merge_max_crop": 0.5},

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.cli import app
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
-from kohya_bucket.sdscripts.doctor import packages
-from kohya_bucket.sdscripts.doctor.checkout import pins_of
-from kohya_bucket.sdscripts.doctor.room import human, nbytes_of
+from kohya_bucket.sdscripts import doctor
+from kohya_bucket.sdscripts.cache_doctor import human, nbytes_of
+from kohya_bucket.sdscripts.doctor import pins_of
 
 ROOT = Path(__file__).parents[2]
 SIZES = [(300, 200), (200, 300), (256, 256), (400, 100), (90, 300), (300, 200), (310, 205)]
@@ -168,7 +168,7 @@ def test_a_full_disk(folder, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_to(folder, monkeypatch):
-    monkeypatch.setattr("kohya_bucket.sdscripts.doctor.room._may_write", lambda path: path != folder)
+    monkeypatch.setattr("kohya_bucket.sdscripts.cache_doctor._may_write", lambda path: path != folder)
     found, _ = findings(write(folder))
     assert found["not-writable"]["names"] == [str(folder)]
 
@@ -285,7 +285,7 @@ def test_a_file_where_the_store_belongs(folder):
 
 @pytest.mark.parametrize("option", ["latent_cache", "text_cache"])
 def test_no_pyarrow_for_shards(folder, monkeypatch, option):
-    monkeypatch.setattr("kohya_bucket.sdscripts.doctor.caches.version_of", lambda _: "")
+    monkeypatch.setattr("kohya_bucket.sdscripts.cache_doctor.version_of", lambda _: "")
     found, _ = findings(write(folder, rest=f"[kohya_bucket]\n{option} = 'shards'"), code=1)
     assert found["no-pyarrow"]["message"] == f'{option} = "shards" needs pyarrow, which is not installed here'
     assert "pip install pyarrow" in found["no-pyarrow"]["remedy"]
@@ -307,7 +307,7 @@ def test_a_checkout_that_cannot_be_imported(tmp_path, monkeypatch):
     assert "No module named 'no_such_package_anywhere'" in found["cannot-import"]["message"]
     assert "requirements.txt" in found["cannot-import"]["remedy"]
     assert facts["sd-scripts"]["patch"].startswith("none; start with accelerate launch -m kohya_bucket.launch")
-    python = there / "venv" / ("Scripts/python.exe" if packages.sys.platform == "win32" else "bin/python")
+    python = there / "venv" / ("Scripts/python.exe" if doctor.sys.platform == "win32" else "bin/python")
     python.parent.mkdir(parents=True)
     python.touch()
     found, _ = findings("--sd-scripts", there, code=1)
@@ -338,7 +338,7 @@ def test_a_checkout_is_found_where_one_is(tmp_path, monkeypatch):
 
 
 def test_the_patch_of_another_version(tmp_path):
-    from kohya_bucket.sdscripts.patch import PATCH
+    from kohya_bucket.sdscripts.checkout import PATCH
 
     there = checkout(tmp_path / "sd", "x = 1")
     status = PATCH.install(there)
@@ -369,18 +369,18 @@ def test_a_torch_without_cuda_beside_a_driver(tmp_path, monkeypatch):
     fake = tmp_path / "torch"
     fake.mkdir()
     (fake / "__init__.py").touch()
-    monkeypatch.setattr(packages, "version_of", lambda _: "2.9.0")
-    monkeypatch.setattr(packages.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(doctor, "version_of", lambda _: "2.9.0")
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
     spec = namedtuple("Spec", "origin")(str(fake / "__init__.py"))
-    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda _: spec)
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: spec)
     for line, cuda, count in (
         ("cuda: Optional[str] = None\n", "", 1),
         ("cuda: Optional[str] = '12.8'\n", "12.8", 0),
         ("", None, 0),
     ):
         (fake / "version.py").write_text(f"__version__ = '2.9.0'\n{line}hip = None\n", encoding="utf-8")
-        assert packages.cuda_of_torch() == cuda
-        assert len(packages.packages_section().findings) == count
+        assert doctor.cuda_of_torch() == cuda
+        assert len(doctor.packages_section().findings) == count
 
 
 def test_bytes_in_words():

@@ -112,7 +112,7 @@ def test_what_cannot_be_written_leaves_what_was_there(
         (out / "checkout" / "library" / "__init__.py").write_text("x = 1\n" * 40, encoding="utf-8")
         (out / "checkout" / "library" / "train_util.py").touch()
         if command[1] == "remove":
-            from kohya_bucket.sdscripts.patch import PATCH
+            from kohya_bucket.sdscripts.checkout import PATCH
 
             PATCH.install(out / "checkout")
     else:

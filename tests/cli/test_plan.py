@@ -13,7 +13,7 @@ from kohya_bucket.cli.image_sources import source_in
 from kohya_bucket.cli.source_options import SourceOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.sdscripts.config import read_config
-from kohya_bucket.sdscripts.plan.overview import overview
+from kohya_bucket.sdscripts.plan import overview
 from tests.pictures import make_pictures
 
 ROOT = Path(__file__).parents[2]

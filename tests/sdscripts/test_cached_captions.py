@@ -11,7 +11,7 @@ from PIL import Image
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.items import EncodeOptions
 from kohya_bucket.sdscripts.config import read_config
-from kohya_bucket.sdscripts.plan.latents import wanted_by_config
+from kohya_bucket.sdscripts.wanted_latents import wanted_by_config
 
 CONFIG = "[[datasets]]\nresolution = 512\nenable_bucket = true\n[[datasets.subsets]]\nimage_dir = 'data'\n{}\n"
 

@@ -10,7 +10,7 @@ import pytest
 
 from kohya_bucket.adapter.batches import ImageKey
 from kohya_bucket.images.text_column import TextColumn
-from kohya_bucket.sdscripts.datasets.records import ImageColumns
+from kohya_bucket.sdscripts.tables import ImageColumns
 
 
 class Info:

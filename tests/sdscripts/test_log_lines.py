@@ -6,7 +6,7 @@ import pytest
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import place_images
-from kohya_bucket.sdscripts.datasets.wording import rule_text
+from kohya_bucket.sdscripts.wording import rule_text
 
 SIZES = np.array([(600, 300), (300, 600), (400, 400), (610, 305)], dtype=np.int32)
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from kohya_bucket.sdscripts.datasets.masks import drop_unwanted_masks  # noqa: E402
+from kohya_bucket.sdscripts.batches import drop_unwanted_masks  # noqa: E402
 
 KEYS = ["a", "b", "c"]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the sampler is torch's")
 
-from kohya_bucket.sdscripts.resuming.trainer_resume import TrainerResume
+from kohya_bucket.sdscripts.resuming import TrainerResume
 from tests.adapter.test_sampler_positions import sampler_of
 
 

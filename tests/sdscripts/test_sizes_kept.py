@@ -17,10 +17,10 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.latents.items import EncodeOptions
 from kohya_bucket.sdscripts.config import Config, read_config
 from kohya_bucket.sdscripts.config.release import NEWEST
-from kohya_bucket.sdscripts.datasets.true_sizes import true_sizes
-from kohya_bucket.sdscripts.doctor.config import config_section
-from kohya_bucket.sdscripts.plan.latents import wanted_by_config
-from kohya_bucket.sdscripts.plan.overview import overview
+from kohya_bucket.sdscripts.doctor import config_section
+from kohya_bucket.sdscripts.make_buckets import true_sizes
+from kohya_bucket.sdscripts.plan import overview
+from kohya_bucket.sdscripts.wanted_latents import wanted_by_config
 from tests.pictures import make_pictures
 
 pytest.importorskip("pyarrow", reason="metadata caches are Parquet files")

@@ -70,12 +70,10 @@ def _sections(
     config: Path | None, sd_scripts: Path | None, given: Mapping[str, object], arch: str | None, quick: bool
 ) -> Iterator[Section]:
     """One after the other, so that each is shown while the next is looked at."""
-    from kohya_bucket.sdscripts.checkout import find_checkout
+    from kohya_bucket.sdscripts.cache_doctor import cache_section
+    from kohya_bucket.sdscripts.checkout import find_checkout, nearby_checkout
     from kohya_bucket.sdscripts.config import NEWEST, Release
-    from kohya_bucket.sdscripts.doctor.caches import cache_section
-    from kohya_bucket.sdscripts.doctor.checkout import checkout_section, nearby_checkout
-    from kohya_bucket.sdscripts.doctor.config import config_section
-    from kohya_bucket.sdscripts.doctor.packages import packages_section
+    from kohya_bucket.sdscripts.doctor import checkout_section, config_section, packages_section
 
     checkout = find_checkout(sd_scripts) if sd_scripts else nearby_checkout()
     release = Release.in_checkout(checkout) if checkout else NEWEST
@@ -96,7 +94,7 @@ def _sections(
 def _musubi_sections(config: Path, arch: str | None, quick: bool) -> Iterator[Section]:
     from kohya_bucket.musubi.architectures import architecture_named
     from kohya_bucket.musubi.doctor import config_section
-    from kohya_bucket.sdscripts.doctor.packages import packages_section
+    from kohya_bucket.sdscripts.doctor import packages_section
 
     architecture = None if arch is None else architecture_named(arch)
     yield packages_section()

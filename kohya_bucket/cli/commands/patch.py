@@ -56,7 +56,7 @@ def _patch_of(folder: Path) -> CheckoutPatch:
     """That of the trainer whose checkout the folder is."""
     from kohya_bucket.adapter.checkout_patch import CheckoutError
     from kohya_bucket.musubi.checkout import PATCH as MUSUBI_TUNER
-    from kohya_bucket.sdscripts.patch import PATCH as SD_SCRIPTS
+    from kohya_bucket.sdscripts.checkout import PATCH as SD_SCRIPTS
 
     for patch in (SD_SCRIPTS, MUSUBI_TUNER):
         try:

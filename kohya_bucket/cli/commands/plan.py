@@ -50,8 +50,7 @@ def plan(
     """Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input."""
     from kohya_bucket.cli.plan_tables import show_findings, show_plan
     from kohya_bucket.sdscripts.config import Severity, read_config, read_folders
-    from kohya_bucket.sdscripts.plan.overview import overview
-    from kohya_bucket.sdscripts.plan.unreadable import name_unreadable
+    from kohya_bucket.sdscripts.plan import name_unreadable, overview
 
     config = only_one(config, config_option)
     if config is not None and is_musubi_config(config):

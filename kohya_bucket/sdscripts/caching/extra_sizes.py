@@ -19,8 +19,8 @@ from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.moved_images import moved_images
 from kohya_bucket.adapter.ranks import is_first_process, world_size
 from kohya_bucket.errors import ConfigError, LatentStoreError
-from kohya_bucket.sdscripts.datasets.tables import BatchTable
 from kohya_bucket.sdscripts.objects import Dataset, HeldDataset, ImageRecord, inner_of
+from kohya_bucket.sdscripts.tables import BatchTable
 
 __all__ = ["SizedPath", "at_planned_size", "caching_all_sizes"]
 

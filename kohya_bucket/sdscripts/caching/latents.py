@@ -32,7 +32,7 @@ from kohya_bucket.sdscripts.caching.session import (
     settle_latents,
 )
 from kohya_bucket.sdscripts.caching.shards import ShardSession, remember_cache
-from kohya_bucket.sdscripts.datasets.wording import recached_lines
+from kohya_bucket.sdscripts.wording import recached_lines
 
 __all__ = ["NpzSession", "Original", "cache_latents", "forget_files", "forget_names"]
 

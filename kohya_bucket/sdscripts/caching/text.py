@@ -36,8 +36,8 @@ from kohya_bucket.latents.text.transformers_encoder import SAMPLE, encoders_hash
 from kohya_bucket.sdscripts.caching.behind_mask import is_left_out, without_unread
 from kohya_bucket.sdscripts.caching.session import replaced
 from kohya_bucket.sdscripts.caching.text_shards import TextShardSession
-from kohya_bucket.sdscripts.datasets.wording import recached_lines
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
+from kohya_bucket.sdscripts.wording import recached_lines
 from kohya_bucket.texts import counted
 
 __all__ = [

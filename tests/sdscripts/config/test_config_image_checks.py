@@ -11,7 +11,7 @@ from PIL import Image
 
 from kohya_bucket.images import read_sizes
 from kohya_bucket.sdscripts.config import Finding, Severity, read_config
-from kohya_bucket.sdscripts.config.image_checks import check_images
+from kohya_bucket.sdscripts.plan import check_images
 
 
 def picture(path: Path, size: tuple[int, int]) -> None:

@@ -1,10 +1,17 @@
-"""A dataset config: its mistakes, and the images that will fail."""
+"""What keeps a training from starting, or would end it later: looked up before it does. Nothing on disk is changed."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import platform
+import re
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +21,25 @@ from kohya_bucket.adapter.options import AdapterOptions, environment_table
 from kohya_bucket.adapter.section import Section
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.extras import EXTRAS, PURPOSES, pip_install, where_this_came_from
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer
+from kohya_bucket.sdscripts.checkout import PATCH, CheckoutError, describe_folder, find_checkout
 from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
-from kohya_bucket.sdscripts.plan.overview import DatasetOverview, overview
-from kohya_bucket.sdscripts.plan.unreadable import name_unreadable
+from kohya_bucket.sdscripts.plan import DatasetOverview, name_unreadable, overview
 from kohya_bucket.texts import counted, some
 
-__all__ = ["Examined", "config_section"]
+__all__ = [
+    "Examined",
+    "checkout_section",
+    "config_section",
+    "cuda_of_torch",
+    "packages_section",
+    "pins_of",
+    "version_of",
+]
 
 ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
 
@@ -167,3 +183,175 @@ def _decode(section: Section, read: Config, known: set[str], show: ShowProgress,
                 "its turn comes, and another image of its bucket trains in its place"
             )
             section.findings.warning("undecodable", "", message, "repair or remove", names)
+
+
+# A checkout of sd-scripts: its version, whether the adapter knows it, whether it is patched, what it needs.
+
+
+_PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;#]+)")
+
+
+def checkout_section(folder: Path, *, imported: bool = True) -> Section:
+    """Look at the checkout in `folder`.
+
+    Args:
+        imported: import it in a process of its own, which takes as long as importing torch does.
+
+    Raises:
+        CheckoutError: the folder is no checkout.
+    """
+    root = find_checkout(folder)
+    section = Section("sd-scripts")
+    section.facts.append(("checkout", describe_folder(root)))
+    _patch(section, root)
+    if imported:
+        _probe(section, root)
+    _pins(section, root)
+    return section
+
+
+def pins_of(requirements: Path) -> dict[str, str]:
+    """{distribution: version} that a requirements file pins on this machine; empty if it cannot be read."""
+    try:
+        lines = requirements.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return {match[1]: match[2] for line in lines if (match := _PIN.match(line.strip())) and _applies(line)}
+
+
+def _applies(line: str) -> bool:
+    """Whether what stands behind a `;` holds here; no where packaging, which knows that, is not installed."""
+    marker = line.partition("#")[0].partition(";")[2].strip()
+    try:
+        return not marker or bool(importlib.import_module("packaging.markers").Marker(marker).evaluate())
+    except (ImportError, ValueError):  # no such marker
+        return False
+
+
+def _patch(section: Section, root: Path) -> None:
+    try:
+        status = PATCH.status(root)
+    except CheckoutError as error:
+        section.findings.error("patch", "", str(error))
+        return
+    if status.current:
+        section.facts.append(("patch", "installed: every trainer that is started from here uses kohya_bucket"))
+    elif status.installed:
+        section.findings.warning(
+            "patch-version", "", f"{status.file} holds the block of another kohya_bucket version",
+            f"kohya-bucket patch install {root}",
+        )  # fmt: skip
+    else:
+        start = "accelerate launch -m kohya_bucket.launch TRAINER.py …"
+        section.facts.append(("patch", f"none; start with {start}, or: kohya-bucket patch install {root}"))
+
+
+def _probe(section: Section, root: Path) -> None:
+    trial = PATCH.attempt(root)
+    if trial.active:
+        section.facts.append(("adapter", "every part of sd-scripts that it replaces looks as expected"))
+    elif trial.refused:
+        section.findings.error("adapter-refuses", "", trial.refused)
+    elif trial.missing:
+        section.findings.error(
+            "cannot-import", "", f"in this environment sd-scripts cannot be imported: {trial.error}", _remedy(root)
+        )
+    else:
+        section.findings.error(
+            "cannot-import", "", f"importing sd-scripts failed: {trial.error or 'no answer'}", _remedy(root)
+        )
+    for subject, why in trial.left_alone.items():
+        section.findings.warning(
+            "left-alone", subject, f"this version is known only in part: {why}; sd-scripts does that by itself",
+            "update kohya-bucket, or do without what needs it",
+        )  # fmt: skip
+
+
+def _remedy(root: Path) -> str:
+    for name in ("venv", ".venv"):
+        for python in (root / name / "bin" / "python", root / name / "Scripts" / "python.exe"):
+            if python.is_file() and Path(sys.prefix).resolve() != (root / name).resolve():
+                return (
+                    f"check the environment that you train in: {python} -m pip install {where_this_came_from()}, then "
+                    f"{python} -m kohya_bucket doctor"
+                )
+    return (
+        "run doctor in the environment that you train in, or install here what it needs (pip install -r "
+        "requirements.txt "
+        f"in {root})"
+    )
+
+
+def _pins(section: Section, root: Path) -> None:
+    others = []
+    for name, wanted in pins_of(root / "requirements.txt").items():
+        installed = version_of(name)
+        if installed and installed.split("+")[0] != wanted:
+            others.append(f"{name} {installed} ({wanted})")
+    if others:
+        section.findings.note(
+            "other-pins", "",
+            f"packages are installed here in other versions than this sd-scripts pins: {some(others)}",
+            "nothing, if training works", others,
+        )  # fmt: skip
+
+
+# What is installed here, and what each missing package is for.
+
+
+_ALWAYS = ("numpy", "pillow")
+
+
+def packages_section() -> Section:
+    """This Python, this package's version, and the packages of each of its extras."""
+    section = Section("this environment")
+    section.facts += [
+        ("kohya-bucket", version_of("kohya-bucket") or "run from a folder, not installed"),
+        ("Python", f"{platform.python_version()} ({sys.executable})"),
+        ("system", platform.platform()),
+    ]
+    section.facts += [(name, version_of(name) or "not installed") for name in _ALWAYS]
+    for extra, names in EXTRAS.items():
+        found = {name: version_of(name) for name in (name.partition("[")[0] for name in names)}
+        here = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+        missing = ", ".join(name for name, version in found.items() if not version)
+        lack = f"no {missing} (for {PURPOSES[extra]}: {pip_install(extra)})" if missing else ""
+        section.facts.append((extra, "; ".join(filter(None, [here, lack]))))
+    if version_of("torch"):
+        _check_cuda(section)
+    return section
+
+
+def version_of(name: str) -> str:
+    """The installed version of a distribution, "" if there is none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def cuda_of_torch() -> str | None:
+    """The CUDA version that the installed torch is built for; "" for none, None if it does not say.
+
+    Read from its files: importing torch takes seconds.
+    """
+    spec = importlib.util.find_spec("torch")
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8") if spec and spec.origin else ""
+    except OSError:
+        return None
+    match = re.search(r"^cuda\b[^=]*=\s*(?:None|'([^']*)')", text, re.MULTILINE)
+    return (match[1] or "") if match else None
+
+
+def _check_cuda(section: Section) -> None:
+    cuda = cuda_of_torch()
+    if cuda:
+        section.facts.append(("CUDA", f"torch is built for {cuda}"))
+    elif cuda == "" and shutil.which("nvidia-smi"):
+        section.findings.warning(
+            "torch-without-cuda", "",
+            f"an NVIDIA driver is installed, but torch {version_of('torch')} is built without CUDA, so that all would "
+            "run on the processor",
+            "install torch for your CUDA version as pytorch.org/get-started says",
+        )  # fmt: skip

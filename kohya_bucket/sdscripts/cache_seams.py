@@ -1,4 +1,4 @@
-"""Latents in caches, by strategies (since 0.10) or without (until 0.10)."""
+"""The places where sd-scripts caches: latents, by strategies (since 0.10) or without (until 0.10), and text outputs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,24 @@ from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject
 from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses, parameters_of
 from kohya_bucket.images.resize import INTERPOLATIONS, resampler, resize_and_crop
 from kohya_bucket.sdscripts.caching import extra_sizes
+from kohya_bucket.sdscripts.caching import text as text_caching
 from kohya_bucket.sdscripts.caching.latents import cache_latents
 from kohya_bucket.sdscripts.caching.readable import cache_the_readable_plainly, check_one_size_each
 from kohya_bucket.sdscripts.caching.session import architecture_of
 from kohya_bucket.sdscripts.caching.text import is_ahead
-from kohya_bucket.sdscripts.objects import Dataset, Group, LatentsStrategy
-from kohya_bucket.sdscripts.seams.objects import has_own_modules, has_strategies
+from kohya_bucket.sdscripts.objects import Dataset, DroppedRecord, Group, LatentsStrategy, TextStrategy
 
-__all__ = ["CACHING"]
+__all__ = ["CACHING", "TEXT_CACHING", "has_strategies"]
+
+
+def has_strategies(owners: Owners) -> bool:
+    """Whether latents are cached by strategies, one for each model family (since 0.10)."""
+    return owners.has("LatentsCachingStrategy") or owners.has("BaseDataset.new_cache_latents")
+
+
+def has_own_modules(owners: Owners) -> bool:
+    """Whether data sets have modules of their own (since 0.11), and caching without strategies is gone."""
+    return owners.home.__name__ != "library.train_util"
 
 
 def _cache_latents(
@@ -74,8 +84,10 @@ _CALLED = ("get_strategy", "get_latents_npz_path", "is_disk_cached_latents_expec
 _ARRAYS = ("npz_path", "latents_tensor", "original_size", "crop_ltrb", "flipped_latents_tensor", "alpha_mask")
 
 
-def _seams(owners: Owners) -> tuple[Seam, ...]:
-    by_version = (() if has_own_modules(owners) else _plain()) + (_by_strategies() if has_strategies(owners) else ())
+def _latent_seams(owners: Owners) -> tuple[Seam, ...]:
+    by_version = (() if has_own_modules(owners) else _plain()) + (
+        _latents_by_strategies() if has_strategies(owners) else ()
+    )
     return _resizing() + by_version
 
 
@@ -96,7 +108,7 @@ def _plain() -> tuple[Seam, ...]:
     )
 
 
-def _by_strategies() -> tuple[Seam, ...]:
+def _latents_by_strategies() -> tuple[Seam, ...]:
     strategy = "LatentsCachingStrategy"
     return (
         Seam(
@@ -116,4 +128,46 @@ def _by_strategies() -> tuple[Seam, ...]:
     )
 
 
-CACHING = Subject("caching", "latents are cached by sd-scripts' own code", _seams)
+CACHING = Subject("caching", "latents are cached by sd-scripts' own code", _latent_seams)
+
+
+# Outputs of text encoders in caches.
+
+
+_CACHING, _BESIDE = "TextEncoderOutputsCachingStrategy", ("TokenizeStrategy", "TextEncodingStrategy")
+
+
+def _new_cache_text_encoder_outputs(place: Place, self: Dataset, models: Any, accelerator: Any) -> None:
+    named = place.door.owners.named
+    strategies = text_caching.Strategies(*(named(name).get_strategy() for name in (_CACHING, *_BESIDE)))
+    with exit_with_message():
+        text_caching.cache_text_outputs(self, place.original, strategies, models, accelerator, place.door.options())
+
+
+def _keeps_dropout(owners: Owners) -> bool:
+    """Whether a caption's dropout rate is saved with the outputs (since 0.10.1), by some model families."""
+    cacheable = owners.find("BaseDataset.is_text_encoder_output_cacheable")[2]
+    return callable(cacheable) and "cache_supports_dropout" in parameters_of(cacheable)
+
+
+def _text_seams(owners: Owners) -> tuple[Seam, ...]:
+    strategy = _CACHING
+    if not has_strategies(owners) and not owners.has(strategy):
+        return ()
+    record = (Seam("ImageInfo", (Offers(DroppedRecord),)),) if _keeps_dropout(owners) else ()
+    return (
+        *record,
+        Seam(
+            "BaseDataset.new_cache_text_encoder_outputs",
+            (Uses("image_data", "get_outputs_npz_path", "text_encoder_outputs_npz"),),
+            _new_cache_text_encoder_outputs,
+        ),
+        Seam(strategy, (Offers(TextStrategy),)),
+        *(Seam(f"{kind}.get_strategy", (Takes("cls"),)) for kind in (strategy, *_BESIDE)),
+        Seam(f"{strategy}.get_outputs_npz_path", (Takes("image_abs_path"),)),
+        Seam(f"{strategy}.is_disk_cached_outputs_expected", (Takes("npz_path"),)),
+        Seam(f"{strategy}.load_outputs_npz", (Takes("npz_path"),)),
+    )
+
+
+TEXT_CACHING = Subject("text-caching", "text-encoder outputs are cached by sd-scripts' own code", _text_seams)

@@ -5,30 +5,36 @@ Each function here takes the place of the method of the same name; `dataset` is 
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
+from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.adapter.placing import place_images
 from kohya_bucket.adapter.ranks import collector_paused, is_first_process
+from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images import read_sizes
+from kohya_bucket.sdscripts.bucket_manager import BucketManager
+from kohya_bucket.sdscripts.config.folders import image_named, supported_extensions
 from kohya_bucket.sdscripts.config.skipping import skipped_images
-from kohya_bucket.sdscripts.datasets.bucket_manager import BucketManager
-from kohya_bucket.sdscripts.datasets.misread import misread_buckets
-from kohya_bucket.sdscripts.datasets.tables import BatchTable, KeyTable
-from kohya_bucket.sdscripts.datasets.true_sizes import true_sizes
-from kohya_bucket.sdscripts.datasets.wording import bucket_table_lines, misread_lines, rule_text, skipped_lines
-from kohya_bucket.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord
+from kohya_bucket.sdscripts.config.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
+from kohya_bucket.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord, Subset
+from kohya_bucket.sdscripts.tables import BatchTable, KeyTable
+from kohya_bucket.sdscripts.wording import bucket_table_lines, misread_lines, rule_text, skipped_lines
 from kohya_bucket.texts import one_line
 
-__all__ = ["get_image_size", "get_resolutions", "make_buckets"]
+__all__ = ["get_image_size", "get_resolutions", "list_images", "make_buckets", "misread_buckets", "true_sizes"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -196,3 +202,157 @@ def _count_again(dataset: Dataset, infos: list[ImageRecord], images: PlacedDatas
     regular = np.array([bool(info.is_reg) for info in infos], dtype=np.bool_)
     dataset.num_train_images += int(more[~regular].sum())
     dataset.num_reg_images += int(more[regular].sum())
+
+
+# Which sizes sd-scripts already knows and may be trusted with, and which are read from the files.
+#
+# Sizes that sd-scripts took from the *names* of cached latents match by prefix there: `img_1.png` takes the
+# size of `img_10_0300x0200_sd.npz`. Sizes of WebP files in its `metadata_cache.json` may be one pixel short, and
+# images may have been edited since. All these are read again from the image's header, which is faster than the
+# doubt is worth. In fine-tuning sets such a cache also takes the image's place; it is put back, since latents are
+# checked against the image that they were made from.
+
+
+_CACHE_NAME = re.compile(r"(?P<stem>.*)_\d{4,}x\d{4,}(_[a-z0-9]+)?\.npz", re.IGNORECASE | re.DOTALL)
+
+
+def true_sizes(
+    dataset: Dataset, infos: Sequence[ImageRecord], metadata_cache: str = "auto"
+) -> tuple[IntArray, dict[int, str]]:
+    """Sizes of a dataset's images.
+
+    Args:
+        dataset: sd-scripts' dataset object, for its `image_to_subset`.
+        infos: [N] its image infos.
+        metadata_cache: the option of that name.
+
+    Returns:
+        [N, 2] int32 (width, height), (0, 0) where a file could not be read, and the reason for each of those.
+    """
+    sizes = np.zeros((len(infos), 2), dtype=np.int32)
+    unknown, noted = [], []
+    subsets = [dataset.image_to_subset[info.image_key] for info in infos]
+    for i, (info, subset) in enumerate(zip(infos, subsets, strict=True)):
+        _put_image_back(info, subset)
+        stated = info.image_size
+        if stated is not None and hasattr(subset, "metadata_file"):
+            sizes[i] = stated
+        elif stated is not None and getattr(subset, "cache_info", False):
+            noted.append(i)
+        else:
+            unknown.append(i)
+    written = {folder: written_ns(os.path.join(folder, CACHE_FILE)) for folder in {_folder(subsets[i]) for i in noted}}  # noqa: PTH118
+    truly = are_stated_truly([infos[i].absolute_path for i in noted], [written[_folder(subsets[i])] for i in noted])
+    for i, true in zip(noted, truly, strict=True):
+        if true:
+            sizes[i] = infos[i].image_size or (0, 0)
+        else:
+            unknown.append(i)
+    to_read = sorted(unknown)
+    reasons: dict[int, str] = {}
+    if to_read:
+        scan = scan_sizes([infos[i].absolute_path for i in to_read], metadata_cache)
+        if not scan.read.all():
+            raise KeyboardInterrupt
+        sizes[to_read] = scan.sizes
+        reasons = {to_read[i]: reason for i, _, reason in scan.failures}
+    return sizes, reasons
+
+
+def _folder(subset: Subset) -> str:
+    return subset.image_dir or ""
+
+
+def _put_image_back(info: ImageRecord, subset: Subset) -> None:
+    """Fine-tuning sets: where metadata has no size, a cache with a name like the image's stands for the image.
+
+    If its name only begins like the image's, it is another image's. If the image itself is gone, its own cache still
+    knows the size.
+    """
+    path = info.absolute_path
+    if path == info.image_key or not path.lower().endswith(".npz"):
+        return
+    match = _CACHE_NAME.fullmatch(PurePath(path).name)
+    if match is None:
+        return
+    image = os.path.join(_folder(subset), info.image_key)  # noqa: PTH118
+    # since 0.10.6 a key need not have an extension
+    info.absolute_path = image if os.path.isfile(image) else image_named(image) or image  # noqa: PTH113
+    if match["stem"] != _stem(info.image_key) or os.path.exists(info.absolute_path):  # noqa: PTH110
+        info.image_size = None
+        info.latents_npz = None  # since 0.11.1 that cache would be trained from without a look at it
+
+
+def _stem(key: str) -> str:
+    """How caches of an image begin, whose key has an extension or none."""
+    path = PurePath(key)
+    return path.stem if path.suffix in supported_extensions() else path.name
+
+
+# Images that sd-scripts alone would put into another bucket, because it reads their size wrong.
+#
+# imagesize 1.x, which sd-scripts pins, reads every extended WebP (with alpha, EXIF or ICC) one pixel short in both
+# sides. With `bucket_no_upscale` a 1024x1024 WebP then lands in 960x960.
+
+
+_HEADER_BYTES = 16
+
+
+def misread_buckets(
+    paths: Sequence[str], sizes: IntArray, placement: Placement, place: Callable[[Any], Placement]
+) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
+    """(path, bucket there, bucket here) of the images whose bucket differs from what sd-scripts alone would use.
+
+    Args:
+        paths: [N] image files.
+        sizes: [N, 2] their true sizes.
+        placement: where they are placed.
+        place: places sizes by the same rule.
+    """
+    webp = np.array([path.lower().endswith(".webp") for path in paths], dtype=bool) & placement.placed
+    if not webp.any() or not _reads_webp_short():
+        return []
+    at = np.flatnonzero(webp)
+    theirs = place(sizes[at] - 1)
+    different = (theirs.bucket_sizes != placement.bucket_sizes[at]).any(axis=1)
+    found = []
+    for k in np.flatnonzero(different).tolist():
+        i = int(at[k])
+        if _is_extended_webp(Path(paths[i])):
+            there, here = (tuple(map(int, b)) for b in (theirs.bucket_sizes[k], placement.bucket_sizes[i]))
+            found.append((paths[i], (there[0], there[1]), (here[0], here[1])))
+    return found
+
+
+def _reads_webp_short() -> bool:
+    try:
+        return importlib.metadata.version("imagesize").startswith("1.")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _is_extended_webp(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEADER_BYTES)
+    except OSError:
+        return False
+    return head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X"
+
+
+# The image files of a folder.
+
+
+def list_images(directory: str, extensions: Sequence[str]) -> list[str]:
+    """The image files in one folder, sorted: what a glob per extension finds, with one look into the folder.
+
+    As with a glob, names that begin with a dot are left out, and letter case counts where the system's paths have it.
+    """
+    folder = os.path.split(os.path.join(directory, "*"))[0]  # noqa: PTH118
+    endings = tuple({os.path.normcase(extension) for extension in extensions})
+    try:
+        names = os.listdir(folder or os.curdir)  # noqa: PTH208
+    except OSError:
+        return []
+    found = [name for name in names if not name.startswith(".") and os.path.normcase(name).endswith(endings)]
+    return sorted(os.path.join(folder, name) for name in found)  # noqa: PTH118

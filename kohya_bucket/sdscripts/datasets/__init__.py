@@ -1,1 +1,0 @@
-"""sd-scripts' data sets, with this package's placements and plans in them."""

@@ -1,1 +1,0 @@
-"""What training with a config will be, and which latents it needs."""

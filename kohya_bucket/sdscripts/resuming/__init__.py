@@ -1,1 +1,0 @@
-"""A resumed run of sd-scripts' trainers, at the exact image."""
