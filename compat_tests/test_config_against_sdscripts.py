@@ -34,8 +34,8 @@ from kohya_bucket.sdscripts.config import (
 )  # fmt: skip
 from kohya_bucket.sdscripts.config.check import REFUSALS
 from kohya_bucket.sdscripts.config.finetuning import metadata_captions
+from kohya_bucket.sdscripts.config.keys import Level, known_keys
 from kohya_bucket.sdscripts.config.model import ImageList
-from kohya_bucket.sdscripts.config.schema import Level, known_keys
 from kohya_bucket.sdscripts.plan import overview
 
 PLACED: list[int] = []

@@ -38,7 +38,7 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
     from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
     from kohya_bucket.buckets.rules.registry import named_rule
     from kohya_bucket.sdscripts.config import Severity, read_config
-    from kohya_bucket.sdscripts.config.skipping import skipped_images
+    from kohya_bucket.sdscripts.config.files import skipped_images
 
     read = read_config(path, check_captions=False)
     wrong = [f for f in read.findings if f.severity is Severity.ERROR and f.code not in ("missing-folder", "no-images")]

@@ -33,7 +33,7 @@ def _rules() -> str:
 class RuleOptions:
     """What a command line says about the rule; each field is an option.
 
-    The defaults are sd-scripts' (`sdscripts.config.arguments.DEFAULTS`). Its trainers have none for `resolution` and
+    The defaults are sd-scripts' (`sdscripts.config.keys.DEFAULTS`). Its trainers have none for `resolution` and
     want it given; 512 is that of its own program that sorts images into buckets, `prepare_buckets_latents.py`.
     """
 
@@ -92,7 +92,7 @@ class RuleOptions:
     @property
     def size(self) -> tuple[int, int]:
         """The resolution as (width, height). `ConfigError` for what is none."""
-        from kohya_bucket.sdscripts.config.arguments import parse_resolution
+        from kohya_bucket.sdscripts.config.keys import parse_resolution
 
         return parse_resolution(self.resolution)
 

@@ -52,7 +52,7 @@ def images_in(sources: list[str], *, recursive: bool = True, extensions: Collect
 def not_read(paths: Sequence[str]) -> dict[str, str]:
     """{path: why} of images that sd-scripts takes for none by their names, such as GIFs: it does not train them."""
     from kohya_bucket.images.formats import format_of_extension
-    from kohya_bucket.sdscripts.config.folders import supported_extensions
+    from kohya_bucket.sdscripts.config.files import supported_extensions
 
     known = supported_extensions()
     endings = {path: Path(path).suffix for path in paths}

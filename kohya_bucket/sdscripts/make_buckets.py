@@ -26,9 +26,14 @@ from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images import read_sizes
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
-from kohya_bucket.sdscripts.config.folders import image_named, supported_extensions
-from kohya_bucket.sdscripts.config.skipping import skipped_images
-from kohya_bucket.sdscripts.config.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
+from kohya_bucket.sdscripts.config.files import (
+    CACHE_FILE,
+    are_stated_truly,
+    image_named,
+    skipped_images,
+    supported_extensions,
+    written_ns,
+)
 from kohya_bucket.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord, Subset
 from kohya_bucket.sdscripts.tables import BatchTable, KeyTable
 from kohya_bucket.sdscripts.wording import bucket_table_lines, misread_lines, rule_text, skipped_lines

@@ -19,8 +19,8 @@ from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.sdscripts.config import Config, ImageList, Kind, ReadDataset, SubsetConfig
-from kohya_bucket.sdscripts.config.captions import caption_of
 from kohya_bucket.sdscripts.config.dreambooth import cached_captions
+from kohya_bucket.sdscripts.config.files import caption_of
 from kohya_bucket.sdscripts.config.finetuning import metadata_captions
 from kohya_bucket.sdscripts.plan import place_listed, sizes_of
 

@@ -16,7 +16,7 @@ from kohya_bucket.cli.compared_rules import compared_rule, groups, names_of
 from kohya_bucket.cli.group import load_command
 from kohya_bucket.cli.rule_options import RuleOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.sdscripts.config.arguments import DEFAULTS
+from kohya_bucket.sdscripts.config.keys import DEFAULTS
 
 COMMANDS = ("simulate", "analyze", "compare", "chart", "buckets-from-dataset", "precompute")
 SIZES = np.random.default_rng(0).integers(300, 3000, (200, 2)).astype(np.int32)

@@ -16,7 +16,7 @@ import pytest
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.latents.items import EncodeOptions
 from kohya_bucket.sdscripts.config import Config, read_config
-from kohya_bucket.sdscripts.config.release import NEWEST
+from kohya_bucket.sdscripts.config.keys import NEWEST
 from kohya_bucket.sdscripts.doctor import config_section
 from kohya_bucket.sdscripts.make_buckets import true_sizes
 from kohya_bucket.sdscripts.plan import overview

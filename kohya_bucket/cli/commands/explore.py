@@ -46,7 +46,7 @@ def explore(
 
 def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool) -> str:
     from kohya_bucket.reports.explorer_page import GivenConfig, render_explorer
-    from kohya_bucket.sdscripts.config.folders import supported_extensions
+    from kohya_bucket.sdscripts.config.files import supported_extensions
 
     trained = supported_extensions()
     if source is None:

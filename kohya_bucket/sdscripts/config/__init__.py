@@ -1,10 +1,9 @@
 """Dataset configs of sd-scripts: read, resolved and checked without sd-scripts."""
 
 from kohya_bucket.adapter.findings import Finding, Findings, Severity
+from kohya_bucket.sdscripts.config.keys import NEWEST, Change, Kind, Release, Supports
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
 from kohya_bucket.sdscripts.config.read import Config, ReadDataset, read_config, read_folders
-from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
-from kohya_bucket.sdscripts.config.schema import Kind, Supports
 
 __all__ = [
     "NEWEST",

@@ -5,22 +5,39 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from kohya_bucket.adapter.findings import Findings
-from kohya_bucket.sdscripts.config.captions import check_captions, check_stems
-from kohya_bucket.sdscripts.config.folders import Folder, missing_folder, note_ignored, read_folder
-from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
-from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
-from kohya_bucket.sdscripts.config.registry import Entry, Registry
-from kohya_bucket.sdscripts.config.regularization import balanced
-from kohya_bucket.sdscripts.config.release import Change
-from kohya_bucket.sdscripts.config.skipping import skipped_images, warn_of_skips
-from kohya_bucket.sdscripts.config.splitting import split
-from kohya_bucket.sdscripts.config.stated_sizes import CACHE_FILE, are_stated_truly, written_ns
+from kohya_bucket.sdscripts.config.files import (
+    CACHE_FILE,
+    Folder,
+    are_stated_truly,
+    check_captions,
+    check_stems,
+    missing_folder,
+    note_ignored,
+    read_folder,
+    skipped_images,
+    supported_extensions,
+    warn_of_skips,
+    written_ns,
+)
+from kohya_bucket.sdscripts.config.keys import Change
+from kohya_bucket.sdscripts.config.model import (
+    DatasetConfig,
+    Entry,
+    ImageList,
+    Reading,
+    Registry,
+    SubsetConfig,
+    usable_subsets,
+)
 from kohya_bucket.texts import counted, some
 
-__all__ = ["cached_captions", "list_dreambooth"]
+__all__ = ["balanced", "cached_captions", "list_controlnet", "list_dreambooth", "split"]
 
 
 @dataclass(frozen=True)
@@ -235,3 +252,130 @@ def _report_regularization(dataset: DatasetConfig, regular: list[Entry], wanted:
             f"and the last {unused} of {len(regular)} regularization images in no epoch"
         )
         findings.note("unused-regularization", dataset.place, message, "raise num_repeats of the training images")
+
+
+# The pairs of a ControlNet dataset. Source: sd-scripts' `ControlNetDataset.__init__`.
+#
+# The images are listed as DreamBooth images; each needs a control image of the same name, whatever its extension.
+# Before 0.10.2 every control image had to belong to one.
+
+
+def list_controlnet(dataset: DatasetConfig, reading: Reading) -> ImageList:
+    """The images with their control images."""
+    registry = list_dreambooth(dataset, reading)
+    registry.report(dataset.subsets, reading.findings)
+    by_folder: dict[str | None, SubsetConfig] = {}
+    for subset in dataset.subsets:
+        by_folder.setdefault(subset.image_dir, subset)
+        if subset.random_crop:
+            message = "random_crop is set, which sd-scripts refuses for ControlNet datasets"
+            reading.findings.error("random-crop", subset.place, message, "remove it")
+    folders = _control_folders(dataset, reading)
+    extensions = sorted(supported_extensions())
+    paired: set[str] = set()
+    missing: dict[int, list[str]] = {}
+    for entry in registry.entries.values():
+        subset = by_folder[dataset.subsets[entry.subset - 1].image_dir]
+        folder = folders.get(subset.conditioning_data_dir or "")
+        if folder is None:
+            continue
+        name = os.path.splitext(os.path.basename(entry.path))[0]
+        match = next((name + e for e in extensions if name + e in folder.names), None)
+        if match is None:
+            missing.setdefault(subset.number, []).append(name)
+            continue
+        entry.conditioning = os.path.abspath(os.path.join(folder.path, match))
+        paired.add(os.path.splitext(entry.conditioning)[0])
+    _report_missing(missing, dataset, reading)
+    _report_extra(folders, paired, dataset, reading)
+    return registry.as_list()
+
+
+def _control_folders(dataset: DatasetConfig, reading: Reading) -> dict[str, Folder]:
+    out: dict[str, Folder] = {}
+    for subset in dataset.subsets:
+        path = subset.conditioning_data_dir
+        if path is None or path in out:
+            continue
+        if os.path.isdir(path):
+            out[path] = read_folder(path)
+        else:
+            missing_folder("conditioning_data_dir", path, reading.findings, subset.place, reading.base)
+    return out
+
+
+def _report_missing(missing: dict[int, list[str]], dataset: DatasetConfig, reading: Reading) -> None:
+    for number, names in missing.items():
+        subset = dataset.subsets[number - 1]
+        message = (
+            f"{counted(len(names), 'image', 'has', 'have')} no control image of the same name in "
+            f"{subset.conditioning_data_dir!r}, "
+            f"and sd-scripts stops at that ({some(names)})"
+        )
+        reading.findings.error("missing-control-image", subset.place, message, "add them or remove the images", names)
+
+
+def _report_extra(folders: dict[str, Folder], paired: set[str], dataset: DatasetConfig, reading: Reading) -> None:
+    stops = Change.SKIPPING not in reading.release
+    for path, folder in folders.items():
+        extra = [p for p in folder.images if os.path.splitext(os.path.abspath(p))[0] not in paired]
+        if not extra:
+            continue
+        message = (
+            f"{counted(len(extra), 'control image')} in {path!r} {'has' if len(extra) == 1 else 'have'} no "
+            "image that is trained"
+        )
+        remedy = "remove them, or add what they control"
+        if stops:
+            message += ", and sd-scripts stops at that"
+            remedy = "remove them"
+            if dataset.validation_split > 0:
+                message += " (images held back for validation count as none)"
+                remedy = "ControlNet datasets do not work with validation_split: remove it"
+        add = reading.findings.error if stops else reading.findings.note
+        add("extra-control-image", dataset.place, f"{message} ({some(extra)})", remedy, extra)
+
+
+# How often regularization images are repeated. Source: the end of sd-scripts' `DreamBoothDataset.__init__`.
+
+
+def balanced(repeats: Sequence[int], wanted: int) -> list[int]:
+    """How often each regularization image is trained, so that together they are trained `wanted` times.
+
+    The images are taken in order, each with its own repeats, until `wanted` is reached; those beyond are not
+    trained (0). If all are taken and it is not reached, each gets one more, in turn.
+
+    Args:
+        repeats: each image's own repeats, 1 or more.
+        wanted: training images, counted with repeats.
+    """
+    out = [0] * len(repeats)
+    count = 0
+    for i, own in enumerate(repeats):
+        if count >= wanted:
+            return out
+        out[i] = own
+        count += own
+    if not out:
+        return out
+    whole, rest = divmod(max(0, wanted - count), len(out))
+    return [n + whole + (i < rest) for i, n in enumerate(out)]
+
+
+# Which images are held back for validation. Source: sd-scripts' `split_train_val`.
+
+
+T = TypeVar("T")
+
+
+def split(items: Sequence[T], share: float, seed: int | None, training: bool) -> list[T]:
+    """The training or the validation part, in sd-scripts' order: both come from one shuffled list.
+
+    Both parts are rounded up at .5, so that an image can be in both. Without a seed sd-scripts shuffles from the
+    global random state, once for each part; seed 0 stands in for it here.
+    """
+    shuffled = list(items)
+    random.Random(0 if seed is None else seed).shuffle(shuffled)
+    if training:
+        return shuffled[0 : math.ceil(len(shuffled) * (1 - share))]
+    return shuffled[len(shuffled) - round(len(shuffled) * share) :]

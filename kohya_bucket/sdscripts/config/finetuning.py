@@ -11,13 +11,24 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from kohya_bucket.sdscripts.config.captions import check_stems
-from kohya_bucket.sdscripts.config.folders import image_named, missing_folder, supported_extensions
-from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
-from kohya_bucket.sdscripts.config.reading import Reading, usable_subsets
-from kohya_bucket.sdscripts.config.registry import Entry, Registry
-from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
-from kohya_bucket.sdscripts.config.skipping import skipped_images, warn_of_skips
+from kohya_bucket.sdscripts.config.files import (
+    check_stems,
+    image_named,
+    missing_folder,
+    skipped_images,
+    supported_extensions,
+    warn_of_skips,
+)
+from kohya_bucket.sdscripts.config.keys import NEWEST, Change, Release
+from kohya_bucket.sdscripts.config.model import (
+    DatasetConfig,
+    Entry,
+    ImageList,
+    Reading,
+    Registry,
+    SubsetConfig,
+    usable_subsets,
+)
 from kohya_bucket.texts import json_mistake, some
 
 __all__ = ["list_finetuning", "metadata_captions"]

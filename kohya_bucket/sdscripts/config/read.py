@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,22 +12,28 @@ from typing import Any
 from kohya_bucket.adapter.config_source import Source, load_source
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer, trainer_named
-from kohya_bucket.sdscripts.config import arguments as command_line
-from kohya_bucket.sdscripts.config.by_folders import source_from_folders
-from kohya_bucket.sdscripts.config.check import check_config
-from kohya_bucket.sdscripts.config.controlnet import list_controlnet
+from kohya_bucket.latents.architectures import ANY_TRAINER, ARCHITECTURES, Trainer, trainer_named
+from kohya_bucket.sdscripts.config.check import check_config, resolve
 from kohya_bucket.sdscripts.config.dreambooth import as_list as list_dreambooth
+from kohya_bucket.sdscripts.config.dreambooth import list_controlnet
+from kohya_bucket.sdscripts.config.files import read_folder
 from kohya_bucket.sdscripts.config.finetuning import list_finetuning
-from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList
-from kohya_bucket.sdscripts.config.reading import Reading
-from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
-from kohya_bucket.sdscripts.config.resolve import resolve
-from kohya_bucket.sdscripts.config.run_file import run_file
-from kohya_bucket.sdscripts.config.schema import ALL, Kind, Supports
+from kohya_bucket.sdscripts.config.keys import (
+    ALL,
+    DEFAULTS,
+    NEWEST,
+    Change,
+    Kind,
+    Release,
+    Supports,
+    arguments,
+    config_name,
+)
+from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, Reading
 from kohya_bucket.sdscripts.config.validity import check_shared_images, check_split, check_values, note_overruled
+from kohya_bucket.texts import counted, some
 
-__all__ = ["Config", "ReadDataset", "read_config", "read_folders"]
+__all__ = ["Config", "ReadDataset", "RunFile", "read_config", "read_folders", "run_file", "source_from_folders"]
 
 _FOLDERS = ("train_data_dir", "reg_data_dir", "in_json")
 
@@ -134,8 +141,8 @@ def _read(
     trainer: Trainer, check_captions: bool,
 ) -> Config:  # fmt: skip
     checked = check_config(source, findings, supports, release)
-    options = command_line.arguments(given)
-    named = {command_line.config_name(name) for name, value in (given or {}).items() if value is not None}
+    options = arguments(given)
+    named = {config_name(name) for name, value in (given or {}).items() if value is not None}
     note_overruled({name: options[name] for name in named if name in options}, checked, findings)
     datasets = resolve(checked, options)
     if not source.data.get("datasets"):
@@ -179,3 +186,206 @@ def _take_predefined(dataset: DatasetConfig, findings: Findings) -> DatasetConfi
         message = "the metadata holds finished buckets, with which sd-scripts 0.9 refuses bucket_no_upscale"
         findings.error("predefined-buckets", dataset.place, message, "remove bucket_no_upscale")
     return replace(dataset, enable_bucket=True)
+
+
+# The config that `--train_data_dir` and `--reg_data_dir` stand for: one subset for each `5_name` folder.
+#
+# Source: `generate_dreambooth_subsets_config_by_subdirs` in sd-scripts' library/config_util.py, and the trainers'
+# handling of `--in_json`.
+
+
+def source_from_folders(
+    train_data_dir: str, reg_data_dir: str | None, findings: Findings, in_json: str | None = None
+) -> Source:
+    """The subsets of both folders, in the order in which the system lists them, as sd-scripts takes them.
+
+    Raises:
+        ConfigError: train_data_dir is not a folder.
+    """
+    if in_json is not None:
+        if reg_data_dir is not None:
+            message = f"--reg_data_dir {reg_data_dir!r} is ignored with --in_json: fine-tuning has no regularization"
+            findings.warning("no-regularization", "", message, "leave one of the two out", (reg_data_dir,))
+        subset: dict[str, Any] = {"image_dir": train_data_dir, "metadata_file": in_json}
+        return Source(None, {"datasets": [{"subsets": [subset]}]})
+    if not os.path.isdir(train_data_dir):
+        raise ConfigError(f"--train_data_dir {train_data_dir!r} is not a folder: correct the path")
+    subsets = _subsets(train_data_dir, False, findings)
+    if reg_data_dir is not None:
+        if os.path.isdir(reg_data_dir):
+            subsets += _subsets(reg_data_dir, True, findings)
+        else:
+            message = f"--reg_data_dir {reg_data_dir!r} is not a folder"
+            findings.error("missing-folder", "", message, "correct the path", (reg_data_dir,))
+    return Source(None, {"datasets": [{"subsets": subsets}]})
+
+
+def _subsets(folder: str, is_reg: bool, findings: Findings) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    passed_over = []
+    for subfolder in Path(folder).iterdir():
+        if not subfolder.is_dir():
+            continue
+        first, *rest = subfolder.name.split("_")
+        try:
+            repeats = int(first)
+        except ValueError:
+            repeats = 0
+        if repeats < 1:
+            passed_over.append(subfolder.name)
+            continue
+        out.append(
+            {"image_dir": str(subfolder), "num_repeats": repeats, "is_reg": is_reg, "class_tokens": "_".join(rest)}
+        )
+    _report(folder, is_reg, out, sorted(passed_over), findings)
+    return out
+
+
+def _report(folder: str, is_reg: bool, used: list[dict[str, Any]], passed_over: list[str], findings: Findings) -> None:
+    option = "--reg_data_dir" if is_reg else "--train_data_dir"
+    loose = read_folder(folder).images
+    if not used:
+        name = os.path.basename(os.path.normpath(folder))
+        if loose and re.match(r"\d+_", name):
+            remedy = f"give the folder above it, {os.path.dirname(os.path.abspath(folder))!r}"
+        elif loose:
+            remedy = f"move the images into a subfolder such as {os.path.join(folder, '10_name')!r}"
+        elif passed_over:
+            remedy = f"rename {passed_over[0]!r} to '10_{passed_over[0]}' for 10 repeats"
+        else:
+            remedy = "put the images into subfolders such as '10_name'"
+        message = f"{option} {folder!r} holds no subfolder named like '10_name' (repeats, underscore, class tokens)"
+        findings.error("no-repeat-folders", "", message, remedy, (folder,))
+        return
+    if passed_over:
+        message = f"{option}: sd-scripts skips folders without repeats in their names ({some(passed_over)})"
+        findings.warning("no-repeat-folders", "", message, "rename them like '10_name'", passed_over)
+    if loose:
+        message = (
+            f"{option}: {counted(len(loose), 'image', 'is', 'are')} in {folder!r} itself and not read ({some(loose)})"
+        )
+        findings.warning("loose-images", "", message, "move them into a '10_name' subfolder", loose)
+
+
+# A trainer's settings in one file: what `--config_file` reads, or a preset that a GUI keeps.
+#
+# Source: `read_config_from_file` in sd-scripts, and the settings that the kohya_ss GUI saves and hands over. The GUI
+# has names of its own for some of them, writes numbers as text, and leaves out what is empty.
+
+
+_TELLING = {
+    "dataset_config", "train_data_dir", "pretrained_model_name_or_path", "max_resolution", "resolution",
+    "train_batch_size", "network_module", "LoRA_type", "learning_rate", "output_dir",
+}  # fmt: skip
+_GUI_NAMES = {"max_resolution": "resolution", "image_folder": "train_data_dir"}
+_NO_OPTIONS = {"batch_size", "num_repeats"}  # are called otherwise on the command line; the GUI's are for other things
+_FAMILY_OF_BOX = {
+    "sdxl": "sdxl", "sdxl_checkbox": "sdxl", "flux1_checkbox": "flux", "sd3_checkbox": "sd3",
+    "lumina_checkbox": "lumina", "hunyuan_image_checkbox": "hunyuan_image", "anima_checkbox": "anima",
+}  # fmt: skip
+_FINE_TUNING = {"dataset_repeats", "create_buckets", "use_latent_files"}  # the GUI's fine-tuning has no other kind
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What such a file says of the data.
+
+    Attributes:
+        dataset_config: a dataset config, which then says which images there are.
+        train_data_dir, reg_data_dir, in_json: folders and metadata, where there is no dataset config.
+        given: the options that datasets read, as on the command line.
+        family: the model family, where the file shows it; see `ARCHITECTURES`.
+    """
+
+    dataset_config: str | None
+    train_data_dir: str | None
+    reg_data_dir: str | None
+    in_json: str | None
+    given: Mapping[str, Any]
+    family: str = ""
+
+
+def run_file(source: Source, findings: Findings) -> RunFile | None:
+    """What a file says that is no dataset config; None for one that is, or that is neither.
+
+    Raises:
+        ConfigError: a value that the trainer could not compute with.
+    """
+    if "datasets" in source.data:
+        return None
+    preset = source.path is not None and source.path.suffix.lower() == ".json"
+    settings = _flat(source.data)
+    if not _TELLING & settings.keys():
+        return None
+    if "kohya_bucket" in source.data:
+        findings.warning(
+            "table-not-read", "", "[kohya_bucket] is ignored in a file for --config_file",
+            "put it into the dataset config, or into a file that the environment variable KOHYA_BUCKET_CONFIG names",
+        )  # fmt: skip
+    family = _family(settings)
+    if preset:
+        settings = _as_the_gui_hands_over(settings)
+    given = {
+        name: _value(source, name, value, preset)
+        for name, value in settings.items()
+        if config_name(name) in DEFAULTS and name not in _NO_OPTIONS
+    }
+    dataset_config, train_data_dir, reg_data_dir, in_json = (
+        _path(source, name, settings) for name in ("dataset_config", "train_data_dir", "reg_data_dir", "in_json")
+    )
+    return RunFile(dataset_config, train_data_dir, reg_data_dir, in_json, given, family)
+
+
+def _flat(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are only headings there: sd-scripts takes what they hold as if it stood outside."""
+    out: dict[str, Any] = {}
+    for name, value in data.items():
+        if name != "kohya_bucket":
+            out.update(value if isinstance(value, dict) else {name: value})
+    return out
+
+
+def _as_the_gui_hands_over(settings: Mapping[str, Any]) -> dict[str, Any]:
+    out = {_GUI_NAMES.get(name, name): value for name, value in settings.items() if value not in ("", None, False)}
+    if _FINE_TUNING & settings.keys():
+        out["enable_bucket"] = True
+        folder, file = settings.get("train_dir"), settings.get("caption_metadata_filename")
+        if settings.get("use_latent_files") == "Yes":
+            file = settings.get("latent_metadata_filename")
+        if folder and file:
+            out["in_json"] = f"{folder}/{file}"
+    return out
+
+
+def _family(settings: Mapping[str, Any]) -> str:
+    for box, family in _FAMILY_OF_BOX.items():
+        if settings.get(box) is True:
+            return family
+    module = str(settings.get("network_module", "")).rpartition(".")[2]
+    return next((name for name in ARCHITECTURES if module == f"lora_{name}"), "")
+
+
+def _value(source: Source, name: str, value: Any, preset: bool) -> Any:
+    """A number as datasets compute with it; a preset may have it as text."""
+    usual = DEFAULTS[config_name(name)]
+    if isinstance(usual, bool) or usual is None or not isinstance(usual, (int, float)):
+        return value
+    wanted = int if isinstance(usual, int) else float
+    number: float | None = None
+    if not isinstance(value, bool) and (preset or not isinstance(value, str)):
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = None
+    if number is None or not -1e9 < number < 1e9:
+        raise ConfigError(f"{source.path}: {name} is {value!r}, but must be a number like {usual}")
+    return wanted(number)
+
+
+def _path(source: Source, name: str, settings: Mapping[str, Any]) -> str | None:
+    value = settings.get(name)
+    if value in (None, ""):
+        return None
+    if not isinstance(value, str) or "\0" in value:
+        raise ConfigError(f"{source.path}: {name} is {value!r}, but must be a path")
+    return value

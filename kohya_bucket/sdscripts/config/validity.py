@@ -11,8 +11,8 @@ from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer, families_refusing
 from kohya_bucket.sdscripts.config.check import CheckedConfig
+from kohya_bucket.sdscripts.config.keys import Kind
 from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList
-from kohya_bucket.sdscripts.config.schema import Kind
 from kohya_bucket.texts import counted
 
 __all__ = ["check_split", "check_values", "note_overruled"]

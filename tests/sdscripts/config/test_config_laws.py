@@ -12,13 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohya_bucket.sdscripts.config.arguments import DEFAULTS, arguments, parse_resolution
-from kohya_bucket.sdscripts.config.folders import read_folder, supported_extensions
-from kohya_bucket.sdscripts.config.regularization import balanced
-from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
-from kohya_bucket.sdscripts.config.schema import KEYS, Kind, Level, known_keys
-from kohya_bucket.sdscripts.config.skipping import skipped_images
-from kohya_bucket.sdscripts.config.splitting import split
+from kohya_bucket.sdscripts.config.dreambooth import balanced, split
+from kohya_bucket.sdscripts.config.files import read_folder, skipped_images, supported_extensions
+from kohya_bucket.sdscripts.config.keys import (
+    DEFAULTS,
+    KEYS,
+    NEWEST,
+    Change,
+    Kind,
+    Level,
+    Release,
+    arguments,
+    known_keys,
+    parse_resolution,
+)
 
 
 def loop(repeats: list[int], wanted: int) -> list[int]:

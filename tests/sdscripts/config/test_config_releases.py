@@ -11,7 +11,7 @@ from PIL import Image
 
 from kohya_bucket.sdscripts.config import Config, Finding, Release, Severity, SubsetConfig, read_config
 from kohya_bucket.sdscripts.config.finetuning import metadata_captions
-from kohya_bucket.sdscripts.config.schema import Kind
+from kohya_bucket.sdscripts.config.keys import Kind
 
 
 @pytest.fixture(autouse=True)

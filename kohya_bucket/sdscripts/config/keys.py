@@ -7,24 +7,104 @@ kind of dataset and on what the trainer supports; a few keys came with later ver
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from kohya_bucket.sdscripts.config.release import NEWEST, Change, Release
+from kohya_bucket.errors import ConfigError
 
 __all__ = [
     "ALL",
+    "DEFAULTS",
     "KEYS",
+    "NEWEST",
+    "Change",
     "Key",
     "Kind",
     "Level",
+    "Release",
     "Supports",
     "Type",
+    "arguments",
+    "config_name",
     "kind_of",
     "known_keys",
+    "parse_resolution",
     "required_keys",
 ]
+
+
+# What versions of sd-scripts read differently in configs, metadata and captions, and which of it a checkout reads.
+
+
+_FILES = ("config_util.py", "train_util.py", "finetuning_dataset.py")
+
+
+class Change(enum.Enum):
+    """One change: the version that brought it, and words that no earlier `library/` holds.
+
+    Forks took over some changes and not others, so a checkout is judged by its words and not by a version.
+    """
+
+    # the keys validation_split, validation_seed, custom_attributes, resize_interpolation
+    VALIDATION = ("0.10", "validation_split")
+    # metadata lists images with their sizes, as .json or .jsonl; before, it could prescribe buckets
+    IMAGE_LISTS = ("0.10", 'image_path"]')
+    # the key skip_image_resolution; control images to spare do not stop it; a metadata_cache.json keeps captions apart
+    SKIPPING = ("0.10.2", "skip_image_resolution")
+    # metadata keys without extension are looked up; width and height in .jsonl
+    STEMS = ("0.10.6", '"width" in line_md')
+    # with enable_wildcard, the tags of an image without caption are trained
+    TAGS_ALONE = ("0.11.2", "caption_lines")
+
+    @property
+    def since(self) -> str:
+        """The version that brought it."""
+        return self.value[0]
+
+
+@dataclass(frozen=True)
+class Release:
+    """A version of sd-scripts, by the changes that are in it; by default all.
+
+    Attributes:
+        changes: what it has; `change in release` asks.
+        name: what messages call it.
+    """
+
+    changes: frozenset[Change] = frozenset(Change)
+    name: str = field(default="the newest", compare=False)
+
+    def __contains__(self, change: Change) -> bool:
+        return change in self.changes
+
+    @classmethod
+    def of(cls, version: str) -> Release:
+        """That of a version such as `v0.9.1`, or the last of a series such as `0.10`; else the newest."""
+        numbers = _numbers(version)
+        if not numbers:
+            return NEWEST
+        changes = (change for change in Change if _numbers(change.since)[: len(numbers)] <= numbers)
+        return cls(frozenset(changes), version)
+
+    @classmethod
+    def in_checkout(cls, folder: Path) -> Release:
+        """That of a checkout, by the source in its `library` folder."""
+        text = ""
+        for name in _FILES:
+            file = folder / "library" / name
+            text += file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        return cls(frozenset(change for change in Change if change.value[1] in text), str(folder))
+
+
+NEWEST = Release()
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    return tuple(map(int, match[1].split("."))) if match else ()
 
 
 class Kind(enum.Enum):
@@ -204,3 +284,89 @@ def kind_of(subsets: list[Any], supports: Supports = ALL) -> Kind | None:
     if all(with_metadata):
         return Kind.FINE_TUNING
     return None if any(with_metadata) else Kind.DREAMBOOTH
+
+
+# The trainer's command line options that a dataset config falls back to, with their defaults.
+#
+# Source: sd-scripts' `add_dataset_arguments` and `add_training_arguments`. An option counts only where the config is
+# silent: subset > dataset > general > command line > default.
+
+
+_OTHER_NAMES = {"train_batch_size": "batch_size", "dataset_repeats": "num_repeats"}
+
+DEFAULTS: Mapping[str, Any] = {
+    "alpha_mask": False,
+    "batch_size": 1,
+    "bucket_no_upscale": False,
+    "bucket_reso_steps": 64,
+    "cache_info": False,
+    "caption_dropout_every_n_epochs": 0,
+    "caption_dropout_rate": 0.0,
+    "caption_extension": ".caption",
+    "caption_prefix": None,
+    "caption_separator": ",",
+    "caption_suffix": None,
+    "caption_tag_dropout_rate": 0.0,
+    "color_aug": False,
+    "debug_dataset": False,
+    "enable_bucket": False,
+    "enable_wildcard": False,
+    "face_crop_aug_range": None,
+    "flip_aug": False,
+    "keep_tokens": 0,
+    "keep_tokens_separator": "",
+    "max_bucket_reso": 1024,
+    "min_bucket_reso": 256,
+    "num_repeats": 1,
+    "prior_loss_weight": 1.0,
+    "random_crop": False,
+    "resize_interpolation": None,
+    "resolution": None,
+    "secondary_separator": None,
+    "shuffle_caption": False,
+    "skip_image_resolution": None,
+    "token_warmup_min": 1,
+    "token_warmup_step": 0,
+    "train_inpainting": False,
+    "validation_seed": None,
+    "validation_split": 0.0,
+}
+
+
+def config_name(name: str) -> str:
+    """How the config calls a command line option."""
+    return _OTHER_NAMES.get(name, name)
+
+
+def arguments(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The defaults with the given options over them; names as on the command line (`vars(namespace)` will do).
+
+    Options that datasets do not read are left out; None counts as not given.
+    """
+    out = dict(DEFAULTS)
+    for name, value in (given or {}).items():
+        key = config_name(name)
+        if value is not None and key in out:
+            out[key] = value
+    for key in ("resolution", "skip_image_resolution"):
+        if isinstance(out[key], (str, int)):
+            out[key] = parse_resolution(out[key], key)
+    return out
+
+
+def parse_resolution(text: str | int, name: str = "resolution") -> tuple[int, int]:
+    """`512`, `512,768` or `512x768` as (width, height); sd-scripts has the first two.
+
+    `name` is the option's, for messages.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    parts = re.split("[,x×*]", str(text).lower())
+    try:
+        sides = [int(part) for part in parts]
+    except ValueError:
+        sides = []
+    if len(sides) not in (1, 2) or min(sides) < 1:
+        raise ConfigError(f"{name} is {text!r}, but must be a size like 512 or a width and height like 512,768")
+    return sides[0], sides[-1]

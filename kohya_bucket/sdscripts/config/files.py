@@ -1,0 +1,443 @@
+"""Which files of a folder sd-scripts takes for images, and what to say about a folder that is not there.
+
+Source: sd-scripts' `IMAGE_EXTENSIONS` and `glob_images`: one level, no hidden files, extensions in all lower or all
+upper case (on Windows in any case), sorted by path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import ntpath
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.adapter.kept_sizes import scan_sizes
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.scan import STAT, Job
+from kohya_bucket.sdscripts.config.keys import DEFAULTS
+from kohya_bucket.sdscripts.config.model import DatasetConfig, SubsetConfig
+from kohya_bucket.texts import counted, some
+
+__all__ = [
+    "CACHE_FILE",
+    "Folder",
+    "Skips",
+    "are_stated_truly",
+    "caption_of",
+    "check_captions",
+    "check_stems",
+    "image_named",
+    "missing_folder",
+    "read_folder",
+    "skipped_images",
+    "supported_extensions",
+    "warn_of_skips",
+    "written_ns",
+]
+
+_ALWAYS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+_WITH_PLUGIN = {".avif": ("pillow_avif",), ".jxl": ("pillow_jxl", "jxlpy")}
+_NOT_READ = frozenset(
+    {".gif", ".tif", ".tiff", ".heic", ".heif", ".jfif", ".jpe", ".jp2", ".psd", ".tga", *_WITH_PLUGIN}
+)
+_PLUGIN_NAMES = {".avif": "pillow-avif-plugin", ".jxl": "pillow-jxl-plugin"}
+
+
+@lru_cache(maxsize=1)
+def supported_extensions() -> frozenset[str]:
+    """The extensions that sd-scripts reads in this environment: AVIF and JPEG XL need their plugins."""
+    found = list(_ALWAYS)
+    for extension, modules in _WITH_PLUGIN.items():
+        if any(importlib.util.find_spec(module) for module in modules):
+            found.append(extension)
+    return frozenset(found) | frozenset(e.upper() for e in found)
+
+
+def image_named(name: str) -> str | None:
+    """The image whose path is `name` and an extension: of several, the one that sd-scripts takes."""
+    return next((name + e for e in sorted(supported_extensions()) if os.path.lexists(name + e)), None)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One folder's content.
+
+    Attributes:
+        path: the folder, as the config spells it.
+        images: paths of its images in sd-scripts' order.
+        names: the names of all its entries.
+        ignored: names that look like images and are not read.
+        folders: names of its subfolders.
+    """
+
+    path: str
+    images: list[str] = field(default_factory=list)
+    names: frozenset[str] = frozenset()
+    ignored: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+
+
+def read_folder(path: str) -> Folder:
+    """List a folder. Nothing is opened.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    known = supported_extensions()
+    # The prefix that glob gives its results: without doubled or trailing separators.
+    prefix = os.path.split(os.path.join(path, "*"))[0]
+    names, images, ignored, folders = [], [], [], []
+    with os.scandir(prefix or os.curdir) as entries:
+        for entry in entries:
+            name = entry.name
+            names.append(name)
+            extension = os.path.splitext(name)[1]
+            if name.startswith("."):
+                continue
+            if (extension.lower() if os.name == "nt" else extension) in known:
+                images.append(os.path.join(prefix, name))
+            elif extension.lower() in known or extension.lower() in _NOT_READ:
+                ignored.append(name)
+            elif entry.is_dir():
+                folders.append(name)
+    images.sort()
+    return Folder(path, images, frozenset(names), sorted(ignored), sorted(folders))
+
+
+def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
+    """Say which files of a folder look like images and are passed over."""
+    if not folder.ignored:
+        return
+    extensions = sorted({os.path.splitext(name)[1] for name in folder.ignored})
+    plugins = sorted({_PLUGIN_NAMES[e.lower()] for e in extensions if e.lower() in _PLUGIN_NAMES})
+    if plugins:
+        remedy = f"pip install {' '.join(plugins)}, or convert them"
+    elif any(e.lower() in supported_extensions() for e in extensions):
+        remedy = "write the extension in all lower or all upper case"
+    else:
+        remedy = "convert to PNG, JPEG or WebP"
+    files = counted(len(folder.ignored), "file")
+    look = "looks like an image" if len(folder.ignored) == 1 else "look like images"
+    findings.warning(
+        "ignored-files",
+        where,
+        f"{files} in {folder.path!r} {look}, but sd-scripts does not read {' or '.join(extensions)} "
+        f"({some(folder.ignored)})",
+        remedy,
+        folder.ignored,
+    )
+
+
+def missing_folder(key: str, path: str, findings: Findings, where: str, base: Path | None) -> None:
+    """Say that a folder is not there, and why that may be. `base` is the config file's folder."""
+    message = f"{key} {path!r} is not a folder"
+    if os.path.isfile(path):
+        message, remedy = f"{key} {path!r} is a file, not a folder", "give the folder that holds it"
+    elif any(ord(c) < 32 for c in path):
+        remedy = (
+            "it holds control characters, because a backslash in double quotes starts an escape; "
+            f"put Windows paths in single quotes: {key} = {as_typed(path)}"
+        )
+    elif os.name != "nt" and (ntpath.splitdrive(path)[0] or "\\" in path):
+        remedy = "this is a Windows path, and this system uses forward slashes and no drive letters"
+    elif path != path.strip():
+        remedy = "it starts or ends with a space"
+    elif base is not None and not os.path.isabs(path) and (base / path).is_dir():
+        remedy = (
+            f"sd-scripts looks in the current folder ({os.getcwd()}). It exists beside the config file: "
+            f"run from {str(base)!r}, or write {str(base / path)!r}"
+        )
+    else:
+        near = _nearest_sibling(path)
+        remedy = f"did you mean {near!r}?" if near else _how_far(path)
+    findings.error("missing-folder", where, message, remedy, (path,))
+
+
+def as_typed(path: str) -> str:
+    """A path whose backslashes were taken for escapes, as it was typed, in single quotes."""
+    escapes = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\b": r"\b", "\f": r"\f"}
+    return "'" + "".join(escapes.get(c, c) for c in path) + "'"
+
+
+def _nearest_sibling(path: str) -> str | None:
+    parent, name = os.path.split(os.path.normpath(path))
+    try:
+        siblings = [e.name for e in os.scandir(parent or os.curdir) if e.is_dir()]
+    except OSError:
+        return None
+    close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.7)
+    return os.path.join(parent, close[0]) if close else None
+
+
+def _how_far(path: str) -> str:
+    """Up to where the path exists."""
+    parent = Path(path)
+    for ancestor in parent.parents:
+        if ancestor.is_dir():
+            shown = ancestor if ancestor != Path() else Path.cwd()
+            return f"{str(shown)!r} exists and holds no {parent.relative_to(ancestor).parts[0]!r}"
+    return "correct the path"
+
+
+# Caption files: which images have one, and what is wrong with them.
+#
+# Source: `read_caption` in sd-scripts' `DreamBoothDataset`: `<image without extension><caption_extension>`, or the
+# same without the last four `_` parts of the path (face positions); the first line counts.
+
+
+_USUAL = (".txt", ".caption", ".tags", ".text")
+
+
+def check_captions(images: Sequence[str], names: frozenset[str], subset: SubsetConfig, findings: Findings) -> None:
+    """Find images without caption, captions under another extension, empty and undecodable files.
+
+    Args:
+        images: those of the subset.
+        names: of everything in their folder.
+    """
+    extension = subset.caption_extension
+    missing: list[str] = []
+    empty: list[str] = []
+    blank: list[str] = []
+    foreign: list[str] = []
+    elsewhere: Counter[str] = Counter()
+    for path in images:
+        stem = os.path.splitext(path)[0]
+        caption = _caption_file(stem, extension, names)
+        if caption is None:
+            missing.append(path)
+            name = os.path.basename(stem)
+            elsewhere.update(e for e in _USUAL if e != extension and name + e in names)
+            continue
+        problem = _problem(caption, subset.enable_wildcard)
+        if problem is not None:
+            {"empty": empty, "blank": blank, "foreign": foreign}[problem].append(caption)
+    where = subset.place
+    if empty:
+        message = f"{_files(len(empty), 'caption file')} empty, which makes sd-scripts stop ({some(empty)})"
+        findings.error("empty-caption", where, message, "write a caption or delete the file", empty)
+    if foreign:
+        message = f"{_files(len(foreign), 'caption file')} not UTF-8, which makes sd-scripts stop ({some(foreign)})"
+        findings.error("caption-encoding", where, message, "save as UTF-8", foreign)
+    if blank:
+        message = f"the first line of {len(blank)} caption file{'s' * (len(blank) != 1)} is blank, and only it is used"
+        findings.warning("blank-caption", where, f"{message} ({some(blank)})", "put the caption first", blank)
+    if missing:
+        _report_missing(missing, elsewhere, len(images), subset, findings)
+
+
+def _report_missing(
+    missing: Sequence[str], elsewhere: Counter[str], total: int, subset: SubsetConfig, findings: Findings
+) -> None:
+    extension = subset.caption_extension
+    instead = f"the class tokens {subset.class_tokens!r}" if subset.class_tokens is not None else "an empty caption"
+    if elsewhere:
+        other, count = elsewhere.most_common(1)[0]
+        default = " (the default)" if extension == DEFAULTS["caption_extension"] else ""
+        findings.warning(
+            "caption-extension",
+            subset.place,
+            f"caption_extension is {extension!r}{default}, but {count} of {total} images have their caption in "
+            f"{other!r} files; {instead} would be trained",
+            f"set caption_extension = {other!r}",
+            missing,
+        )
+    elif len(missing) < total:
+        findings.note(
+            "missing-captions",
+            subset.place,
+            f"{len(missing)} of {total} images have no {extension!r} file; trained instead: {instead} "
+            f"({some(missing)})",
+            names=missing,
+        )
+    elif subset.class_tokens is None and not subset.is_reg:
+        findings.warning(
+            "no-captions",
+            subset.place,
+            f"none of {total} images has a {extension!r} file, and there are no class_tokens; "
+            "an empty caption would be trained",
+            "add captions or class_tokens",
+            missing,
+        )
+
+
+def caption_of(image: str, subset: SubsetConfig) -> str | None:
+    """The caption that sd-scripts trains of an image of a folder; None if it has none.
+
+    The first line of its file, or with `enable_wildcard` all lines that are not blank; the class tokens where there
+    is no file.
+
+    Raises:
+        ConfigError: a file that is not UTF-8, empty, or cannot be read: sd-scripts stops at it.
+    """
+    stem = os.path.splitext(image)[0]
+    for file in _caption_files(stem, subset.caption_extension):
+        if not os.path.isfile(file):
+            continue
+        try:
+            with open(file, encoding="utf-8") as opened:
+                lines = [line.strip() for line in opened]
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file} is not UTF-8 ({error}), which makes sd-scripts stop: save it as UTF-8") from None
+        except OSError as error:
+            raise ConfigError(f"{file}: the caption cannot be read: {error.strerror}") from None
+        if not lines:
+            raise ConfigError(f"{file} is empty, which makes sd-scripts stop: write a caption or delete the file")
+        return "\n".join(filter(None, lines)) if subset.enable_wildcard else lines[0]
+    return subset.class_tokens
+
+
+def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
+    """Name images that differ in nothing but the extension."""
+    counts = Counter(os.path.splitext(path)[0] for path in images)
+    shared = [path for path in images if counts[os.path.splitext(path)[0]] > 1]
+    if shared:
+        findings.warning(
+            "same-stem",
+            place,
+            f"{counted(len(shared), 'image', 'differs', 'differ')} from another one by the extension only: they "
+            "share one caption and, where "
+            f"their sizes are equal, one latents cache file ({some(shared)})",
+            "rename one of each",
+            shared,
+        )
+
+
+def _caption_file(stem: str, extension: str, names: frozenset[str]) -> str | None:
+    if os.path.basename(stem) + extension in names and os.path.isfile(stem + extension):
+        return stem + extension
+    return next((file for file in _caption_files(stem, extension)[1:] if os.path.isfile(file)), None)
+
+
+def _caption_files(stem: str, extension: str) -> list[str]:
+    """Where sd-scripts looks: beside the image, then without the four numbers of a face's position."""
+    parts = stem.split("_")
+    return [stem + extension, *(["_".join(parts[:-4]) + extension] if len(parts) >= 5 else [])]
+
+
+def _problem(path: str, wildcard: bool) -> str | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            first = file.readline()
+            rest = file.read()
+    except UnicodeDecodeError:
+        return "foreign"
+    if not first:
+        return "empty"
+    return "blank" if not first.strip() and not (wildcard and rest.strip()) else None
+
+
+def _files(count: int, what: str) -> str:
+    return counted(count, what, "is", "are")
+
+
+# Which images `skip_image_resolution` leaves out.
+#
+# Source: sd-scripts since 0.10.2, `DreamBoothDataset.__init__` and `FineTuningDataset.__init__`. The product of the
+# sides counts, not their shape, and an image of just as many pixels is left out. It happens before images are held
+# back for validation and before regularization images are counted, which are left out alike.
+
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Skips:
+    """Which of N images are left out.
+
+    Attributes:
+        reasons: why, by position.
+        unreadable: those among them that have no pixels because they cannot be read.
+    """
+
+    reasons: dict[int, str] = field(default_factory=dict)
+    unreadable: tuple[int, ...] = ()
+
+    def __contains__(self, position: int) -> bool:
+        return position in self.reasons
+
+
+def skipped_images(
+    paths: Sequence[str], noted: Sequence[Size | None], limit: Size | None, metadata_cache: str = "auto"
+) -> Skips:
+    """Which images are left out.
+
+    Args:
+        paths: [N] the files.
+        noted: [N] sizes that sd-scripts goes by without looking at the file, or None; those are read.
+        limit: `skip_image_resolution`; None leaves out nothing.
+        metadata_cache: the option of that name.
+    """
+    if limit is None or not len(paths):
+        return Skips()
+    sizes = np.array([size or (0, 0) for size in noted], dtype=np.int64)
+    unknown = [i for i, size in enumerate(noted) if size is None]
+    failed: dict[int, str] = {}
+    if unknown:
+        scan = scan_sizes([paths[i] for i in unknown], metadata_cache)
+        sizes[unknown] = scan.sizes
+        failed = {unknown[i]: reason for i, _, reason in scan.failures}
+    small = np.flatnonzero(sizes.prod(axis=1) <= limit[0] * limit[1]).tolist()
+    bound = f"no more pixels than skip_image_resolution {limit[0]}x{limit[1]}"
+    reasons = {i: failed.get(i) or f"{sizes[i, 0]}x{sizes[i, 1]}: {bound}" for i in small}
+    return Skips(reasons, tuple(i for i in small if i in failed))
+
+
+def warn_of_skips(
+    paths: Sequence[str], skips: Skips, dataset: DatasetConfig, subset: SubsetConfig, findings: Findings
+) -> None:
+    """Say which images are left out because they cannot be read, and if no image of a subset is left."""
+    unreadable = [f"{paths[i]}: {skips.reasons[i]}" for i in skips.unreadable if os.path.exists(paths[i])]
+    if unreadable:
+        message = (
+            f"{len(unreadable)} image{'s' * (len(unreadable) != 1)} cannot be read, and with skip_image_resolution "
+            f"sd-scripts leaves {'it' if len(unreadable) == 1 else 'them'} out without a message ({some(unreadable)})"
+        )
+        findings.warning("unreadable-image", subset.place, message, "repair or remove", unreadable)
+    if not skips.reasons or len(skips.reasons) < len(paths):
+        return
+    width, height = dataset.skip_image_resolution or (0, 0)
+    message = f"all {len(paths)} images have no more pixels than skip_image_resolution {width}x{height}"
+    remedy = "lower it, or remove the subset"
+    if dataset.validation_split > 0 and not subset.is_reg:
+        message += ", and with validation_split sd-scripts stops at a folder without images"
+        findings.error("all-skipped", subset.place, message, remedy)
+    else:
+        findings.warning("all-skipped", subset.place, message, remedy)
+
+
+# Which sizes in a `metadata_cache.json` may be believed: those of images that are as they were when it was written.
+
+
+CACHE_FILE = "metadata_cache.json"
+
+
+def written_ns(cache_file: str) -> int:
+    """When a `metadata_cache.json` was written, ns; 0 where there is none."""
+    try:
+        return os.stat(cache_file).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def are_stated_truly(images: Sequence[str], written: Sequence[int]) -> list[bool]:
+    """[N] whether the size of each image, noted at a time (ns), is to be believed.
+
+    Not for WebP files, which imagesize 1.x reads one pixel short, nor for images that were edited since: they would be
+    squeezed into the old shape. Of an image that is gone there is nothing better.
+    """
+    job = Job(STAT, images)
+    job.run()
+    times = job.rows["mtime_ns"].tolist()  # 0 of an image that is gone
+    return [
+        time <= noted and not image.lower().endswith(".webp")
+        for image, time, noted in zip(images, times, written, strict=True)
+    ]
