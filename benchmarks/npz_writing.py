@@ -44,7 +44,7 @@ def ours(paths: list[Path], *, sync: bool) -> None:
 def in_groups(paths: list[Path]) -> None:
     """As `precompute` does it, without its threads that write."""
     with ThreadPoolExecutor(4) as pool:
-        groups = GroupedSync(pool, lambda _: None, GROUP)
+        groups = GroupedSync(pool, GROUP)
         for i, path in enumerate(paths):
             ours([path], sync=False)
             groups.add(path, i)

@@ -108,18 +108,17 @@ class GroupedSync:
 
     Args:
         pool: may have other work.
-        done: called with the items of each group that is on disk, on the caller's thread.
     """
 
-    def __init__(self, pool: Executor, done: Callable[[list[int]], object], size: int = 64) -> None:
-        self._pool, self._done, self._size = pool, done, size
-        self._next: list[tuple[Path, int]] = []
-        self._begun: list[tuple[Path, int]] = []
+    def __init__(self, pool: Executor, size: int = 64) -> None:
+        self._pool, self._size = pool, size
+        self._next: list[Path] = []
+        self._begun: list[Path] = []
         self._waiting: list[Future[None]] = []
 
-    def add(self, path: Path, item: int) -> None:
+    def add(self, path: Path) -> None:
         """Raises `LatentStoreError` where a file of an earlier group could not be written."""
-        self._next.append((path, item))
+        self._next.append(path)
         if len(self._next) >= self._size:
             self._begin()
 
@@ -131,17 +130,15 @@ class GroupedSync:
     def _begin(self) -> None:
         self._end()
         self._begun, self._next = self._next, []
-        self._waiting = [self._pool.submit(_sync_file, path) for path, _ in self._begun]
+        self._waiting = [self._pool.submit(_sync_file, path) for path in self._begun]
 
     def _end(self) -> None:
         group, waiting = self._begun, self._waiting
         self._begun, self._waiting = [], []
         for future in waiting:
             future.result()
-        for folder in dict.fromkeys(path.parent for path, _ in group):
+        for folder in dict.fromkeys(path.parent for path in group):
             _sync_directory(folder)
-        if group:
-            self._done([item for _, item in group])
 
 
 def _sync_file(path: Path) -> None:

@@ -1,7 +1,7 @@
 """`torchrun -m kohya_bucket.precompute …`, `accelerate launch -m kohya_bucket.precompute …`: all GPUs, all nodes.
 
-The same options as `kohya-bucket precompute`. Processes find their GPU by `LOCAL_RANK` and share the work through
-the output folder; they open no process group. Only the first one of each machine prints.
+The same options as `kohya-bucket precompute`. Processes find their GPU by `LOCAL_RANK`, and each encodes its share by
+`RANK`; they open no process group. Only the first one of each machine prints.
 """
 
 from __future__ import annotations

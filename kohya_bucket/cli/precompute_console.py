@@ -56,9 +56,9 @@ def print_report(report: PrecomputeReport) -> None:
     where = "beside the images" if report.output is None else str(report.output)
     for reason, n in report.reasons.items():
         say(f"{n} to do: {reason}")
-    elsewhere = f", {report.elsewhere} by other processes" if report.elsewhere else ""
+    elsewhere = f", {report.elsewhere} are for the other processes" if report.elsewhere else ""
     say(
-        f"{report.encoded} encoded{elsewhere}, {report.current} were current, {len(report.failed)} failed; "
+        f"{report.encoded} encoded, {report.current} were current, {len(report.failed)} failed{elsewhere}; "
         f"{counted(report.total, 'image')} in {counted(len(report.buckets), 'bucket')}, {where}"
     )
     if report.encoded:

@@ -90,6 +90,7 @@ def encode_captions(
         raise ConfigError(f"{what}: leave out {' '.join(path)}")
     refuse_beside(context, what, [name for name in context.params if name not in own])
     from kohya_bucket.cli.precompute_console import Shown
+    from kohya_bucket.latents.encode.precompute import launched
     from kohya_bucket.latents.store.latent_store import LatentStore
     from kohya_bucket.latents.text.precompute_text import precompute_text
     from kohya_bucket.latents.text.transformers_encoder import load_text_encoder
@@ -111,7 +112,10 @@ def encode_captions(
                 say=lambda text: console.print(text, soft_wrap=True, markup=False),
             )  # fmt: skip
         else:
-            report = precompute_text(output, load(), name=name, batch_size=batch_size, progress=show)
+            rank, processes = launched()
+            report = precompute_text(
+                output, load(), name=name, batch_size=batch_size, progress=show, rank=rank, processes=processes
+            )
     if not quiet:
         for reason, n in report.reasons.items():
             say(f"{n} to do: {reason}")

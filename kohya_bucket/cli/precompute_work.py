@@ -39,7 +39,7 @@ class Work:
     console: Console = field(default_factory=partial(plain_console, stderr=True))
 
     def here(self, vae: VaeOptions, format: str, sd_scripts: str) -> int:
-        from kohya_bucket.latents.encode.precompute import encode_items
+        from kohya_bucket.latents.encode.precompute import encode_items, end_launch, launched
         from kohya_bucket.latents.npz.names import paths_of_run
         from kohya_bucket.latents.vae.encoder import encoder_hash
 
@@ -52,7 +52,11 @@ class Work:
             wanted = [part.wanted for part in todo]
             paths = paths_of_run(wanted, family.read_by(sd_scripts), self.output, todo[0].root)
             options = [one | {"npz_paths": its} for one, its in zip(options, paths, strict=True)]
-        return self._encode(todo, partial(encode_items, encoder=encoder), options)
+        rank, processes = launched()
+        encode = partial(encode_items, encoder=encoder, rank=rank, processes=processes)
+        failed = self._encode(todo, encode, options)
+        end_launch(None if format == "npz" else self.output)
+        return failed
 
     def on_ray(self, vae: VaeOptions, cluster: ClusterOptions) -> int:
         from kohya_bucket.latents.on_ray.encode_on_ray import encode_on_ray, encoders

@@ -199,7 +199,7 @@ def _copy(
 def _already_clustered(store: LatentStore, order: list[npt.NDArray[np.int64]], shard_bytes: int) -> bool:
     """Whether copying would give the same shards again: one after another in this order, all but the last full, and
     none longer than asked for."""
-    if store.rows_on_disk() != len(store):
+    if store.replaced_rows():
         return False
     shard = store.shard_numbers()
     runs = [shard[items][np.flatnonzero(np.diff(shard[items], prepend=-1))] for items in order]

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import threading
 import time
 
@@ -27,7 +28,7 @@ from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz 
 from kohya_bucket.latents.store.state import verify  # noqa: E402
 from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
 from kohya_bucket.sdscripts.caching.session import CacheItem, save_latents  # noqa: E402
-from tests.latents.crash_child import GROUP_WAITS, encode  # noqa: E402
+from tests.latents.crash_child import encode  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 
@@ -111,7 +112,6 @@ def test_killed_at_random_instants_a_store_keeps_what_is_finished(tmp_path):
     assert partial > KILLS // 4 or KILLS < 100  # few may all miss, on a machine that is busy otherwise
     assert run_whole(tmp_path / "images", out, "shards", 0.002)[0] == len(images) - counts[-1]
     assert check_store(out, images, want) == len(images)
-    assert not (out / ".kohya_bucket_work").exists()
     for path in out.rglob(".*.tmp"):
         os.utime(path, (1, 1))
     prune(LatentStore(out))
@@ -170,7 +170,6 @@ def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
     encoded, _ = run_whole(tmp_path / "images", out, "npz", 0.002)
     assert encoded == len(images) - len(last)
     assert check() == set(range(len(images)))
-    assert not (out / ".kohya_bucket_work").exists()
     left = list(out.glob(".*.tmp"))
     for path in left[1:]:
         os.utime(path, (1, 1))
@@ -180,42 +179,59 @@ def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_of_two_processes_dies_and_the_other_does_its_part(tmp_path):
+def test_the_processes_of_a_launch_share_the_work_and_a_dead_ones_share_is_done_by_the_next_start(tmp_path):
     images = make_images(tmp_path / "images", MANY)
-    first, second = (PrecomputeWorker(tmp_path / "images", tmp_path / "out", seconds=0.05) for _ in range(2))
-    for process in (first, second):
+    both = [PrecomputeWorker(tmp_path / "images", tmp_path / "out", rank=rank, processes=2) for rank in range(2)]
+    both[1].wait_for("batch")
+    both[1].kill()
+    done = both[0].result()
+    assert (done["encoded"] + done["elsewhere"], done["failed"]) == (len(images), [])
+    store = LatentStore(tmp_path / "out")
+    there = len(store)
+    assert done["encoded"] <= there < len(images)
+    again = PrecomputeWorker(tmp_path / "images", tmp_path / "out").result()
+    assert (again["current"], again["encoded"]) == (there, len(images) - there)
+    store.refresh()
+    assert (len(store), store.replaced_rows(), verify(store)) == (len(images), 0, [])
+
+
+@pytest.mark.slow
+def test_two_runs_started_by_hand_damage_nothing_and_one_says_what_was_encoded_twice(tmp_path):
+    images = make_images(tmp_path / "images", MANY)
+    both = [PrecomputeWorker(tmp_path / "images", tmp_path / "out", seconds=0.05) for _ in range(2)]
+    for process in both:
         process.wait_for("batch")
-    first.wait_for("batch")
-    first.kill()
-    assert second.result()["failed"] == []
+    done = [process.result() for process in both]
+    assert [one["failed"] for one in done] == [[], []]
     store = LatentStore(tmp_path / "out")
-    assert len(store) == len(images)
-    assert verify(store) == []
+    assert (len(store), verify(store), store.damage) == (len(images), [], [])
+    assert store.replaced_rows() == sum(one["encoded"] for one in done) - len(images) > 0
+    assert any("encoded twice" in note for one in done for note in one["notes"])
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_work(tmp_path):
-    images = make_images(tmp_path / "images", MANY)
-    both = [PrecomputeWorker(tmp_path / "images", tmp_path / "out", seconds=0.02, flush_seconds=60.0) for _ in range(2)]
-    done = [run.result() for run in both]
-    assert sum(d["encoded"] for d in done) == len(images)
-    assert sum(d["encoded"] + d["elsewhere"] + d["current"] for d in done) == 2 * len(images)
-    store = LatentStore(tmp_path / "out")
-    assert len(store) == len(images)
-    assert store.rows_on_disk() == len(images)
+def test_one_that_fails_ends_after_the_others_of_its_launch(tmp_path):
+    """torchrun ends all when one exits with an error, so all wait for the last."""
+    program = tmp_path / "program.py"
+    program.write_text(LAUNCHED, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3", str(program)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode != 0
+    assert sorted(path.name for path in tmp_path.glob("*.done")) == ["1.done", "2.done"], done.stderr
 
 
-@pytest.mark.slow
-def test_work_may_take_longer_than_a_process_group_waits(tmp_path):
-    images, seconds = make_images(tmp_path / "images", MANY), 0.4
-    both = [
-        PrecomputeWorker(tmp_path / "images", tmp_path / "out", seconds=seconds, rank=(tmp_path / "meeting", rank, 2))
-        for rank in range(2)
-    ]
-    done = [run.result() for run in both]
-    assert sum(d["batches"] for d in done) * seconds / 2 > 1.5 * GROUP_WAITS
-    assert sum(d["encoded"] for d in done) == len(images)
-    assert min(d["encoded"] for d in done) > 0
+LAUNCHED = """
+import pathlib, time
+from kohya_bucket.latents.encode.precompute import end_launch, launched
+rank, processes = launched()
+assert processes == 3
+if rank:
+    time.sleep(rank)
+    pathlib.Path(f"{rank}.done").touch()
+end_launch(None)
+if rank == 0:
+    raise SystemExit(2)
+"""
 
 
 def test_a_full_disk_keeps_what_is_finished_and_says_what_to_do(tmp_path, small_disk):
@@ -291,7 +307,7 @@ def test_a_read_only_folder_is_said(tmp_path, small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(KohyaBucketError, match=r"cannot make the latent store .*[Rr]ead-only"):
         precompute_latents(dataset_of(images), MeanEncoder(), small_disk / "out")
-    with pytest.raises(KohyaBucketError, match=r"cannot share work .*[Rr]ead-only"):
+    with pytest.raises(KohyaBucketError, match=r"cannot write .*[Rr]ead-only"):
         precompute_latents(dataset_of(images), PosteriorStub(), small_disk, format="npz", architecture="sd")
 
 
@@ -315,7 +331,6 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         precompute_latents(dataset_of(images), Interrupted(), tmp_path / "out", batch_size=2)
     assert len(LatentStore(tmp_path / "out")) == 8
-    assert not (tmp_path / "out" / ".kohya_bucket_work").exists()
     assert precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out").encoded == len(images) - 8
 
 

@@ -20,6 +20,7 @@ from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.dtypes import to_float32  # noqa: E402
 from kohya_bucket.latents.encode.batch_encoder import noise_seed, normalize  # noqa: E402
+from kohya_bucket.latents.encode.worker import shares  # noqa: E402
 from kohya_bucket.latents.npz.exchange import import_npz  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 
@@ -53,7 +54,60 @@ def test_every_image_is_encoded_as_it_is_placed(tmp_path, images):
         assert found.original_size == SIZES[i]
         assert found.fingerprint.source_bytes == path.stat().st_size
         assert store.info(at).space.values == "scaled"
-    assert not (tmp_path / "out" / ".kohya_bucket_work").exists()
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 7, 40])
+def test_shares_are_whole_batches_of_about_equal_pixels(processes):
+    random = np.random.default_rng(processes)
+    for batches in (0, 1, 5, 200):
+        batch = np.repeat(np.arange(batches), random.integers(1, 9, batches))
+        pixels = random.integers(1, 1000, batches)[batch] * 4096
+        owner = shares(pixels, batch, processes)
+        assert ((owner >= 0) & (owner < processes)).all()
+        assert len(set(zip(batch.tolist(), owner.tolist(), strict=True))) == batches
+        loads = np.bincount(owner, weights=pixels, minlength=processes)
+        largest = np.bincount(batch, weights=pixels).max(initial=0)
+        assert loads.max() - loads.min() <= largest
+
+
+def test_processes_encode_each_image_once_and_what_one_process_does(tmp_path, images):
+    data = dataset_of(images * 3)
+    precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "alone", batch_size=2)
+    reports, encoders = [], [MeanEncoder() for _ in range(3)]
+    for rank, encoder in enumerate(encoders):
+        reports.append(precompute_latents(data, encoder, tmp_path / "out", batch_size=2, rank=rank, processes=3))
+    assert sum(report.encoded for report in reports) == len(images)
+    assert [report.encoded + report.elsewhere for report in reports] == [len(images)] * 3
+    assert all(report.encoded for report in reports)
+    assert [len(encoder.batches) for encoder in encoders] == [-(-report.encoded // 2) for report in reports]
+    store, alone = LatentStore(tmp_path / "out"), LatentStore(tmp_path / "alone")
+    assert (store.indexed, store.replaced_rows()) == (True, 0)
+    assert store.strings("source") == alone.strings("source")
+    assert all(np.array_equal(store.read(i), alone.read(i)) for i in range(len(alone)))
+    with pytest.raises(KohyaBucketError, match="rank is 3 of 3"):
+        precompute_latents(data, MeanEncoder(), tmp_path / "out", rank=3, processes=3)
+
+
+@pytest.mark.parametrize("arch", ["sd", "flux"])
+def test_processes_name_npz_as_one_process_does(tmp_path, images, arch):
+    same = images[0].with_suffix(".bmp")  # shares its name with another image
+    Image.open(images[0]).save(same)
+    data = dataset_of([*images, same])
+
+    class Encoder(PosteriorStub):
+        latent_channels = ARCHITECTURES[arch].channels
+
+        def posterior(self, pixels):
+            mean, deviation = super().posterior(pixels)
+            return mean.repeat(1, self.latent_channels // 4, 1, 1), deviation.repeat(1, self.latent_channels // 4, 1, 1)
+
+    settings = {"format": "npz", "architecture": arch, "batch_size": 2}
+    precompute_latents(data, Encoder(), tmp_path / "alone", **settings)
+    for rank in range(2):
+        precompute_latents(data, Encoder(), tmp_path / "out", rank=rank, processes=2, **settings)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "alone").iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert len(files) == len(images) + 1
 
 
 def test_the_second_run_does_nothing(tmp_path, images):

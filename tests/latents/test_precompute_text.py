@@ -38,9 +38,9 @@ class Stub:
         return [outputs_of(caption) for caption in captions]
 
 
-def encoded(root, *, name="text", **options):
+def encoded(root, *, name="text", rank=0, processes=1, **options):
     encoder = Stub(**options)
-    report = precompute_text(root, encoder, name=name, batch_size=2)
+    report = precompute_text(root, encoder, name=name, batch_size=2, rank=rank, processes=processes)
     assert report.encoded == len(encoder.encoded)
     return encoder.encoded
 
@@ -75,14 +75,12 @@ def test_what_is_encoded_before_an_interrupt_stays(tmp_path):
     assert len(encoded(tmp_path)) == 3
 
 
-def test_processes_share_the_captions(tmp_path, monkeypatch):
+def test_processes_share_the_captions(tmp_path):
     fill(tmp_path, NAMES)
-    monkeypatch.setenv("WORLD_SIZE", "2")
     found = []
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        found += encoded(tmp_path)
-        assert encoded(tmp_path) == []
+    for rank in range(2):
+        found += encoded(tmp_path, rank=rank, processes=2)
+        assert encoded(tmp_path, rank=rank, processes=2) == []
     assert sorted(found) == [f"caption of {name}" for name in NAMES]
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError
 from kohya_bucket.images import remote
-from kohya_bucket.latents.encode.work_claims import WorkBoard
 from kohya_bucket.latents.maintenance import pack, prune, repair
 from kohya_bucket.latents.remote import storage
 from kohya_bucket.latents.remote.node_cache import NodeCache
@@ -318,47 +317,7 @@ def test_where_writers_could_undo_each_other_none_writes(protocol):
     with pytest.raises(StorageError, match="does not refuse to replace a file") as refused:
         StoreWriter(address)
     assert "\n" not in str(refused.value)
-    assert storage.listing(f"{address}/work") == {}
     assert storage.listing(address) == {}
-
-
-def test_who_comes_first_has_a_piece_of_work(address):
-    pieces = [f"piece{k}" for k in range(20)]
-    boards = [WorkBoard(work_of(address)) for _ in range(3)]
-    taken: list[list[str]] = [[] for _ in boards]
-    together = threading.Barrier(3)
-
-    def work(k):
-        with boards[k]:
-            together.wait(30)
-            for piece in boards[k].claim_each(pieces):
-                taken[k].append(piece)
-                boards[k].finish(piece)
-            assert boards[k].take_over(pieces) == []
-            assert boards[k].finished_pieces() == set(pieces)
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(piece for some in taken for piece in some) == sorted(pieces)
-    assert storage.listing(f"{address}/work") == {}
-
-
-def work_of(address):
-    StoreWriter(address)
-    return LatentStore(address).layout.work
-
-
-def test_a_dead_process_work_becomes_anothers(address):
-    folder = work_of(address)
-    dead = WorkBoard(folder, stale_after=0.3)  # gives no signs of life: it was never entered
-    assert list(dead.claim_each(["a", "b"])) == ["a", "b"]
-    dead.finish("a")
-    time.sleep(0.5)
-    with WorkBoard(folder, stale_after=0.3) as board:
-        assert sorted(board.claim_each(["b", "c"])) == ["b", "c"]
 
 
 def test_precompute_writes_there_what_it_writes_here(address, tmp_path, images):
@@ -371,7 +330,6 @@ def test_precompute_writes_there_what_it_writes_here(address, tmp_path, images):
         assert (report.encoded, report.failed) == (len(images), [])
         assert precompute_latents(dataset_of(images), MeanEncoder(), output, flip=True).current == len(images)
     there, here = LatentStore(address), LatentStore(tmp_path / "here")
-    assert storage.listing(f"{address}/work") == {}
     assert there.images_root() == tmp_path / "images"
     assert status(there).healthy
     assert not status(there).no_images

@@ -125,7 +125,7 @@ def test_one_of_many_creates_a_file(address):
     def create(k):
         together.wait(30)
         try:
-            storage.create(f"{address}/.kohya_bucket_work/a.0.claim", b"%d" % k)
+            storage.create(f"{address}/shards/a", b"%d" % k)
             made.append(k)
         except FileExistsError:
             pass
@@ -136,7 +136,7 @@ def test_one_of_many_creates_a_file(address):
     for thread in threads:
         thread.join()
     assert len(made) == 1
-    assert storage.read_ranges([storage.Range(f"{address}/.kohya_bucket_work/a.0.claim", 0, 1)]) == [b"%d" % made[0]]
+    assert storage.read_ranges([storage.Range(f"{address}/shards/a", 0, 1)]) == [b"%d" % made[0]]
 
 
 def test_a_file_whose_answer_was_lost_is_ones_own(address, monkeypatch):
@@ -150,9 +150,9 @@ def test_a_file_whose_answer_was_lost_is_ones_own(address, monkeypatch):
         pipe(path, data, **options)
 
     monkeypatch.setattr(system, "pipe_file", twice)
-    storage.create(f"{address}/.kohya_bucket_work/b.0.claim", b"mine")
+    storage.create(f"{address}/shards/b", b"mine")
     with pytest.raises(FileExistsError):
-        storage.create(f"{address}/.kohya_bucket_work/b.0.claim", b"another's")
+        storage.create(f"{address}/shards/b", b"another's")
 
 
 def test_a_bucket_that_is_not_there_is_said(bucket, monkeypatch):
@@ -177,7 +177,7 @@ def test_npz_are_not_looked_for_in_object_storage(address, tmp_path, command_lin
     monkeypatch.chdir(tmp_path)
     fill(address, NAMES)
     Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
-    storage.put(f"{address}/images/a.png", (tmp_path / "a.png").read_bytes())
+    storage.create(f"{address}/images/a.png", (tmp_path / "a.png").read_bytes())
     for arguments, said in (
         (
             ("export", address, "--arch", "sdxl", "--output", f"{address}/npz"),

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.text.exact_arrays import pack
 from kohya_bucket.latents.text.text_store import Caption, Encoding, TextStore, TextWriter
 
@@ -52,17 +51,19 @@ def fill_texts(root: Path, count: int, *, seed: int = 0, shard_bytes: int = 1 <<
 
 def write_until_killed(root: Path, captions: int) -> None:
     """Store what is missing of `captions` captions, in small shards; each that is safe is told in a file."""
-
-    def tell(entries: list[StoreEntry]) -> None:
-        with open(root / "told", "a", encoding="utf-8") as file:
-            file.write("".join(f"{entry.source}\n" for entry in entries))
-
     there = set(TextStore(root).strings("source")) if (root / "shards").is_dir() else set()
     (root / "ready").touch()
-    with TextWriter(root, shard_bytes=5000, on_commit=tell) as writer:
+    written = []
+    with TextWriter(root, shard_bytes=5000) as writer:
         for number in range(captions):
             caption = Caption(f"caption {number}")
             if caption.key not in there:
                 arrays = {name: pack(array) for name, array in made_outputs(number).items()}
                 writer.add_text(caption.entry("flux", Encoding("encoders", "tokens")), arrays)
+                written.append(caption.key)
                 time.sleep(0.002)
+            if len(written) == 5:
+                writer.flush()
+                with open(root / "told", "a", encoding="utf-8") as file:
+                    file.write("".join(f"{key}\n" for key in written))
+                written = []

@@ -58,17 +58,8 @@ ALLOWED = {
     ("musubi/caching/session.py", "save()"): "musubi-tuner's own, for `replacing`",
     ("musubi/caching/session.py", "shutil.copyfile(keeps, temporary)"): "for `replacing`",
     ("musubi/caching/files.py", "open(temporary, 'wb')"): "for `replacing`",
-    # signs between processes, of which an empty or missing one is a sign, too
-    ("latents/encode/work_claims.py", "done.touch()"): "a sign",
-    ("latents/encode/work_claims.py", "os.link(self.signs.name, path)"): "a sign",
-    ("latents/encode/work_claims.py", "open(path, 'x', encoding='utf-8')"): "a sign",
     ("latents/remote/node_cache.py", "(Path(made) / 'it' / _MARKER).write_bytes(_MARK)"): "in a folder not there yet",
     ("latents/remote/node_cache.py", "open(path, 'x', encoding='utf-8')"): "a sign",
-    ("latents/encode/work_claims.py", "clock.touch()"): "a sign",
-    ("latents/encode/work_claims.py", "unborn.write_text(f'{_node()} {os.getpid()}', encoding='utf-8')"): "a sign",
-    ("latents/encode/work_claims.py", "os.replace(unborn, self.alive)"): "a sign",
-    ("latents/encode/work_claims.py",
-     "self.alive.with_suffix('.name').write_text(self.owner, encoding='utf-8')"): "a sign",
 }  # fmt: skip
 
 
@@ -153,27 +144,23 @@ def test_a_folder_in_the_place_of_a_file_is_said(tmp_path: Path) -> None:
         replace_file(tmp_path, b"content")
 
 
-def test_files_count_as_done_once_they_and_their_folder_are_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, synced, done = os.fsync, set(), []
+def test_groups_of_files_and_their_folder_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, synced = os.fsync, set()
 
     def fsync(handle: int) -> None:
         real(handle)
         synced.add(os.fstat(handle).st_ino)
 
-    def on_disk(items: list[int]) -> None:
+    def on_disk(items: range) -> bool:
         wanted = {(tmp_path / str(item)).stat().st_ino for item in items}
-        assert wanted | ({tmp_path.stat().st_ino} if os.name != "nt" else set()) <= synced
-        done.extend(items)
+        return wanted | ({tmp_path.stat().st_ino} if os.name != "nt" else set()) <= synced
 
     monkeypatch.setattr(os, "fsync", fsync)
     with ThreadPoolExecutor(2) as pool:
-        groups = GroupedSync(pool, on_disk, 3)
+        groups = GroupedSync(pool, 3)
         for item in range(8):
             write_file(tmp_path / str(item), [b"content"], sync=False)
-            groups.add(tmp_path / str(item), item)
-            assert len(done) <= item
-        assert done == [0, 1, 2]  # those of the second group are being waited for
+            groups.add(tmp_path / str(item))
+        assert on_disk(range(3))  # those of the second group are being waited for
         groups.finish()
-    assert done == list(range(8))
+    assert on_disk(range(8))

@@ -66,7 +66,10 @@ def precompute(
     recursive: Recursive = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but problems.")] = False,
 ) -> None:
-    """On several GPUs: torchrun --nproc-per-node 8 -m kohya_bucket.precompute …, or accelerate launch -m."""
+    """On several GPUs: torchrun --nproc-per-node 8 -m kohya_bucket.precompute …, or accelerate launch -m.
+
+    Each process encodes its share. Start again to encode what is missing. For several machines: --engine ray.
+    """
     if captions.text and path and path[0].endswith(".py"):
         run_until_encoded(context, path)
     elif captions.text:

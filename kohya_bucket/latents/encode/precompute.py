@@ -1,4 +1,4 @@
-"""Encode a dataset once: on every GPU of every node, whatever dies, and only what is missing or stale."""
+"""Encode a dataset once: on every GPU, and only what is missing or stale."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.encode.sinks import NpzSink, ShardSink, Sink
-from kohya_bucket.latents.encode.work_claims import WorkBoard
-from kohya_bucket.latents.encode.worker import PrecomputeReport, PrecomputeWorker
+from kohya_bucket.latents.encode.worker import PrecomputeReport, PrecomputeWorker, share_of
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
-from kohya_bucket.latents.remote.remote_path import RemotePath, as_given
+from kohya_bucket.latents.npz.names import paths_of_run
+from kohya_bucket.latents.remote.remote_path import Place, RemotePath, as_given
+from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import common_root, is_text
+from kohya_bucket.latents.store.writer import write_manifest
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, check_encoder, encoder_hash, encoder_space
 
 __all__ = [
@@ -33,7 +36,9 @@ __all__ = [
     "check_target",
     "distinct",
     "encode_items",
+    "end_launch",
     "finish",
+    "launched",
     "precompute_latents",
 ]
 
@@ -45,7 +50,8 @@ def encode_items(
     batch_size: int = 8, format: str = "shards", architecture: str = "",
     progress_callback: Callable[[int, int], None] | None = None, say: Callable[[str], None] | None = None,
     workers: int | None = None, seed: int = 0, shard_bytes: int = 256 << 20, flush_seconds: float | None = 60.0,
-    stale_after: float = 30.0, sync: bool = True, npz_paths: Sequence[Path] | None = None, sd_scripts: str = "",
+    sync: bool = True, npz_paths: Sequence[Path] | None = None, sd_scripts: str = "", rank: int = 0,
+    processes: int = 1,
 ) -> PrecomputeReport:  # fmt: skip
     """`precompute_latents` for items that are known already.
 
@@ -54,13 +60,15 @@ def encode_items(
         workers: threads that decode images; None: one per processor.
         seed: of the noise with which latents are sampled.
         shard_bytes, flush_seconds: see `StoreWriter`.
-        stale_after: seconds without a sign of life after which another process counts as dead.
         sync: for npz, wait until each file is safe on disk.
         npz_paths: the file of each item, where these are part of a run, see `paths_of_run`.
         sd_scripts: the version that will read the npz, e.g. "0.10.1"; "" for the newest.
+        rank, processes: see `precompute_latents`.
     """
     if workers is not None and workers < 1:
         raise KohyaBucketError(f"workers is {workers}, but must be 1 or more; leave it out for one per processor")
+    if not 0 <= rank < processes:
+        raise KohyaBucketError(f"rank is {rank} of {processes} processes, but they count from 0")
     architecture = architecture or str(getattr(encoder, "architecture", ""))
     _check(wanted.encoding, encoder, output_dir, format, architecture)
     nameless: list[str] = []
@@ -70,28 +78,53 @@ def encode_items(
         wanted, nameless = distinct(wanted)
     output = None if output_dir is None else as_given(output_dir)
     report = PrecomputeReport(output, len(wanted) + len(nameless), without_bucket=wanted.without_bucket)
+    mine = share_of(wanted, batch_size, rank, processes).tolist()
+    share = wanted if len(mine) == len(wanted) else wanted.subset(mine)
+    report.elsewhere = len(wanted) - len(share)
     worker = PrecomputeWorker(
-        wanted, encoder, batch_size, report, say, progress_callback, workers or os.cpu_count() or 1, seed
+        share, encoder, batch_size, report, say, progress_callback, workers or os.cpu_count() or 1, seed
     )
     space = encoder_space(encoder)
     sink: Sink
     if format == "npz" or output is None:
         arch = ARCHITECTURES[architecture].read_by(sd_scripts)
         assert not isinstance(output, RemotePath)  # which `_check` refuses
-        sink = NpzSink(output, wanted, space, arch, images_root, worker.safe, paths=npz_paths, sync=sync)
+        paths = paths_of_run([wanted], arch, output, images_root)[0] if npz_paths is None else npz_paths
+        sink = NpzSink([paths[i] for i in mine], share, space, arch, sync=sync)
     else:
-        sink = ShardSink(
-            output, wanted, space, images_root, worker.safe, shard_bytes=shard_bytes, flush_seconds=flush_seconds
-        )
+        sink = ShardSink(output, share, space, images_root, shard_bytes=shard_bytes, flush_seconds=flush_seconds)
     for note in sink.notes:
         worker.tell(note)
     started = time.monotonic()
-    if len(wanted):
-        with WorkBoard(sink.work, stale_after=stale_after) as board:
-            worker.through(sink, board)
+    if len(share):
+        worker.through(sink)
     report.seconds = time.monotonic() - started
-    finish(report, wanted, nameless, sink, worker.tell)
+    finish(report, wanted, nameless if rank == 0 else [], sink, worker.tell)
     return report
+
+
+def launched() -> tuple[int, int]:
+    """Which process of a launch by torchrun or accelerate this is, and how many there are."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def end_launch(output: Place | None) -> None:
+    """Wait for the other processes of a launch, and let the first index the store in `output`, if there is one.
+
+    torchrun ends all processes when one ends with an error, such as one for a broken image: so none ends before all are
+    done. They meet in the launcher's own store of keys, which needs no process group and has no time limit.
+    """
+    rank, processes = launched()
+    if processes > 1 and "MASTER_ADDR" in os.environ:
+        import torch.distributed as group
+
+        keys, _, _ = next(group.rendezvous("env://", timeout=timedelta(days=365)))
+        for name, others in (("done", processes), ("gone", processes if rank == 0 else 0)):
+            keys.add(f"kohya_bucket/{name}", 1)
+            while keys.add(f"kohya_bucket/{name}", 0) < others:  # the first may hold the keys, and goes last
+                time.sleep(0.1)
+    if processes > 1 and rank == 0 and output is not None:
+        write_manifest(LatentStore(output))
 
 
 def finish(
@@ -101,7 +134,8 @@ def finish(
     for path in nameless:
         report.failed.append((path, _NAMELESS))
         tell(f"{path!a}: {_NAMELESS}")
-    sink.finish()
+    for note in sink.finish(wanted):
+        tell(note)
     keys, counts = np.unique(size_keys(wanted.bucket_sizes), return_counts=True)
     report.buckets = [(as_pair(size), int(n)) for size, n in zip(sizes_of_keys(keys), counts, strict=True)]
 
@@ -193,9 +227,8 @@ def precompute_latents(
 ) -> PrecomputeReport:
     """Encode every image of `dataset` that is not in `output_dir` as it should be.
 
-    Started in several processes with the same arguments (torchrun, accelerate, by hand, on several nodes with a
-    shared folder), they divide the work among them. Nothing is held open between them, so no process group is
-    needed and none times out; if one dies, the others do its part.
+    Each of several processes encodes its share, if it says which one it is; they need not be connected, and none waits
+    for another. What is missing because one ended early is encoded by starting again.
 
     Args:
         dataset: a `BucketedDataset`, or anything with `paths`, `sizes`, `placement` and, if it has any, `captions`.
@@ -210,8 +243,9 @@ def precompute_latents(
         collection: part of the store, to keep latents of several models or resolutions apart.
         images_root: folder the sources' names start from; None: the common one, or the one of the store.
         content_hash: store a hash of each file, so that a copied or touched image counts as unchanged.
-        progress_callback: called with (done, to do) in items.
-        options: see `encode_items`.
+        progress_callback: called with (done, to do) in items of this process' share.
+        options: see `encode_items`. `rank` and `processes`: this is process `rank` of so many, which all have the same
+            other arguments. Before the store is read in the same program, wait for the others.
 
     Raises:
         KohyaBucketError: options that do not fit together, or a folder that cannot be written.

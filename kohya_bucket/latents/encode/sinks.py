@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +21,18 @@ from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.fingerprint import Reason
 from kohya_bucket.latents.items import LatentItems, compare
 from kohya_bucket.latents.npz.check import settle_npz
-from kohya_bucket.latents.npz.names import has_whole_name, paths_of_run
+from kohya_bucket.latents.npz.names import has_whole_name
 from kohya_bucket.latents.npz.read_write import NpzLatents, convert_values, mask_values, write_npz
 from kohya_bucket.latents.remote.remote_path import Place
-from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     import torch
 
 
 __all__ = ["Background", "EncodedBatch", "NpzSink", "ShardSink", "Sink", "add_batch"]
-
-OnDone = Callable[[Sequence[int]], None]
 
 
 @dataclass
@@ -48,7 +46,7 @@ class EncodedBatch:
 
 
 class Sink(Protocol):
-    """Takes batches; says through an `OnDone` which items are safe on disk.
+    """Takes batches.
 
     Attributes:
         notes: what a user should know before anything is written.
@@ -56,15 +54,8 @@ class Sink(Protocol):
 
     notes: list[str]
 
-    @property
-    def work(self) -> Place:
-        """Folder in which the processes that write there share their work."""
-
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
         """[N] bool: the items that are not on disk as they should be; and how many there are by reason."""
-
-    def to_do(self, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Those of `items` that are not on disk as they should be, looked up anew."""
 
     def write(self, batch: EncodedBatch) -> None: ...
 
@@ -73,8 +64,8 @@ class Sink(Protocol):
     def close(self) -> None:
         """Wait for what is being written, and begin nothing more: after this no thread touches the folder."""
 
-    def finish(self) -> None:
-        """Called once after all items are there, or never will be."""
+    def finish(self, wanted: LatentItems) -> list[str]:
+        """Called once at the end with the items of all processes; returns what a user should know."""
 
 
 class Background:
@@ -93,11 +84,6 @@ class Background:
     def put(self, batch: EncodedBatch) -> None:
         self._raise()
         self._queue.put(batch)
-
-    def drain(self) -> None:
-        """Wait until everything given so far is safe on disk."""
-        self._queue.join()
-        self._flush()
 
     def _flush(self) -> None:
         self._raise()
@@ -129,8 +115,6 @@ class Background:
                     self._sink.write(batch)
             except BaseException as error:
                 self._problem = error
-            finally:
-                self._queue.task_done()
 
     def _raise(self) -> None:
         if self._problem is not None:
@@ -141,37 +125,21 @@ class ShardSink:
     """Writes into a `LatentStore`."""
 
     def __init__(
-        self, root: Place, wanted: LatentItems, space: LatentSpace, images_root: Path, on_done: OnDone,
-        *, shard_bytes: int, flush_seconds: float | None,
+        self, root: Place, wanted: LatentItems, space: LatentSpace, images_root: Path, *, shard_bytes: int,
+        flush_seconds: float | None,
     ) -> None:  # fmt: skip
         self._wanted = wanted
         self._space = space
         self._texts = wanted.interpolations()
-        self._position = {source: i for i, source in enumerate(wanted.sources)}
-        self._on_done = on_done
-        self.writer = StoreWriter(root, images_root=images_root, shard_bytes=shard_bytes, flush_seconds=flush_seconds,
-                                  on_commit=self._committed)  # fmt: skip
+        self.writer = StoreWriter(root, images_root=images_root, shard_bytes=shard_bytes, flush_seconds=flush_seconds)
         self.store = LatentStore(root)
-        self.work, self.notes = self.store.layout.work, list[str]()
-        self._known = set(self.store.shards)
-        self._lacking: npt.NDArray[np.bool_] | None = None
+        self.notes = list[str]()
+        self._replaced, self._stale = self.store.replaced_rows(), 0
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
-        comparison = compare(self.store, self._wanted)
-        self._lacking = comparison.to_do
-        return comparison.to_do, comparison.counts()
-
-    def to_do(self, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        if self._lacking is None:
-            self._lacking = compare(self.store, self._wanted).to_do
-        new = [name for name in self.store.layout.shard_sizes() if name not in self._known]
-        self._known.update(new)
-        if new:  # by this process or another; only these are read
-            part = self.store.part(new)
-            here = [self._position[s] for s in part.strings("source") if s in self._position]
-            if here:
-                self._lacking[here] &= compare(part, self._wanted.subset(here)).to_do
-        return items[self._lacking[items]]
+        found = compare(self.store, self._wanted)
+        self._stale = int((found.to_do & (found.at >= 0)).sum())
+        return found.to_do, found.counts()
 
     def write(self, batch: EncodedBatch) -> None:
         add_batch(self.writer, batch, self._wanted, self._texts, self._space)
@@ -182,12 +150,9 @@ class ShardSink:
     def close(self) -> None:
         pass  # it writes on its caller's thread
 
-    def _committed(self, entries: list[StoreEntry]) -> None:
-        self._on_done([self._position[entry.source] for entry in entries])
-
-    def finish(self) -> None:
+    def finish(self, wanted: LatentItems) -> list[str]:
         """Index the store; captions that changed since, and hashes that were not asked for before, need no encoding."""
-        store, wanted = self.store, self._wanted
+        store = self.store
         store.refresh()
         at = store.find(wanted.sources, wanted.encoding.collection)
         here = np.flatnonzero(at >= 0)
@@ -200,6 +165,15 @@ class ShardSink:
             hashes = _changed_texts(store, "source_hash", rows[same], [wanted.source_hashes[i] for i in here[same]])
         table = store.with_texts(caption=captions, source_hash=hashes) if captions or hashes else None
         write_manifest(store, table)
+        # A run replaces the rows that it found stale. More of them: another run had the same items.
+        twice = store.replaced_rows() - self._replaced - self._stale
+        return [f"{counted(twice, 'image')} {_TWICE}"] if twice > 0 and len(wanted) == len(self._wanted) else []
+
+
+_TWICE = (
+    "were encoded twice, since another run wrote into the same store at the same time; nothing is damaged, and "
+    "`kohya-bucket cache prune` frees the space. For several GPUs start once, by torchrun"
+)
 
 
 def _changed_texts(
@@ -240,25 +214,24 @@ _GROUP = 64
 class NpzSink:
     """Writes sd-scripts' files: beside the images, or in the same folders under `root`.
 
-    Each file is there whole or not at all, also where the process is killed. Items are said to be done when their files
-    are on disk; for that, groups of them are waited for together. A power failure before may leave a file that is cut
-    off, which is no npz: its directory is at the end. The next run, and sd-scripts, notice.
+    Each file is there whole or not at all, also where the process is killed. Groups of them are waited for together. A
+    power failure before may leave a file that is cut off, which is no npz: its directory is at the end. The next run,
+    and sd-scripts, notice.
 
-    `paths` names them where the items are part of a run, see `paths_of_run`.
+    Args:
+        paths: the file of each item, see `paths_of_run`.
     """
 
     def __init__(
-        self, root: Path | None, wanted: LatentItems, space: LatentSpace, arch: Architecture, images_root: Path,
-        on_done: OnDone, *, paths: Sequence[Path] | None = None, threads: int = 4, sync: bool = True,
+        self, paths: Sequence[Path], wanted: LatentItems, space: LatentSpace, arch: Architecture, *,
+        threads: int = 4, sync: bool = True,
     ) -> None:  # fmt: skip
         self._wanted = wanted
         self._arch = arch
         self._space = space
         self._texts = wanted.interpolations()
-        self._on_done = on_done
         self._sync = sync
-        self.paths = paths_of_run([wanted], arch, root, images_root)[0] if paths is None else list(paths)
-        self.work = (root or images_root) / ".kohya_bucket_work"
+        self.paths = list(paths)
         self.notes = [
             f"{image}: another image of its folder has the same name and size, and sd-scripts would "
             f"let both use one file; its own is {path.name}, which sd-scripts finds with the "
@@ -269,16 +242,12 @@ class NpzSink:
         remove_leftovers(self.paths)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kohya-bucket-npz")
         self._pending: list[Future[int]] = []
-        self._groups = GroupedSync(self._pool, on_done, _GROUP)
+        self._groups = GroupedSync(self._pool, _GROUP)
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
         reasons = [[str(reason) for reason in self.reasons(i)] for i in range(len(self._wanted))]
         counts = Counter(text for texts in reasons for text in texts)
         return np.array([bool(texts) for texts in reasons], dtype=bool), dict(counts)
-
-    def to_do(self, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        keep = [i for i in items.tolist() if self.reasons(i)]
-        return np.array(keep, dtype=np.int64)
 
     def reasons(self, i: int) -> list[Reason]:
         """Why item `i` must be encoded; none if it is current. Then its file is as the reader asks for it, too."""
@@ -303,15 +272,13 @@ class NpzSink:
 
     def _written(self, i: int) -> None:
         if self._sync:
-            self._groups.add(self.paths[i], i)
-        else:
-            self._on_done([i])
+            self._groups.add(self.paths[i])
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def finish(self) -> None:
-        pass  # each file stands for itself
+    def finish(self, wanted: LatentItems) -> list[str]:
+        return []  # each file stands for itself
 
     def _write_one(
         self, i: int, plain: npt.NDArray[np.float32], flipped: npt.NDArray[np.float32] | None,

@@ -1,13 +1,13 @@
-"""One process' part of a precompute: pieces of work are claimed, decoded, encoded and written behind the encoder.
+"""One process' part of a precompute: its share of the images is decoded, encoded and written behind the encoder.
 
-A piece is images of one bucket that are encoded together, named so that every process names it alike. Images are
-decoded, resized and cropped on threads, ahead of the encoder, straight into the batches they belong to.
+Images are decoded, resized and cropped on threads, ahead of the encoder, straight into the batches they belong to.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import heapq
 import os
 import sys
 import threading
@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,21 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.resize import resize_and_crop, to_floats
 from kohya_bucket.latents.encode.batch_encoder import BatchEncoder, Encoded, noise_seed
 from kohya_bucket.latents.encode.sinks import Background, EncodedBatch, Sink
-from kohya_bucket.latents.encode.work_claims import WorkBoard
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.vae.encoder import VAEEncoder
 
-__all__ = ["DecodedBatch", "PrecomputeReport", "PrecomputeWorker", "joined", "pieces_of", "prefetch"]
+__all__ = [
+    "DecodedBatch",
+    "PrecomputeReport",
+    "PrecomputeWorker",
+    "joined",
+    "pieces_of",
+    "prefetch",
+    "read_order",
+    "share_of",
+    "shares",
+]
 
 
 @dataclass
@@ -40,12 +50,12 @@ class PrecomputeReport:
     Attributes:
         output: the store's folder, or of the npz files (None: beside the images).
         total: items that have a bucket.
-        current: of these, how many were there already.
+        current: of this process' share, how many were there already.
         encoded: encoded by this process.
-        elsewhere: encoded by other processes meanwhile.
+        elsewhere: items that are other processes' to encode.
         failed: (path, reason) of images this process could not encode.
         without_bucket: (path, reason) of images that have no bucket.
-        reasons: how many items were to do, by reason.
+        reasons: how many items of the share were to do, by reason.
         notes: what a user should know: smaller batches, float32 retries, images that would share a file.
         buckets: (bucket size, number of items) of everything that is there now.
         seconds: how long it took; `device_idle`: how much of that no batch was in the encoder.
@@ -88,23 +98,64 @@ def joined(reports: Sequence[PrecomputeReport]) -> PrecomputeReport:
     )
 
 
+def read_order(wanted: LatentItems) -> npt.NDArray[np.int64]:
+    """[N] the items in the order in which they are best read, neighbours in one bucket."""
+    sizes = wanted.bucket_sizes
+    order = np.lexsort((np.arange(len(wanted)), sizes[:, 1], sizes[:, 0], wanted.images.windows()))
+    return order.astype(np.int64)
+
+
+def _cut(wanted: LatentItems, order: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+    """Where in `order` parts begin that have one bucket and at most `most` items, and the end."""
+    alike = np.column_stack([wanted.bucket_sizes[order], wanted.images.windows()[order]])
+    edges = np.flatnonzero(np.append(True, (alike[1:] != alike[:-1]).any(axis=1)))
+    runs = zip(edges, [*edges[1:], len(order)], strict=True)
+    return np.concatenate([*(np.arange(start, stop, most) for start, stop in runs), [len(order)]])
+
+
+def shares(pixels: npt.NDArray[np.integer], batch: npt.NDArray[np.integer], processes: int) -> npt.NDArray[np.int32]:
+    """[N] which of the processes encodes each item. Batches stay whole; the next one goes to who has the fewest pixels.
+
+    So the pixels of two processes differ by those of one batch at most.
+
+    Args:
+        pixels: [N] of each item.
+        batch: [N] number of its batch, from 0 on.
+        processes: how many there are.
+    """
+    loads = [(0.0, process) for process in range(processes)]
+    owner = np.zeros(int(batch.max(initial=-1)) + 1, dtype=np.int32)
+    for number, added in enumerate(np.bincount(batch, weights=pixels, minlength=len(owner)).tolist()):
+        load, process = loads[0]
+        owner[number] = process
+        heapq.heapreplace(loads, (load + added, process))
+    return np.asarray(owner[batch])
+
+
+def share_of(wanted: LatentItems, batch_size: int, rank: int, processes: int) -> npt.NDArray[np.int64]:
+    """Positions of the items that process `rank` encodes, in order. It depends on the items alone, not on the disk."""
+    if processes == 1 or not len(wanted):
+        return np.arange(len(wanted))
+    order = read_order(wanted)
+    begins = _cut(wanted, order, batch_size)
+    batch = np.empty(len(wanted), dtype=np.int64)
+    batch[order] = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
+    pixels = wanted.bucket_sizes.astype(np.int64).prod(axis=1)
+    return np.flatnonzero(shares(pixels, batch, processes) == rank)
+
+
 _MOST = 256
 
 
 def pieces_of(wanted: LatentItems, batch_size: int) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
-    """(name, items) of each piece, in the order in which they are best read; the name is a hash of what is in it."""
-    n = len(wanted)
-    windows = wanted.images.windows()
-    order = np.lexsort((np.arange(n), wanted.bucket_sizes[:, 1], wanted.bucket_sizes[:, 0], windows))
-    size = max(batch_size, min(_MOST, -(-n // 64)) // batch_size * batch_size)
-    sizes = wanted.bucket_sizes[order]
-    alike = np.column_stack([sizes, windows[order]])
-    edges = np.flatnonzero(np.append(True, (alike[1:] != alike[:-1]).any(axis=1)))
-    for start, stop in zip(edges, [*edges[1:], n], strict=True):
-        for at in range(start, stop, size):
-            items = order[at : min(at + size, stop)].astype(np.int64)
-            text = "\n".join([repr(wanted.encoding), str(tuple(sizes[at])), *(wanted.sources[i] for i in items)])
-            yield hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest(), items
+    """(name, items) of pieces that each have one bucket; the name is a hash of what is in it."""
+    n, order = len(wanted), read_order(wanted)
+    begins = _cut(wanted, order, max(batch_size, min(_MOST, -(-n // 64)) // batch_size * batch_size)) if n else [0]
+    for start, stop in pairwise(begins):
+        items = order[start:stop]
+        size = tuple(wanted.bucket_sizes[items[0]])
+        text = "\n".join([repr(wanted.encoding), str(size), *(wanted.sources[i] for i in items)])
+        yield hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest(), items
 
 
 Pixels = npt.NDArray[np.uint8]
@@ -219,7 +270,12 @@ def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None
 
 
 class PrecomputeWorker:
-    """The state of one process' run: what is to do, what is done, and who waits for what."""
+    """The state of one process' run.
+
+    Args:
+        wanted: its share of the items.
+        workers: threads that decode.
+    """
 
     def __init__(
         self, wanted: LatentItems, encoder: VAEEncoder | BatchEncoder, batch_size: int, report: PrecomputeReport,
@@ -235,12 +291,7 @@ class PrecomputeWorker:
         self._progress = progress
         self._workers = workers
         self._seed = seed
-        self._lock = threading.Lock()
-        self._chunk_of: dict[int, str] = {}
-        self._open: dict[str, int] = {}
-        self._board: WorkBoard | None = None
         self._to_do = 0
-        self._sizes: dict[str, int] = {}
 
     def tell(self, text: str) -> None:
         """Say what a user should know, now and in the report."""
@@ -248,68 +299,27 @@ class PrecomputeWorker:
         if self._say is not None:
             self._say(text)
 
-    def safe(self, items: Sequence[int]) -> None:
-        """Called when items are safe on disk, or never will be: closes chunks that have none left."""
-        finished = []
-        with self._lock:
-            for i in items:
-                chunk = self._chunk_of.pop(i, None)
-                if chunk is not None:
-                    self._open[chunk] -= 1
-                    if not self._open[chunk]:
-                        finished.append(chunk)
-        for chunk in finished:
-            if self._board is not None:
-                self._board.finish(chunk)
-
-    def through(self, sink: Sink, board: WorkBoard) -> None:
-        """Do everything that is to do, together with whoever else is at it."""
-        self._board = board
-        wanted = self.wanted
+    def through(self, sink: Sink) -> None:
+        """Do everything that is to do. What is encoded when this is interrupted stays."""
         to_do, self.report.reasons = sink.missing()
-        self.report.current = len(wanted) - int(to_do.sum())
-        chunks = {name: items for name, items in pieces_of(wanted, self._batch_size) if to_do[items].any()}
-        self._sizes = {name: int(to_do[items].sum()) for name, items in chunks.items()}
         self._to_do = int(to_do.sum())
+        self.report.current = len(self.wanted) - self._to_do
         self._show()
+        order = read_order(self.wanted)
+        items = iter(order[to_do[order]].tolist())
+        ahead = 3 * self._batch_size + 2 * self._workers
         writer = Background(sink)
         with ThreadPoolExecutor(self._workers, "kohya-bucket-decode", initializer=give_way) as pool:
             try:
-                turn: Iterator[str] = board.claim_each(list(chunks))
-                while True:
-                    self._work(turn, chunks, sink, writer, pool)
-                    writer.drain()
-                    taken = board.take_over(list(chunks))
-                    self._show()
-                    if not taken:
-                        break
-                    turn = iter(taken)
+                started = time.monotonic()
+                floats = self._encode.on_processor
+                self.encode(prefetch(items, self.wanted, self._batch_size, pool, ahead, as_floats=floats), writer.put)
+                self.report.device_idle = time.monotonic() - started - self._encode.busy
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
             finally:
                 writer.close()
-        self.report.elsewhere = max(0, self._to_do - self.report.encoded - len(self.report.failed))
-
-    def _work(
-        self, turn: Iterator[str], chunks: dict[str, npt.NDArray[np.int64]], sink: Sink,
-        writer: Background, pool: ThreadPoolExecutor,
-    ) -> None:  # fmt: skip
-        def items() -> Iterator[int]:
-            for chunk in turn:
-                left = sink.to_do(chunks[chunk])
-                with self._lock:
-                    self._open[chunk] = len(left)
-                    self._chunk_of.update(dict.fromkeys(left.tolist(), chunk))
-                if not len(left) and self._board is not None:
-                    self._board.finish(chunk)
-                yield from left.tolist()
-
-        ahead = 3 * self._batch_size + 2 * self._workers
-        floats = self._encode.on_processor
-        started, busy = time.monotonic(), self._encode.busy
-        self.encode(prefetch(items(), self.wanted, self._batch_size, pool, ahead, as_floats=floats), writer.put)
-        self.report.device_idle += time.monotonic() - started - (self._encode.busy - busy)
 
     def encode(self, batches: Iterable[DecodedBatch], put: Callable[[EncodedBatch], None]) -> None:
         """Encode what has been decoded; `put` takes what came of it."""
@@ -338,13 +348,7 @@ class PrecomputeWorker:
             path = self.wanted.paths[i]
             self.report.failed.append((path, reason.removeprefix(f"{path}: ")))
             self.tell(f"{path}: {reason.removeprefix(f'{path}: ')}")
-        self.safe([i for i, _ in failed])
 
     def _show(self) -> None:
-        if self._progress is None or self._board is None:
-            return
-        mine = self.report.encoded + len(self.report.failed)
-        others = sum(
-            self._sizes[chunk] for chunk in self._board.finished_pieces() if chunk in self._sizes.keys() - self._open
-        )
-        self._progress(min(mine + others, self._to_do), self._to_do)
+        if self._progress is not None:
+            self._progress(self.report.encoded + len(self.report.failed), self._to_do)

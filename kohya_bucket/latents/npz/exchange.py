@@ -258,7 +258,7 @@ def export_npz(
                 f"{output}: leave out the output, and npz go beside the images"
             )
     with ThreadPoolExecutor(4, "kohya-bucket-npz") as pool:
-        groups = GroupedSync(pool, lambda _: None)
+        groups = GroupedSync(pool)
         for n, i in enumerate(items):
             entry = entries[i]
             _refuse_other_values(store, i, sources[i], arch)
@@ -269,7 +269,7 @@ def export_npz(
                 target, npz_item(store, i, arch), entry.fingerprint.bucket_size, arch, entry.fingerprint,
                 source_name=os.path.basename(sources[i]), sync=False,
             )  # fmt: skip
-            groups.add(target, i)
+            groups.add(target)
             result.done += 1
             if progress is not None:
                 progress(n + 1, len(items))

@@ -248,9 +248,7 @@ def encode_on_ray(
         if say is not None:
             say(text)
 
-    sink = ShardSink(
-        output, wanted, facts.space, images_root, lambda _: None, shard_bytes=shard_bytes, flush_seconds=None
-    )
+    sink = ShardSink(output, wanted, facts.space, images_root, shard_bytes=shard_bytes, flush_seconds=None)
     to_do, report.reasons = sink.missing()
     report.current = len(wanted) - int(to_do.sum())
     ahead = workers or 2 + -(-crew.processors // crew.count)

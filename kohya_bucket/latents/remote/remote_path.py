@@ -98,10 +98,6 @@ class RemotePath(os.PathLike[str]):
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
 
-    def put(self, text: str) -> None:
-        """Have a file with this text there, new or in the place of another, and changed now."""
-        storage.put(self.url, text.encode("utf-8"))
-
     def mkdir(self, **_: Any) -> None:
         pass
 

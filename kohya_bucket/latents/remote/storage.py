@@ -1,4 +1,4 @@
-"""Object storage, asked until it answers: list, read ranges, put whole, put if absent, delete.
+"""Object storage, asked until it answers: list, read ranges, put if absent, delete.
 
 A request that fails is made again after a while that doubles each time, with chance in it, so that the processes of a
 cluster do not all come back at one instant. What says that a file is absent, or there already, is an answer.
@@ -36,7 +36,6 @@ __all__ = [
     "delete",
     "listing",
     "merged",
-    "put",
     "ranges_by_obstore",
     "read_merged",
     "read_ranges",
@@ -191,12 +190,6 @@ def read_ranges(ranges: Sequence[Range]) -> list[bytes]:
     return out
 
 
-def put(url: str, data: bytes) -> None:
-    """Put a file there, whole, in the place of one that may be there."""
-    system, path = storage_of(url)
-    _written(url, lambda: system.pipe_file(path, data))
-
-
 def create(url: str, data: bytes) -> None:
     """Put a file there, whole, if there is none or the same; see `check_exclusive`.
 
@@ -251,7 +244,7 @@ def _check_exclusive(url: str, _process: int) -> None:
     accepted = inspect.signature(system.pipe_file).parameters
     if "mode" not in accepted and not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
         raise StorageError(why)
-    trial = f"{url}/.kohya_bucket_work/trial-{uuid.uuid4().hex[:16]}"
+    trial = f"{url}/.kohya_bucket_trial-{uuid.uuid4().hex[:16]}"
     try:
         create(trial, b"first")
         with suppress(FileExistsError):

@@ -112,9 +112,9 @@ class LatentStore(ReadAhead):
         found: list[int] = np.flatnonzero(np.isin(self._shard, codes)).tolist()
         return found
 
-    def rows_on_disk(self) -> int:
-        """Rows of all usable shards, those included that newer ones have replaced."""
-        return sum(info.rows for info in self.shards.values())
+    def replaced_rows(self) -> int:
+        """Rows of usable shards that newer ones have replaced."""
+        return sum(info.rows for info in self.shards.values()) - len(self)
 
     def info(self, i: int) -> ShardInfo:
         """The shard item `i` lies in."""

@@ -30,7 +30,6 @@ class Layout:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root: Place = place_of(root)
         self.shards = self.root / "shards"
-        self.work = self.root / ".kohya_bucket_work"
         self.quarantine = self.root / "quarantine"
         self.store_file = self.root / "store.json"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +71,6 @@ class StoreWriter:
         shard_bytes: a shard is committed when its tensors reach this size.
         flush_seconds: everything pending is committed when this long has passed, so that a crash loses
             little; None waits for full shards.
-        on_commit: called with the entries of each shard after it is safe on disk.
         assigned: numbers and names that somebody else hands out; None: this writer takes its own.
 
     Raises:
@@ -86,14 +84,12 @@ class StoreWriter:
         images_root: Path | None = None,
         shard_bytes: int = 256 << 20,
         flush_seconds: float | None = 60.0,
-        on_commit: Callable[[list[StoreEntry]], None] | None = None,
         assigned: Assigned | None = None,
     ) -> None:
         self.layout = Layout(root)
         self.layout.create(images_root)
         self._shard_bytes = shard_bytes
         self._flush_seconds = flush_seconds
-        self._on_commit = on_commit
         self._pending: dict[Any, Any] = {}  # `Pending` by what its items have in common
         self._generations = assigned or Generations(self.layout)
         self._added = 0
@@ -210,8 +206,6 @@ class StoreWriter:
         if arrays:
             description["arrays"] = arrays
         write_shard(path, tensors, encode(table, description), {"format": "kohya_bucket.latents"} | metadata)
-        if self._on_commit is not None:
-            self._on_commit(rows.entries)
 
 
 def _checksums(bits: Bits, n: int) -> list[int]:

@@ -56,24 +56,26 @@ def precompute_text(
     name: str = "text",
     batch_size: int = 8,
     progress: Callable[[int, int], None] | None = None,
+    rank: int = 0,
+    processes: int = 1,
 ) -> TextReport:
     """Encode each distinct caption of the latents in `store`, for `BucketedLatentDataset(store, text_outputs=name)`.
 
-    Of several processes (`RANK` and `WORLD_SIZE`, as torchrun sets them) each takes its share. What is encoded when
-    the run is interrupted stays.
+    Each of several processes takes its share, if it says which one it is. What is encoded when the run is interrupted
+    stays.
 
     Args:
         store: folder of a store of latents; the outputs go to its folder `text`.
         name: the outputs' own, to keep those of several encoders apart.
         batch_size: captions per run of the encoder.
         progress: called with (done, to do) in captions.
+        rank, processes: this is process `rank` of so many.
 
     Raises:
         LatentStoreError: there is no store, its folder cannot be written, or an output cannot be stored.
     """
-    rank, ranks = (int(os.environ.get(variable, default)) for variable, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     encoding = Encoding(encoder.weights, encoder.tokens)
-    cache, to_do, report = captions_to_do(store, encoding, name, rank, ranks)
+    cache, to_do, report = captions_to_do(store, encoding, name, rank, processes)
     try:
         for start in range(0, len(to_do), batch_size):
             batch = to_do[start : start + batch_size]

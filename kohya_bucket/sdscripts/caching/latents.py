@@ -139,8 +139,8 @@ class NpzSession(CachingSession):
         save_latents(path, item, self.arch.with_sizes(sized), latents, crop_ltrb, flipped, alpha_mask, sync=False)
         if self._groups is None:
             self._pool = ThreadPoolExecutor(4, thread_name_prefix="kohya-bucket-npz")
-            self._groups = GroupedSync(self._pool, lambda _: None)
-        self._groups.add(Path(path), 0)
+            self._groups = GroupedSync(self._pool)
+        self._groups.add(Path(path))
 
     def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
         found = read_npz(Path(path), as_pair(item.bucket_reso), self.arch)
