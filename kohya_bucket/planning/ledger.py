@@ -147,7 +147,7 @@ class Ledger:
             return f"{padded:,} repeated to fill {self._where(LedgerReason.PADDED)}"
         if filled:
             return f"{filled:,} repeated so that no rank is empty, to fill {self._where(LedgerReason.RANK_FILLED)}"
-        return "0 repeated"
+        return f"{self.repeated:,} repeated"
 
     def _where(self, reason: LedgerReason) -> str:
         buckets = np.unique(self.bucket[self.reason == reason])

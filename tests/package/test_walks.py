@@ -1,0 +1,239 @@
+"""What a new part of each kind touches: a toy is added to a copy of the package, in as few files as docs/architecture.md says.
+
+Then it must be known everywhere: to Python, to commands, to configs and, where there is one, to saved states. A new
+trainer is `tests/adapter/toy_door.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+class Walk:
+    """A copy of the package that is changed, and the files in which it was."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.changed: set[str] = set()
+        shutil.copytree(ROOT / "kohya_bucket", folder / "kohya_bucket", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def new(self, file: str, text: str) -> None:
+        self.changed.add(file)
+        (self.folder / "kohya_bucket" / file).write_text(textwrap.dedent(text), encoding="utf-8")
+
+    def insert(self, file: str, before: str, text: str) -> None:
+        """Put lines in front of the only line that begins so."""
+        path = self.folder / "kohya_bucket" / file
+        lines = path.read_text(encoding="utf-8").splitlines()
+        (at,) = [i for i, line in enumerate(lines) if line.startswith(before)]
+        self.new(file, "\n".join([*lines[:at], text, *lines[at:]]) + "\n")
+
+    def run(self, script: str) -> str:
+        """The output of a program that uses the changed package."""
+        paths = os.pathsep.join(map(str, (self.folder, ROOT)))
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)], cwd=self.folder, capture_output=True, text=True,
+            check=False, env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", "TERM": "dumb"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def walk(tmp_path: Path) -> Walk:
+    return Walk(tmp_path)
+
+
+COMMAND = """
+    import json
+    from typer.testing import CliRunner
+    from kohya_bucket.cli import app
+
+    def command(*arguments):
+        result = CliRunner().invoke(app, [str(a) for a in arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.output
+"""
+
+
+def test_a_rule_with_an_option_of_its_own_is_three_files(walk: Walk) -> None:
+    walk.new(
+        "buckets/rules/toy.py",
+        """
+        import numpy as np
+        from kohya_bucket.buckets.rule import OwnSizes, RuleBase
+
+        class ToyBuckets(RuleBase):
+            def __init__(self, step, margin):
+                self.step, self.margin = step, margin
+
+            def _assign(self, sizes):
+                inner = sizes - self.margin
+                small = inner.min(axis=1, initial=self.step) < self.step
+                return OwnSizes(sizes, inner // self.step * self.step, small.astype(np.uint8), self.step)
+
+        def toy_rule(request):
+            return ToyBuckets(request.reso_steps, request.margin)
+        """,
+    )
+    walk.insert(
+        "buckets/rules/registry.py",
+        '    "preset": NamedRule(',
+        '    "toy": NamedRule(text="a toy", home=f"{_HERE}.toy:toy_rule", accepted_options=frozenset({"margin"})),',
+    )
+    walk.insert(
+        "buckets/rules/options.py",
+        "    num_buckets: int",
+        '    margin: int = option(0, whole_number(0), implied=(0,), help="Pixels of the toy.")',
+    )
+    assert len(walk.changed) <= 3
+    out = walk.run(
+        COMMAND
+        + """
+    from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
+    from kohya_bucket.adapter.options import AdapterOptions
+    from kohya_bucket.buckets import rule_from_name
+
+    print(rule_from_name("toy", max_reso=512, margin=40).assign(512, 300))
+    options = AdapterOptions.from_tables(("a config", {"rule": "toy", "margin": 40}))
+    print(rule_for(DatasetKeys((512, 512), True), options).assign(512, 300))
+    (found,) = json.loads(command("simulate", "512x300", "--rule", "toy", "--margin", 40, "--json"))
+    print(found["bucket"])
+    for give in ({"margin": 40}, {"rule": "toy", "margin": -1}):
+        try:
+            rule_for(DatasetKeys((512, 512), True), AdapterOptions.from_tables(("a config", give)))
+        except Exception as error:
+            print(error)
+    print("Pixels of the toy" in command("simulate", "--help"))
+    """
+    ).splitlines()
+    assert out[:3] == ["448x256", "448x256", "{'width': 448, 'height': 256}"]
+    assert out[3].startswith("margin is 40, which only the rule toy has")
+    assert out[4].endswith("margin is -1, but must be a whole number above -1")
+    assert out[5] == "True"
+
+
+def test_a_remainder_policy_is_two_files(walk: Walk) -> None:
+    walk.insert("planning/ledger.py", "    CAUGHT = 6", "    FIRST = 7")
+    walk.insert("planning/ledger.py", '    LedgerReason.NO_BUCKET: "it has', '    LedgerReason.FIRST: "a toy repeats it",')
+    walk.insert(
+        "planning/remainders.py",
+        "REMAINDERS: dict",
+        textwrap.dedent(
+            '''
+            def _first(demand, context):
+                """Fill the last batch of each bucket with its first image."""
+                buckets, rows = np.unique(demand.bucket, return_index=True)
+                missing = (-demand.per_bucket() % context.global_batch)[buckets]
+                rows, missing = rows[missing > 0], missing[missing > 0]
+                changes = [change_of(demand, np.repeat(rows, missing), +1)] if len(rows) else []
+                return demand.changed(rows, missing), changes
+
+
+            FIRST = RemainderPolicy("first", "repeats its first image", _first, LedgerReason.FIRST)
+            '''
+        ),
+    )
+    path = walk.folder / "kohya_bucket" / "planning" / "remainders.py"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("(KEEP, PAD, DROP,", "(KEEP, FIRST, PAD, DROP,"), encoding="utf-8")
+    assert len(walk.changed) <= 2
+    out = walk.run(
+        COMMAND
+        + """
+    import numpy as np
+    from kohya_bucket.adapter.options import AdapterOptions
+    from kohya_bucket.planning import plan_epoch
+
+    ids = [0, 0, 0, 1, 1]
+    plan = plan_epoch(ids, 4, remainder="first")
+    print(np.bincount(np.concatenate([plan.step_indices(i) for i in range(plan.steps)]), minlength=5).tolist())
+    print(plan.ledger())
+    print({row["reason"] for row in plan.ledger().rows()})
+    print(AdapterOptions.from_tables(("a config", {"remainder": "first"})).remainder)
+    """
+    ).splitlines()
+    assert out == ["[2, 1, 1, 3, 1]", "5 images, 0 missed, 3 repeated", "{'a toy repeats it'}", "first"]
+
+
+def test_an_image_format_is_two_files(walk: Walk) -> None:
+    walk.insert("images/formats.py", "    OTHER = 10", "    QOI = 11")
+    walk.insert("images/formats.py", '    ImageFormat.JXL: (".jxl",)', '    ImageFormat.QOI: (".qoi",),')
+    walk.insert(
+        "images/formats.py", "    return ImageFormat.UNKNOWN\n"[:-1],
+        '    if head.startswith(b"qoif"):\n        return ImageFormat.QOI',
+    )  # fmt: skip
+    walk.insert(
+        "images/headers.py",
+        "# A named pipe that happens",
+        textwrap.dedent(
+            """
+            def read_qoi(head, source):
+                return (*struct.unpack(">II", head[4:12]), 1, ImageFormat.QOI) if head[:4] == b"qoif" else None
+
+
+            _readers[ord("q")] = read_qoi
+            """
+        ),
+    )
+    assert len(walk.changed) <= 2
+    (walk.folder / "pictures").mkdir()
+    header = b"qoif" + (300).to_bytes(4, "big") + (200).to_bytes(4, "big") + b"\x03\x00"
+    (walk.folder / "pictures" / "one.qoi").write_bytes(header + b"\xfe\x01\x02\x03" + b"\xc0" * 8 + b"\0" * 7 + b"\x01")
+    out = walk.run(
+        COMMAND
+        + """
+    from kohya_bucket.images import MetadataCache, list_images, read_size
+
+    (path,) = list_images("pictures")
+    print(read_size(path))
+    print(MetadataCache.build([path]).get(path).format.name)
+    (found,) = json.loads(command("simulate", path, "--json"))
+    print(found["bucket"])
+    """
+    ).splitlines()
+    assert out == [
+        "Header(width=300, height=200, orientation=1, format=<ImageFormat.QOI: 11>)",
+        "QOI",
+        "{'width': 640, 'height': 384}",
+    ]
+
+
+def test_a_latent_family_is_one_file(walk: Walk) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    walk.insert(
+        "latents/architectures.py",
+        '        Architecture("sdxl"',
+        '        Architecture("toy", "Toy", "_toy.npz", 8, 4, trainers=(("toy_train.py", 16),)),',
+    )
+    assert len(walk.changed) <= 1
+    out = walk.run(
+        COMMAND
+        + """
+    from pathlib import Path
+    from kohya_bucket.latents import precompute_latents
+    from tests.latents.stub_encoders import MeanEncoder, dataset_of, make_images
+
+    paths = make_images(Path("pictures"), [(100, 60), (64, 64)])
+    made = precompute_latents(dataset_of(paths), MeanEncoder(), None, format="npz", architecture="toy")
+    print(made.encoded, sorted(file.name for file in Path("pictures").glob("*.npz")))
+    print("toy" in command("precompute", "--help"))
+    from kohya_bucket.latents.architectures import trainer_named
+    print(trainer_named("toy_train.py").refusing(8))
+    """
+    ).splitlines()
+    assert out == [
+        "2 ['img_000_0100x0060_toy.npz', 'img_001_0064x0064_toy.npz']",
+        "True",
+        "{'toy_train.py': 16}",
+    ]
