@@ -20,6 +20,9 @@ from kohya_bucket.texts import one_line
 
 __all__ = ["main", "run_trainer"]
 
+DOORS = (sdscripts, musubi)
+"""Of all trainers."""
+
 _USAGE = "usage: accelerate launch -m kohya_bucket.launch TRAINER.py | -m MODULE [the trainer's arguments]"
 
 
@@ -45,21 +48,21 @@ def run_trainer(script: str, arguments: Sequence[str], usage: str) -> None:
         )
         raise SystemExit(2)
     folder = os.path.dirname(os.path.abspath(script))  # noqa: PTH100, PTH120
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    # As Python does for a script: in front, for another checkout that is on the path has modules of the same names.
+    sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
     _run(lambda: runpy.run_path(script, run_name="__main__"), [script, *arguments])
 
 
 def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
     sys.argv = list(arguments)
     try:
-        for door in (sdscripts, musubi):
+        for door in DOORS:
             door.install(at_once=True)
         trainer()
     except KohyaBucketError as error:
         print(f"kohya_bucket: {one_line(_message(error))}", file=sys.stderr)
         raise SystemExit(2) from error
-    if not any(door.is_active() for door in (sdscripts, musubi)) and is_first_process():
+    if not any(door.is_active() for door in DOORS) and is_first_process():
         print(
             f"kohya_bucket: {Path(arguments[0]).name} uses no data sets of sd-scripts or musubi-tuner, so there was "
             "nothing to do",

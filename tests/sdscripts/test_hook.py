@@ -125,6 +125,19 @@ def launch(folder, *arguments):
     return start(folder, "-m", "kohya_bucket.launch", *arguments)
 
 
+def test_the_launcher_takes_modules_from_the_scripts_own_folder(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "helper.py").write_text(f"x = {name!r}\n", encoding="utf-8")
+        (tmp_path / name / "trainer.py").write_text("import helper\nprint(helper.x)\n", encoding="utf-8")
+    paths = os.pathsep.join([str(tmp_path / "other"), str(tmp_path / "one"), environment()["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, "-m", "kohya_bucket.launch", str(tmp_path / "one" / "trainer.py")],
+        cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.stdout.strip() == "one", done.stderr
+
+
 def test_the_launcher_runs_a_script_as_main(tmp_path):
     (tmp_path / "trainer.py").write_text(
         "import sys, helper\nprint(__name__, sys.argv, sys.path[0] != '', helper.x)\n", encoding="utf-8"
