@@ -35,7 +35,6 @@ def print_status(found: StoreStatus, store: Path) -> None:
         (found.superseded, "rows replaced by newer ones (cache prune frees them)"),
         (found.unindexed, "shards not in the manifest yet (opened a little slower; cache pack indexes them)"),
         (len(found.temporary), "unfinished files, of runs that are active or were stopped"),
-        (len(found.quarantined), "files in quarantine"),
     ):
         if count:
             say(f"{count} {text}")
@@ -45,7 +44,6 @@ def print_status(found: StoreStatus, store: Path) -> None:
         print_rows([(path, "its image is gone") for path in found.absent])
     print_rows([(path, "its image changed: stale") for path in found.changed])
     print_rows(found.damage)
-    print_rows([(source, "lost with a damaged shard") for source in found.lost])
     say("everything is up to date" if found.healthy else "see above")
 
 

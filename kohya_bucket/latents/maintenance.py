@@ -1,4 +1,4 @@
-"""Maintenance of a store: pack it into few large shards or a copy elsewhere, prune it, and repair what is damaged.
+"""Maintenance of a store: pack it into few large shards or a copy elsewhere, and prune what is of no use.
 
 Rows are copied into new shards first, and the old files go last. Whatever interrupts this, every item is in at least
 one whole shard at any time. Shards that another process has open are left where the system refuses to remove them
@@ -19,23 +19,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.sizes import IntArray, size_keys
+from kohya_bucket.buckets.sizes import size_keys
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import TEMPORARY_AGE
-from kohya_bucket.images.origins import Origins
-from kohya_bucket.latents.encode.precompute import encode_items
-from kohya_bucket.latents.encode.worker import PrecomputeReport
-from kohya_bucket.latents.items import EncodeOptions, LatentItems
-from kohya_bucket.latents.remote.remote_path import Place, move
-from kohya_bucket.latents.store.entries import StoreEntry
+from kohya_bucket.latents.remote.remote_path import Place
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.layout import Layout, paths_of
+from kohya_bucket.latents.store.layout import REMEDY, Layout
 from kohya_bucket.latents.store.state import temporary_files, verify, verify_files
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
-from kohya_bucket.latents.text.text_store import KIND, TextStore, TextWriter
-from kohya_bucket.latents.vae.encoder import VAEEncoder, encoder_hash
+from kohya_bucket.latents.text.text_store import TextStore, TextWriter
+from kohya_bucket.texts import counted
 
-__all__ = ["MaintenanceReport", "pack", "prune", "quarantine", "repair"]
+__all__ = ["MaintenanceReport", "pack", "prune"]
 
 
 @dataclass
@@ -45,11 +40,10 @@ class MaintenanceReport:
     Attributes:
         copied: items that were moved into new shards.
         dropped: items that are gone from the store.
-        removed: files that were deleted or put into quarantine.
+        removed: files that were deleted.
         in_use: files that could not be removed, because a program holds them open.
-        damaged: (item or file, what was wrong with it).
-        missing: sources of items that are lost and were not encoded again.
-        encoded: reports of what was encoded again.
+        damaged: (item or file, what is wrong with it).
+        foreign: damaged files that stay, since their names are not ours.
         freed: bytes.
     """
 
@@ -58,8 +52,7 @@ class MaintenanceReport:
     removed: list[str] = field(default_factory=list)
     in_use: list[str] = field(default_factory=list)
     damaged: list[tuple[str, str]] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    encoded: list[PrecomputeReport] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
     freed: int = 0
 
 
@@ -97,15 +90,13 @@ def writer_like(store: LatentStore, root: str | os.PathLike[str], **options: Any
     return (TextWriter if isinstance(store, TextStore) else StoreWriter)(root, **options)
 
 
-def remove_shards(
-    store: LatentStore, names: Sequence[str], done: MaintenanceReport, *, forget_lost: bool = False
-) -> None:
+def remove_shards(store: LatentStore, names: Sequence[str], done: MaintenanceReport) -> None:
     """Index what is there without `names`, then delete those."""
     store.release()
     for name in names:
         remove_file(store.layout.shards / name, done)
     store.refresh()
-    write_manifest(store, forget_lost=forget_lost)
+    write_manifest(store)
     store.refresh()
 
 
@@ -117,19 +108,6 @@ def remove_file(path: Place, done: MaintenanceReport) -> None:
         pass
     except OSError:
         done.in_use.append(path.name)
-
-
-def quarantine(store: LatentStore, name: str, done: MaintenanceReport) -> None:
-    source = (store.layout.shards if name.endswith(".safetensors") else store.layout.root) / name
-    store.release()
-    try:
-        store.layout.quarantine.mkdir(exist_ok=True)
-        move(source, store.layout.quarantine / name)
-        done.removed.append(name)
-    except FileNotFoundError:
-        pass
-    except OSError:
-        done.in_use.append(name)
 
 
 def pack(
@@ -148,8 +126,8 @@ def pack(
             each other is trained at about the same time by order "local". All shards are written anew then.
 
     Raises:
-        LatentStoreError: `target` holds a store already, or an item is damaged or lost; or it is to be clustered, by
-            something else or without being one of latents.
+        LatentStoreError: `target` holds a store already, or an item is damaged; or it is to be clustered, by something
+            else or without being one of latents.
     """
     if cluster_by is not None and (cluster_by != "bucket" or not store.of_images):
         what = "outputs of text encoders have no bucket" if cluster_by == "bucket" else "only 'bucket' is known"
@@ -217,10 +195,9 @@ def _packed_copy(
 ) -> MaintenanceReport:
     if Layout(target).shard_sizes():
         raise LatentStoreError(f"{target} holds a latent store already: choose an empty folder")
-    if lost := len(store.lost_entries()) + sum(not name.endswith(".parquet") for name, _ in store.damage):
+    if damaged := sum(not name.endswith(".parquet") for name, _ in store.damage):
         raise LatentStoreError(
-            f"{store.layout.root} has {lost} lost items or damaged shards, which the copy would not have: run "
-            "`kohya-bucket cache repair` first; `cache prune` removes what cannot be repaired"
+            f"{store.layout.root} has {counted(damaged, 'damaged shard')}, which a copy would not have: first {REMEDY}"
         )
     options: dict[str, Any] = {"images_root": store.images_root(), "shard_bytes": shard_bytes, "flush_seconds": None}
     with writer_like(store, target, **options) as out:
@@ -243,124 +220,58 @@ def _already_packed(store: LatentStore, small: Sequence[str], keep: Sequence[int
 
 
 def prune(
-    store: LatentStore, drop: Iterable[int] = (), *, quarantine: bool = False, dry_run: bool = False
-) -> MaintenanceReport:
+    store: LatentStore, drop: Iterable[int] = (), *, damaged: bool = False, images_root: Path | None = None,
+    dry_run: bool = False,
+) -> MaintenanceReport:  # fmt: skip
     """Take out `drop` (positions), rows that newer ones replaced, and files of writers that died.
 
-    Items that `repair` could not bring back are forgotten, unless a damaged shard still waits for it.
     Run it while nothing writes into the store.
+
+    Args:
+        damaged: read everything, and take out items and files that are not as they were written; what is whole in such
+            a file is kept.
+        images_root: where the images are, to be written where `store.json` does not say so any more.
     """
     done = MaintenanceReport()
     dropped = set(drop)
+    bad_files: list[str] = []
+    if damaged:
+        files, items = verify_files(store), verify(store)
+        sources = store.strings("source")
+        done.damaged = [*files, *((sources[i], problem) for i, problem in items)]
+        dropped |= {i for i, _ in items}
+        bad_files = [name for name, _ in files]
     live: dict[str, list[int]] = {name: [] for name in store.shards}
     for i in range(len(store)):
         if i not in dropped:
             live[store.info(i).name].append(i)
     rows = {name: info.rows for name, info in store.shards.items()}
-    loose = [name for name, items in live.items() if len(items) < rows[name]]
+    loose = [name for name, items in live.items() if len(items) < rows[name] or name in bad_files]
     done.dropped = len(dropped)
     done.copied = sum(len(live[name]) for name in loose)
     done.freed = sum(int(store.shards[n].nbytes * (1 - len(live[n]) / max(1, rows[n]))) for n in loose)
     old: list[Place] = [
         Path(path) for path in temporary_files(store) if time.time() - os.path.getmtime(path) > TEMPORARY_AGE
     ]
-    if quarantine and store.layout.quarantine.is_dir():
-        old += store.layout.quarantine.iterdir()
+    for name in set(bad_files) - set(loose):
+        own = store.layout.own_file(name)
+        if name == store.layout.store_file.name and images_root is not None:
+            continue
+        if own is None:
+            done.foreign.append(name)
+        else:
+            old.append(own)
     if dry_run:
         done.removed = [*loose, *map(str, old)]
         return done
+    if damaged and images_root is not None:
+        if store.layout.store_file.name in bad_files:
+            remove_file(store.layout.store_file, done)
+        store.layout.create(images_root)
     with writer_like(store, store.layout.root) as writer:
         copy_items(store, [i for name in loose for i in live[name]], writer)
-    remove_shards(store, loose, done, forget_lost=not store.damage)
+    store.release()
     for path in old:
         remove_file(path, done)
+    remove_shards(store, loose, done)
     return done
-
-
-def repair(
-    store: LatentStore, encoder: VAEEncoder | None = None, *, images_root: Path | None = None, **options: Any
-) -> MaintenanceReport:
-    """Put damaged shards into quarantine, keep their healthy items, and encode the others again.
-
-    Args:
-        encoder: encodes what is lost, if its weights are those of the lost items; None only names them.
-        images_root: where the images are, if not where the store says.
-        options: see `encode_items`.
-    """
-    files = verify_files(store)
-    done = MaintenanceReport(damaged=list(files))
-    if images_root is not None:
-        if any(name == store.layout.store_file.name for name, _ in files):
-            quarantine(store, store.layout.store_file.name, done)
-        store.layout.create(images_root)  # where `store.json` is lost
-    bad = verify(store)
-    sources = store.strings("source")
-    done.damaged += [(sources[i], problem) for i, problem in bad]
-    lost = [*store.lost_entries(), *store.entries(i for i, _ in bad)]
-    sick = {store.info(i).name for i, _ in bad} | {name for name, _ in files if name in store.shards}
-    if sick:
-        broken = {i for i, _ in bad}
-        keep = [i for i in range(len(store)) if store.info(i).name in sick and i not in broken]
-        with writer_like(store, store.layout.root) as writer:
-            copy_items(store, keep, writer)
-        done.copied = len(keep)
-    for name, _ in files:
-        if name not in sick and name != store.layout.store_file.name:
-            quarantine(store, name, done)
-    if sick and not store.indexed:
-        write_manifest(store)  # so that the lost rows stay known
-    for name in sick:
-        quarantine(store, name, done)
-    store.refresh()
-    if done.damaged:
-        write_manifest(store)
-    if encoder is not None:
-        _encode_again(store, lost, encoder, images_root or store.images_root(), done, options)
-    else:
-        done.missing = [entry.source for entry in lost]
-    store.refresh()
-    return done
-
-
-def _encode_again(
-    store: LatentStore,
-    lost: list[StoreEntry],
-    encoder: VAEEncoder,
-    images_root: Path,
-    done: MaintenanceReport,
-    options: dict[str, Any],
-) -> None:
-    vae = encoder_hash(encoder)
-    groups: dict[EncodeOptions, list[StoreEntry]] = {}
-    for entry in lost:
-        p = entry.fingerprint
-        if p.vae != vae or p.kind == KIND:
-            done.missing.append(entry.source)
-            continue
-        name = p.interpolation.partition("/")[0]
-        encoding = EncodeOptions(
-            p.vae, p.dtype, p.kind, p.flip, p.mask, "auto" if name == "none" else name, entry.collection
-        )
-        groups.setdefault(encoding, []).append(entry)
-    for encoding, entries in groups.items():
-        wanted = _wanted(encoding, entries, images_root)
-        report = encode_items(wanted, encoder, store.layout.root, images_root, **options)
-        done.encoded.append(report)
-        failed = {path for path, _ in report.failed}
-        done.missing += [entry.source for entry, path in zip(entries, wanted.paths, strict=True) if path in failed]
-
-
-def _wanted(encoding: EncodeOptions, entries: list[StoreEntry], images_root: Path) -> LatentItems:
-    images = Origins.named(paths_of([entry.source for entry in entries], images_root))
-    nbytes, mtimes = images.stamps()
-
-    def sizes(values: list[tuple[int, int]]) -> IntArray:
-        return np.array(values, dtype=np.int32).reshape(-1, 2)
-
-    return LatentItems(
-        encoding, images, [e.source for e in entries], sizes([e.original_size for e in entries]),
-        sizes([e.fingerprint.bucket_size for e in entries]), sizes([e.fingerprint.resized_size for e in entries]),
-        sizes([e.fingerprint.crop for e in entries]), np.array([e.crop_ltrb for e in entries]).reshape(-1, 4),
-        [e.caption for e in entries], nbytes, mtimes,
-        images.hashes() if any(e.fingerprint.source_hash for e in entries) else None,
-    )  # fmt: skip

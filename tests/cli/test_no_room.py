@@ -29,7 +29,7 @@ COMMANDS = [
     ("patch", "remove", "{out}/checkout"),
     ("cache", "pack", "{out}/store"),
     ("cache", "prune", "{out}/store"),
-    ("cache", "repair", "{out}/store"),
+    ("cache", "prune", "{out}/store", "--damaged"),
     ("cache", "import", "{data}", "--arch", "sd", "--quiet", "--output", "{out}/store"),
     ("cache", "import", "{data}", "--arch", "flux", "--text", "--quiet", "--output", "{out}/store"),
     ("cache", "export", "{store}", "--arch", "sd", "--quiet", "--output", "{out}/npz"),
@@ -100,7 +100,7 @@ def test_what_cannot_be_written_leaves_what_was_there(
     if command[0] == "cache":
         make_store(store, False)
         shutil.copytree(store, out / "store")
-        make_store(out / "store", command[1] == "repair")
+        make_store(out / "store", "--damaged" in command)
         from kohya_bucket.latents.npz.read_write import write_arrays
         from tests.latents.test_npz import ARCHITECTURES, item, npz
         from tests.latents.test_text_exchange import CAPTION_KEY, caption_mark, outputs_of

@@ -27,7 +27,7 @@ from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.metadata_cache import is_metadata_cache
 from kohya_bucket.images.tar_index import TarIndex
 from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.maintenance import pack, prune, repair
+from kohya_bucket.latents.maintenance import pack, prune
 from kohya_bucket.latents.npz import read_write as npz
 from kohya_bucket.latents.npz.check import find_npz, holds_npz, settle_npz, why_npz_bad
 from kohya_bucket.latents.npz.exchange import export_npz, import_npz
@@ -226,7 +226,6 @@ def use_store(root: Path, opened=LatentStore) -> tuple[bool, int]:
         allowed(lambda: export_text_npz(store, images, ["caption 0"], TEXT_FAMILIES["flux"]))
     named |= bool(allowed(lambda: verify(store)))
     allowed(lambda: status(store))
-    allowed(store.lost_entries)
     allowed(lambda: export_npz(store, ARCHITECTURES["sd"], root / "npz"))
     allowed(lambda: pack(store, root / "copy"))
     allowed(lambda: fill_texts(root, 1, seed=7) if texts else fill(root, ["new"]))
@@ -234,7 +233,7 @@ def use_store(root: Path, opened=LatentStore) -> tuple[bool, int]:
     allowed(lambda: prune(opened(root), dry_run=True))
     allowed(lambda: write_manifest(opened(root)))
     if texts:
-        allowed(lambda: repair(opened(root)))
+        allowed(lambda: prune(opened(root), damaged=True))
     assert not any("\n" in line for line in refused)
     return named, len(refused)
 

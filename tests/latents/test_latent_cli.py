@@ -84,18 +84,18 @@ def test_precompute_to_an_address(tmp_path, images, run, monkeypatch):
     assert (code, "npz files are read from folders" in errors) == (2, True)
 
 
-def test_damage_repair_prune_pack(tmp_path, images, run):
+def test_damage_prune_pack(tmp_path, images, run):
     folder, out = tmp_path / "images", tmp_path / "out"
     run("precompute", folder, "--vae", "mean", "-o", out, "-c", bucket_file(tmp_path))
     shard = sorted((out / "shards").iterdir())[0]
     shard.write_bytes(shard.read_bytes()[:-9])
     code, text, err = run("cache", "verify", out)
-    assert (code, "truncated" in text, "cache repair" in err) == (1, True, True)
-    code, text, _ = run("cache", "repair", out, "--vae", "mean")
-    assert code == 0
-    assert "encoded again" in text
+    assert (code, "truncated" in text, f"cache prune {out} --damaged" in err) == (1, True, True)
+    code, text, _ = run("cache", "prune", out, "--damaged")
+    assert (code, "truncated" in text, "1 file removed" in text, shard.exists()) == (0, True, True, False)
     assert run("cache", "verify", out)[0] == 0
-    assert run("cache", "prune", out, "--quarantine")[0] == 0
+    text = run("precompute", folder, "--vae", "mean", "-o", out, "-c", bucket_file(tmp_path))[1]
+    assert re.search(r"[1-4] encoded, [1-4] were current", text)
     assert run("cache", "pack", out, "--to", tmp_path / "packed")[0] == 0
     assert len(LatentStore(tmp_path / "packed")) == 5
     images[0].unlink()
@@ -107,15 +107,6 @@ def test_damage_repair_prune_pack(tmp_path, images, run):
         image.unlink()
     code, _, err = run("cache", "prune", out, "--gone")
     assert (code, "carried away" in err) == (2, True)
-
-
-def test_repair_without_a_vae_says_what_to_do(tmp_path, images, run):
-    out = tmp_path / "out"
-    run("precompute", tmp_path / "images", "--vae", "mean", "-o", out, "-c", bucket_file(tmp_path))
-    shard = sorted((out / "shards").iterdir())[0]
-    shard.write_bytes(shard.read_bytes()[:-9])
-    code, _, err = run("cache", "repair", out)
-    assert (code, "precompute again" in err) == (2, True)
 
 
 def test_npz_import_and_export(tmp_path, images, run):

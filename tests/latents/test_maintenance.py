@@ -1,4 +1,4 @@
-"""Status, verify, repair, prune and pack: nothing whole is lost, nothing broken is kept."""
+"""Status, verify, prune and pack: nothing whole is lost, nothing broken is kept."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.maintenance import pack, prune, repair  # noqa: E402
+from kohya_bucket.latents.maintenance import pack, prune  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.state import status, verify  # noqa: E402
 from kohya_bucket.latents.store.writer import write_manifest  # noqa: E402
 from tests.latents.latent_helpers import bits, fill, same  # noqa: E402
-from tests.latents.stub_encoders import SIZES, MeanEncoder, dataset_of, make_images  # noqa: E402
+from tests.latents.stub_encoders import MeanEncoder, dataset_of  # noqa: E402
 
 
 @pytest.fixture
@@ -104,49 +104,64 @@ def test_verify_names_the_item(root, images):
     assert "checksum of latents" in problem
 
 
-def test_repair_keeps_the_healthy_and_encodes_the_rest_again(root, images):
+def assert_mended(tmp_path, root, images, want, lost):
+    """What is damaged is taken out and encoded again; the store is as it was."""
+    done = prune(LatentStore(root), damaged=True)
+    assert len(done.damaged) == 1
+    assert set(everything(root).items()) == {item for item in want.items() if item[0] not in lost}
+    assert run(tmp_path, images).encoded == len(lost)
+    assert everything(root) == want
+    assert (verify(LatentStore(root)), status(LatentStore(root)).healthy) == ([], True)
+    assert prune(LatentStore(root), damaged=True).damaged == []
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_damaged_item_is_taken_out_and_the_rest_of_its_shard_is_kept(tmp_path, root, images, indexed):
     want = everything(root)
     shard = flip_byte(root, images[3].name)
-    done = repair(LatentStore(root), MeanEncoder())
-    assert [name for name, _ in done.damaged] == [images[3].name]
-    assert done.encoded[0].encoded == 1
-    assert done.missing == []
-    assert (Layout(root).quarantine / shard.name).exists()
-    assert everything(root) == want
-    assert verify(LatentStore(root)) == []
-    assert repair(LatentStore(root), MeanEncoder()).damaged == []
+    if not indexed:
+        for manifest in Layout(root).manifests():
+            manifest.unlink()
+    assert prune(LatentStore(root), damaged=True, dry_run=True).removed == [shard.name]
+    assert prune(LatentStore(root)).removed == []
+    assert_mended(tmp_path, root, images, want, {images[3].name})
+    assert not shard.exists()
 
 
-def test_repair_without_an_encoder_names_what_is_lost(tmp_path, root, images):
-    flip_byte(root, images[3].name)
-    done = repair(LatentStore(root))
-    assert done.missing == [images[3].name]
-    assert len(LatentStore(root)) == len(images) - 1
-    assert run(tmp_path, images).encoded == 1
-
-
-def test_repair_with_other_weights_encodes_nothing(root, images):
-    class Other(MeanEncoder):
-        fingerprint = "other"
-
-    flip_byte(root, images[3].name)
-    done = repair(LatentStore(root), Other())
-    assert (done.missing, done.encoded) == ([images[3].name], [])
-
-
-def test_repair_of_a_truncated_shard(root, images):
+def test_what_a_truncated_shard_held_is_missing(tmp_path, root, images):
     want = everything(root)
     store = LatentStore(root)
     name = store.info(0).name
-    concerned = [store.entry(i).source for i in range(len(store)) if store.info(i).name == name]
+    concerned = {store.entry(i).source for i in range(len(store)) if store.info(i).name == name}
     path = store.layout.shards / name
     path.write_bytes(path.read_bytes()[:-50])
     state = status(LatentStore(root))
-    assert sorted(state.lost) == sorted(concerned)
+    assert (state.healthy, state.items) == (False, len(images) - len(concerned))
     assert "truncated" in state.damage[0][1]
-    done = repair(LatentStore(root), MeanEncoder())
-    assert sum(report.encoded for report in done.encoded) == len(concerned)
+    with pytest.raises(LatentStoreError, match="prune --damaged"):
+        pack(LatentStore(root), root / "packed")
+    assert_mended(tmp_path, root, images, want, concerned)
+    assert not path.exists()
+
+
+def test_a_shard_that_is_gone_is_encoded_again(tmp_path, root, images):
+    want = everything(root)
+    flip_byte(root, images[3].name).unlink()
+    assert status(LatentStore(root)).healthy
+    assert run(tmp_path, images).encoded > 0
     assert everything(root) == want
+
+
+def test_files_that_are_not_ours_stay_whatever_is_in_them(root, images):
+    shard = sorted(Layout(root).shards.iterdir())[0]
+    theirs = [shard.with_name("mine.safetensors"), root / "manifest-of-mine.parquet", root / "quarantine" / shard.name]
+    theirs[2].parent.mkdir()
+    for path in theirs:
+        path.write_bytes(b"theirs")
+    done = prune(LatentStore(root), damaged=True)
+    assert theirs[0].name in done.foreign
+    assert [path.read_bytes() for path in (theirs[0], theirs[2])] == [b"theirs"] * 2
+    assert len(everything(root)) == len(images)
 
 
 def test_prune_takes_out_replaced_rows_and_leftovers(tmp_path, root, images):
@@ -249,7 +264,7 @@ def test_pack_into_another_folder_is_a_store_of_its_own(tmp_path, root):
 
 def test_a_damaged_item_is_not_packed(tmp_path, root, images):
     flip_byte(root, images[3].name)
-    with pytest.raises(LatentStoreError, match="cache repair"):
+    with pytest.raises(LatentStoreError, match="prune --damaged"):
         pack(LatentStore(root), tmp_path / "packed")
     assert len(LatentStore(root)) == len(images)
 
@@ -257,75 +272,22 @@ def test_a_damaged_item_is_not_packed(tmp_path, root, images):
 def test_captions_survive_upkeep(tmp_path, root, images):
     precompute_latents(dataset_of(images, ["new"] * len(images)), MeanEncoder(), root, flip=True)
     flip_byte(root, images[3].name)
-    repair(LatentStore(root), MeanEncoder())
-    prune(LatentStore(root))
+    prune(LatentStore(root), damaged=True)
+    precompute_latents(dataset_of(images, ["new"] * len(images)), MeanEncoder(), root, flip=True)
     pack(LatentStore(root))
     assert LatentStore(root).strings("caption") == ["new"] * len(images)
     assert np.array_equal(LatentStore(root).find([path.name for path in images]), range(len(images)))
 
 
-@pytest.mark.parametrize("how", ["byte", "unindexed", "truncated", "gone"])
-def test_what_was_lost_can_still_be_encoded_after_a_repair_without_an_encoder(root, images, how):
-    want = everything(root)
-    shard = flip_byte(root, images[3].name)
-    if how == "unindexed":
-        for manifest in Layout(root).manifests():
-            manifest.unlink()
-    elif how == "truncated":
-        shard.write_bytes(shard.read_bytes()[:-50])
-    elif how == "gone":
-        shard.unlink()
-    missing = repair(LatentStore(root)).missing
-    assert images[3].name in missing
-    state = status(LatentStore(root))
-    assert (state.healthy, sorted(state.lost)) == (False, sorted(missing))
-    with pytest.raises(LatentStoreError, match="lost"):
-        pack(LatentStore(root), root / "packed")
-    done = repair(LatentStore(root), MeanEncoder())
-    assert sum(report.encoded for report in done.encoded) == len(missing)
-    assert everything(root) == want
-    assert status(LatentStore(root)).healthy
-
-
-def test_a_run_for_other_images_does_not_forget_what_is_lost(tmp_path, root, images):
-    flip_byte(root, images[3].name).unlink()
-    lost = status(LatentStore(root)).lost
-    run(tmp_path, make_images(tmp_path / "images" / "more", SIZES[:2]))
-    assert status(LatentStore(root)).lost == lost
-    prune(LatentStore(root))
-    assert status(LatentStore(root)).healthy
-
-
-def test_repair_says_what_it_could_not_encode(root, images):
-    flip_byte(root, images[3].name)
-    images[3].unlink()
-    assert repair(LatentStore(root), MeanEncoder()).missing == [images[3].name]
-
-
-def test_repair_keeps_content_hashes(tmp_path, root, images):
-    run(tmp_path, images, dtype="bfloat16", content_hash=True)
-    want = everything(root)
-    assert want[images[3].name][0].fingerprint.source_hash
-    flip_byte(root, images[3].name)
-    repair(LatentStore(root), MeanEncoder())
-    assert everything(root) == want
-
-
-def test_repair_writes_where_the_images_are_if_that_was_lost(root, images):
+def test_prune_writes_where_the_images_are_if_that_was_lost(root, images):
     Layout(root).store_file.unlink()
-    flip_byte(root, images[3].name)
-    assert repair(LatentStore(root), MeanEncoder(), images_root=images[0].parent).missing == []
+    prune(LatentStore(root), damaged=True, images_root=images[0].parent)
     assert Layout(root).images_root() == images[0].parent
     assert status(LatentStore(root)).healthy
 
 
-def test_verify_fails_where_a_shard_is_gone(root, images, command_line):
-    flip_byte(root, images[3].name).unlink()
-    assert command_line("cache", "verify", root)[0] == 1
-
-
 @pytest.mark.parametrize("victim", ["header", "entries", "store.json", "manifest", "older manifest", "other rows"])
-def test_what_an_index_spares_to_read_is_verified_and_repaired(root, images, command_line, victim):
+def test_what_an_index_spares_to_read_is_verified_and_taken_out(root, images, command_line, victim):
     """A store with an index is opened without looking into its shards, whose own words are all that is left without."""
     want = everything(root)
     layout = Layout(root)
@@ -355,7 +317,7 @@ def test_what_an_index_spares_to_read_is_verified_and_repaired(root, images, com
     code, out, err = command_line("cache", "verify", root)
     assert (code, damaged.name in out) == (1, True)
     assert "Traceback" not in err
-    assert command_line("cache", "repair", root, "--images", images[0].parent)[0] == 0
+    assert command_line("cache", "prune", root, "--damaged", "--images", images[0].parent)[0] == 0
     assert command_line("cache", "verify", root)[0] == 0
     assert everything(root) == want
     assert layout.images_root() == images[0].parent

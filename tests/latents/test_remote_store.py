@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError
 from kohya_bucket.images import remote
-from kohya_bucket.latents.maintenance import pack, prune, repair
+from kohya_bucket.latents.maintenance import pack, prune
 from kohya_bucket.latents.remote import storage
 from kohya_bucket.latents.remote.node_cache import NodeCache
 from kohya_bucket.latents.remote.storage import Range, merged
@@ -167,8 +167,8 @@ def test_a_flipped_byte_in_the_storage_is_found(address, kept):
             assert same(store.gather([i])[0], want[name])
     assert verify(store) == [(4, "checksum of latents is wrong")]
     until(lambda: len(shards_of(kept)) == len(store.shards) - 1)  # the damaged one is not kept
-    done = repair(LatentStore(address))
-    assert done.missing == ["04"]
+    done = prune(LatentStore(address), damaged=True)
+    assert [name for name, _ in done.damaged] == ["04"]
     assert LatentStore(address).strings("source") == [name for name in NAMES if name != "04"]
 
 

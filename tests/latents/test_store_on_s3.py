@@ -114,7 +114,7 @@ def test_upkeep_and_its_commands(address, command_line: Command):  # noqa: F811
     code, out, err = command_line("cache", "verify", address)
     assert code == 1
     assert "04: checksum of latents is wrong" in out
-    assert f"cache repair {address}" in err
+    assert f"cache prune {address} --damaged" in err
     assert command_line("cache", "status", address)[0] == 0
 
 

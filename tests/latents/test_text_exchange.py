@@ -190,12 +190,11 @@ def test_damage_is_found_and_put_right_by_the_commands(tmp_path, command_line):
     shard.write_bytes(data)
     code, said, errors = command_line("cache", "verify", tmp_path)
     assert (code, "its checksum is wrong" in said, "3 items read, 1 damaged" in said) == (1, True, True)
-    assert "cache repair" in errors
-    code, said, errors = command_line("cache", "repair", tmp_path)
-    assert (code, "2 healthy items kept" in said) == (2, True)
-    assert "1 item is lost: train again, which encodes these captions, or import them again" in errors
+    assert "--damaged takes that out, and training encodes these captions again" in errors
+    code, said, _ = command_line("cache", "prune", tmp_path, "--damaged")
+    assert (code, "1 item dropped" in said) == (0, True)
     code, said, _ = command_line("cache", "verify", tmp_path)
-    assert (code, "2 items read, 1 damaged" in said) == (1, True)  # what is lost stays known
+    assert (code, "2 items read, 0 damaged" in said) == (0, True)
     fill_texts(tmp_path, 3)
     code, said, _ = command_line("cache", "verify", tmp_path)
     assert (code, "3 items read, 0 damaged" in said) == (0, True)

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.fingerprint import Stale
 from kohya_bucket.latents.maintenance import pack as pack_store
-from kohya_bucket.latents.maintenance import prune, repair
+from kohya_bucket.latents.maintenance import prune
 from kohya_bucket.latents.store.entries import arrow, check_rows
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.shards import ShardInfo, read_header
@@ -161,7 +161,7 @@ def test_another_encoder_or_tokenizer_is_a_reason_and_the_unknown_is_none():
     assert Encoding(*(getattr(row, name) for name in ENCODING_COLUMNS)) == stored
 
 
-def test_pack_prune_and_repair_keep_every_bit(tmp_path):
+def test_pack_and_prune_keep_every_bit(tmp_path):
     root = tmp_path / "text"
     want = fill_texts(root, 6, shard_bytes=1)
     want |= fill_texts(root, 2, seed=9, shard_bytes=1)  # of captions that are there already
@@ -197,12 +197,10 @@ def test_a_damaged_caption_is_an_error_and_the_others_are_kept(tmp_path):
     shard.write_bytes(data)
     store = TextStore(tmp_path)
     key = store.strings("source")[2]
-    with pytest.raises(LatentStoreError, match=rf"{key}.*damaged.*cache repair"):
+    with pytest.raises(LatentStoreError, match=rf"{key}.*damaged.*cache prune .* --damaged"):
         store.arrays(2)
     assert [i for i, _ in verify(store)] == [2]
-    done = repair(store)
-    assert done.missing == [key]
-    assert len(done.damaged) == 1
+    assert [name for name, _ in prune(store, damaged=True).damaged] == [key]
     store = TextStore(tmp_path)
     assert set(store.strings("source")) == set(want) - {key}
     for i, source in enumerate(store.strings("source")):
@@ -353,7 +351,7 @@ def test_latents_in_a_folder_of_captions_are_kept_as_they_are(tmp_path):
         verify(LatentStore(root))
     prune(open_store(root))
     pack_store(open_store(root))
-    assert repair(open_store(root)).damaged == []
+    assert prune(open_store(root), damaged=True).damaged == []
     store = open_store(root)
     assert (verify(store), verify_files(store), len(store)) == ([], [], 5)
     for i, key in enumerate(store.strings("source")):

@@ -17,6 +17,6 @@ COMMANDS = {
     "presets": "List the bundled bucket sets and their sizes.",
     "simulate": "Explain one image: its bucket, the neighbours, the switching points, resize and crop.",
     "version": "Print the version.",
-    "cache": "Check, repair and move stored latents.",
+    "cache": "Check, clean up and move stored latents.",
     "patch": "Install the adapter permanently into an sd-scripts checkout, or remove it.",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +12,11 @@ from kohya_bucket.cli.cache_console import print_exchange, print_files_in_use, p
 from kohya_bucket.cli.common_options import AsJson, Quiet
 from kohya_bucket.cli.common_options import path as folder
 from kohya_bucket.cli.console import say
-from kohya_bucket.cli.encoders import load_vae, vae_hash_of
+from kohya_bucket.cli.encoders import vae_hash_of
 from kohya_bucket.cli.for_sd_scripts import FOR_HELP, version_for
 from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.cli.text_exchange import export_texts, import_texts
-from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.texts import counted
 
@@ -35,7 +34,7 @@ _Family = Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTU
 def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True)
     app.add_typer(group, name="cache")
-    for command in (status, verify, repair, prune, pack):
+    for command in (status, verify, prune, pack):
         group.command()(command)
     group.command("import")(import_)
     group.command()(export)
@@ -73,36 +72,11 @@ def verify(store: _Store, quiet: Quiet = False) -> None:
         bad = state.verify(opened, progress=progress)
     sources = opened.strings("source")
     print_rows([*files, *((sources[i], problem) for i, problem in bad)], limit=None)
-    lost = len(opened.lost_entries())
-    say(f"{counted(len(opened), 'item')} read, {len(bad) + lost} damaged, {counted(len(files), 'file')} unusable")
-    if bad or lost or files:
-        say(f"kohya-bucket cache repair {store} repairs that", err=True)
+    say(f"{counted(len(opened), 'item')} read, {len(bad)} damaged, {counted(len(files), 'file')} unusable")
+    if bad or files:
+        again = "precompute encodes it again" if opened.of_images else "training encodes these captions again"
+        say(f"kohya-bucket cache prune {store} --damaged takes that out, and {again}", err=True)
         raise typer.Exit(1)
-
-
-def repair(
-    store: _Store,
-    vae: Annotated[str, typer.Option(help="Encode what is lost again with this VAE.")] = "",
-    arch: Annotated[str, typer.Option(help="Model family, for a bare VAE file.")] = "",
-    dtype: Annotated[str, typer.Option(help="Type the VAE computes in.")] = "bfloat16",
-    images: _Images = None,
-) -> None:
-    """Put damaged files into quarantine, keep their healthy items, and encode the others again."""
-    from kohya_bucket.latents.maintenance import repair as repair_store
-
-    encoder = load_vae(vae, dtype=dtype, architecture=arch) if vae else None
-    opened = _open(store)
-    done = repair_store(opened, encoder, images_root=images, say=partial(say, err=True))
-    print_rows(done.damaged)
-    again = sum(report.encoded for report in done.encoded)
-    say(f"{len(done.damaged)} damaged, {done.copied} healthy items kept, {again} encoded again")
-    print_files_in_use(done)
-    if done.missing:
-        print_rows([(source, "lost") for source in done.missing])
-        what = "run precompute again, or repair with --vae and the VAE they were encoded with"
-        if not opened.of_images:
-            what = "train again, which encodes these captions, or import them again"
-        raise KohyaBucketError(f"{counted(len(done.missing), 'item', 'is', 'are')} lost: {what}")
 
 
 def prune(
@@ -111,7 +85,9 @@ def prune(
     gone: Annotated[bool, typer.Option("--gone", help="Drop items whose image is gone.")] = False,
     stale: Annotated[bool, typer.Option("--stale", help="Drop items whose image has changed.")] = False,
     collection: Annotated[str | None, typer.Option(help="Drop this whole collection.")] = None,
-    quarantine: Annotated[bool, typer.Option("--quarantine", help="Empty the quarantine.")] = False,
+    damaged: Annotated[
+        bool, typer.Option("--damaged", help="Read everything, and drop what is damaged; encode it again afterwards.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
     """Free the space of replaced rows and of what dead writers left. Not while something writes."""
@@ -137,12 +113,15 @@ def prune(
         if collection not in opened.collections():
             raise ConfigError(f"{store} has no collection {collection!r}, but {opened.collections()}")
         drop |= {i for i, name in enumerate(opened.strings("collection")) if name == collection}
-    done = prune_store(opened, drop, quarantine=quarantine, dry_run=dry_run)
+    done = prune_store(opened, drop, damaged=damaged, images_root=images, dry_run=dry_run)
+    print_rows(done.damaged)
     would = "would be " if dry_run else ""
     say(
         f"{counted(done.dropped, 'item')} {would}dropped, {counted(len(done.removed), 'file')} {would}removed, "
         f"about {done.freed / 1e6:.1f} MB {would}freed"
     )
+    for name in done.foreign:
+        say(f"{name} stays: add --images DIR to write it anew" if name == "store.json" else f"{name} stays: not ours")
     print_files_in_use(done)
 
 

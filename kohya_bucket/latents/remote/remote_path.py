@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import BinaryIO
 
-__all__ = ["Place", "RemotePath", "as_given", "move", "open_to_read", "place_of", "sizes_in", "write_new"]
+__all__ = ["Place", "RemotePath", "as_given", "open_to_read", "place_of", "sizes_in", "write_new"]
 
 _HEAD = 1 << 16
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):[/\\]")  # one letter is a drive
@@ -156,15 +156,6 @@ def write_new(path: Place, parts: Iterable[Any]) -> int:
     data = b"".join(parts)
     storage.create(path.url, data)
     return len(data)
-
-
-def move(source: Place, target: Place) -> None:
-    """Give a file another name, in the same place."""
-    if isinstance(source, RemotePath):
-        storage.copy(source.url, os.fspath(target))
-        source.unlink()
-    else:
-        os.replace(source, target)
 
 
 def open_to_read(path: Place) -> BinaryIO:

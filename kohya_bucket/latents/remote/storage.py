@@ -31,7 +31,6 @@ __all__ = [
     "Range",
     "RemoteStat",
     "check_exclusive",
-    "copy",
     "create",
     "delete",
     "listing",
@@ -214,12 +213,6 @@ def delete(url: str) -> None:
     """Raises `FileNotFoundError` where there is no such file, as far as the storage tells."""
     system, path = storage_of(url)
     _until_answered(f"{url}: cannot be deleted", lambda: system.rm_file(path))
-
-
-def copy(source: str, target: str) -> None:
-    """Copy within the storage."""
-    system, path = storage_of(source)
-    _until_answered(f"{target}: cannot be written", lambda: system.cp_file(path, storage_of(target)[1]))
 
 
 def check_exclusive(url: str) -> None:

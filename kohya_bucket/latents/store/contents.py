@@ -55,7 +55,6 @@ class Contents:
         shards: usable shards by name.
         damage: (file name, what is wrong) of every shard or manifest that cannot be used.
         indexed: the manifest names all shards and no others.
-        manifest: rows of the newest manifest that can be read; None where there is none.
         named: names of the shards in it.
     """
 
@@ -63,7 +62,6 @@ class Contents:
     shards: Shards = field(default_factory=dict)
     damage: list[tuple[str, str]] = field(default_factory=list)
     indexed: bool = False
-    manifest: Any = None
     named: Set[str] = frozenset()
 
 
@@ -100,11 +98,11 @@ def in_shards(table: Any, shards: Shards) -> Any:
 def _look(layout: Layout, known: Shards) -> tuple[Contents, bool]:
     """What is there; False where a shard went meanwhile, so that those with its items may not have been listed yet."""
     found = Contents(None)
-    found.manifest, from_manifest, in_order = _newest_manifest(layout, known, found.damage)
+    manifest, from_manifest, in_order = _newest_manifest(layout, known, found.damage)
     found.named = from_manifest.keys()
     sizes = layout.shard_sizes()  # after the manifest: a newer one could name shards that are not listed
-    found.indexed = found.manifest is not None and found.named == sizes.keys()
-    parts = [] if found.manifest is None else [found.manifest]
+    found.indexed = manifest is not None and found.named == sizes.keys()
+    parts = [] if manifest is None else [manifest]
     whole = True
     unknown = {name: nbytes for name, nbytes in sizes.items() if name not in from_manifest}
     describe = _describer(layout, unknown)

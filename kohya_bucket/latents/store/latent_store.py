@@ -15,8 +15,7 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.remote.remote_path import RemotePath
 from kohya_bucket.latents.store.contents import Contents, contents_of, contents_of_shards, in_shards
-from kohya_bucket.latents.store.entries import StoreEntry, arrow, entry_at, schema
-from kohya_bucket.latents.store.layout import Layout
+from kohya_bucket.latents.store.layout import REMEDY, Layout
 from kohya_bucket.latents.store.remote_shards import ReadAhead, shard_files
 from kohya_bucket.latents.store.shards import OneShard, ShardInfo, Tensors
 
@@ -61,7 +60,6 @@ class LatentStore(ReadAhead):
         super().__init__(found.table.combine_chunks())
         self.shards, self.damage, self.indexed = found.shards, found.damage, found.indexed
         self.unindexed = found.shards.keys() - found.named
-        self._manifest = found.manifest
         shard = self.table["shard"].combine_chunks() if len(self) else None
         self._infos = [] if shard is None else [self.shards.get(name) for name in shard.dictionary.to_pylist()]
         self._shard = np.zeros(0, np.int32) if shard is None else np.asarray(shard.indices)
@@ -84,23 +82,6 @@ class LatentStore(ReadAhead):
     def release(self) -> None:
         """Let go of the files that are mapped, so that they can be removed on Windows too."""
         self._files.release()
-
-    def lost_entries(self) -> list[StoreEntry]:
-        """Items that the manifest knows in shards that are truncated or gone, and that no other shard holds."""
-        return [entry_at(row) for row in self.lost_rows().to_pylist()]
-
-    def lost_rows(self) -> Any:
-        """The same as rows of the manifest."""
-        if self._manifest is None:
-            return schema().empty_table()
-        pa, pc, _ = arrow()
-        lost = self._manifest.filter(pc.invert(in_shards(self._manifest, self.shards)))
-        sources, collections = np.array(lost["source"].to_pylist(), object), np.array(lost["collection"].to_pylist())
-        absent = np.ones(len(lost), dtype=bool)
-        for name in np.unique(collections):
-            here = np.flatnonzero(collections == name)
-            absent[here] = self.find(sources[here].tolist(), str(name)) < 0
-        return lost.filter(pa.array(absent))
 
     def rows_in(self, name: str) -> Any:
         """The rows of the items in one shard."""
@@ -216,8 +197,8 @@ class LatentStore(ReadAhead):
                 again = self._files.again(self.info(i), name, row)
                 if again is None or zlib.crc32(again.data) != wanted:
                     raise LatentStoreError(
-                        f"{self.table['source'][i]}: its latent in shard {self.info(i).name} is damaged (checksum); "
-                        "run `kohya-bucket cache repair`"
+                        f"{self.table['source'][i]}: its latent in shard {self.info(i).name} is damaged (checksum): "
+                        f"{REMEDY}"
                     )
                 return again
             self._checked[role, i] = stays

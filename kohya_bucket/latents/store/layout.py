@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,8 +17,12 @@ from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.remote.remote_path import Place, RemotePath, open_to_read, place_of, sizes_in, write_new
 from kohya_bucket.latents.remote.storage import check_exclusive
 
-__all__ = ["Layout", "absolute", "common_root", "is_text", "paths_of", "relative_source"]
+__all__ = ["REMEDY", "Layout", "absolute", "common_root", "is_text", "paths_of", "relative_source"]
 
+REMEDY = "run `kohya-bucket cache prune --damaged`, and encode again what is missing then"
+
+_SHARD = re.compile(r"\d+x\d+-\w+-[0-9a-f]{16}\.safetensors")
+_MANIFEST = re.compile(r"manifest-\d+-[0-9a-f]+\.parquet")
 _VERSION = 1
 _DIGITS = 20
 _MOST_TEXT = 1 << 16
@@ -30,7 +35,6 @@ class Layout:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root: Place = place_of(root)
         self.shards = self.root / "shards"
-        self.quarantine = self.root / "quarantine"
         self.store_file = self.root / "store.json"
 
     def create(self, images_root: Path | None = None) -> None:
@@ -56,7 +60,7 @@ class Layout:
 
     def images_root(self) -> Path:
         """Folder that the sources' paths start from; it need not exist here."""
-        remedy = "run `kohya-bucket cache repair --images DIR`"
+        remedy = "run `kohya-bucket cache prune --damaged --images DIR`"
         try:
             with as_damage(f"{self.store_file} cannot be read", remedy), open_to_read(self.store_file) as file:
                 data = json.loads(file.read(_MOST_TEXT).decode("utf-8"))
@@ -70,6 +74,12 @@ class Layout:
         if isinstance(self.root, RemotePath):  # a folder of a machine that wrote there, or what lies nowhere
             return Path(images) if os.path.isabs(images) else Path(self.root.url, images)
         return Path(os.path.normpath(self.root / images))
+
+    def own_file(self, name: str) -> Place | None:
+        """Where a shard or a manifest lies; None if no writer of ours gives such a name."""
+        if _SHARD.fullmatch(name):
+            return self.shards / name
+        return self.root / name if _MANIFEST.fullmatch(name) else None
 
     def new_shard(self, bucket_size: tuple[int, int], dtype: str, tag: str = "") -> Place:
         """Name for a shard that ends with `tag`; one that no other shard has where that is ""."""

@@ -30,6 +30,7 @@ from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.dtypes import CODES, LATENT_DTYPES, STORED_AS, carrier
 from kohya_bucket.latents.remote.remote_path import Place, open_to_read, write_new
+from kohya_bucket.latents.store.layout import REMEDY
 
 __all__ = [
     "ENTRIES",
@@ -328,8 +329,8 @@ def mapped(path: Path, info: ShardInfo) -> Tensors:
         size = os.fstat(file.fileno()).st_size
         if size != info.nbytes:
             raise LatentStoreError(
-                f"shard {path} is {'truncated' if size < info.nbytes else 'too long'}: {size} bytes of {info.nbytes}; "
-                "run `kohya-bucket cache repair`"
+                f"shard {path} is {'truncated' if size < info.nbytes else 'too long'}: {size} bytes of {info.nbytes}: "
+                f"{REMEDY}"
             )
         bits = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     with as_damage(f"shard {path} cannot be read"):

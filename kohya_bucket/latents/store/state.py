@@ -86,10 +86,9 @@ class StoreStatus:
         superseded: rows on disk that newer ones have replaced.
         unindexed: shards that the manifest does not name yet.
         damage: (file, what is wrong).
-        lost: items known to be in damaged shards.
         changed, absent: sources of items whose image is another by now, or not there.
         no_images: not one source is there, so the store was carried away from its images: nothing is stale.
-        temporary, quarantined: leftover files.
+        temporary: leftover files.
     """
 
     items: int
@@ -99,17 +98,15 @@ class StoreStatus:
     superseded: int
     unindexed: int
     damage: list[tuple[str, str]]
-    lost: list[str]
     changed: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     no_images: bool = False
     temporary: list[str] = field(default_factory=list)
-    quarantined: list[str] = field(default_factory=list)
 
     @property
     def healthy(self) -> bool:
         """Everything can be trained as it is."""
-        return not (self.damage or self.lost or self.changed or (self.absent and not self.no_images))
+        return not (self.damage or self.changed or (self.absent and not self.no_images))
 
 
 def source_paths(store: LatentStore, images_root: Path | None = None) -> list[str]:
@@ -135,12 +132,10 @@ def status(store: LatentStore, *, images_root: Path | None = None, content: bool
         superseded=store.replaced_rows(),
         unindexed=len(store.unindexed),
         damage=list(store.damage),
-        lost=[entry.source for entry in store.lost_entries()],
         changed=[paths[i] for i in np.flatnonzero(state.changed).tolist()],
         absent=[paths[i] for i in np.flatnonzero(state.absent).tolist()],
         no_images=bool(len(store)) and bool(state.absent.all()),
         temporary=temporary_files(store),
-        quarantined=sorted(path.name for path in layout.quarantine.iterdir()) if layout.quarantine.is_dir() else [],
     )
 
 

@@ -20,7 +20,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.remote.remote_path import Place, write_new
 from kohya_bucket.latents.store.contents import Assigned, Generations
-from kohya_bucket.latents.store.entries import StoreEntry, arrow, check_rows, encode, to_table
+from kohya_bucket.latents.store.entries import StoreEntry, check_rows, encode, to_table
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.shards import ShardInfo, TensorSpec, write_shard
@@ -212,28 +212,19 @@ def _checksums(bits: Bits, n: int) -> list[int]:
     return [zlib.crc32(bits[i].data) for i in range(n)]
 
 
-def write_manifest(store: LatentStore, table: Any = None, *, forget_lost: bool = False) -> Place | None:
+def write_manifest(store: LatentStore, table: Any = None) -> Place | None:
     """Index all shards of an open store in one new manifest, and remove those it replaces.
 
     Args:
         table: the rows to index instead of the store's own, e.g. with other captions.
-        forget_lost: leave out the rows of lost items, which are kept otherwise, so that they can be encoded again.
 
     Returns the manifest, or None if the newest one says the same already. Raises as `write_new` does.
     """
-    lost = store.lost_rows()
-    forgets = forget_lost and len(lost) > 0
-    if table is None and not forgets and store.indexed and not store.damage and len(store.layout.manifests()) == 1:
-        return None
     older = store.layout.manifests()
-    description = {
-        "shards": [info.to_json() for info in store.shards.values()],
-        "in_order": not len(lost) or forget_lost,
-    }
-    table = store.table if table is None else table
-    if len(lost) and not forget_lost:
-        table = arrow()[0].concat_tables([table, lost]).unify_dictionaries()
-    data = encode(table, description)
+    if table is None and store.indexed and not store.damage and len(older) == 1:
+        return None
+    description = {"shards": [info.to_json() for info in store.shards.values()], "in_order": True}
+    data = encode(store.table if table is None else table, description)
     path = store.layout.new_manifest(data)
     write_new(path, [data])
     for old in older:

@@ -228,8 +228,8 @@ class TextStore(LatentStore):
         if self.verify != "never" and not (self._checked[0, i] and self.verify == "first" and stays):
             if self._checksum(i, found) != int(self._crc[0][i]):
                 raise LatentStoreError(
-                    f"the outputs of {self.table['source'][i]} in shard {self.info(i).name} are damaged (checksum); "
-                    f"run `kohya-bucket cache repair {self.layout.root}` and train again, which encodes them"
+                    f"the outputs of {self.table['source'][i]} in shard {self.info(i).name} are damaged (checksum): "
+                    f"run `kohya-bucket cache prune {self.layout.root} --damaged` and train again, which encodes them"
                 )
             self._checked[0, i] = stays
         return found
