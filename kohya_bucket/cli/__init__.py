@@ -1,7 +1,4 @@
-"""The command line. `main` is all that is imported to begin with: from there on, Ctrl-C ends it with one line.
-
-The installed command begins a little earlier, with `kohya_bucket_command`, which this package is imported from.
-"""
+"""The command line. `main` is all that is imported to begin with: from there on, Ctrl-C ends it with one line."""
 
 from __future__ import annotations
 
