@@ -1,11 +1,14 @@
-"""Dataset configs of sd-scripts, as commands take them beside images and rule options."""
+"""Dataset configs on a command line, and for which trainer and version they are read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import parse_json, parse_toml, read_text
@@ -13,10 +16,14 @@ from kohya_bucket.texts import parse_json, parse_toml, read_text
 if TYPE_CHECKING:
     from kohya_bucket.adapter.options import AdapterOptions
     from kohya_bucket.buckets import BucketRule
-    from kohya_bucket.cli.rule_options import RuleOptions
-    from kohya_bucket.sdscripts.config import Config
+    from kohya_bucket.cli.options import RuleOptions
+    from kohya_bucket.latents.architectures import Trainer
+    from kohya_bucket.sdscripts.config import Config, Release
 
-__all__ = ["adapter_options", "given_config", "is_musubi_config", "only_one", "rules_of_config"]
+__all__ = [
+    "Arch", "adapter_options", "given_config", "is_musubi_config", "only_one", "release_at_hand",
+    "rules_of_config", "trainer_at_hand", "version_for",
+]  # fmt: skip
 
 
 def adapter_options(read: Config) -> AdapterOptions:
@@ -118,3 +125,90 @@ def _holds_buckets(path: Path) -> bool | None:
     if not isinstance(data, dict) or not {"buckets", "datasets"} & data.keys():
         return None
     return "datasets" not in data
+
+
+_VERSION = re.compile(r"v?\d+(\.\w+)*|main")
+
+
+def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
+    """The version or checkout that `--sd-scripts` names; by default the checkout at hand, or else the newest version.
+
+    Returns:
+        the version; the checkout, where it is one.
+
+    Raises:
+        ConfigError: it names neither.
+    """
+    from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, nearby_checkout
+    from kohya_bucket.sdscripts.config import NEWEST, Release
+
+    if given is None:
+        found = nearby_checkout()
+        return (Release.in_checkout(found), found) if found else (NEWEST, None)
+    if _VERSION.fullmatch(given):
+        return Release.of(given), None
+    try:
+        found = find_checkout(Path(given))
+    except CheckoutError as error:
+        raise ConfigError(f"--sd-scripts is {given!r}, but must be a version such as 0.11.1, or: {error}") from error
+    return Release.in_checkout(found), found
+
+
+Arch = Annotated[
+    str | None,
+    typer.Option(
+        "--arch", help="What is trained: sd, sdxl, flux, …, or a trainer (flux_train.py); a GUI's preset tells."
+    ),
+]
+
+
+def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None = None) -> Trainer:
+    """The trainers that `--arch` names, or all of them.
+
+    Args:
+        arch: a family, or a trainer's file.
+        checkout: the sd-scripts whose trainers say which steps they accept.
+        config: what is trained; where it cannot be read, nobody knows whose models `arch` is of.
+
+    Raises:
+        ConfigError: it names none, or the config cannot be read.
+    """
+    from kohya_bucket.adapter.config_source import load_source
+    from kohya_bucket.errors import ConfigError
+    from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
+    from kohya_bucket.sdscripts.checkout import steps_in
+
+    try:
+        trainer = ANY_TRAINER if arch is None else trainer_named(arch)
+    except ConfigError:
+        if config is not None:
+            load_source(config)
+        raise
+    return trainer if checkout is None else trainer.as_in(steps_in(checkout))
+
+
+def version_for(given: str) -> str:
+    """The version of sd-scripts, as `Architecture.read_by` takes it.
+
+    Args:
+        given: a version, or a folder with a checkout; "" for the checkout that the command is run in, if there is one.
+
+    Raises:
+        ConfigError: neither a version nor a folder.
+        CheckoutError: a folder without a checkout.
+    """
+    from kohya_bucket.latents.architectures import is_version
+    from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, npz_version
+
+    if is_version(given):
+        return given
+    if given and not Path(given).is_dir():
+        raise ConfigError(
+            f"--for {given!r}: neither a version of sd-scripts, such as 0.10.1 or 0.11, nor a folder with one"
+        )
+    try:
+        return npz_version(find_checkout(Path(given)))
+    except CheckoutError:
+        if given:
+            raise
+        return ""

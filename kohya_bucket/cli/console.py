@@ -1,10 +1,11 @@
-"""The terminal: texts of users in one line, and numbers whole however narrow it is. rich is imported when used."""
+"""The terminal: texts of users in one line, numbers whole however narrow it is, and progress. rich is imported late."""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kohya_bucket.texts import one_line
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["plain_console", "print_fitting", "print_table", "say", "say_plainly", "wide_console"]
+__all__ = ["plain_console", "print_fitting", "print_table", "say", "say_plainly", "scan_progress", "wide_console"]
+
 
 _ENCODING_ERRORS = "kohya_bucket.plain"
 _PLAIN = {"→": "->", "…": "...", "█": "#", **dict(zip("▁▂▃▄▅▆▇", "..::++#", strict=True))}
@@ -83,3 +85,23 @@ def _in_other_words(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(_ENCODING_ERRORS, _in_other_words)
+
+
+@contextlib.contextmanager
+def scan_progress(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None] | None]:
+    """A `progress(done, total)` function, or None where nobody would see it."""
+    if quiet:
+        yield None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

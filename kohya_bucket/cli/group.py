@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from kohya_bucket._version import __version__
-from kohya_bucket.cli.commands import COMMANDS
+from kohya_bucket.cli.commands import COMMANDS, HOMES
 from kohya_bucket.errors import KohyaBucketError, why_not_written
 from kohya_bucket.texts import one_line
 
@@ -98,7 +98,8 @@ def run() -> None:
 
 def load_command(name: str) -> Any:
     """A command as typer makes it from its module. The line that lists it is the first of its help."""
-    module = importlib.import_module(f"kohya_bucket.cli.commands.{name.replace('-', '_')}")
+    home = HOMES.get(name, f".{name.replace('-', '_')}")
+    module = importlib.import_module(f"kohya_bucket.cli.commands{home}")
     alone = typer.Typer()
     module.register(alone)
     command = get_group(alone).commands[name]

@@ -14,9 +14,8 @@ import typer
 from rich.console import Console
 
 from kohya_bucket.adapter.findings import Severity
-from kohya_bucket.cli.console import print_fitting, wide_console
+from kohya_bucket.cli.console import print_fitting, scan_progress, wide_console
 from kohya_bucket.cli.plan_tables import bucket_table, findings_table, gpu_table, lost_table
-from kohya_bucket.cli.progress import scan_progress
 from kohya_bucket.musubi.architectures import architecture_named
 from kohya_bucket.musubi.config import ClipKeys, MusubiConfig, read_config
 from kohya_bucket.musubi.options import options_of

@@ -14,7 +14,7 @@ from kohya_bucket.buckets import BucketRule, rule_from_name
 from kohya_bucket.buckets.rule import OwnSizes, RuleBase
 from kohya_bucket.buckets.rules.registry import RULES, NamedRule, RuleRequest, rule_choices
 from kohya_bucket.cli import app
-from kohya_bucket.cli.compared_rules import comparable
+from kohya_bucket.cli.commands.compare import comparable
 from kohya_bucket.cli.group import load_command
 from kohya_bucket.errors import BucketSettingsError, ConfigError
 

@@ -143,10 +143,10 @@ class Case:
         seen = []
         encoder = SimpleNamespace(fingerprint="stub", downsample_factor=8, latent_channels=4, scale_factor=1.0)
         report = SimpleNamespace(failed=[])
-        monkeypatch.setattr("kohya_bucket.cli.encoders.load_vae", lambda *_, **__: encoder)
+        monkeypatch.setattr("kohya_bucket.cli.encoding.load_vae", lambda *_, **__: encoder)
         take = lambda wanted, *_, **__: seen.append(wanted) or report  # noqa: E731
         monkeypatch.setattr("kohya_bucket.latents.encode.precompute.encode_items", take)
-        monkeypatch.setattr("kohya_bucket.cli.precompute_console.print_report", lambda _: None)
+        monkeypatch.setattr("kohya_bucket.cli.encoding._print_report", lambda _: None)
         run("precompute", *arguments, "--vae", "stub", "-o", self.folder.parent / "out")
         (wanted,) = seen
         at = {Path(p).stem: (int(w), int(h)) for p, (w, h) in zip(wanted.paths, wanted.bucket_sizes, strict=True)}

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli import app
-from kohya_bucket.cli.image_sources import source_in
-from kohya_bucket.cli.source_options import SourceOptions
+from kohya_bucket.cli.options import SourceOptions
+from kohya_bucket.cli.sources import source_in
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.sdscripts.config import read_config
 from kohya_bucket.sdscripts.plan import overview

@@ -12,9 +12,9 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import KohyaBuckets, list_presets, load_preset
 from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, TRAINERS, described
 from kohya_bucket.buckets.rules.registry import rule_choices
-from kohya_bucket.cli.compared_rules import compared_rule, groups, names_of
+from kohya_bucket.cli.commands.compare import comparable, compared_rule, groups, names_of
 from kohya_bucket.cli.group import load_command
-from kohya_bucket.cli.rule_options import RuleOptions
+from kohya_bucket.cli.options import RuleOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.sdscripts.config.keys import DEFAULTS
 
@@ -119,6 +119,6 @@ def test_the_rules_are_those_of_their_names() -> None:
 
 
 def test_names_are_split_and_groups_taken_apart() -> None:
-    assert names_of("kohya, exact,,kohya") == ["kohya", "exact"]
-    assert names_of("kohya,trainers") == ["kohya", *TRAINERS]
-    assert names_of("all") == groups()["all"]
+    assert names_of("kohya, exact,,kohya", comparable(), groups()) == ["kohya", "exact"]
+    assert names_of("kohya,trainers", comparable(), groups()) == ["kohya", *TRAINERS]
+    assert names_of("all", comparable(), groups()) == groups()["all"]

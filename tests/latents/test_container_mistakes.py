@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from kohya_bucket.cli import table_sources  # noqa: E402
+from kohya_bucket.cli import sources  # noqa: E402
 from kohya_bucket.latents import LatentStore  # noqa: E402
 from kohya_bucket.latents.vae import diffusers_vae  # noqa: E402
 from tests.latents.containers import cells, make_saved, make_table, make_tar, make_tars, with_captions  # noqa: E402
@@ -136,7 +136,7 @@ def test_a_mistake_is_one_line(here, run, monkeypatch, arguments, message) -> No
     if "memory://" in arguments[0]:
         fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
         fsspec.filesystem("memory").pipe_file("/x/d.arrow", b"table")
-    monkeypatch.setattr(table_sources, "list_remote", lambda *_: [])
+    monkeypatch.setattr(sources, "list_remote", lambda *_: [])
     code, _, err = run(*arguments)
     assert message in err
     assert (code, err.strip().count("\n"), "Traceback" in err) == (2, 0, False)
@@ -145,11 +145,9 @@ def test_a_mistake_is_one_line(here, run, monkeypatch, arguments, message) -> No
 
 def test_a_data_set_on_the_hub_is_its_parquet_files(monkeypatch) -> None:
     files = [f"hf://datasets/some/one/data/{k}.parquet" for k in range(2)]
-    monkeypatch.setattr(
-        table_sources, "list_remote", lambda *asked: files if asked[0] == "hf://datasets/some/one" else []
-    )
-    assert table_sources.tables_in(["hf://datasets/some/one"]) == files
-    assert table_sources.tables_in(files) == files
+    monkeypatch.setattr(sources, "list_remote", lambda *asked: files if asked[0] == "hf://datasets/some/one" else [])
+    assert sources.tables_in(["hf://datasets/some/one"]) == files
+    assert sources.tables_in(files) == files
 
 
 def test_what_has_no_image_is_named_and_the_rest_is_encoded(here, run, caplog) -> None:

@@ -24,8 +24,8 @@ if sys.platform == "win32":
 import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from kohya_bucket.cli.image_sources import source_in  # noqa: E402
-from kohya_bucket.cli.source_options import SourceOptions  # noqa: E402
+from kohya_bucket.cli.options import SourceOptions  # noqa: E402
+from kohya_bucket.cli.sources import source_in  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents import LatentStore  # noqa: E402
 from kohya_bucket.latents.encode.precompute import encode_items  # noqa: E402

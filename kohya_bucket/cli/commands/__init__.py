@@ -1,7 +1,12 @@
 """The commands, in the order of the help, with the line that says what each does.
 
-`register(app)` of the module of that name (`build-cache` is in `build_cache.py`) adds it to a typer app.
+`register(app)` of its module adds a command to a typer app: `measure-cost` is in `measure_cost.py`, and `HOMES` names
+the modules that have several. `version` is here.
 """
+
+import typer
+
+from kohya_bucket._version import __version__
 
 COMMANDS = {
     "analyze": "Check a data set before training: buckets, crops, outliers, broken files, and what to change.",
@@ -20,3 +25,19 @@ COMMANDS = {
     "cache": "Check, clean up and move stored latents.",
     "patch": "Install the adapter permanently into an sd-scripts checkout, or remove it.",
 }
+
+HOMES = {
+    "buckets-from-dataset": ".bucket_sets",
+    "chart": ".bucket_sets",
+    "explore": ".analyze",
+    "presets": ".bucket_sets",
+    "version": "",
+}
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(version)
+
+
+def version() -> None:
+    typer.echo(__version__)

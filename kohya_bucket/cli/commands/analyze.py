@@ -1,9 +1,11 @@
-"""`kohya-bucket analyze`: what a data set becomes, in the terminal, as JSON, or as one HTML file."""
+"""`kohya-bucket analyze` and `explore`: what a data set becomes, in the terminal, as JSON, or as a page."""
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
+import webbrowser
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +13,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, Workers
-from kohya_bucket.cli.configs import given_config, is_musubi_config
-from kohya_bucket.cli.console import plain_console, say
-from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
-from kohya_bucket.cli.given import refuse_beside
-from kohya_bucket.cli.option_groups import with_option_groups
-from kohya_bucket.cli.outputs import check_output
-from kohya_bucket.cli.progress import scan_progress
-from kohya_bucket.cli.release import release_at_hand
-from kohya_bucket.cli.rule_options import RuleOptions
-from kohya_bucket.cli.trainer_named import Arch, trainer_at_hand
+from kohya_bucket.cli.configs import Arch, given_config, is_musubi_config, release_at_hand, trainer_at_hand
+from kohya_bucket.cli.console import plain_console, say, scan_progress
+from kohya_bucket.cli.options import (
+    ENGINE_HELP,
+    AsJson,
+    Quiet,
+    Recursive,
+    RuleOptions,
+    Workers,
+    check_output,
+    engine_of,
+    refuse_beside,
+    with_option_groups,
+)
 from kohya_bucket.errors import ConfigError, KohyaBucketError, why_not_written
 from kohya_bucket.files import replace_file
 from kohya_bucket.texts import counted
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     app.command()(with_option_groups(analyze))
+    app.command()(explore)
 
 
 def analyze(
@@ -98,8 +104,7 @@ def _subjects(
     context: typer.Context, path: list[str], config: Path | None, options: RuleOptions, batch_size: int | None,
     arch: str | None, reading: Reading,
 ) -> tuple[list[Subject], list[Finding]]:  # fmt: skip
-    from kohya_bucket.cli.musubi_subjects import from_musubi_config
-    from kohya_bucket.cli.subjects import from_config, from_folders
+    from kohya_bucket.cli.subjects import from_config, from_folders, from_musubi_config
 
     of_musubi = config is not None and is_musubi_config(config)
     if not of_musubi:
@@ -167,3 +172,54 @@ def _print(analyses: Sequence[Analysis], findings: Sequence[Finding], limit: int
         console.print(f"[yellow]{finding.severity.value}[/yellow]: {escape(finding.text)}", soft_wrap=True)
     for analysis in analyses:
         print_analysis(analysis, console, limit)
+
+
+_NAME = "kohya-bucket-explorer.html"
+
+
+def explore(
+    source: Annotated[
+        str | None, typer.Argument(metavar="[FOLDER|CONFIG]", help="A folder of images, or a dataset config.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the page to this file. Default: a temporary file.")] = None,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
+    recursive: Recursive = True,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Without a source the page is empty: drop a folder on it. It can be kept, and sent to others."""
+    check_output("--out", out, "a web page", [source])
+    if out is None and not open_:
+        raise KohyaBucketError("--no-open without --out would show nothing: name a file with --out")
+    page = _page(source, recursive, workers, quiet)
+    target = out if out is not None else Path(tempfile.mkdtemp(prefix="kohya-bucket-")) / _NAME
+    replace_file(target, page.encode("utf-8"))
+    say(f"{target}: {len(page) / 1e6:.1f} MB, opens in any browser", err=True)
+    if open_ and not webbrowser.open(target.absolute().as_uri()):
+        say("no browser was found here: open that file in one", err=True)
+
+
+def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool) -> str:
+    from kohya_bucket.reports.explorer_page import GivenConfig, render_explorer
+    from kohya_bucket.sdscripts.config.files import supported_extensions
+
+    trained = supported_extensions()
+    if source is None:
+        return render_explorer(trained=trained)
+    from kohya_bucket.cli.sources import images_in, not_read
+    from kohya_bucket.cli.subjects import Reading, images_of_config
+    from kohya_bucket.texts import read_text
+
+    reading, path = Reading(recursive, workers=workers, quiet=quiet), Path(source)
+    if path.suffix.lower() == ".json" and path.is_file():
+        raise ConfigError(f"{source}: the explorer takes configs in TOML; kohya-bucket analyze --config takes this one")
+    if path.suffix.lower() != ".toml" or not path.is_file():
+        images = reading.table(images_in([source], recursive=recursive))
+        images = images.without(not_read(images.paths))
+        return render_explorer(path.name or path.resolve().name, [images], trained=trained)
+    _, read, findings = images_of_config(path, reading)
+    for finding in findings:
+        say(f"{finding.severity.value}: {finding.text}", err=True)
+    numbers = [dataset.config.number - 1 for dataset, _ in read]
+    config = GivenConfig(path.name, read_text(path), numbers)
+    return render_explorer(path.name, [images for _, images in read], config, trained)

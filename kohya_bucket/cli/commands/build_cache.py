@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.common_options import Recursive, Sources, Workers
-from kohya_bucket.cli.console import plain_console, say
-from kohya_bucket.cli.engines import ENGINE_HELP, engine_of
-from kohya_bucket.cli.outputs import check_output
-from kohya_bucket.cli.progress import scan_progress
-from kohya_bucket.cli.sizes import images_in
-from kohya_bucket.cli.tar_sources import tars_in
+from kohya_bucket.cli.console import plain_console, say, scan_progress
+from kohya_bucket.cli.options import ENGINE_HELP, Recursive, Sources, Workers, check_output, engine_of
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.texts import counted
 
@@ -37,6 +32,7 @@ def build_cache(
     engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "local",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
+    from kohya_bucket.cli.sources import images_in, tars_in
     from kohya_bucket.images import MetadataCache, ScanInterrupted
     from kohya_bucket.images.metadata_cache import is_metadata_cache
     from kohya_bucket.images.tar_index import is_tar_index

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.cache_console import print_exchange, print_files_in_use, print_rows, print_status
-from kohya_bucket.cli.common_options import AsJson, Quiet
-from kohya_bucket.cli.common_options import path as folder
-from kohya_bucket.cli.console import say
-from kohya_bucket.cli.encoders import vae_hash_of
-from kohya_bucket.cli.for_sd_scripts import FOR_HELP, version_for
-from kohya_bucket.cli.progress import scan_progress
-from kohya_bucket.cli.text_exchange import export_texts, import_texts
+from kohya_bucket.cli.configs import version_for
+from kohya_bucket.cli.console import say, scan_progress
+from kohya_bucket.cli.options import FOR_HELP, AsJson, Quiet
+from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.texts import counted
+from kohya_bucket.texts import MAX_CONFIG_BYTES, counted, read_regular
 
 if TYPE_CHECKING:
     from kohya_bucket.latents import LatentStore
+    from kohya_bucket.latents.maintenance import MaintenanceReport
+    from kohya_bucket.latents.npz.exchange import Exchange
+    from kohya_bucket.latents.store.state import StoreStatus
+    from kohya_bucket.latents.text.npz_files import TextFamily
+
 
 _Store = Annotated[Path, typer.Argument(parser=folder, help="The store's folder, or its address, as s3://…")]
 _Images = Annotated[Path | None, typer.Option("--images", help="Where the images are, if they were moved.")]
@@ -169,6 +171,7 @@ def import_(
     Files that sd-scripts made itself do not say which VAE made them. Name it, and training takes them as they
     are; without it they would be encoded again.
     """
+    from kohya_bucket.cli.encoding import vae_hash_of
     from kohya_bucket.images import list_images
     from kohya_bucket.latents.dtypes import dtype_name
     from kohya_bucket.latents.npz.exchange import import_npz
@@ -226,3 +229,130 @@ def _arch(name: str) -> Architecture:
     if name not in ARCHITECTURES:
         raise ConfigError(f"--arch {name!r}: use one of {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
+
+
+_SHOWN = 10
+
+
+def print_status(found: StoreStatus, store: Path) -> None:
+    """What is in a store, and what is wrong with it."""
+    per_item = found.nbytes / max(1, found.items)
+    say(
+        f"{store}: {counted(found.items, 'item')}, {found.nbytes / 1e6:.1f} MB, {counted(found.shards, 'shard')}, "
+        f"{per_item:.0f} B an item"
+    )
+    for (collection, bucket, dtype, kind, vae), n in sorted(found.groups.items()):
+        name = f"{collection} " if collection else ""
+        if kind == "text":
+            say(f"  {name}captions, text encoders {vae[:8] or 'unknown'}: {n}")
+        else:
+            say(f"  {name}{bucket[0]}x{bucket[1]} {dtype} {kind} VAE {vae[:8]}: {n}")
+    for count, text in (
+        (found.superseded, "rows replaced by newer ones (cache prune frees them)"),
+        (found.unindexed, "shards not in the manifest yet (opened a little slower; cache pack indexes them)"),
+        (len(found.temporary), "unfinished files, of runs that are active or were stopped"),
+    ):
+        if count:
+            say(f"{count} {text}")
+    if found.no_images:
+        say("the images are not here, so their state is unknown; give their folder with --images")
+    else:
+        print_rows([(path, "its image is gone") for path in found.absent])
+    print_rows([(path, "its image changed: stale") for path in found.changed])
+    print_rows(found.damage)
+    say("everything is up to date" if found.healthy else "see above")
+
+
+def print_rows(rows: list[tuple[str, str]], limit: int | None = _SHOWN) -> None:
+    """(name, text) pairs, a line each; with a limit, how many more there are."""
+    shown = rows if limit is None else rows[:limit]
+    for name, text in shown:
+        say(f"{name}: {text}")
+    if len(rows) > len(shown):
+        say(f"… and {len(rows) - len(shown)} more")
+
+
+def print_files_in_use(done: MaintenanceReport) -> None:
+    """Files that could not be removed."""
+    if done.in_use:
+        say(
+            f"{counted(len(done.in_use), 'file', 'is', 'are')} open in another program and not removed yet: "
+            f"{done.in_use[0]}",
+            err=True,
+        )
+
+
+def print_exchange(done: Exchange, verb: str, what: str = "latents") -> None:
+    """How many latents, or outputs of text encoders, were imported or exported, and which were not."""
+    print_rows(done.skipped)
+    say(f"{done.done} {what} {verb}, {len(done.skipped)} skipped")
+
+
+def import_texts(folders: list[str], output: Path, arch: str, ending: str, *, quiet: bool) -> None:
+    """The npz beside the images of `folders` into the captions of the store in `output`."""
+    from kohya_bucket.images import list_images
+    from kohya_bucket.latents.store.layout import common_root
+    from kohya_bucket.latents.text.npz_files import import_text_npz
+    from kohya_bucket.latents.text.text_store import TEXT_FOLDER
+
+    family = _family(arch)
+    images = list_images(folders)
+    folder = output / TEXT_FOLDER
+    captions = [_older_caption(image, family, ending) for image in images] if ending else [None] * len(images)
+    with scan_progress("importing", quiet=quiet) as progress:
+        done = import_text_npz(
+            images, captions, folder, family, images_root=common_root(images, folder), progress=progress
+        )
+    print_exchange(done, "imported", "outputs")
+
+
+def export_texts(store: Path, images_root: Path | None, arch: str, ending: str, *, quiet: bool) -> None:
+    """The captions of a store as npz beside the images that have these captions."""
+    from kohya_bucket.images import list_images
+    from kohya_bucket.latents.text.npz_files import export_text_npz
+    from kohya_bucket.latents.text.text_store import TEXT_FOLDER, TextStore
+
+    family = _family(arch)
+    if images_root is None:
+        raise ConfigError("--text: a store does not know which images have its captions: name their folder by --images")
+    folder = store / TEXT_FOLDER
+    opened = TextStore(folder if folder.is_dir() else store)
+    images = list_images([str(images_root)])
+    with scan_progress("exporting", quiet=quiet) as progress:
+        done = export_text_npz(opened, images, _captions(images, ending), family, progress=progress)
+    print_exchange(done, "exported", "outputs")
+
+
+def _family(name: str) -> TextFamily:
+    from kohya_bucket.latents.text.npz_files import TEXT_FAMILIES
+
+    if name not in TEXT_FAMILIES:
+        raise ConfigError(f"--arch {name!r} with --text: use one of {', '.join(TEXT_FAMILIES)}")
+    return TEXT_FAMILIES[name]
+
+
+def _older_caption(image: str, family: TextFamily, ending: str) -> str | None:
+    """The caption in the file beside an image, if its npz was made from that and not from what stood there before."""
+    file = Path(image)
+    try:
+        npz = file.with_name(file.stem + family.suffix).stat()
+        if file.with_name(file.stem + ending).stat().st_mtime_ns > npz.st_mtime_ns:
+            return None
+    except OSError:
+        return None
+    return _captions([image], ending)[0]
+
+
+def _captions(images: Sequence[str], ending: str) -> list[str | None]:
+    """The first line of each image's file of this ending, as sd-scripts takes it; None where there is none."""
+    found: list[str | None] = []
+    for image in images:
+        path = Path(image).with_name(Path(image).stem + ending)
+        try:
+            text = read_regular(path, MAX_CONFIG_BYTES, "a caption is read here").decode("utf-8")
+            found.append(text.replace("\r", "\n").partition("\n")[0].strip())
+        except FileNotFoundError:
+            found.append(None)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: the caption cannot be read ({error}); it must be UTF-8 text") from error
+    return found

@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kohya_bucket.cli.clip_simulation import ClipOptions
-from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, TableOrSources, Workers
-from kohya_bucket.cli.compared_rules import comparable, compared_rule, groups, names_of
+from kohya_bucket.buckets.choices import TRAINERS
+from kohya_bucket.buckets.rules.registry import RULES, is_rule, rule_choices
+from kohya_bucket.checks import one_of
 from kohya_bucket.cli.configs import is_musubi_config
 from kohya_bucket.cli.console import print_table, say, wide_console
-from kohya_bucket.cli.given import given, refuse_beside
-from kohya_bucket.cli.option_groups import with_option_groups
-from kohya_bucket.cli.rule_options import RuleOptions
-from kohya_bucket.cli.sizes import SizedImages, sizes_of
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.cli.options import (
+    AsJson,
+    ClipOptions,
+    Quiet,
+    Recursive,
+    RuleOptions,
+    TableOrSources,
+    Workers,
+    given,
+    refuse_beside,
+    with_option_groups,
+)
+from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.texts import counted, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kohya_bucket.cli.compared_clips import ComparedSet
+    from kohya_bucket.buckets import BucketRule
+    from kohya_bucket.buckets.sizes import IntArray
+    from kohya_bucket.cli.clips import ComparedSet
+    from kohya_bucket.cli.sources import SizedImages
     from kohya_bucket.reports.compare import Compared, ComparedClips
+
+__all__ = ["comparable", "compared_rule", "groups", "names_of"]
 
 _OF_CLIPS = [field.name for field in fields(ClipOptions) if field.name != "source_fps"]
 
@@ -52,21 +65,24 @@ def compare(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
+    from kohya_bucket.cli.sources import sizes_of
     from kohya_bucket.reports.compare import compare_rules
 
     def of_clips() -> None:
-        from kohya_bucket.cli.compared_clips import clip_rules, sets_of
+        from kohya_bucket.cli.clips import CLIP_RULES, sets_of
 
         what = "clips are compared as musubi-tuner and others train them"
         refuse_beside(context, what, [*(name for name in options.fields if name != "resolution"), "batch_size"])
-        names = clip_rules(rules if given(context, ["rules"]) else None)
+        known = {"trainers": CLIP_RULES, "all": CLIP_RULES}
+        names = names_of(rules if given(context, ["rules"]) else "all", CLIP_RULES, known)
+        names = [one_of("rule for clips", name, CLIP_RULES, ConfigError) for name in names]
         sets = sets_of(context, path, options, clip_options, recursive, workers, quiet or as_json)
         _print_clips(sets, names, as_json)
 
     if given(context, _OF_CLIPS) or (len(path) == 1 and _is_config(path[0])):
         of_clips()
         return
-    names = names_of(rules)
+    names = names_of(rules, comparable(), groups())
     try:
         images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
     except KohyaBucketError:
@@ -164,3 +180,53 @@ def _print_rows(
     for result in results:
         for reason, count in result.reasons.items():
             console.print(f"{result.name}: {count:,} without a bucket: {reason}", soft_wrap=True)
+
+
+def _own() -> dict[str, Mapping[str, Any]]:
+    """The package's own rules and their variants, each with what it changes of the options."""
+    out: dict[str, Mapping[str, Any]] = {}
+    for name, rule in RULES.items():
+        if not rule.argument:
+            base = {"rule": name} if "switching" in rule.accepted_options else {"rule": name, "switching": None}
+            out |= {name: base, **{variant: {**base, **changes} for variant, changes in rule.variants.items()}}
+    return out
+
+
+def comparable() -> list[str]:
+    """All names."""
+    return [*_own(), *(name for name, rule in rule_choices().items() if rule.argument), *TRAINERS]
+
+
+def groups() -> dict[str, list[str]]:
+    """Names that stand for several."""
+    return {"trainers": [*TRAINERS], "all": [*_own(), *TRAINERS]}
+
+
+def names_of(text: str, known: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """The names in `kohya,trainers`, each once, groups taken apart. `ConfigError` where there is none."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise ConfigError(f"--rules is {text!r}, but must be names separated by commas: {', '.join(known)}")
+    return list(dict.fromkeys(name for part in parts for name in groups.get(part, (part,))))
+
+
+def compared_rule(name: str, options: RuleOptions, sizes: IntArray) -> BucketRule:
+    """A rule by one of the names in `comparable()`; other trainers' at the side of the resolution's area.
+
+    Args:
+        options: those that all rules share.
+        sizes: [N, 2] sizes of the images, for rules that are made from them.
+
+    Raises:
+        KohyaBucketError: there is no such rule, or the options cannot work.
+    """
+    if name in TRAINERS:
+        width, height = options.size
+        rule: BucketRule = TRAINERS[name].load()(round((width * height) ** 0.5))
+        return rule
+    own = _own()
+    if name not in own and not is_rule(name):
+        one_of("rule", name, [*comparable(), *groups()], ConfigError)
+    changes = dict(own.get(name, {"rule": name}))
+    auto_method = changes.pop("auto_method", "kmeans")
+    return replace(options, **changes).make(sizes, auto_method=auto_method)

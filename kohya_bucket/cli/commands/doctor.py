@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import is_musubi_config, only_one
-from kohya_bucket.cli.console import plain_console, say
-from kohya_bucket.cli.given import refuse_beside
-from kohya_bucket.cli.progress import scan_progress
-from kohya_bucket.cli.trainer_named import Arch, trainer_at_hand
+from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, trainer_at_hand
+from kohya_bucket.cli.console import plain_console, say, scan_progress
+from kohya_bucket.cli.options import refuse_beside
 
 if TYPE_CHECKING:
     from rich.console import Console

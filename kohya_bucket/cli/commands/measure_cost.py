@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kohya_bucket.cli.common_options import AsJson, Quiet
+from kohya_bucket.cli.options import AsJson, Quiet
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.extras import pip_install
 
@@ -36,7 +36,7 @@ def measure_cost(
     the model's blocks. `kohya_bucket.planning.measure_cost` times a step of your own: a LoRA's, a compiled model's.
     """
     from kohya_bucket.checks import one_of
-    from kohya_bucket.cli.progress import scan_progress
+    from kohya_bucket.cli.console import scan_progress
     from kohya_bucket.latents.architectures import TOKEN_GRIDS
 
     grid = TOKEN_GRIDS[one_of("MODEL", model, TOKEN_GRIDS, ConfigError)]

@@ -8,14 +8,9 @@ from typing import Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import adapter_options, is_musubi_config, only_one
-from kohya_bucket.cli.given import refuse_beside
-from kohya_bucket.cli.gpus import gpu_counts
-from kohya_bucket.cli.option_groups import with_option_groups
-from kohya_bucket.cli.progress import scan_progress
-from kohya_bucket.cli.release import release_at_hand
-from kohya_bucket.cli.trainer_arguments import TrainerArguments
-from kohya_bucket.cli.trainer_named import Arch, trainer_at_hand
+from kohya_bucket.cli.configs import Arch, adapter_options, is_musubi_config, only_one, release_at_hand, trainer_at_hand
+from kohya_bucket.cli.console import scan_progress
+from kohya_bucket.cli.options import TrainerArguments, gpu_counts, refuse_beside, with_option_groups
 from kohya_bucket.errors import KohyaBucketError
 
 

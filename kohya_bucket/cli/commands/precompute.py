@@ -4,28 +4,43 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand
 
-from kohya_bucket.cli.cluster_options import ClusterOptions
-from kohya_bucket.cli.common_options import Recursive
-from kohya_bucket.cli.common_options import path as folder
-from kohya_bucket.cli.configs import given_config
-from kohya_bucket.cli.encoders import VaeOptions
-from kohya_bucket.cli.given import given, refuse_beside
-from kohya_bucket.cli.option_groups import with_option_groups
-from kohya_bucket.cli.precompute_text import PrecomputeCommand, TextOptions, encode_captions, run_until_encoded
-from kohya_bucket.cli.rule_options import RuleOptions
-from kohya_bucket.cli.source_options import SourceOptions
-from kohya_bucket.cli.stored_latents import StoreOptions
+from kohya_bucket.cli.configs import given_config, version_for
+from kohya_bucket.cli.options import (
+    ClusterOptions,
+    Recursive,
+    RuleOptions,
+    SourceOptions,
+    StoreOptions,
+    TextOptions,
+    VaeOptions,
+    given,
+    refuse_beside,
+    with_option_groups,
+)
+from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
-    from kohya_bucket.cli.image_sources import ImageSource
-    from kohya_bucket.cli.precompute_items import Chosen, Planned
+    from kohya_bucket.cli.sources import ImageSource
 
+
+class PrecomputeCommand(TyperCommand):
+    """What follows a trainer's name are the trainer's arguments."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        trainer = next((k for k, arg in enumerate(args) if arg.endswith(".py")), 0)
+        if "--text" in args[:trainer]:
+            args = [*args[:trainer], "--", *args[trainer:]]
+        return super().parse_args(ctx, args)
+
+
+_USAGE = "usage: accelerate launch -m kohya_bucket.precompute --text TRAINER.py [the trainer's arguments]"
 _ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai": "sd"}
 
 
@@ -71,8 +86,10 @@ def precompute(
     Each process encodes its share. Start again to encode what is missing. For several machines: --engine ray.
     """
     if captions.text and path and path[0].endswith(".py"):
-        run_until_encoded(context, path)
+        _run_until_encoded(context, path)
     elif captions.text:
+        from kohya_bucket.cli.encoding import encode_captions
+
         encode_captions(
             context, captions, output, dtype=vae.dtype, device=vae.device, batch_size=batch_size,
             collection=stored.collection, quiet=quiet, cluster=cluster,
@@ -80,10 +97,10 @@ def precompute(
         return
     if options_of_texts := given(context, (name for name in vars(captions) if name != "text")):
         raise ConfigError(f"{' and '.join(options_of_texts)} are about captions: add --text, or leave them out")
-    from kohya_bucket.cli.precompute_items import chosen, planned, store_of
-    from kohya_bucket.cli.precompute_work import Work
+    from kohya_bucket.cli.encoding import Chosen, Planned, Work, planned
+    from kohya_bucket.cli.sources import source_in
 
-    reader, on_ray = stored.reader(), cluster.on_ray()
+    reader, on_ray = _reader(stored), cluster.on_ray()
     if on_ray and stored.format != "shards":
         raise ConfigError("--engine ray writes shards: leave out --format npz, and export the store as npz afterwards")
     config, options, path = given_config(config, options, path or [])
@@ -96,16 +113,42 @@ def precompute(
         _check_config(context, config, path, options)
         source = planned(config, train_batch_size, gpus)
         if output is None and stored.format == "shards":
-            output = cast("Path | None", store_of(source))
+            output = cast("Path | None", source.store())
     else:
         _check_rule(context, options)
-        source = chosen(path, options, beside, recursive=recursive)
+        if not path:
+            raise ConfigError("nothing to encode: name a folder, e.g. kohya-bucket precompute data/ --vae …")
+        rule = None if options.from_images else options.make()
+        source = Chosen(path, source_in(path, beside, recursive=recursive), options, rule)
         _check_source(context, source.images, beside, stored.format)
     recipe = stored.recipe(vae.dtype, output)
     work = Work(source, recipe, output, hash, quiet, batch_size, workers)
     failed = work.on_ray(vae, cluster) if on_ray else work.here(vae, stored.format, reader)
     if failed:
         raise KohyaBucketError(f"{counted(failed, 'image')} could not be encoded, see above; all others are done")
+
+
+def _reader(stored: StoreOptions) -> str:
+    """The version of sd-scripts that npz are for; "" for shards, of which it reads none."""
+    if stored.for_ and stored.format != "npz":
+        raise ConfigError("--for says which sd-scripts will read npz: add --format npz, or leave it out")
+    return version_for(stored.for_) if stored.format == "npz" else ""
+
+
+def _run_until_encoded(context: typer.Context, arguments: list[str]) -> None:
+    """Run a trainer until the outputs of its text encoders are cached.
+
+    Raises:
+        ConfigError: options of this command, which the trainer would not know of.
+    """
+    from kohya_bucket.launch import run_trainer
+    from kohya_bucket.sdscripts.caching.text import encode_ahead
+
+    others = [name for name in context.params if name not in ("path", "text", "quiet")]
+    refuse_beside(context, f"{arguments[0]} encodes captions with its own arguments, which follow its name", others)
+    encode_ahead(True)
+    run_trainer(arguments[0], arguments[1:], _USAGE)
+    raise ConfigError(f"{arguments[0]} ended before it made a loader of sd-scripts' data sets: nothing was encoded")
 
 
 def _check_config(context: typer.Context, config: Path, path: list[str], options: RuleOptions) -> None:

@@ -1,7 +1,8 @@
-"""`kohya-bucket simulate`: one image's bucket, explained."""
+"""`kohya-bucket simulate`: one image's bucket, or what becomes of a clip, explained."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Sequence
@@ -11,20 +12,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kohya_bucket.cli.clip_simulation import ClipOptions, NamedRule, TakenClip, clip_of, musubi_rules
-from kohya_bucket.cli.configs import given_config, rules_of_config
-from kohya_bucket.cli.console import plain_console
-from kohya_bucket.cli.given import refuse_beside
-from kohya_bucket.cli.option_groups import with_option_groups
-from kohya_bucket.cli.outputs import check_output
-from kohya_bucket.cli.previews import draw_into
-from kohya_bucket.cli.rule_options import RuleOptions
-from kohya_bucket.cli.sizes import not_read
+from kohya_bucket.cli.configs import given_config, is_musubi_config, rules_of_config
+from kohya_bucket.cli.console import plain_console, say
+from kohya_bucket.cli.options import (
+    CLIP_SIZE,
+    ClipOptions,
+    RuleOptions,
+    check_output,
+    given,
+    refuse_beside,
+    with_option_groups,
+)
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.files import replace_file
+from kohya_bucket.images.formats import is_video
 
 if TYPE_CHECKING:
-    from kohya_bucket.buckets import BucketRule
+    from PIL.Image import Image
+
+    from kohya_bucket.cli.clips import TakenClip, WayToTrain
     from kohya_bucket.reports.explain import Explanation
+
 
 _SIZE = re.compile(r"(\d+)\s*[xX×*,]\s*(\d+)")
 
@@ -48,14 +56,26 @@ def simulate(
     config, options, _ = given_config(config, options)
     if config is not None:
         refuse_beside(context, f"--config {config} brings its own rules", options.fields)
-    clip = clip_of(image)
-    file, size, orientation = _size_of(image) if clip is None else (clip[0], clip[1].size, 1)
-    foreign = "" if file is None or clip is not None else not_read([str(file)]).get(str(file), "")
+    clip, foreign = None, ""
+    if is_clip := bool(CLIP_SIZE.fullmatch(image.strip())) or is_video(image) or Path(image).is_dir():
+        from kohya_bucket.cli.clips import clip_of
+
+        (file, clip), orientation = clip_of(image), 1
+        size = clip.size
+    else:
+        file, size, orientation = _size_of(image)
+        foreign = _not_read(file)
     check_output("--preview", preview, "a picture", [file, config])
-    rules = musubi_rules(context, config, options, clip_options, clip and clip[1])
-    if rules is None:
-        rules = [NamedRule(name, rule) for name, rule in _rules_of_images(config, options, size)]
-    found = [(rule.name, explain(rule.picture, *size), rule.take(clip and clip[1])) for rule in rules]
+    rules: list[WayToTrain]
+    if is_clip or given(context, vars(clip_options)) or (config is not None and is_musubi_config(config)):
+        from kohya_bucket.cli.clips import ways_to_train
+
+        rules = ways_to_train(context, config, options, clip_options, clip)
+    elif config is not None:
+        rules = [(name, rule, None) for name, rule in rules_of_config(config, size)]
+    else:
+        rules = [(options.title, options.make(), None)]
+    found = [(name, explain(rule, *size), taken) for name, rule, taken in rules]
     if as_json:
         rows = [_as_dict(*one, orientation) | {"not_read": foreign} for one in found]
         typer.echo(json.dumps(rows, indent=2))
@@ -63,18 +83,10 @@ def simulate(
         for name, explanation, taken in found:
             _print(name, explanation, orientation, foreign, taken.lines() if taken else [])
     if preview is not None:
-        still = None if clip else file  # of a clip, a grid stands for its frames
-        draw_into(preview, still, [explanation for _, explanation, _ in found], orientation)
+        still = None if is_clip else file  # of a clip, a grid stands for its frames
+        _draw_into(preview, still, [explanation for _, explanation, _ in found], orientation)
     if all(e.bucket is None or (taken and not taken.told["items"]) for _, e, taken in found):
         raise typer.Exit(1)
-
-
-def _rules_of_images(config: Path | None, options: RuleOptions, size: tuple[int, int]) -> list[tuple[str, BucketRule]]:
-    if config is not None:
-        return rules_of_config(config, size)
-    width, height = options.size
-    how = "no upscaling" if options.bucket_no_upscale else options.name
-    return [(f"{width}x{height}, {how}", options.make())]
 
 
 def _as_dict(name: str, e: Explanation, taken: TakenClip | None, orientation: int) -> dict[str, Any]:
@@ -97,6 +109,15 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
         raise KohyaBucketError(f"{image} is neither a size such as 576x768 nor a readable image: {scan.failures[0][2]}")
     width, height = scan.sizes[0].tolist()
     return Path(image), (width, height), int(scan.orientation[0])
+
+
+def _not_read(file: Path | None) -> str:
+    """Why sd-scripts does not train a file, by its name; else ""."""
+    if file is None:
+        return ""
+    from kohya_bucket.cli.sources import not_read
+
+    return not_read([str(file)]).get(str(file), "")
 
 
 def _print(name: str, e: Explanation, orientation: int, foreign: str, of_clip: Sequence[tuple[str, str]] = ()) -> None:
@@ -130,3 +151,51 @@ def _print(name: str, e: Explanation, orientation: int, foreign: str, of_clip: S
     line("crop", f"{', '.join(parts)}  ({e.crop_loss:.1%} of the picture)" if parts else "nothing")
     for label, text in of_clip:
         line(label, text)
+
+
+def _draw_into(target: Path, file: Path | None, found: Sequence[Explanation], orientation: int = 1) -> None:
+    """Draw the first of `found` that has a bucket, over the image or, without its file, over a grid.
+
+    The image is drawn as stored, as training takes it; what its EXIF `orientation` asks for is said.
+
+    Raises:
+        KohyaBucketError: none has a bucket, the image cannot be decoded, or the picture not be written.
+    """
+    from PIL import Image
+
+    from kohya_bucket.images.headers import ORIENTATIONS
+    from kohya_bucket.reports.preview import draw_preview
+
+    placed = [explanation for explanation in found if explanation.bucket is not None]
+    if not placed:
+        raise KohyaBucketError(f"no preview: {found[0].reason}")
+    try:
+        image = Image.open(file) if file is not None else _grid(placed[0].size)
+        picture = draw_preview(image, placed[0])
+    except OSError as error:
+        raise KohyaBucketError(f"{file} cannot be decoded: {error}") from error
+    kind, buffer = Image.registered_extensions().get(target.suffix.lower()), io.BytesIO()
+    try:
+        if kind is None:
+            raise ValueError(f"no kind of picture ends in {target.suffix!r}")
+        picture.save(buffer, kind)
+    except (OSError, ValueError, KeyError) as error:
+        raise KohyaBucketError(f"the preview cannot be drawn as {target}: {error}; name a .png file") from error
+    replace_file(target, buffer.getvalue())
+    asked = ORIENTATIONS.get(orientation)
+    unturned = f", as stored, without what EXIF asks for ({asked})" if asked else ""
+    say(f"preview of {placed[0].bucket}, {placed[0].crop_loss:.1%} cut off, in {target}{unturned}", err=True)
+
+
+def _grid(size: tuple[int, int]) -> Image:
+    """A grey picture with a grid of eighths, to stand for an image of which only the size is known."""
+    from PIL import Image, ImageDraw
+
+    scale = min(1.0, 1024 / max(size))
+    width, height = (max(1, round(side * scale)) for side in size)
+    image = Image.new("RGB", (width, height), (200, 205, 212))
+    draw = ImageDraw.Draw(image)
+    for i in range(1, 8):
+        draw.line([(width * i // 8, 0), (width * i // 8, height)], fill=(160, 166, 176))
+        draw.line([(0, height * i // 8), (width, height * i // 8)], fill=(160, 166, 176))
+    return image

@@ -1,8 +1,10 @@
-"""`kohya-bucket buckets-from-dataset`: a bucket set made from the images."""
+"""`kohya-bucket buckets-from-dataset`, `chart` and `presets`: bucket sets are made, drawn and listed."""
 
 from __future__ import annotations
 
+import io
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,19 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kohya_bucket.buckets.choices import AUTO_METHODS, described
-from kohya_bucket.cli.common_options import AsJson, Quiet, Recursive, TableOrSources, Workers
-from kohya_bucket.cli.console import say
-from kohya_bucket.cli.given import refuse_beside
-from kohya_bucket.cli.option_groups import with_option_groups
-from kohya_bucket.cli.outputs import check_output
-from kohya_bucket.cli.rule_options import RuleOptions
-from kohya_bucket.cli.sizes import sizes_of
-from kohya_bucket.errors import BucketSettingsError, KohyaBucketError
+from kohya_bucket.cli.console import plain_console, print_table, say
+from kohya_bucket.cli.options import (
+    AsJson,
+    Quiet,
+    Recursive,
+    RuleOptions,
+    TableOrSources,
+    Workers,
+    check_output,
+    refuse_beside,
+    with_option_groups,
+)
+from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketError
 from kohya_bucket.files import replace_file
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
-    from kohya_bucket.buckets import BucketRule
+    from kohya_bucket.buckets import BucketRule, BucketSet
     from kohya_bucket.buckets.rules.auto import AutoBucketResult
     from kohya_bucket.buckets.sizes import IntArray
 
@@ -39,6 +46,9 @@ _OF_OTHER_RULES = (
 def register(app: typer.Typer) -> None:
     also = {"bucket_reso_steps": "--vae-factor"}
     app.command()(with_option_groups(buckets_from_dataset, without=_OF_OTHER_RULES, also=also))
+    without = ("bucket_no_upscale", "no_upscale_fit", "max_crop")
+    app.command()(with_option_groups(chart, without, also={"switching": "--method"}))
+    app.command()(presets)
 
 
 def buckets_from_dataset(
@@ -68,6 +78,7 @@ def buckets_from_dataset(
     quiet: Quiet = False,
 ) -> None:
     from kohya_bucket.buckets import FixedBuckets, bucket_set_to_toml, generate_buckets
+    from kohya_bucket.cli.sources import sizes_of
 
     check_output("--output", output, "a bucket set", path)
     if output is not None and output.is_file() and output.stat().st_size:
@@ -233,3 +244,75 @@ def _summary(
         ],
         "output_path": str(output) if output else None,
     }
+
+
+def chart(
+    path: Annotated[list[str] | None, typer.Argument(help="Images to show as bars on the axis.")] = None,
+    *,
+    options: RuleOptions,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Draw to this .svg or .png file.")] = None,
+    recursive: Recursive = True,
+) -> None:
+    sizes = None
+    if path:
+        from kohya_bucket.cli.sources import images_in, sizes_of
+
+        inputs = [*path, options.bucket_config, *images_in(path, recursive=recursive)]
+        check_output("--output", output, "a picture", inputs)
+        sizes = sizes_of(path, recursive=recursive).sizes
+    rule = options.make(sizes)
+    if rule.bucket_set is None:
+        raise ConfigError(f"rule {options.name!r} has no fixed set of buckets, so there is nothing to draw")
+    switching = str(getattr(rule, "switching", "midpoint"))
+    if output is None:
+        _print_points(rule.bucket_set, switching)
+        return
+    from kohya_bucket.reports.aspect_chart import aspect_chart
+
+    drawing = aspect_chart(rule.bucket_set, switching, sizes)
+    suffix = output.suffix.lower()
+    if suffix == ".svg":
+        replace_file(output, drawing.to_svg().encode("utf-8"))
+    elif suffix == ".png":
+        buffer = io.BytesIO()
+        drawing.to_image(2).save(buffer, "PNG", optimize=True)
+        replace_file(output, buffer.getvalue())
+    else:
+        raise ConfigError(f"--output is {output}, but a chart is drawn as .svg or .png")
+    say(f"wrote {output}")
+
+
+def _print_points(bucket_set: BucketSet, switching: str) -> None:
+    from rich.table import Table
+
+    from kohya_bucket.buckets import switching_points
+
+    table = Table("from", "to", "at width / height", "at height / width", box=None, pad_edge=False)
+    for point in switching_points(bucket_set, switching):
+        table.add_row(str(point.narrower), str(point.wider), f"{point.aspect:.4f}", f"{1 / point.aspect:.4f}")
+    console = plain_console()
+    console.print(f"{bucket_set.name}: {counted(len(bucket_set), 'bucket')}, switching by {switching}")
+    print_table(console, table)
+
+
+def presets(as_json: AsJson = False) -> None:
+    from kohya_bucket.buckets import list_presets, load_preset
+
+    sets = [load_preset(name) for name in list_presets()]
+    if as_json:
+        rows = {
+            s.name: {
+                "description": s.description,
+                "vae_factor": s.vae_factor,
+                "n_buckets": len(s),
+                "buckets": [list(b) for b in s],
+            }
+            for s in sets
+        }
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for s in sets:
+        say(f"{s.name}  ({len(s)} buckets, multiples of {s.vae_factor})  {s.description}")
+        sizes = textwrap.wrap(" ".join(map(str, s)), 96)
+        for line in sizes:
+            say(f"    {line}")

@@ -1,0 +1,352 @@
+"""The work of `precompute`: what is to be encoded, here or on a cluster, and what came of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kohya_bucket.adapter.store_folder import store_folder
+from kohya_bucket.cli.configs import adapter_options
+from kohya_bucket.cli.console import plain_console, say, scan_progress
+from kohya_bucket.cli.options import (
+    ClusterOptions,
+    RuleOptions,
+    TextOptions,
+    VaeOptions,
+    engine_of,
+    gpu_counts,
+    refuse_beside,
+)
+from kohya_bucket.cli.sources import ImageSource
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.extras import pip_install
+from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.latents.encode.worker import PrecomputeReport
+from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.latents.remote.remote_path import Place
+from kohya_bucket.latents.store.layout import Layout, common_root
+from kohya_bucket.sdscripts.config import Config, Severity, read_config
+from kohya_bucket.sdscripts.wanted_latents import wanted_by_config
+from kohya_bucket.texts import counted, some
+
+if TYPE_CHECKING:
+    from kohya_bucket.adapter.options import AdapterOptions
+    from kohya_bucket.buckets import BucketRule
+
+__all__ = ["Chosen", "Planned", "Work", "encode_captions", "load_vae", "planned", "vae_hash_of"]
+
+
+@dataclass
+class Part:
+    """Items that are encoded in one go, and the folder that their names start from."""
+
+    wanted: LatentItems
+    root: Path
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Images that a command line names; the rule is None where it is made from all sizes."""
+
+    names: list[str]
+    images: ImageSource
+    options: RuleOptions
+    rule: BucketRule | None
+
+    def parts(self, work: Work, encoding: EncodeOptions, engine: str) -> list[Part]:
+        """All of these images, in the buckets that the options say; reads their headers."""
+        found = self.images.read(engine_of(engine), quiet=work.quiet)
+        if not len(found.images):
+            raise ConfigError(f"{', '.join(self.names)}: no images found there")
+        placement = (self.rule or self.options.make(found.sizes)).place(found.sizes)
+        root = _root(found.images.files, self.names, work.output)
+        wanted = LatentItems.from_placement(
+            found.images, found.sizes, placement, encoding, root, captions=found.captions, content_hash=work.hash
+        )
+        left_out = zip(np.flatnonzero(~placement.placed).tolist(), wanted.without_bucket, strict=True)
+        wanted.without_bucket = [(name, found.reasons.get(i, reason)) for i, (name, reason) in left_out]
+        return [Part(wanted, root)]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A dataset config, its `[kohya_bucket]` table, and the numbers of GPUs that will train it."""
+
+    read: Config
+    adapter: AdapterOptions
+    gpus: list[int]
+    gpus_said: bool
+
+    def store(self) -> Place | None:
+        """Where training with this config looks for shards; None where it looks for npz.
+
+        Raises:
+            ConfigError: in several folders, one for each data set.
+        """
+        if self.adapter.latent_cache != "shards":
+            return None
+        firsts = [one.images.paths[0] for one in self.read.datasets if len(one.images)]
+        folders = sorted({store_folder(self.adapter, path) for path in firsts}, key=str)
+        if len(folders) > 1:
+            raise ConfigError(
+                f"latents of the config's data sets lie in {len(folders)} folders ({some(list(map(str, folders)))}): "
+                "set latent_cache_dir in [kohya_bucket], and give it as --output"
+            )
+        return folders[0] if folders else None
+
+    def parts(self, work: Work, encoding: EncodeOptions, _: str) -> list[Part]:
+        """All that sd-scripts would cache for it, one part for each kind of caching; reads headers."""
+        if self.adapter.moves_images and not work.quiet:
+            self._say_what_it_is_for()
+        root = _root([path for dataset in self.read.datasets for path in dataset.images.paths], [], work.output)
+        with scan_progress("reading headers", quiet=work.quiet) as progress:
+            found = wanted_by_config(
+                self.read, encoding, root, options=self.adapter, gpus=self.gpus, content_hash=work.hash,
+                progress=progress,
+            )  # fmt: skip
+        return [Part(wanted, root) for wanted in found]
+
+    def _say_what_it_is_for(self) -> None:
+        counts, same_shape = self.gpus, self.adapter.same_shape
+        batches = " and ".join(str(n) for n in sorted({dataset.config.batch_size for dataset in self.read.datasets}))
+        where = f"on {', '.join(map(str, counts))} GPU{'s' * (counts != [1])} " if same_shape else ""
+        more = "" if self.gpus_said or not same_shape else "; for another number add --gpus"
+        say(f"remainder {self.adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")
+
+
+def planned(config: Path, train_batch_size: int | None, gpus: str) -> Planned:
+    """A config of which everything can be cached; `gpus` is "" for the number that this run has.
+
+    Raises:
+        KohyaBucketError: it has a mistake at which sd-scripts stops, or an option has an unknown value.
+    """
+    read = read_config(config, {} if train_batch_size is None else {"train_batch_size": train_batch_size})
+    errors = read.findings.of(Severity.ERROR)
+    if errors:
+        raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {config}` lists everything")
+    # Every process must come to the same list, whatever devices it sees.
+    return Planned(read, adapter_options(read), gpu_counts(gpus or os.environ.get("WORLD_SIZE", "1")), bool(gpus))
+
+
+def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:
+    """Folder that the sources' names start from: the store's own, the one folder given, or the common one."""
+    if len(sources) == 1 and Path(sources[0]).is_dir() and (output is None or not Layout(output).store_file.is_file()):
+        return Path(sources[0]).absolute()  # with its links, as the images' paths have them
+    return common_root(paths, output)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be encoded, and how, wherever that happens. Both methods give how many images could not be."""
+
+    source: Chosen | Planned
+    recipe: EncodeOptions
+    output: Path | None
+    hash: bool
+    quiet: bool
+    batch_size: int
+    workers: int | None
+    console: Console = field(default_factory=partial(plain_console, stderr=True))
+
+    def here(self, vae: VaeOptions, format: str, sd_scripts: str) -> int:
+        from kohya_bucket.latents.encode.precompute import encode_items, end_launch, launched
+        from kohya_bucket.latents.npz.names import paths_of_run
+        from kohya_bucket.latents.vae.encoder import encoder_hash
+
+        encoder = load_vae(**vae.load_options())
+        todo = self._parts(encoder_hash(encoder), "local")
+        family = ARCHITECTURES.get(vae.arch or str(getattr(encoder, "architecture", "")))
+        options: list[dict[str, Any]] = [{"format": format, "architecture": vae.arch, "sd_scripts": sd_scripts}]
+        options *= len(todo)
+        if format == "npz" and family is not None and todo:  # without one, `encode_items` says what is missing
+            wanted = [part.wanted for part in todo]
+            paths = paths_of_run(wanted, family.read_by(sd_scripts), self.output, todo[0].root)
+            options = [one | {"npz_paths": its} for one, its in zip(options, paths, strict=True)]
+        rank, processes = launched()
+        encode = partial(encode_items, encoder=encoder, rank=rank, processes=processes)
+        failed = self._encode(todo, encode, options)
+        end_launch(None if format == "npz" else self.output)
+        return failed
+
+    def on_ray(self, vae: VaeOptions, cluster: ClusterOptions) -> int:
+        from kohya_bucket.latents.on_ray.encode_on_ray import encode_on_ray, encoders
+
+        load, on_gpu = partial(load_vae, **vae.load_options()), not (vae.device or "").startswith("cpu")
+        with encoders(load, cluster.concurrency, on_gpu=on_gpu, say=self._say) as crew:
+            todo = self._parts(crew.facts().identity, "ray")
+            return self._encode(todo, partial(encode_on_ray, crew=crew), [{}] * len(todo))
+
+    def _parts(self, encoder: str, engine: str) -> list[Part]:
+        return self.source.parts(self, replace(self.recipe, vae=encoder), engine)
+
+    def _encode(self, todo: list[Part], encode: Callable[..., PrecomputeReport], options: list[dict[str, Any]]) -> int:
+        """Encode the parts, each with its own `options`."""
+        from kohya_bucket.latents.encode.worker import joined
+
+        further: list[PrecomputeReport] = []
+        failed = 0
+        for part, own in zip(todo, options, strict=True):
+            with _Shown(self.console, self.quiet) as show:
+                report = encode(
+                    part.wanted, output_dir=self.output, images_root=part.root, batch_size=self.batch_size,
+                    workers=self.workers, progress_callback=show, say=self._say, **own,
+                )  # fmt: skip
+            failed += len(report.failed)
+            if part.wanted.further:
+                further.append(report)
+            elif not self.quiet:
+                _print_report(report)
+        if further and not self.quiet:
+            say("at further sizes:")
+            _print_report(joined(further))
+        return failed
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, markup=False)
+
+
+class _Shown:
+    """Progress with rate and remaining time, on a terminal; a line now and then elsewhere."""
+
+    def __init__(self, console: Console, quiet: bool) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._bar: Progress | None = None
+        self._last = self._start = time.monotonic()
+        self._first: int | None = None
+
+    def __enter__(self) -> Any:
+        if self._quiet:
+            return None
+        if self._console.is_terminal:
+            columns = (TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+                       TimeRemainingColumn())  # fmt: skip
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("", total=None, rate="")
+            self._bar.start()
+        return self._show
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        rate = done / max(1e-9, now - self._start)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, rate=f"{rate:.1f}/s")
+        elif now - self._last > 10 or (done == total and total):
+            self._last = now
+            left = f", {(total - done) / rate:.0f} s left" if done and done < total else ""
+            self._console.print(f"encoded {done} of {total}, {rate:.1f}/s{left}", highlight=False)
+
+
+def _print_report(report: PrecomputeReport) -> None:
+    """What a run did, in a few lines."""
+    where = "beside the images" if report.output is None else str(report.output)
+    for reason, n in report.reasons.items():
+        say(f"{n} to do: {reason}")
+    elsewhere = f", {report.elsewhere} are for the other processes" if report.elsewhere else ""
+    say(
+        f"{report.encoded} encoded, {report.current} were current, {len(report.failed)} failed{elsewhere}; "
+        f"{counted(report.total, 'image')} in {counted(len(report.buckets), 'bucket')}, {where}"
+    )
+    if report.encoded:
+        seconds = max(report.seconds, 1e-9)
+        idle = 100 * report.device_idle / seconds
+        say(f"{seconds:.1f} s, {report.encoded / seconds:.1f}/s, VAE idle {idle:.0f} % of the time")
+    for path, reason in report.without_bucket[:10]:
+        say(f"no bucket: {path}: {reason}")
+    if len(report.without_bucket) > 10:
+        say(f"no bucket: {len(report.without_bucket) - 10} more")
+
+
+_HOW = (
+    "precompute --text encodes the captions of a store: --output latents/ --text-encoder …; or it runs an sd-scripts "
+    "trainer until its captions are encoded: accelerate launch -m kohya_bucket.precompute --text flux_train_network.py "
+    "--dataset_config my.toml …"
+)
+_ALLOWED = ("output", "dtype", "device", "batch_size", "collection", "quiet", "engine", "concurrency")
+
+
+def encode_captions(
+    context: typer.Context, options: TextOptions, output: Path | None, *, dtype: str, device: str | None,
+    batch_size: int, collection: str, quiet: bool, cluster: ClusterOptions,
+) -> None:  # fmt: skip
+    """Encode what is missing of the captions of the store in `output`.
+
+    Raises:
+        KohyaBucketError: no store or no encoder is named, or options that belong to images; else as what is called.
+    """
+    if output is None or not options.text_encoder:
+        raise ConfigError(_HOW)
+    what, own = f"--text encodes the captions of {output}", ("path", *_ALLOWED, *vars(options))
+    if path := context.params["path"]:
+        raise ConfigError(f"{what}: leave out {' '.join(path)}")
+    refuse_beside(context, what, [name for name in context.params if name not in own])
+    from kohya_bucket.latents.encode.precompute import launched
+    from kohya_bucket.latents.store.latent_store import LatentStore
+    from kohya_bucket.latents.text.precompute_text import precompute_text
+    from kohya_bucket.latents.text.transformers_encoder import load_text_encoder
+
+    on_ray = cluster.on_ray()
+    LatentStore(output)  # no model is loaded for a store that is not there
+    load = partial(
+        load_text_encoder, options.text_encoder, lengths=options.max_length or [], dtype=dtype, device=device,
+        layer=options.layer, apply_mask=options.apply_mask,
+    )  # fmt: skip
+    console, name = plain_console(stderr=True), collection or "text"
+    with _Shown(console, quiet) as show:
+        if on_ray:
+            from kohya_bucket.latents.on_ray.text import text_on_ray
+
+            report = text_on_ray(
+                output, load, name=name, batch_size=batch_size, concurrency=cluster.concurrency,
+                on_gpu=not (device or "").startswith("cpu"), progress=show,
+                say=lambda text: console.print(text, soft_wrap=True, markup=False),
+            )  # fmt: skip
+        else:
+            rank, processes = launched()
+            report = precompute_text(
+                output, load(), name=name, batch_size=batch_size, progress=show, rank=rank, processes=processes
+            )
+    if not quiet:
+        for reason, n in report.reasons.items():
+            say(f"{n} to do: {reason}")
+        say(f"{report.encoded} encoded, {report.current} were current; {counted(report.total, 'caption')}, {output}")
+
+
+def load_vae(vae: str, **options: Any) -> Any:
+    """An encoder from a hub name, a folder or a .safetensors file; see `load_encoder`.
+
+    Raises:
+        KohyaBucketError: what is needed to load it is not installed, or it cannot be loaded.
+    """
+    try:
+        from kohya_bucket.latents.vae.diffusers_vae import load_encoder
+
+        return load_encoder(vae, **options)
+    except ModuleNotFoundError as missing:
+        raise KohyaBucketError(
+            f"a VAE needs {missing.name}, which is not installed: {pip_install('train')}"
+        ) from missing
+
+
+def vae_hash_of(vae: str, family: Architecture) -> str:
+    """What a store knows a VAE by, which must be of this family."""
+    from kohya_bucket.latents.encode.precompute import check_family
+    from kohya_bucket.latents.vae.encoder import encoder_hash
+
+    encoder = load_vae(vae, device="cpu", architecture=family.name)
+    check_family(encoder, family)
+    return encoder_hash(encoder)

@@ -1,0 +1,505 @@
+"""Options of several commands, spelled and explained once, and what must not be given together."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
+
+import typer
+
+from kohya_bucket.buckets.choices import EXTRACTIONS, NO_UPSCALE_FITS, SWITCHING_METHODS, described
+from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.images import IMAGE_EXTENSIONS
+
+if TYPE_CHECKING:
+    from kohya_bucket.adapter.dataset_keys import DatasetKeys
+    from kohya_bucket.buckets import BucketRule
+    from kohya_bucket.buckets.sizes import IntArray
+    from kohya_bucket.images.parallel import Engine
+    from kohya_bucket.latents.items import EncodeOptions
+    from kohya_bucket.musubi.config import DatasetKeys as ClipOrImageKeys
+
+__all__ = [
+    "CLIP_SIZE", "ENGINE_HELP", "FOR_HELP", "AsJson", "ClipOptions", "ClusterOptions", "Quiet", "Recursive",
+    "RuleOptions", "SourceOptions", "Sources", "StoreOptions", "TableOrSources", "TextOptions", "TrainerArguments",
+    "VaeOptions", "Workers", "check_output", "engine_of", "given", "gpu_counts", "path", "refuse_address",
+    "refuse_beside", "with_option_groups",
+]  # fmt: skip
+
+
+_Command = Callable[..., None]
+
+
+def with_option_groups(
+    command: _Command, without: Collection[str] = (), also: Mapping[str, str] | None = None
+) -> _Command:
+    """Let typer see, in place of each parameter of a command that is a dataclass, the dataclass' fields as options.
+
+    A help text may have a gap `{}` for what a function says, which stands behind the option in its annotation.
+
+    Args:
+        without: fields that mean nothing to the command; they keep their defaults.
+        also: a second spelling of an option, by its field's name.
+    """
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type, list[str]]] = {}
+    for p in inspect.signature(command, eval_str=True).parameters.values():
+        if is_dataclass(p.annotation) and isinstance(p.annotation, type):
+            options = _options_of(p.annotation, without, also or {})
+            groups[p.name] = p.annotation, [option.name for option in options]
+            parameters += options
+        else:
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(p.replace(kind=kind, annotation=_with_help(p.annotation)))
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        made = {name: kind(**{field: given.pop(field) for field in own}) for name, (kind, own) in groups.items()}
+        command(**made, **given)
+
+    # what typer reads
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _with_help(hint: Any) -> Any:
+    """The annotation of an option with the gap in its help text filled; any other as it is."""
+    kind, option, *texts = get_args(hint) or (hint, None)
+    if not texts:
+        return hint
+    whole = copy.copy(option)
+    whole.help = option.help.format(*(text() for text in texts))
+    return Annotated[kind, whole]
+
+
+def _options_of(group: type, without: Collection[str], also: Mapping[str, str]) -> list[inspect.Parameter]:
+    hints = {name: _with_help(hint) for name, hint in get_type_hints(group, include_extras=True).items()}
+    for name in also:
+        kind, option = get_args(hints[name])
+        hints[name] = Annotated[kind, typer.Option(f"--{name.replace('_', '-')}", also[name], help=option.help)]
+    kept = [field for field in fields(group) if field.name not in without]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return [inspect.Parameter(f.name, keyword, default=f.default, annotation=hints[f.name]) for f in kept]
+
+
+def given(context: typer.Context, names: Iterable[str]) -> list[str]:
+    """Those of a command's parameters that were given, as options: `bucket_reso_steps` is "--bucket-reso-steps"."""
+    sources = ((name, context.get_parameter_source(name)) for name in names)
+    return [f"--{name.replace('_', '-')}" for name, source in sources if source and source.name == "COMMANDLINE"]
+
+
+def refuse_beside(context: typer.Context, what: str, names: Iterable[str]) -> None:
+    """Refuse options that would be passed over in silence.
+
+    Args:
+        context: the command's.
+        what: why they do not count, as the beginning of a sentence, e.g. "--config c.toml brings its own rules".
+        names: the parameters, as the command's function names them; those that were not given are no matter.
+
+    Raises:
+        ConfigError: one of them was given.
+    """
+    options = given(context, names)
+    if options:
+        raise ConfigError(f"{what}: leave out {' and '.join(options)}")
+
+
+Sources = Annotated[list[str], typer.Argument(help="Folders, files, patterns, lists, tar shards.")]
+TableOrSources = Annotated[list[str], typer.Argument(help="Folders, files, lists, tar shards, or one table of sizes.")]
+Recursive = Annotated[bool, typer.Option(help="Look into subfolders.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="At most this many threads or processes.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+
+def path(text: str) -> Path:
+    """A folder, or an address in object storage, which is used like one; the function's name is what help shows."""
+    from kohya_bucket.latents.remote.remote_path import as_given
+
+    return cast("Path", as_given(text))
+
+
+ENGINE_HELP = "local, or ray: Ray Data, for many machines."
+_ENGINES: dict[str, Engine] = {"local": "auto", "ray": "ray"}
+
+
+def engine_of(name: str) -> Engine:
+    """The scan's engine. `KohyaBucketError` for another name."""
+    if name not in _ENGINES:
+        raise KohyaBucketError(f"--engine {name}: use one of {', '.join(_ENGINES)}")
+    return _ENGINES[name]
+
+
+_MOST_GPUS = 65_536
+
+
+def gpu_counts(text: str) -> list[int]:
+    """Numbers of GPUs from `1,2,4`. Raises `KohyaBucketError` for anything else."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1 or max(numbers) > _MOST_GPUS:
+        raise KohyaBucketError(f"--gpus is {text!r}, but must be whole numbers from 1 to {_MOST_GPUS:,}, e.g. 1,2,4")
+    return numbers
+
+
+def check_output(option: str, output: Path | None, what: str, inputs: Iterable[str | Path | None]) -> None:
+    """Before anything is read: an output that is a folder, an image, or one of the inputs of the command.
+
+    Args:
+        option: as the command line names it.
+        output: the file to write, or None.
+        what: what is written, e.g. "a Parquet file"; a name ending in "picture" may have an image's ending.
+        inputs: files and folders that the command reads.
+
+    Raises:
+        KohyaBucketError: `output` is one of them, is a folder, or is named as an image and will hold none.
+    """
+    if output is None:
+        return
+    refuse_address(option, output)
+    if output.is_dir():
+        raise KohyaBucketError(f"{option} is {output}, a folder: name a file in it")
+    if output.suffix.lower() in IMAGE_EXTENSIONS and not what.endswith("picture"):
+        raise KohyaBucketError(f"{option} is {output}, named as an image, but {what} is written: give another name")
+    for given in inputs:
+        if given is not None and Path(given).is_file() and output.exists() and output.samefile(given):
+            raise KohyaBucketError(
+                f"{option} is {output}, which is also an input and would be overwritten: give another name"
+            )
+
+
+def refuse_address(option: str, output: Path) -> None:
+    """Before anything is made at "s3:/bucket", which is what a `Path` makes of an address.
+
+    Raises:
+        KohyaBucketError: `output` is one, and no folder here has such a name.
+    """
+    first = output.parts[0] if output.parts else ""
+    if first.endswith(":") and len(first) > 2 and not Path(first).exists():
+        address = f"{first}//{'/'.join(output.parts[1:])}"
+        raise KohyaBucketError(f"{option} is {address}, but is written to this machine only: give a local path")
+
+
+def _rules() -> str:
+    return described(rule_choices())
+
+
+@dataclass(frozen=True)
+class RuleOptions:
+    """What a command line says about the rule; each field is an option.
+
+    The defaults are sd-scripts' (`sdscripts.config.keys.DEFAULTS`). Its trainers have none for `resolution` and
+    want it given; 512 is that of its own program that sorts images into buckets, `prepare_buckets_latents.py`.
+    """
+
+    rule: Annotated[str | None, typer.Option(help="{}. Default: kohya."), _rules] = None
+    preset: Annotated[str | None, typer.Option("--preset", "-p", help="A bundled bucket set, e.g. sdxl.")] = None
+    bucket_config: Annotated[
+        Path | None, typer.Option("--bucket-config", "-c", help="A bucket set in a TOML or JSON file.")
+    ] = None
+    resolution: Annotated[str, typer.Option(help="As in sd-scripts: 512 or 832,1216.")] = "512"
+    min_bucket_reso: Annotated[int, typer.Option(help="As in sd-scripts.")] = 256
+    max_bucket_reso: Annotated[int, typer.Option(min=1, help="As in sd-scripts; must not be below the resolution.")] = (
+        1024
+    )
+    bucket_reso_steps: Annotated[int, typer.Option(help="As in sd-scripts.")] = 64
+    bucket_no_upscale: Annotated[
+        bool, typer.Option("--bucket-no-upscale", "--no-upscale", help="As in sd-scripts.")
+    ] = False
+    switching: Annotated[
+        str | None, typer.Option(help="{}. Default: the rule's own."), partial(described, SWITCHING_METHODS)
+    ] = None
+    no_upscale_fit: Annotated[str, typer.Option(help="{}."), partial(described, NO_UPSCALE_FITS)] = "kohya"
+    max_crop: Annotated[
+        float | None, typer.Option(help="Largest share of an image that may be cropped off, e.g. 0.05.")
+    ] = None
+    num: Annotated[int, typer.Option("--num", "-n", min=1, help="Number of buckets for the rule auto.")] = 8
+
+    @property
+    def name(self) -> str:
+        """The one rule that is named, as `rule_from_name` takes it."""
+        named = {
+            "--rule": self.rule,
+            "--preset": None if self.preset is None else f"preset:{self.preset}",
+            "--bucket-config": None if self.bucket_config is None else f"file:{self.bucket_config}",
+        }
+        given = [option for option, name in named.items() if name is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} both name a bucket set: give one of them")
+        return str(named[given[0]]) if given else "kohya"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The options' names; without that of the bucket set, which may be a dataset config, where there is none."""
+        names = (field.name for field in fields(self))
+        return tuple(name for name in names if name != "bucket_config" or self.bucket_config is not None)
+
+    @property
+    def brings_sizes(self) -> bool:
+        """Whether the rule is a set of sizes, which no resolution, limit or step decides."""
+        return named_rule(self.name).own_sizes
+
+    @property
+    def from_images(self) -> bool:
+        """Whether the rule is made from all images."""
+        return named_rule(self.name).from_images
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The resolution as (width, height). `ConfigError` for what is none."""
+        from kohya_bucket.sdscripts.config.keys import parse_resolution
+
+        return parse_resolution(self.resolution)
+
+    @property
+    def title(self) -> str:
+        """For a reader."""
+        width, height = self.size
+        return f"{width}x{height}, {'no upscaling' if self.bucket_no_upscale else self.name}"
+
+    @property
+    def keys(self) -> DatasetKeys:
+        """The same as the keys of a dataset.
+
+        Raises:
+            BucketSettingsError: sd-scripts would stop at them, whatever the rule; says which and what to change.
+        """
+        from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
+
+        limits = self.min_bucket_reso, self.max_bucket_reso, self.bucket_reso_steps
+        keys = DatasetKeys(self.size, True, *limits, self.bucket_no_upscale)
+        rule_for(keys)
+        return keys
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Shortest and longest side of a bucket, rounded to the step as sd-scripts does."""
+        from kohya_bucket.adapter.dataset_keys import adjust_to_steps
+
+        return adjust_to_steps(self.keys)
+
+    def make(self, sizes: IntArray | None = None, *, auto_method: str = "kmeans") -> BucketRule:
+        """The rule. `sizes` [N, 2] are for those that are made from the data.
+
+        Raises:
+            KohyaBucketError: there is no such rule, or the options cannot work together.
+        """
+        from kohya_bucket.adapter.dataset_keys import rule_for
+        from kohya_bucket.adapter.options import AdapterOptions
+        from kohya_bucket.buckets import rule_from_name
+
+        own: dict[str, Any] = {
+            "switching": self.switching, "no_upscale_fit": self.no_upscale_fit, "max_crop": self.max_crop,
+        }  # fmt: skip
+        if self.brings_sizes:
+            return rule_from_name(self.name, max_reso=self.size, no_upscale=self.bucket_no_upscale, **own)
+        table = AdapterOptions(rule=self.name, num_buckets=self.num, auto_method=auto_method, **own)
+        return rule_for(self.keys, table, sizes)
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Where images and captions are in what is named; each field is an option."""
+
+    captions_file: Annotated[
+        Path | None, typer.Option(help="A file with one caption per line. Default: what is beside each image.")
+    ] = None
+    caption_extension: Annotated[
+        str,
+        typer.Option(help='Ending of caption files, also in tars. In a .json file, the text under "caption" is taken.'),
+    ] = ".txt"
+    image_column: Annotated[str, typer.Option(help="Of Parquet files and saved data sets: the column of images.")] = (
+        "image"
+    )
+    caption_column: Annotated[str | None, typer.Option(help="Of the same: the column of captions. Default: none.")] = (
+        None
+    )
+
+
+_SILENT = "if the config does not set it"
+
+
+@dataclass(frozen=True)
+class TrainerArguments:
+    """What sd-scripts' trainer is started with, if the config does not set it; each field is an option."""
+
+    resolution: Annotated[str | None, typer.Option(help="512 or 512,768, if the config does not set it")] = None
+    train_batch_size: Annotated[int | None, typer.Option("--train-batch-size", "--batch-size", min=1, help=_SILENT)] = (
+        None
+    )
+    enable_bucket: Annotated[bool, typer.Option("--enable-bucket", help=_SILENT)] = False
+    bucket_no_upscale: Annotated[bool, typer.Option("--bucket-no-upscale", help=_SILENT)] = False
+    min_bucket_reso: Annotated[int | None, typer.Option(help=_SILENT)] = None
+    max_bucket_reso: Annotated[int | None, typer.Option(help=_SILENT)] = None
+    bucket_reso_steps: Annotated[int | None, typer.Option(help=_SILENT)] = None
+    skip_image_resolution: Annotated[str | None, typer.Option(help=_SILENT)] = None
+    caption_extension: Annotated[str | None, typer.Option(help=_SILENT)] = None
+
+    def given(self) -> dict[str, Any]:
+        """Their names and values, as `read_config` takes them; a flag that is off counts as not given."""
+        return {name: None if value is False else value for name, value in asdict(self).items()}
+
+
+CLIP_SIZE = re.compile(r"(\d+)\s*[xX×*,]\s*(\d+)\s*[xX×*,@]\s*(\d+)")
+
+
+def _extractions() -> str:
+    return described({name: choice for name, choice in EXTRACTIONS.items() if name not in ("largest", "full")})
+
+
+@dataclass(frozen=True)
+class ClipOptions:
+    """How musubi-tuner takes frames; each field is an option."""
+
+    arch: Annotated[
+        str | None, typer.Option(help="As musubi-tuner trains this model: wan, hv, zi, …; with its 960,544 by default.")
+    ] = None
+    target_frames: Annotated[str | None, typer.Option(help="Of a clip: 1,25,45; else all up to 129.")] = None
+    frame_extraction: Annotated[str, typer.Option(help="{}."), partial(_extractions)] = "head"
+    source_fps: Annotated[float | None, typer.Option(help="Of a clip: as in musubi-tuner, with --arch.")] = None
+
+    def keys(self, resolution: tuple[int, int], no_upscale: bool, clip: bool) -> ClipOrImageKeys:
+        """The same as the keys of a data set. `ConfigError` for lengths that are none."""
+        from kohya_bucket.buckets.clips import MOST_FRAMES
+        from kohya_bucket.musubi.config import ClipKeys, ImageKeys
+
+        if not clip:
+            return ImageKeys(resolution, enable_bucket=True, bucket_no_upscale=no_upscale)
+        if self.target_frames is None:
+            return ClipKeys(resolution, True, no_upscale, frame_extraction="full", source_fps=self.source_fps)
+        try:
+            lengths = tuple(int(part) for part in self.target_frames.split(","))
+            if max(lengths) > MOST_FRAMES:
+                raise ValueError
+        except ValueError:
+            text = f"--target-frames is {self.target_frames!r}, but must be numbers of frames, e.g. 1,25,45"
+            raise ConfigError(text) from None
+        how = self.frame_extraction
+        return ClipKeys(
+            resolution, True, no_upscale, target_frames=lengths, frame_extraction=how, source_fps=self.source_fps
+        )
+
+
+FOR_HELP = "npz for this sd-scripts: 0.10.1, 0.11, or its folder; by default the folder one is in, or the newest."
+
+
+def _families() -> str:
+    from kohya_bucket.latents.architectures import ARCHITECTURES
+
+    return ", ".join(ARCHITECTURES)
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Which engine, and how many encoders it has; each field is an option."""
+
+    engine: Annotated[str, typer.Option(help="local, or ray: a Ray cluster.")] = "local"
+    concurrency: Annotated[int | None, typer.Option(min=1, help="With ray: encoders; by default one for each GPU.")] = (
+        None
+    )
+
+    def on_ray(self) -> bool:
+        """Whether it is the cluster.
+
+        Raises:
+            KohyaBucketError: there is no such engine, or what is given does not fit it.
+        """
+        if engine_of(self.engine) != "ray":
+            if self.concurrency is not None:
+                raise ConfigError("--concurrency says how many encoders Ray starts: add --engine ray, or leave it out")
+            return False
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            raise ConfigError("--engine ray starts its processes itself: start the command once, without torchrun")
+        return True
+
+
+@dataclass(frozen=True)
+class VaeOptions:
+    """Which VAE, and how it runs; each field is an option."""
+
+    vae: Annotated[str, typer.Option("--vae", help="Hub name, folder, or .safetensors file.")] = ""
+    dtype: Annotated[str, typer.Option(help="Stored and computed as float32, float16 or bfloat16.")] = "bfloat16"
+    arch: Annotated[str, typer.Option(help="Model family: {}."), _families] = ""
+    device: Annotated[str | None, typer.Option(help="E.g. cuda:0; by default this process' GPU.")] = None
+    tiling: Annotated[bool, typer.Option("--tiling", help="Encode in tiles: less memory.")] = False
+    slicing: Annotated[bool, typer.Option("--slicing", help="Encode image by image: less memory.")] = False
+    xformers: Annotated[bool, typer.Option("--xformers", help="xformers' attention.")] = False
+    compile: Annotated[bool, typer.Option("--compile", help="Let torch.compile translate the VAE.")] = False
+
+    def check(self) -> None:
+        """What can be said without loading anything.
+
+        Raises:
+            ConfigError: no VAE is named, or there is no such model family.
+        """
+        from kohya_bucket.latents.architectures import ARCHITECTURES
+
+        if not self.vae:
+            raise ConfigError("no VAE to encode with: add --vae, e.g. --vae stabilityai/sdxl-vae")
+        if self.arch and self.arch not in ARCHITECTURES:
+            raise ConfigError(f"--arch is {self.arch!r}, but must be one of {', '.join(ARCHITECTURES)}")
+
+    def load_options(self) -> dict[str, Any]:
+        """The same as `load_vae` takes them."""
+        options = asdict(self)
+        return {**options, "architecture": options.pop("arch")}
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Which latents are made, and in which files they lie; each field is an option."""
+
+    flip: Annotated[bool, typer.Option("--flip", help="Store the mirrored images too.")] = False
+    mask: Annotated[bool, typer.Option("--mask", help="Store the alpha channel too.")] = False
+    posterior: Annotated[bool, typer.Option("--posterior", help="Store mean and deviation, no sample.")] = False
+    format: Annotated[str, typer.Option(help="shards, or npz: sd-scripts' own files.")] = "shards"
+    for_: Annotated[str, typer.Option("--for", help=FOR_HELP)] = ""
+    interpolation: Annotated[str, typer.Option(help="Filter of the resize; auto is sd-scripts'.")] = "auto"
+    collection: Annotated[str, typer.Option(help="Part of the store, to keep several models apart.")] = ""
+
+    def recipe(self, dtype: str, output: Path | None) -> EncodeOptions:
+        """How latents are made with these options; the hash of the encoder is still missing.
+
+        Raises:
+            KohyaBucketError: an option has an unknown value, or the format cannot hold what is asked for.
+        """
+        from kohya_bucket.images.resize import choose_interpolation
+        from kohya_bucket.latents.dtypes import dtype_name
+        from kohya_bucket.latents.encode.precompute import check_target
+        from kohya_bucket.latents.items import EncodeOptions
+
+        kind = "posterior" if self.posterior else "latents"
+        check_target(kind, output, self.format)
+        choose_interpolation((1, 1), (1, 1), self.interpolation)
+        return EncodeOptions("", dtype_name(dtype), kind, self.flip, self.mask, self.interpolation, self.collection)
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Captions in place of images; each field is an option."""
+
+    text: Annotated[
+        bool, typer.Option("--text", help="Captions: of the store in --output, or PATH is an sd-scripts trainer.")
+    ] = False
+    text_encoder: Annotated[
+        list[str] | None, typer.Option(help="With --text: CLIP or T5, hub name or folder; may be repeated.")
+    ] = None
+    max_length: Annotated[
+        list[int] | None, typer.Option(min=1, help="Tokens of each text encoder, in their order; else its tokenizer's.")
+    ] = None
+    layer: Annotated[int, typer.Option(help="Hidden state of text encoders: -1 the last, -2 as for SDXL.")] = -1
+    apply_mask: Annotated[
+        bool, typer.Option("--apply-mask", help="Text encoders leave out padding, which is 0 then.")
+    ] = False

@@ -1,0 +1,388 @@
+"""The images that a command line names: files and folders, lists, tables of sizes, tar shards, tables of images."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from kohya_bucket.cli.console import scan_progress
+from kohya_bucket.cli.options import SourceOptions
+from kohya_bucket.datasets.captions import caption_beside, caption_of_cell, caption_of_file
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.images import list_images, read_sizes
+from kohya_bucket.images.image_rows import TABLE_ENDINGS, scan_rows
+from kohya_bucket.images.listing import absolute_paths
+from kohya_bucket.images.origins import Container, Origins
+from kohya_bucket.images.parallel import REQUESTS, for_each
+from kohya_bucket.images.remote import is_url, list_remote
+from kohya_bucket.images.stamps import read_unchanged
+from kohya_bucket.images.tar_index import TarIndex
+from kohya_bucket.texts import counted, parse_json, read_text, some
+
+if TYPE_CHECKING:
+    from kohya_bucket.buckets.sizes import IntArray
+    from kohya_bucket.images.parallel import Engine
+    from kohya_bucket.images.tar_index import TarIndex
+
+__all__ = [
+    "Found", "ImageSource", "SizedImages", "images_in", "matches", "not_read", "refuse_other_kinds", "shards_in",
+    "sizes_of", "source_in", "tables_in", "tars_in",
+]  # fmt: skip
+
+
+_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+
+
+def tars_in(sources: Sequence[str], before: Path | None = None) -> TarIndex | None:
+    """The index of the shards that are named; None where no tar and no index of tars is.
+
+    Args:
+        before: a file with an earlier index, of which shards that have not changed are taken.
+
+    Raises:
+        KohyaBucketError: tars beside something else, or one that cannot be read.
+    """
+    shards = shards_in(sources)
+    if shards is None:
+        return None
+    from kohya_bucket.images.tar_index import TarIndex
+
+    return TarIndex.build(shards, before=None if before is None else TarIndex.load(before))
+
+
+def shards_in(sources: Sequence[str]) -> list[str] | None:
+    """The tars, and lists of them, that are named, each once; None where none is.
+
+    Raises:
+        KohyaBucketError: tars beside something else, or compressed ones.
+    """
+    names = list(dict.fromkeys(matches(sources, (".tar",))))
+    if packed := next((name for name in names if name.lower().endswith(_PACKED)), None):
+        raise KohyaBucketError(
+            f"{packed}: is compressed, so that its images cannot be read at random: unpack it to a plain .tar"
+        )
+    # Several JSON files can be nothing else; of a single one, what is in it decides.
+    endings = (".tar", ".json") if len(names) > 1 else (".tar",)
+    shards = [name for name in names if name.lower().endswith(endings) or _is_index(name)]
+    if not shards:
+        return None
+    refuse_other_kinds(names, shards, "is a tar shard or lists some")
+    return shards
+
+
+def refuse_other_kinds(names: Sequence[str], of_a_kind: Sequence[str], what: str) -> None:
+    """Refuse sources of several kinds; `what` says of `of_a_kind` which they are."""
+    if len(of_a_kind) < len(names):
+        known = set(of_a_kind)
+        other = next(name for name in names if name not in known)
+        raise KohyaBucketError(f"{of_a_kind[0]} {what}, and {other} is none: name one kind alone")
+
+
+def matches(sources: Sequence[str], endings: Sequence[str]) -> list[str]:
+    """What patterns match, and the other sources as they are; of addresses those with one of `endings`."""
+    return [name for source in sources for name in _matches(source, endings)]
+
+
+def _matches(source: str, endings: Sequence[str]) -> list[str]:
+    if is_url(source):
+        wanted = glob.has_magic(source) and source.lower().endswith(tuple(endings))
+        return list_remote(source, True, endings) or [source] if wanted else [source]
+    return sorted(glob.glob(source)) if glob.has_magic(source) and not Path(source).exists() else [source]  # noqa: PTH207
+
+
+def _is_index(name: str) -> bool:
+    if not name.lower().endswith(".json"):
+        return False
+    from kohya_bucket.images.shard_lists import is_shard_list
+
+    return is_shard_list(name)
+
+
+_HUB = "hf://datasets/"
+_STATE = "state.json"  # what `Dataset.save_to_disk` writes beside its Arrow files, and this too:
+_INFO = "dataset_info.json"
+_SPLITS = "dataset_dict.json"  # and `DatasetDict.save_to_disk`
+
+
+def tables_in(sources: Sequence[str]) -> list[str] | None:
+    """The files of the tables that are named, in their order; None where no source is one.
+
+    Raises:
+        KohyaBucketError: tables beside something else, several splits at once, or a damaged data set.
+    """
+    names = list(dict.fromkeys(matches(sources, TABLE_ENDINGS)))
+    tables = [name for name in names if name.lower().endswith(TABLE_ENDINGS) or _is_saved(name) or _is_on_hub(name)]
+    if not tables:
+        return None
+    refuse_other_kinds(names, tables, "is a table of images")
+    files = [file for name in tables for file in _files_of(name)]
+    return list(dict.fromkeys(absolute_paths(files)))
+
+
+def _is_on_hub(name: str) -> bool:
+    return name.startswith(_HUB) and len(name.removeprefix(_HUB).strip("/").split("/")) == 2
+
+
+def _is_saved(name: str) -> bool:
+    folder = Path(name)
+    return (folder / _SPLITS).is_file() or all((folder / its).is_file() for its in (_STATE, _INFO))
+
+
+def _files_of(name: str) -> list[str]:
+    if _is_on_hub(name):
+        found = list_remote(name, True, [".parquet"])
+        if not found:
+            raise KohyaBucketError(
+                f"{name}: has no Parquet files; the Hub's own copy in Parquet, if it made one, is at "
+                f"{name.rstrip('/')}@~parquet"
+            )
+        return found
+    folder = Path(name)
+    if (folder / _SPLITS).is_file():
+        splits = sorted(state.parent.name for state in folder.glob(f"*/{_STATE}"))
+        raise KohyaBucketError(
+            f"{name}: holds the splits {some(splits, 10)}: name one, {folder / (splits or ['train'])[0]}"
+        )
+    return _arrow_files(folder) if folder.is_dir() else [name]
+
+
+def _arrow_files(folder: Path) -> list[str]:
+    """The files of a data set that `save_to_disk` has written."""
+    state = folder / _STATE
+    try:
+        data = parse_json(read_text(state, None))
+        names = [entry["filename"] for entry in data["_data_files"]]
+        if not all(isinstance(name, str) and name == Path(name).name for name in names):
+            raise ValueError(f"its files are {names!r}")
+        if data.get("_indices_data_files"):
+            raise ValueError("it refers to rows of other files; save it again")
+    except (KeyError, TypeError, ValueError) as error:
+        raise KohyaBucketError(f"{state}: not that of a saved data set ({error}); save it again") from None
+    return [str(folder / name) for name in names]
+
+
+@dataclass(frozen=True)
+class SizedImages:
+    """Readable sizes [N, 2]; how many files had none, and how many sd-scripts does not take for images."""
+
+    sizes: IntArray
+    unreadable: int
+    source: str
+    foreign: int = 0
+
+    def __str__(self) -> str:
+        broken = f" ({self.unreadable:,} unreadable left out)" if self.unreadable else ""
+        foreign = f" ({self.foreign:,} left out that sd-scripts does not read)" if self.foreign else ""
+        return f"{counted(len(self.sizes), 'image')} of {self.source}{broken}{foreign}"
+
+
+def images_in(sources: list[str], *, recursive: bool = True, extensions: Collection[str] | None = None) -> list[str]:
+    """The images that folders, files, patterns and lists name. `KohyaBucketError` where there is none.
+
+    Args:
+        extensions: endings that count in folders; by default those of images.
+    """
+    from kohya_bucket.images import list_images
+    from kohya_bucket.images.formats import IMAGE_EXTENSIONS
+
+    paths = list_images(sources, recursive=recursive, extensions=extensions or IMAGE_EXTENSIONS)
+    if not paths:
+        raise KohyaBucketError(f"{', '.join(sources)}: no images found there")
+    return paths
+
+
+def not_read(paths: Sequence[str]) -> dict[str, str]:
+    """{path: why} of images that sd-scripts takes for none by their names, such as GIFs: it does not train them."""
+    from kohya_bucket.images.formats import format_of_extension
+    from kohya_bucket.sdscripts.config.files import supported_extensions
+
+    known = supported_extensions()
+    endings = {path: Path(path).suffix for path in paths}
+    return {
+        path: f"sd-scripts does not read {ending} files: convert it to PNG, JPEG or WebP"
+        for path, ending in endings.items()
+        if format_of_extension(ending) and (ending.lower() if os.name == "nt" else ending) not in known
+    }
+
+
+def sizes_of(
+    sources: list[str], *, recursive: bool = True, workers: int | None = None, quiet: bool = False
+) -> SizedImages:
+    """Read headers, of tar shards too, or what is named: a table (CSV, JSON, Parquet, also one of build-cache) or an
+    index of tar shards.
+
+    Raises:
+        KohyaBucketError: nothing readable there.
+    """
+    from kohya_bucket.images import read_sizes
+    from kohya_bucket.images.size_table import TABLE_SUFFIXES, read_size_table
+
+    source, foreign = ", ".join(sources), dict[str, str]()
+    if (tars := tars_in(sources)) is not None:
+        sizes = tars.sizes
+    elif len(sources) == 1 and Path(sources[0]).suffix.lower() in TABLE_SUFFIXES and Path(sources[0]).is_file():
+        sizes = read_size_table(sources[0]).sizes
+    else:
+        paths = images_in(sources, recursive=recursive)
+        with scan_progress("reading headers", quiet=quiet) as progress:
+            sizes = read_sizes(paths, workers=workers, progress=progress).sizes
+        foreign = not_read(paths)
+        sizes = sizes[[path not in foreign for path in paths]]
+    readable = sizes[sizes.min(axis=1, initial=1) > 0]
+    if not len(readable):
+        raise KohyaBucketError(f"{source}: none of its {len(sizes)} images has a readable size")
+    return SizedImages(readable, len(sizes) - len(readable), source, len(foreign))
+
+
+@dataclass(frozen=True)
+class Found:
+    """N images with their sizes, (0, 0) where `reasons` says why there is none, and their captions."""
+
+    images: Origins
+    sizes: IntArray
+    reasons: dict[int, str]
+    captions: list[str | None]
+
+
+class ImageSource(Protocol):
+    """Images that a command line names.
+
+    Attributes:
+        unfit: options of `SourceOptions` that say nothing about such images.
+        one: what holds them, with many in one file; "" where each has a file of its own.
+    """
+
+    unfit: tuple[str, ...]
+    one: str
+
+    def read(self, engine: Engine, *, quiet: bool) -> Found:
+        """The headers of all."""
+
+
+def source_in(sources: list[str], options: SourceOptions, *, recursive: bool) -> ImageSource:
+    """What `sources` name. No header is read yet, so mistakes are named at once.
+
+    Raises:
+        KohyaBucketError: no image is there, several kinds of sources, or captions that cannot be read.
+    """
+    ending = "." + options.caption_extension.removeprefix(".")
+    if ending == "." or not {"/", "\\", "\0"}.isdisjoint(ending):
+        raise ConfigError(f"--caption-extension is {options.caption_extension!r}: give an ending such as .txt")
+    options = replace(options, caption_extension=ending)
+    if (shards := shards_in(sources)) is not None:
+        return _Tars(shards, options)
+    if (tables := tables_in(sources)) is not None:
+        return _Tables(tables, options)
+    if paths := list_images(sources, recursive=recursive):
+        return _Files(paths, options)
+    held = list_images(sources, recursive=recursive, extensions=(".tar", *TABLE_ENDINGS))
+    hint = f", but {counted(len(held), 'file')} such as {held[0]}: name these, or a pattern of them" if held else ""
+    raise ConfigError(f"{', '.join(sources)}: no images found there{hint}")
+
+
+class _Files:
+    unfit: tuple[str, ...] = ("image_column", "caption_column")
+    one = ""
+
+    def __init__(self, paths: list[str], options: SourceOptions) -> None:
+        self._paths = paths
+        self._captions = _lines(options.captions_file, len(paths))
+        if options.captions_file is None:
+            self._captions = for_each(
+                partial(caption_beside, ending=options.caption_extension), paths, at_once=REQUESTS
+            )
+
+    def read(self, engine: Engine, *, quiet: bool) -> Found:
+        with scan_progress("reading headers", quiet=quiet) as progress:
+            scan = read_sizes(self._paths, engine=engine, progress=progress)
+        reasons = {i: why for i, _, why in scan.failures}
+        return Found(Origins.named(absolute_paths(self._paths)), scan.sizes, reasons, self._captions)
+
+
+class _Tars:
+    unfit: tuple[str, ...] = ("image_column", "caption_column")
+
+    def __init__(self, shards: list[str], options: SourceOptions) -> None:
+        self._shards, self._options = shards, options
+        self.one = shards[0]
+
+    def read(self, engine: Engine, *, quiet: bool) -> Found:
+        options = self._options
+        ending = options.caption_extension if options.captions_file is None else None
+        with scan_progress("reading headers of shards", quiet=quiet) as progress:
+            index = TarIndex.build(self._shards, caption=ending, engine=engine, progress=progress)
+        images, again = Origins.of_tars(index)
+        sizes = index.sizes
+        sizes[list(again)] = 0
+        given = options.captions_file
+        captions = _captions_in(index, images) if given is None else _lines(given, len(index))
+        return Found(images, sizes, index.reasons | again, captions)
+
+
+def _captions_in(index: TarIndex, images: Origins) -> list[str | None]:
+    """The captions of the samples of tars, which have not changed since."""
+    captions = for_each(partial(_of_sample, index, images), range(len(index)), at_once=REQUESTS)
+    for_each(Container.checked, images.containers)
+    return captions
+
+
+def _of_sample(index: TarIndex, images: Origins, i: int) -> str | None:
+    row = index.rows[i]
+    if not row["caption_offset"]:
+        return None
+    member = f"{images.names[i]}.{index.caption}"
+    tar = images.containers[int(row["shard"])].path
+    try:
+        content = read_unchanged(tar, None, int(row["caption_offset"]), int(row["caption_length"]))
+    except OSError as error:
+        raise ConfigError(f"{member}: the caption cannot be read ({error})") from error
+    return caption_of_file(content, member)
+
+
+class _Tables:
+    unfit: tuple[str, ...] = ("caption_extension",)
+
+    def __init__(self, paths: list[str], options: SourceOptions) -> None:
+        self._paths, self._options = paths, options
+        self.one = paths[0]
+
+    def read(self, engine: Engine, *, quiet: bool) -> Found:
+        image, caption = self._options.image_column, self._options.caption_column
+        with scan_progress("reading headers of tables", quiet=quiet) as progress:
+            tables = for_each(partial(scan_rows, image, caption), self._paths, engine, progress)
+        containers = [Container(path, t.stamp, image) for path, t in zip(self._paths, tables, strict=True)]
+        images = Origins.of_rows(containers, tables)
+        sizes = np.concatenate([table.sizes for table in tables])
+        starts = accumulate((len(table.sizes) for table in tables), initial=0)
+        reasons = {start + row: why for start, t in zip(starts, tables, strict=False) for row, why in t.reasons.items()}
+        captions = _lines(self._options.captions_file, len(images))
+        if caption is not None:
+            cells = [cell for table in tables for cell in table.captions or ()]
+            captions = [
+                None if cell is None else caption_of_cell(cell, name)
+                for cell, name in zip(cells, images.names, strict=True)
+            ]
+        return Found(images, sizes, reasons, captions)
+
+
+def _lines(file: Path | None, images: int) -> list[str | None]:
+    """The captions in a file, one for each image; None for each where there is no file."""
+    if file is None:
+        return [None] * images
+    try:
+        lines: list[str | None] = [*read_text(file, None).splitlines()]
+    except ConfigError as error:
+        raise ConfigError(f"{file}: the caption cannot be read ({error}); it must be UTF-8 text") from None
+    if len(lines) != images:
+        raise ConfigError(
+            f"{file} has {counted(len(lines), 'line')} for {counted(images, 'image')}: give one per image, in order"
+        )
+    return lines
