@@ -27,7 +27,7 @@ from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
 from kohya_bucket.images.pixels import Fit, Picture
 from kohya_bucket.images.stamps import read_unchanged
 from kohya_bucket.images.tar_index import TarIndex
-from kohya_bucket.images.tar_scan import Oddities, plain_ending
+from kohya_bucket.images.tar_scan import BLOCK, Oddities, plain_ending, why_not_member
 
 __all__ = ["TarSource", "dataset_from_shards", "expand_shards", "stream_from_shards"]
 
@@ -69,8 +69,20 @@ class TarSource:
 
     def picture(self, index: int, fit: Fit | None = None) -> Picture:
         row = self.index.rows[index]
+        stated = not row["orientation"]  # by an index of others, which may be of another tar
+        data = self._bytes(row, row["offset"] - stated * BLOCK, row["length"] + stated * BLOCK)
         try:
-            return cell_picture(self._bytes(row, row["offset"], row["length"]), self._obey_exif, fit)
+            if not stated:
+                return cell_picture(data, self._obey_exif, fit)
+            if wrong := why_not_member(data[:BLOCK], self.index.keys[index], int(row["length"])):
+                raise UnreadableImageError(f"{wrong}: make the index of its shard again")
+            picture = cell_picture(data[BLOCK:], self._obey_exif, fit)
+            if picture.size != (row["width"], row["height"]):
+                raise UnreadableImageError(
+                    f"it has {picture.size[0]}x{picture.size[1]} pixels, but {row['width']}x{row['height']} by the "
+                    "index of its shard: make that again"
+                )
+            return picture
         except UnreadableImageError as error:
             raise explained(self.name(index), error) from error
 

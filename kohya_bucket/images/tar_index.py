@@ -200,6 +200,7 @@ class TarIndex:
 
 def _stamp(shard: Shard) -> Stamp:
     """That of a tar; (bytes, 0) of one whose members an index names, and that is not here."""
+    end = max((m.offset + m.length for m in shard.members or ()), default=0)
     try:
         if is_url(shard.path) and shard.members is not None:
             raise FileNotFoundError(2, "it is not asked for before an image is read")
@@ -207,11 +208,16 @@ def _stamp(shard: Shard) -> Stamp:
     except OSError as error:
         if shard.members is None:
             raise KohyaBucketError(f"{shard.path}: this shard cannot be read ({explain_os_error(error)})") from None
-        return shard.nbytes or max((m.offset + m.length for m in shard.members), default=0), 0
+        found = shard.nbytes or end, 0
     if shard.nbytes not in (None, found[0]):
         raise KohyaBucketError(
             f"{shard.path}: has {found[0]} bytes, but {shard.nbytes} by its index: one of the two is another "
             "version; fetch both again"
+        )
+    if end > found[0]:
+        raise KohyaBucketError(
+            f"{shard.index}: states a member that ends at byte {end}, but {shard.path} has {found[0]} bytes: make the "
+            "index again"
         )
     return found
 

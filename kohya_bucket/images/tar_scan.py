@@ -20,12 +20,12 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, UnreadableImageError
 from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import check_cancelled
-from kohya_bucket.images.pieces import Blocks, RawFile, Region, Source, length_of, read_at
+from kohya_bucket.images.pieces import Blocks, RawFile, Region, Source, read_at
 from kohya_bucket.images.remote import RemoteFile, is_url
 from kohya_bucket.images.shard_lists import Shard
 from kohya_bucket.texts import one_line
 
-__all__ = ["Oddities", "grouped", "plain_ending", "scan_shard", "split_key"]
+__all__ = ["BLOCK", "ROW", "Oddities", "grouped", "plain_ending", "scan_shard", "split_key", "why_not_member"]
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3
@@ -141,7 +141,10 @@ class Oddities:
 
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_BLOCK = 512
+BLOCK = 512
+"""Bytes of a member's header."""
+
+_LONGEST_NAME = 100  # in such a header
 ROW = np.dtype([
     ("shard", "i4"), ("offset", "i8"), ("length", "i8"), ("width", "i4"), ("height", "i4"), ("orientation", "i4"),
     ("caption_offset", "i8"), ("caption_length", "i8"),
@@ -201,7 +204,9 @@ def _index_shard(shard: str, caption: str | None, image: str | None) -> _Scanned
                     reasons[len(rows)] = str(error)
                 rows.append((0, *place, width, height, orientation, *text))
                 keys.append(key)
-    except (tarfile.TarError, OSError) as error:
+    except KohyaBucketError:
+        raise
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:  # the last two: numbers that are none
         raise KohyaBucketError(f"{shard}: cannot be read as a tar file ({error}); copy or build it again") from None
     return np.array(rows, dtype=ROW), keys, reasons, odd
 
@@ -229,15 +234,47 @@ def _refuse_compressed(shard: str, start: bytes) -> None:
 def _samples(shard: str, source: Source, file: Any) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
     """(key, {ending: (offset, length)}) of each sample, its members in their order."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
-        yield from grouped(shard, _places(tar))
-        if length_of(source) < tar.offset + _BLOCK:
+        yield from grouped(shard, _places(shard, tar))
+        after = read_at(source, tar.offset, BLOCK)
+        if any(after):  # where tarfile ends without a word, as at the end
+            raise tarfile.ReadError(f"what follows from byte {tar.offset} on is no member")
+        if len(after) < BLOCK:
             _log.warning("%s: ends without the mark of a tar's end: it may be cut off", one_line(shard))
 
 
-def _places(tar: tarfile.TarFile) -> Iterator[tuple[str, tuple[int, int]]]:
+def _places(shard: str, tar: tarfile.TarFile) -> Iterator[tuple[str, tuple[int, int]]]:
     for member in tar:
         # Otherwise tarfile remembers every member of the shard.
         tar.members = []  # type: ignore[attr-defined]
         check_cancelled()
+        if member.issparse():
+            raise KohyaBucketError(
+                f"{shard}: {one_line(member.name)} is stored without its holes (sparse), so its bytes do not lie in "
+                "one piece: build the shard again without tar's --sparse"
+            )
+        if member.size < 0:
+            raise KohyaBucketError(
+                f"{shard}: {one_line(member.name)} states {member.size} bytes: build the shard again"
+            )
         if member.isfile():
             yield member.name, (member.offset_data, member.size)
+
+
+def why_not_member(header: bytes, key: str, length: int) -> str:
+    """What is wrong with the place that an index states for a sample's image; empty where nothing is.
+
+    Args:
+        header: the 512 bytes in front of the place, where a tar says what the member is.
+        key: of the sample.
+        length: stated bytes of the image.
+    """
+    try:
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    except (tarfile.TarError, ValueError):
+        return "no member of the tar begins there"
+    if member.size != length:
+        return f"the tar's member there has {member.size} bytes, not {length}"
+    whole = len(member.name) < _LONGEST_NAME and "?" not in member.name  # else its name is in a header of its own
+    if whole and split_key(member.name)[0] != key:
+        return f"the tar has {one_line(member.name)} there"
+    return ""

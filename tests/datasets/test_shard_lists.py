@@ -143,3 +143,65 @@ def test_an_index_of_another_version_of_its_tar_is_refused(tmp_path: Path) -> No
     (tmp_path / "broken.json").write_text("{", encoding="utf-8")
     with pytest.raises(KohyaBucketError, match="cannot be read"):
         listed_shards([tmp_path / "broken.json"])
+
+
+def test_an_index_that_names_the_bytes_of_another_image_is_found_out_when_they_are_read(tmp_path: Path) -> None:
+    tar = make_tar(tmp_path / "x-0.tar")
+    data = webshart_of(tar)
+    files = data["files"]
+    for key in ("offset", "length", "width", "height"):
+        one, other = files["a/000.png"], files["a/001.png"]
+        one[key], other[key] = other[key], one[key]
+    files["a/002.png"]["width"] = 64
+    source = TarSource(TarIndex.build([write(tmp_path / "x-0.json", data)]))
+    at = {source.name(i).rpartition("#")[2]: i for i in range(3)}
+    with pytest.raises(KohyaBucketError, match=r"#a/000: .*the tar has a/001.png there"):
+        source.pixels(at["a/000"])
+    with pytest.raises(KohyaBucketError, match="48x48 pixels, but 64x48 by the index"):
+        source.pixels(at["a/002"])
+
+
+def test_an_index_that_names_bytes_after_the_end_of_its_tar_is_refused(tmp_path: Path) -> None:
+    tar = make_tar(tmp_path / "x-0.tar")
+    data = webshart_of(tar)
+    data["files"]["a/001.png"]["length"] = 1 << 40
+    with pytest.raises(KohyaBucketError, match="a member that ends at byte"):
+        TarIndex.build([write(tmp_path / "x-0.json", data)])
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_members_in_pieces_are_refused_by_name(tmp_path: Path, kind: int) -> None:
+    """As `tar --sparse` writes them: the map of the pieces, then these; here one piece, after a hole."""
+    tar = tmp_path / "x.tar"
+    with tarfile.open(tar, "w", format=kind) as file:
+        member = tarfile.TarInfo("a/000.png")
+        data = b"x" * 512
+        if kind == tarfile.PAX_FORMAT:
+            member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": member.name,
+                                  "GNU.sparse.realsize": "1024"}  # fmt: skip
+            data = b"1\n512\n512\n".ljust(512, b"\0") + data
+            member.size = len(data)
+            file.addfile(member, io.BytesIO(data))
+        else:
+            member.size = len(data)
+            block = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+            block[156:157] = tarfile.GNUTYPE_SPARSE
+            block[386:410] = b"%011o\0%011o\0" % (512, 512)
+            block[483:495] = b"%011o\0" % 1024
+            block[148:156] = b" " * 8
+            block[148:156] = b"%06o\0 " % sum(block)
+            file.fileobj.write(bytes(block) + data)
+            file.offset += len(block) + len(data)
+    with pytest.raises(KohyaBucketError, match=r"a/000.png is stored without its holes"):
+        TarIndex.build([str(tar)])
+
+
+@pytest.mark.parametrize("size", ["-1", "1e20", str(10**20), "x"])
+def test_impossible_lengths_are_one_error(tmp_path: Path, size: str) -> None:
+    tar = tmp_path / "x.tar"
+    with tarfile.open(tar, "w", format=tarfile.PAX_FORMAT) as file:
+        member = tarfile.TarInfo("a/000.png")
+        member.size, member.pax_headers = 512, {"size": size}
+        file.addfile(member, io.BytesIO(b"x" * 512))
+    with pytest.raises(KohyaBucketError, match=r"x\.tar: "):
+        TarIndex.build([str(tar)])
