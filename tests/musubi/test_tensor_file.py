@@ -72,6 +72,37 @@ def test_a_file_that_is_cut_off_anywhere_is_broken(tmp_path: Path) -> None:
             read_tensor_file(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("overlap", {"b": {"data_offsets": [4, 12]}, "a": {"data_offsets": [0, 8]}}),
+        ("hole", {"b": {"shape": [1], "data_offsets": [12, 16]}}),
+        ("negative", {"a": {"data_offsets": [-8, 0]}}),
+        ("negative side", {"a": {"shape": [-2, -1]}}),
+        ("unknown type", {"a": {"dtype": "F7"}}),
+        ("other shape", {"a": {"shape": [3]}}),
+        ("type of another length", {"b": {"dtype": "F16"}}),
+        ("a share of a side", {"a": {"shape": [2.0]}}),
+        ("no numbers", {"a": {"data_offsets": ["0", "8"]}}),
+    ],
+)
+def test_tensors_that_do_not_lie_in_the_file_as_its_header_says_are_no_file(tmp_path: Path, name: str, changes) -> None:
+    table = {key: {"dtype": "F32", "shape": [2], "data_offsets": [at, at + 8]} for key, at in (("a", 0), ("b", 8))}
+    path = tmp_path / "x.safetensors"
+
+    def put() -> None:
+        header = json.dumps(table).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+
+    put()
+    assert read_tensor_file(path).shapes == {"a": (2,), "b": (2,)}
+    for key, change in changes.items():
+        table[key] |= change
+    put()
+    with pytest.raises(BrokenFileError):
+        read_tensor_file(path)
+
+
 def test_what_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     write(path)
