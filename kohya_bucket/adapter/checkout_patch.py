@@ -75,6 +75,16 @@ def _write(file: Path, text: str) -> None:
     replace_file(file, text.encode("utf-8", "surrogateescape"))
 
 
+def _drop_unchecked(file: Path) -> None:
+    """Remove what Python has compiled of a file and would run without looking whether the file has changed."""
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+        with open(compiled, "rb") as handle:
+            flags = int.from_bytes(handle.read(8)[4:], "little")
+        if flags & 0b11 == _UNCHECKED:
+            compiled.unlink()
+
+
+_UNCHECKED = 0b01  # by its hash, which is not compared (PEP 552)
 _MARK = "kohya_bucket probe: "
 _PACKAGES = Path(__file__).parents[2]
 _TIMEOUT = 300.0
@@ -86,6 +96,7 @@ class Trial:
 
     Attributes:
         active: whether the adapter is in place once the trainer is imported.
+        runs_block: whether the trainer's package brings the door by itself.
         refused: why it is not, where this version is not known.
         left_alone: {subject: why} of what is left to the trainer.
         missing: module that is not installed in this environment.
@@ -93,6 +104,7 @@ class Trial:
     """
 
     active: bool = False
+    runs_block: bool = False
     refused: str = ""
     left_alone: dict[str, str] = field(default_factory=dict)
     missing: str = ""
@@ -132,18 +144,21 @@ def main() -> None:
 def _try_here(folder: str, door: str, imports: Sequence[str]) -> Trial:
     sys.path.insert(0, folder)
     sys.dont_write_bytecode = True
+    runs_block = False
     try:
+        importlib.import_module(imports[0].partition(".")[0])
+        runs_block = door in sys.modules
         opened = importlib.import_module(door)
         opened.install(quiet=True)
         for name in imports:
             importlib.import_module(name)
-        return Trial(opened.is_active(), opened.why_inactive(), opened.left_alone())
+        return Trial(opened.is_active(), runs_block, opened.why_inactive(), opened.left_alone())
     except KohyaBucketError as error:
-        return Trial(refused=str(error))
+        return Trial(runs_block=runs_block, refused=str(error))
     except ModuleNotFoundError as error:
-        return Trial(missing=error.name or "", error=str(error))
+        return Trial(runs_block=runs_block, missing=error.name or "", error=str(error))
     except Exception as error:
-        return Trial(error=f"{type(error).__name__}: {error}")
+        return Trial(runs_block=runs_block, error=f"{type(error).__name__}: {error}")
 
 
 _BLOCK = """{begin}
@@ -151,16 +166,23 @@ _BLOCK = """{begin}
 try:
     import {door}
 except ImportError as missing:
-    import os
     import sys
 
-    print(
-        f"ERROR: this checkout is patched for kohya_bucket, which cannot be imported ({missing}), and would train "
-        "WITHOUT it. Install kohya-bucket into this environment, or remove the marked block from " + __file__,
-        file=sys.stderr,
-    )
-    if {trains}:  # the other tools need no plan
-        sys.exit(2)
+    class _WithoutKohyaBucket:
+        \"\"\"Ends programs that import what makes data sets; others need no plan.\"\"\"
+
+        text = (
+            f"ERROR: this checkout is patched for kohya_bucket, which cannot be imported ({missing}), and would train "
+            "WITHOUT it. Install kohya-bucket into this environment, or remove the marked block from " + __file__
+        )
+
+        @classmethod
+        def find_spec(cls, name, path=None, target=None):
+            if name == "{makes_datasets}":
+                print(cls.text, file=sys.stderr)
+                sys.exit(2)
+
+    sys.meta_path.insert(0, _WithoutKohyaBucket)
 else:
     {door}.install()
 {end}
@@ -176,7 +198,8 @@ class CheckoutPatch:
         door: the module that opens its door.
         find: the checkout in a folder, or `CheckoutError`.
         file: the file that the block stands in, from the checkout on.
-        trains: an expression that says, where the package is missing, whether a trainer was started.
+        makes_datasets: a module that all programs import that make data sets; where this package is missing, its import
+            ends them.
         imports: modules with which everything is imported that the door looks at.
         import_folder: the folder to import them from, from the checkout on.
     """
@@ -185,14 +208,15 @@ class CheckoutPatch:
     door: str
     find: Callable[[Path], Path]
     file: str
-    trains: str
+    makes_datasets: str
     imports: tuple[str, ...]
     import_folder: str = "."
 
     @property
     def block(self) -> str:
         """What is written."""
-        return _BLOCK.format(begin=BEGIN, end=END, door=self.door, trains=self.trains, missing="{missing}")
+        names = {"door": self.door, "makes_datasets": self.makes_datasets}
+        return _BLOCK.format(begin=BEGIN, end=END, missing="{missing}", **names)
 
     def status(self, folder: Path) -> PatchStatus:
         """Whether the block is in the checkout in `folder`, and whether it is the one this version writes."""
@@ -214,6 +238,7 @@ class CheckoutPatch:
             # A file without an end of its last line gets the block without one, too, and so comes out as it was.
             whole = not text or text.endswith("\n")
             _write(status.file, text + (self.block if whole else "\n" + self.block.rstrip("\n")))
+        _drop_unchecked(status.file)
         return self.status(folder)
 
     def remove(self, folder: Path) -> PatchStatus:
@@ -221,6 +246,7 @@ class CheckoutPatch:
         status = self.status(folder)
         if status.installed:
             _write(status.file, _without_blocks(status.file))
+        _drop_unchecked(status.file)
         return self.status(folder)
 
     def attempt(self, root: Path) -> Trial:

@@ -33,7 +33,7 @@ PATCH = CheckoutPatch(
     door="kohya_bucket.musubi",
     find=find_checkout,
     file="src/musubi_tuner/__init__.py",
-    trains='any("_train" in word for word in sys.orig_argv if word.endswith(".py") or "musubi_tuner." in word)',
+    makes_datasets="musubi_tuner.dataset.config_utils",
     imports=("musubi_tuner.dataset.config_utils",),
     import_folder="src",
 )

@@ -95,6 +95,6 @@ PATCH = CheckoutPatch(
     door="kohya_bucket.sdscripts",
     find=find_checkout,
     file="library/__init__.py",
-    trains='any(word in os.path.basename(sys.argv[0]) for word in ("train", "fine_tune"))',
+    makes_datasets="library.config_util",
     imports=("library.train_util", "library.config_util"),
 )

@@ -1,5 +1,6 @@
 """The marked block in a checkout of sd-scripts or musubi-tuner."""
 
+import py_compile
 import subprocess
 import sys
 from pathlib import Path
@@ -124,48 +125,70 @@ def test_the_patch_file_is_the_same_block_and_only_inserts(tmp_path):
 
 
 MISSING = "import sys; sys.modules['kohya_bucket'] = None\n"
-STARTED = [
-    (SD_SCRIPTS, "sdxl_train_network.py", 2),
-    (SD_SCRIPTS, "fine_tune.py", 2),
-    (SD_SCRIPTS, "convert.py", 0),
-    (MUSUBI_TUNER, "src/musubi_tuner/zimage_train_network.py", 2),
-    (MUSUBI_TUNER, "src/musubi_tuner/hv_train.py", 2),
-    (MUSUBI_TUNER, "src/musubi_tuner/wan_generate_video.py", 0),
-]
+MAKES_DATASETS = {SD_SCRIPTS: "library/config_util.py", MUSUBI_TUNER: "src/musubi_tuner/dataset/config_utils.py"}
 
 
-@pytest.mark.parametrize(
-    ("patch", "script", "ends"), STARTED, indirect=["patch"], ids=lambda value: getattr(value, "trainer", str(value))
-)
 @pytest.mark.parametrize("by_name", [False, True])
-def test_without_the_package_no_trainer_starts_and_other_tools_do(patch, checkout, init, script, ends, by_name):
-    """Started by its path, and by its name with `-m`."""
+@pytest.mark.parametrize("makes_datasets", [False, True])
+def test_without_the_package_what_makes_data_sets_ends_and_other_tools_go_on(
+    patch, checkout, init, makes_datasets, by_name
+):
+    """Whatever it is called; started by its path, and by its name with `-m`."""
     patch.install(checkout)
     init.write_text(MISSING + init.read_text(encoding="utf-8"), encoding="utf-8")
-    package = init.parent.name
-    (checkout / script).write_text(f"import {package}\nprint('goes on')\n", encoding="utf-8")
     folder = checkout / patch.import_folder
-    name = (checkout / script).relative_to(folder).with_suffix("").as_posix().replace("/", ".")
-    command = ["-m", name] if by_name else [str(checkout / script)]
+    module = (checkout / MAKES_DATASETS[patch]).relative_to(folder).with_suffix("").as_posix().replace("/", ".")
+    (checkout / MAKES_DATASETS[patch]).write_text("", encoding="utf-8")
+    script = init.parent / "my_run.py"
+    imported = module if makes_datasets else init.parent.name
+    script.write_text(f"import {imported}\nprint('goes on')\n", encoding="utf-8")
+    command = ["-m", f"{init.parent.name}.my_run"] if by_name else [str(script)]
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False,
         env={"PYTHONPATH": str(folder)},
     )  # fmt: skip
-    assert (done.returncode, done.stdout.strip()) == (ends, "" if ends else "goes on"), done.stderr
-    assert "WITHOUT it" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    if makes_datasets:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "WITHOUT it" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    else:
+        assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "goes on", "")
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, ["patch", *map(str, arguments)])
 
 
 def test_the_command(patch, checkout):
-    for name, answer in (
-        ("status", "not installed"),
-        ("install", ": installed"),
-        ("status", ": installed"),
-        ("remove", "not installed"),
+    for arguments, answer in (
+        (["status"], "not installed"),
+        (["install", "--force"], ": installed"),
+        (["status"], ": installed"),
+        (["remove"], "not installed"),
     ):
-        result = CliRunner().invoke(app, ["patch", name, str(checkout)])
+        result = command(*arguments, checkout)
         assert result.exit_code == 0, result.output
         assert answer in result.output.replace("\n", "")
+
+
+def test_nothing_is_written_where_the_adapter_could_not_be_tried(patch, checkout, init):
+    (checkout / MAKES_DATASETS[patch]).write_text("import no_such_module", encoding="utf-8")
+    result = command("install", checkout)
+    assert isinstance(result.exception, CheckoutError), result.output
+    assert "could not be tested" in str(result.exception)
+    assert init.read_bytes() == b""
+
+
+def test_code_that_python_would_run_in_place_of_the_block_is_removed(patch, checkout, init):
+    unchecked = py_compile.compile(str(init), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    checked = Path(unchecked).with_name(f"{init.stem}.other-1.pyc")
+    py_compile.compile(str(init), str(checked), invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+    init.write_text(patch.block, encoding="utf-8")
+    assert "trainings start WITHOUT kohya_bucket" in command("status", checkout).output.replace("\n", "")
+    result = command("install", "--force", checkout)
+    assert result.exit_code == 0, result.output
+    assert [file.name for file in checked.parent.iterdir()] == [checked.name]
+    assert "WITHOUT" not in command("status", checkout).output
 
 
 @pytest.mark.parametrize("name", ["install", "status", "remove"])

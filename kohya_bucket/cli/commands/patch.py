@@ -26,7 +26,12 @@ def register(app: typer.Typer) -> None:
     group.command("remove")(_remove)
 
 
-def _install(folder: Checkout) -> None:
+def _install(
+    folder: Checkout,
+    force: Annotated[
+        bool, typer.Option("--force", help="write the block though the adapter could not be tried")
+    ] = False,
+) -> None:
     """Write the marked block into the trainer's package, once the adapter was tried there."""
     from kohya_bucket.adapter.checkout_patch import CheckoutError
 
@@ -36,15 +41,29 @@ def _install(folder: Checkout) -> None:
     trial = patch.attempt(root)
     if trial.refused:
         raise CheckoutError(f"{trial.refused}. The block was not written: update kohya-bucket, or train without it")
+    if not (trial.active or force):
+        raise CheckoutError(
+            f"{_untried(trial)}. The block was not written: install with the Python that trains, "
+            f"`python -m kohya_bucket patch install {folder}`; --force writes it untried"
+        )
     _print(patch.install(folder))
+    trial = patch.attempt(root)
     _print_trial(patch, trial)
+    if not trial.runs_block:
+        raise CheckoutError(f"the block is written, but Python does not run it when it imports {patch.file}")
 
 
 def _status(folder: Checkout) -> None:
     """Say whether the block is there, and what the adapter does in this checkout."""
     patch = _patch_of(folder)
-    _print(patch.status(folder))
-    _print_trial(patch, patch.attempt(patch.find(folder)))
+    status, trial = patch.status(folder), patch.attempt(patch.find(folder))
+    _print(status)
+    _print_trial(patch, trial)
+    if status.installed and not trial.runs_block:
+        say(
+            "but Python does not run the block when it imports this file: trainings start WITHOUT kohya_bucket. Run "
+            "`kohya-bucket patch install` again"
+        )
 
 
 def _remove(folder: Checkout) -> None:
@@ -77,15 +96,16 @@ def _print(status: PatchStatus) -> None:
     say(f"{status.file}: {state}")
 
 
+def _untried(trial: Trial) -> str:
+    return f"the adapter could not be tested with this Python ({sys.executable}): {trial.error or 'no answer'}"
+
+
 def _print_trial(patch: CheckoutPatch, trial: Trial) -> None:
     if trial.active:
         say("this checkout is a known version: after patching, every training started from it uses kohya_bucket")
     elif trial.refused:
         say(f"this checkout is not a known version, and after patching no training would start: {trial.refused}")
     else:
-        say(
-            f"the adapter could not be tested with this Python ({sys.executable}): {trial.error or 'no answer'}. Ask "
-            "again in the environment that trains"
-        )
+        say(f"{_untried(trial)}. Ask again in the environment that trains")
     for subject, why in trial.left_alone.items():
         say(f"{subject} is left to {patch.trainer}: {why}")
