@@ -16,7 +16,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.config import CLIPS, DEPRECATED, GENERAL, IMAGES, SOURCES, read_config
 
 HERE = Path(__file__).resolve().parent
-REFUSED = {"unknown-key", "wrong-value", "not-a-table"}
+REFUSED = {"unknown-key", "misplaced-key", "wrong-type", "not-a-table"}
 VALUES = [
     1, 2, 0, -3, 30.0, 0.5, True, False, "text", ".txt", "", [1, 25], [960, 544], [960], [1.0, 2.0], [True, 4], [],
     ["a"], {"a": 1}, 512, [1, 2, 3],

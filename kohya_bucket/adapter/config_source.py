@@ -1,18 +1,26 @@
-"""Reading the config file: TOML or JSON, with the line of each key and help for what people get wrong in TOML."""
+"""Reading a dataset config: TOML or JSON, with the line of each key, and its tables, strictly, by the trainer's keys.
+
+Trainers check values by `isinstance`: true is a whole number to them, and 30 no fraction.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import MAX_CONFIG_BYTES, parse_json, parse_toml, read_regular
 
-__all__ = ["Source", "load_source"]
+__all__ = [
+    "FLAG", "FRACTION", "FRACTIONS", "NUMBER", "ONE_OR_MORE", "SIDES", "SIZE", "TABLE", "TEXT", "WHOLE", "WHOLES",
+    "Place", "Range", "Source", "Type", "check_range", "load_source", "near_key", "read_table", "unknown_key",
+]  # fmt: skip
 
 Place = tuple[str | int, ...]
 
@@ -178,3 +186,167 @@ def _line_numbers(text: str) -> dict[Place, int]:
             name = key.group(1) or key.group(2) or key.group(3)
             lines.setdefault((*place, name), number)
     return lines
+
+
+@dataclass(frozen=True)
+class Type:
+    """A type of values.
+
+    Attributes:
+        text: what must be given, for messages.
+        fits: whether a trainer takes a value.
+        taken: what it makes of the value.
+    """
+
+    text: str
+    fits: Callable[[Any], bool]
+    taken: Callable[[Any], Any] = lambda value: value
+
+    def meant(self, value: Any) -> str:
+        """How a value is written that looks like one of this type, in TOML; "" if it does not."""
+        return next((_as_toml(guess) for guess in _guesses(value) if self.fits(guess)), "")
+
+
+def _guesses(value: Any) -> Iterator[Any]:
+    """What someone may have meant who wrote a value of a wrong type."""
+    if isinstance(value, str):
+        parts = [_number(part) for part in re.split("[,x]", value.strip().lower())]
+        if len(parts) > 1:
+            yield parts
+        elif parts[0] is not None:
+            yield parts[0]
+            yield from _guesses(parts[0])
+    elif isinstance(value, list):
+        if all(isinstance(one, (int, float)) for one in value):
+            yield [float(one) for one in value]
+        yield from value[:1]
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield float(value)
+        yield from (kind(value) for kind in (int, bool) if kind(value) == value)
+
+
+def _number(text: str) -> Any:
+    for read in (int, float, {"true": True, "false": False}.__getitem__):
+        try:
+            return read(text.strip())
+        except (ValueError, KeyError):
+            pass
+    return None
+
+
+def _as_toml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_toml, value))}]"
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _of(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
+
+
+def _pair_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_of(kind), value))
+
+
+FLAG = Type("true or false", _of(bool))
+WHOLE = Type("a whole number", _of(int))
+FRACTION = Type("a number with a decimal point, e.g. 30.0", _of(float))
+NUMBER = Type("a number", _of(int, float))
+TEXT = Type("a text in quotes", _of(str))
+TABLE = Type("a table", _of(dict))
+SIZE = Type("a whole number or two of them, [width, height]", lambda value: _of(int)(value) or _pair_of(int)(value),
+            lambda value: (value, value) if isinstance(value, int) else tuple(value))  # fmt: skip
+WHOLES = Type("a list of whole numbers, e.g. [1, 25, 45]",
+              lambda value: isinstance(value, list) and all(map(_of(int), value)), tuple)  # fmt: skip
+FRACTIONS = Type("two numbers with decimal points, [smallest, largest]", _pair_of(float), tuple)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values with which a training can work.
+
+    Attributes:
+        text: what a value must be, for messages.
+        holds: whether it is.
+    """
+
+    text: str
+    holds: Callable[[Any], bool]
+
+
+ONE_OR_MORE = Range("1 or more", lambda value: value >= 1)
+SIDES = Range("sides of 1 pixel or more", lambda value: min(value) >= 1)
+
+
+def check_range(name: str, value: Any, allowed: Range, place: str, findings: Findings) -> None:
+    """Report a value of the right type with which a trainer cannot train, or not as meant; None counts as not given."""
+    if value is not None and not allowed.holds(value):
+        shown = list(value) if isinstance(value, tuple) else value
+        findings.error(name.replace("_", "-"), place, f"{name} is {shown}, but must be {allowed.text}")
+
+
+def read_table(
+    table: Any, known: Mapping[str, Type], at: Place, name: str, source: Source, findings: Findings,
+    unknown: Callable[[str], tuple[str, str, str]],
+) -> dict[str, Any]:  # fmt: skip
+    """The keys of one table that a trainer takes, with their values as it takes them; the others are reported.
+
+    Args:
+        table: as it stands in the file.
+        known: the keys that may stand in it.
+        at: where it stands.
+        name: what messages call it.
+        unknown: code, message and remedy for any other key.
+    """
+    if not isinstance(table, Mapping):
+        place = (source.line_of(*at) + name).rstrip(", ")
+        findings.error("not-a-table", place, f"{table!r} is not a table", "write [general] or [[datasets]]")
+        return {}
+    taken = {}
+    for key, value in table.items():
+        place = f"{source.line_of(*at, key)}{name}"
+        if key not in known:
+            code, message, remedy = unknown(str(key))
+            findings.error(code, place, message, remedy, (str(key),))
+            continue
+        wanted = known[key]
+        if not wanted.fits(value):
+            meant = wanted.meant(value)
+            message = f"{key} is {value!r}, but must be {wanted.text}"
+            findings.error("wrong-type", place, message, meant and f"write {key} = {meant}", (key,))
+            continue
+        if isinstance(value, bool) and wanted is not FLAG:
+            message = f"{key} is {str(value).lower()}, which the trainer reads as {int(value)}"
+            findings.warning("bool-as-number", place, message, "write a number", (key,))
+        taken[key] = wanted.taken(value)
+    return taken
+
+
+def unknown_key(
+    key: str, here: str, tables: Mapping[str, Collection[str]], elsewhere: Mapping[str, str] | None = None
+) -> tuple[str, str, str]:
+    """Code, message and remedy for a key that does not belong into a table.
+
+    Args:
+        here: the table's name.
+        tables: the keys of all tables, by name.
+        elsewhere: what keys are called that mean the same in other programs.
+    """
+    homes = " or ".join(name for name, keys in tables.items() if key in keys)
+    if homes:
+        return "misplaced-key", f"{key!r} does not belong in {here}", f"move it to {homes}"
+    what, near = f"there is no key {key!r}", near_key(key, tables[here], elsewhere)
+    if near:
+        return "unknown-key", what, f"did you mean {near!r}?"
+    near = near_key(key, {name for keys in tables.values() for name in keys}, elsewhere)
+    if near:
+        homes = " or ".join(name for name, keys in tables.items() if near in keys)
+        return "unknown-key", what, f"did you mean {near!r}? It belongs in {homes}"
+    return "unknown-key", what, f"remove it; {here} knows {', '.join(sorted(tables[here]))}"
+
+
+def near_key(key: str, known: Collection[str], elsewhere: Mapping[str, str] | None = None) -> str | None:
+    """The known key that another one was probably meant to be; None if none resembles it."""
+    plain = key.strip().lower().replace("-", "_").replace(" ", "_")
+    plain = (elsewhere or {}).get(plain, plain)
+    return next(iter(difflib.get_close_matches(plain, sorted(known), 1, 0.7)), None)

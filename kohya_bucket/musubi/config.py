@@ -8,12 +8,28 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.adapter.config_source import Source, load_source
+from kohya_bucket.adapter.config_source import (
+    FLAG,
+    FRACTION,
+    ONE_OR_MORE,
+    SIDES,
+    SIZE,
+    TEXT,
+    WHOLE,
+    WHOLES,
+    Place,
+    Source,
+    Type,
+    check_range,
+    load_source,
+    read_table,
+    unknown_key,
+)  # fmt: skip
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.buckets.choices import EXTRACTIONS
 from kohya_bucket.checks import nearest
@@ -110,77 +126,48 @@ class ClipKeys(DatasetKeys):
         return self.video_jsonl_file
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of value.
-
-    Attributes:
-        text: what must be given, for messages.
-        fits: whether a value is one.
-        taken: what becomes of it.
-    """
-
-    text: str
-    fits: Callable[[Any], bool]
-    taken: Callable[[Any], Any] = lambda value: value
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int)
-
-
-def _pair(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_whole, value))
-
-
-_TEXT = Kind("a text in quotes", lambda value: isinstance(value, str))
-_WHOLE = Kind("a whole number", _whole)
-_FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-_FRACTION = Kind("a number with a point, e.g. 30.0", lambda value: isinstance(value, float))
-_WHOLES = Kind("a list of whole numbers, e.g. [1, 25, 45]",
-               lambda value: isinstance(value, list) and all(map(_whole, value)), tuple)  # fmt: skip
-_SIZE = Kind("a whole number or two of them, [width, height]", lambda value: _whole(value) or _pair(value),
-             lambda value: (value, value) if _whole(value) else tuple(value))  # fmt: skip
-
-GENERAL: Mapping[str, Kind] = {
-    "caption_extension": _TEXT,
-    "batch_size": _WHOLE,
-    "num_repeats": _WHOLE,
-    "resolution": _SIZE,
-    "enable_bucket": _FLAG,
-    "bucket_no_upscale": _FLAG,
+GENERAL: Mapping[str, Type] = {
+    "caption_extension": TEXT,
+    "batch_size": WHOLE,
+    "num_repeats": WHOLE,
+    "resolution": SIZE,
+    "enable_bucket": FLAG,
+    "bucket_no_upscale": FLAG,
 }
 """Keys that every data set takes, and `[general]` for all of them."""
 
-_BOTH = {"cache_directory": _TEXT, "control_directory": _TEXT, "fp_latent_window_size": _WHOLE}
+_BOTH = {"cache_directory": TEXT, "control_directory": TEXT, "fp_latent_window_size": WHOLE}
 
-IMAGES: Mapping[str, Kind] = {
+IMAGES: Mapping[str, Type] = {
     **GENERAL,
     **_BOTH,
-    "image_directory": _TEXT,
-    "image_jsonl_file": _TEXT,
-    "multiple_target": _FLAG,
-    "fp_1f_clean_indices": _WHOLES,
-    "fp_1f_target_index": _WHOLE,
-    "fp_1f_no_post": _FLAG,
-    "no_resize_control": _FLAG,
-    "control_resolution": _SIZE,
+    "image_directory": TEXT,
+    "image_jsonl_file": TEXT,
+    "multiple_target": FLAG,
+    "fp_1f_clean_indices": WHOLES,
+    "fp_1f_target_index": WHOLE,
+    "fp_1f_no_post": FLAG,
+    "no_resize_control": FLAG,
+    "control_resolution": SIZE,
 }
 """Keys of a data set of images."""
 
-CLIPS: Mapping[str, Kind] = {
+CLIPS: Mapping[str, Type] = {
     **GENERAL,
     **_BOTH,
-    "video_directory": _TEXT,
-    "video_jsonl_file": _TEXT,
-    "target_frames": _WHOLES,
-    "frame_extraction": _TEXT,
-    "frame_stride": _WHOLE,
-    "frame_sample": _WHOLE,
-    "max_frames": _WHOLE,
-    "source_fps": _FRACTION,
+    "video_directory": TEXT,
+    "video_jsonl_file": TEXT,
+    "target_frames": WHOLES,
+    "frame_extraction": TEXT,
+    "frame_stride": WHOLE,
+    "frame_sample": WHOLE,
+    "max_frames": WHOLE,
+    "source_fps": FRACTION,
 }
 """Keys of a data set of clips."""
+
+_GENERAL, _IMAGES, _CLIPS = "[general]", "a data set of images", "a data set of clips"
+_TABLES = {_GENERAL: GENERAL, _IMAGES: IMAGES, _CLIPS: CLIPS}
 
 SOURCES = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
 """Keys that say where the items are; one of them tells a config of musubi-tuner from one of sd-scripts."""
@@ -198,11 +185,8 @@ _EXTRACTIONS = [name for name in EXTRACTIONS if name != "largest"]  # which is n
 
 def check_values(keys: DatasetKeys, place: str, architecture: Architecture | None, findings: Findings) -> None:
     """Report values that musubi-tuner takes and cannot train with, or not as meant."""
-    if min(keys.resolution) < 1:
-        message = f"resolution is {keys.resolution[0]}x{keys.resolution[1]}, from which no bucket follows"
-        findings.error("resolution", place, message, "give sides in pixels, e.g. [960, 544]")
-    if keys.batch_size < 1:
-        findings.error("batch-size", place, f"batch_size is {keys.batch_size}", "give 1 or more")
+    check_range("resolution", keys.resolution, SIDES, place, findings)
+    check_range("batch_size", keys.batch_size, ONE_OR_MORE, place, findings)
     if keys.batch_size > 1 and architecture is not None and architecture.name == "mmh3":
         message = f"batch_size is {keys.batch_size}, but {architecture.title} trains one item at a time"
         findings.error("batch-size", place, f"{message}: musubi-tuner stops at the first batch", "set batch_size = 1")
@@ -339,12 +323,12 @@ def read_config(path: str | os.PathLike[str], architecture: Architecture | None 
     listed = data.get("datasets")
     if not isinstance(listed, list) or not listed:
         raise ConfigError(f"{path}: there is no [[datasets]] in it, so there is nothing to train")
-    general = _taken(data.get("general", {}), GENERAL, ("general",), "general", source, findings)
+    general = _taken(data.get("general", {}), _GENERAL, ("general",), "[general]", source, findings)
     datasets, places = [], []
     for i, one in enumerate(listed):
         place = f"{source.line_of('datasets', i)}dataset {i + 1}"
         clips = isinstance(one, Mapping) and ("video_directory" in one or "video_jsonl_file" in one)
-        own = _taken(one, CLIPS if clips else IMAGES, ("datasets", i), f"dataset {i + 1}", source, findings)
+        own = _taken(one, _CLIPS if clips else _IMAGES, ("datasets", i), f"dataset {i + 1}", source, findings)
         if isinstance(one, Mapping) and not any(key in one for key in SOURCES):
             findings.error("no-source", place, "names no images and no clips", f"set one of {', '.join(SOURCES)}")
         datasets.append((ClipKeys if clips else ImageKeys)(**{**general, **own}))
@@ -356,24 +340,10 @@ def read_config(path: str | os.PathLike[str], architecture: Architecture | None 
     return read
 
 
-def _taken(
-    table: Any, known: Mapping[str, Kind], at: tuple[str | int, ...], name: str, source: Source, findings: Findings
-) -> dict[str, Any]:
+def _taken(table: Any, kind: str, at: Place, name: str, source: Source, findings: Findings) -> dict[str, Any]:
     """The keys of one table that can be used."""
-    if not isinstance(table, Mapping):
-        findings.error("not-a-table", name, f"is {table!r}, but must be a table of keys", "")
-        return {}
-    taken: dict[str, Any] = {}
-    for key, value in _renamed(table, name, findings).items():
-        place = f"{source.line_of(*at, key)}{name}"
-        if key not in known:
-            findings.error("unknown-key", place, f"musubi-tuner stops at the key {key!r}", _instead(key, known))
-        elif not known[key].fits(value):
-            message = f"{key} is {value!r}, at which musubi-tuner stops"
-            findings.error("wrong-value", place, message, f"give {known[key].text}")
-        else:
-            taken[key] = known[key].taken(value)
-    return taken
+    table = _renamed(table, name, findings) if isinstance(table, Mapping) else table
+    return read_table(table, _TABLES[kind], at, name, source, findings, lambda key: unknown_key(key, kind, _TABLES))
 
 
 def _renamed(table: Mapping[str, Any], name: str, findings: Findings) -> dict[str, Any]:
@@ -384,15 +354,6 @@ def _renamed(table: Mapping[str, Any], name: str, findings: Findings) -> dict[st
             findings.note("old-key", name, f"{old} is now called {new}", "rename it")
             renamed.setdefault(new, value)
     return renamed
-
-
-def _instead(key: str, known: Mapping[str, Kind]) -> str:
-    if key in GENERAL or (key not in IMAGES and key not in CLIPS):
-        return f"did you mean {nearest(key, known)}?"
-    if known is GENERAL:
-        return "it belongs into the [[datasets]] that it is about"
-    of, other = ("images", "clips") if key in IMAGES else ("clips", "images")
-    return f"it is for data sets of {of}, and this one has {other}"
 
 
 def _check_caches(read: MusubiConfig) -> None:

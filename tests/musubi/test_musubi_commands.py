@@ -66,7 +66,7 @@ def test_a_config_that_stops_is_not_planned(config, command_line):
     config.write_text(config.read_text().replace("[9, 25]", "9"))
     code, out, _ = command_line("plan", config)
     assert code == 1
-    assert "target_frames is 9, at which musubi-tuner stops: give a list of whole numbers" in out
+    assert "target_frames is 9, but must be a list of whole numbers" in out
 
 
 def test_options_that_caches_cannot_have_are_refused_as_in_training(config, command_line):

@@ -46,10 +46,18 @@ def test_keys_of_general_and_of_each_data_set(tmp_path):
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [
-        ("target_frame = [1]", "unknown-key", "line 5, dataset 1: musubi-tuner stops at the key 'target_frame'"),
-        ("multiple_target = true", "unknown-key", "it is for data sets of images, and this one has clips"),
-        ("source_fps = 30", "wrong-value", "source_fps is 30, at which musubi-tuner stops: give a number with a point"),
-        ("target_frames = 25", "wrong-value", "give a list of whole numbers"),
+        (
+            "target_frame = [1]",
+            "unknown-key",
+            "there is no key 'target_frame': did you mean 'target_frames'?",
+        ),
+        (
+            "multiple_target = true",
+            "misplaced-key",
+            "move it to a data set of images",
+        ),
+        ("source_fps = 30", "wrong-type", "source_fps is 30, but must be a number with a decimal point, e.g. 30.0"),
+        ("target_frames = 25", "wrong-type", "must be a list of whole numbers"),
         (
             "frame_extraction = 'heads'",
             "frame-extraction",
@@ -58,7 +66,7 @@ def test_keys_of_general_and_of_each_data_set(tmp_path):
         ("target_frames = [0]", "frames", "no frames follow from one of these"),
         ("source_fps = 0.0", "frames", "a rate above 0"),
         ("batch_size = 0", "batch-size", "batch_size is 0"),
-        ("resolution = 0", "resolution", "from which no bucket follows"),
+        ("resolution = 0", "resolution", "must be sides of 1 pixel or more"),
         ("target_frames = [30, 31]", "target-frames", "are rounded to [29]: Wan takes 4n+1 frames"),
         ("bucket_no_upscale = true", "clip-buckets", "as the newest musubi-tuner places them; up to 0.3.4"),
         ("num_repeats = 0", "no-repeats", "nothing of it is trained"),
@@ -124,10 +132,8 @@ def test_data_sets_that_exclude_each_other_and_keys_that_are_missing(tmp_path):
     assert "every clip is cut to 960x544: for buckets, set enable_bucket = true" in found["one-size"]
     assert "set caption_extension" not in found
     assert "names no images and no clips" in said(read(tmp_path, "[[datasets]]\nresolution = 512\n"))["no-source"]
-    assert (
-        "it belongs into the [[datasets]]"
-        in said(read(tmp_path, "[general]\nsource_fps = 1.0\n" + CLIPS))["unknown-key"]
-    )
+    found = said(read(tmp_path, "[general]\nsource_fps = 1.0\n" + CLIPS))
+    assert "does not belong in [general]: move it to a data set of clips" in found["misplaced-key"]
     with pytest.raises(ConfigError, match=r"there is no \[\[datasets\]\] in it"):
         read(tmp_path, "[general]\nresolution = 512\n")
 

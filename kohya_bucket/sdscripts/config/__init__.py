@@ -1,8 +1,8 @@
 """Dataset configs of sd-scripts: read, resolved and checked without sd-scripts."""
 
 from kohya_bucket.adapter.findings import Finding, Findings, Severity
-from kohya_bucket.sdscripts.config.keys import NEWEST, Change, Kind, Release, Supports
-from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, SubsetConfig
+from kohya_bucket.sdscripts.config.keys import NEWEST, Change, DatasetConfig, Kind, Release, SubsetConfig, Supports
+from kohya_bucket.sdscripts.config.model import ImageList
 from kohya_bucket.sdscripts.config.read import Config, ReadDataset, read_config, read_folders
 
 __all__ = [

@@ -25,16 +25,8 @@ from kohya_bucket.sdscripts.config.files import (
     warn_of_skips,
     written_ns,
 )
-from kohya_bucket.sdscripts.config.keys import Change
-from kohya_bucket.sdscripts.config.model import (
-    DatasetConfig,
-    Entry,
-    ImageList,
-    Reading,
-    Registry,
-    SubsetConfig,
-    usable_subsets,
-)
+from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, SubsetConfig
+from kohya_bucket.sdscripts.config.model import Entry, ImageList, Reading, Registry, usable_subsets
 from kohya_bucket.texts import counted, some
 
 __all__ = ["balanced", "cached_captions", "list_controlnet", "list_dreambooth", "split"]
@@ -316,24 +308,16 @@ def _report_missing(missing: dict[int, list[str]], dataset: DatasetConfig, readi
 
 
 def _report_extra(folders: dict[str, Folder], paired: set[str], dataset: DatasetConfig, reading: Reading) -> None:
-    stops = Change.SKIPPING not in reading.release
+    if Change.SKIPPING in reading.release:
+        return
     for path, folder in folders.items():
         extra = [p for p in folder.images if os.path.splitext(os.path.abspath(p))[0] not in paired]
-        if not extra:
-            continue
-        message = (
-            f"{counted(len(extra), 'control image')} in {path!r} {'has' if len(extra) == 1 else 'have'} no "
-            "image that is trained"
-        )
-        remedy = "remove them, or add what they control"
-        if stops:
-            message += ", and sd-scripts stops at that"
-            remedy = "remove them"
-            if dataset.validation_split > 0:
-                message += " (images held back for validation count as none)"
-                remedy = "ControlNet datasets do not work with validation_split: remove it"
-        add = reading.findings.error if stops else reading.findings.note
-        add("extra-control-image", dataset.place, f"{message} ({some(extra)})", remedy, extra)
+        if extra:
+            message = (
+                f"{counted(len(extra), 'control image', 'has', 'have')} no image in {path!r} that is trained, and "
+                f"sd-scripts stops at that; images held back for validation count as none ({some(extra)})"
+            )
+            reading.findings.error("extra-control-image", dataset.place, message, "remove them", extra)
 
 
 # How often regularization images are repeated. Source: the end of sd-scripts' `DreamBoothDataset.__init__`.

@@ -22,8 +22,7 @@ from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.scan import STAT, Job
-from kohya_bucket.sdscripts.config.keys import DEFAULTS
-from kohya_bucket.sdscripts.config.model import DatasetConfig, SubsetConfig
+from kohya_bucket.sdscripts.config.keys import DEFAULTS, DatasetConfig, SubsetConfig
 from kohya_bucket.texts import counted, some
 
 __all__ = [
@@ -40,6 +39,7 @@ __all__ = [
     "skipped_images",
     "supported_extensions",
     "warn_of_skips",
+    "why_missing",
     "written_ns",
 ]
 
@@ -141,50 +141,31 @@ def missing_folder(key: str, path: str, findings: Findings, where: str, base: Pa
     message = f"{key} {path!r} is not a folder"
     if os.path.isfile(path):
         message, remedy = f"{key} {path!r} is a file, not a folder", "give the folder that holds it"
-    elif any(ord(c) < 32 for c in path):
-        remedy = (
-            "it holds control characters, because a backslash in double quotes starts an escape; "
-            f"put Windows paths in single quotes: {key} = {as_typed(path)}"
-        )
-    elif os.name != "nt" and (ntpath.splitdrive(path)[0] or "\\" in path):
+    elif os.name != "nt" and (ntpath.splitdrive(path)[0] or "\\" in path) and path.isprintable():
         remedy = "this is a Windows path, and this system uses forward slashes and no drive letters"
-    elif path != path.strip():
-        remedy = "it starts or ends with a space"
-    elif base is not None and not os.path.isabs(path) and (base / path).is_dir():
-        remedy = (
-            f"sd-scripts looks in the current folder ({os.getcwd()}). It exists beside the config file: "
-            f"run from {str(base)!r}, or write {str(base / path)!r}"
-        )
     else:
-        near = _nearest_sibling(path)
-        remedy = f"did you mean {near!r}?" if near else _how_far(path)
+        remedy = why_missing(path, base)
     findings.error("missing-folder", where, message, remedy, (path,))
 
 
-def as_typed(path: str) -> str:
-    """A path whose backslashes were taken for escapes, as it was typed, in single quotes."""
-    escapes = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\b": r"\b", "\f": r"\f"}
-    return "'" + "".join(escapes.get(c, c) for c in path) + "'"
-
-
-def _nearest_sibling(path: str) -> str | None:
+def why_missing(path: str, base: Path | None) -> str:
+    """What to do about a path that leads nowhere. `base` is the config file's folder."""
+    if any(ord(c) < 32 for c in path):
+        escapes = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\b": r"\b", "\f": r"\f"}
+        typed = "".join(escapes.get(c, c) for c in path)
+        return (
+            "it holds control characters, because a backslash in double quotes starts an escape; put Windows paths in "
+            f"single quotes: '{typed}'"
+        )
+    if base is not None and not os.path.isabs(path) and (base / path).exists():
+        return (
+            f"sd-scripts looks in the current folder ({os.getcwd()}). It exists beside the config file: "
+            f"run from {str(base)!r}, or write {str(base / path)!r}"
+        )
     parent, name = os.path.split(os.path.normpath(path))
-    try:
-        siblings = [e.name for e in os.scandir(parent or os.curdir) if e.is_dir()]
-    except OSError:
-        return None
+    siblings = os.listdir(parent or os.curdir) if os.path.isdir(parent or os.curdir) else []
     close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.7)
-    return os.path.join(parent, close[0]) if close else None
-
-
-def _how_far(path: str) -> str:
-    """Up to where the path exists."""
-    parent = Path(path)
-    for ancestor in parent.parents:
-        if ancestor.is_dir():
-            shown = ancestor if ancestor != Path() else Path.cwd()
-            return f"{str(shown)!r} exists and holds no {parent.relative_to(ancestor).parts[0]!r}"
-    return "correct the path"
+    return f"did you mean {os.path.join(parent, close[0])!r}?" if close else "correct the path"
 
 
 # Caption files: which images have one, and what is wrong with them.
@@ -197,39 +178,34 @@ _USUAL = (".txt", ".caption", ".tags", ".text")
 
 
 def check_captions(images: Sequence[str], names: frozenset[str], subset: SubsetConfig, findings: Findings) -> None:
-    """Find images without caption, captions under another extension, empty and undecodable files.
+    """Name images without caption, captions under another extension, and files at which sd-scripts stops.
 
     Args:
         images: those of the subset.
         names: of everything in their folder.
     """
-    extension = subset.caption_extension
     missing: list[str] = []
-    empty: list[str] = []
     blank: list[str] = []
-    foreign: list[str] = []
+    broken: list[str] = []
     elsewhere: Counter[str] = Counter()
     for path in images:
-        stem = os.path.splitext(path)[0]
-        caption = _caption_file(stem, extension, names)
-        if caption is None:
-            missing.append(path)
-            name = os.path.basename(stem)
-            elsewhere.update(e for e in _USUAL if e != extension and name + e in names)
+        try:
+            caption = _read_caption(path, subset)
+        except ConfigError as error:
+            broken.append(str(error))
             continue
-        problem = _problem(caption, subset.enable_wildcard)
-        if problem is not None:
-            {"empty": empty, "blank": blank, "foreign": foreign}[problem].append(caption)
-    where = subset.place
-    if empty:
-        message = f"{_files(len(empty), 'caption file')} empty, which makes sd-scripts stop ({some(empty)})"
-        findings.error("empty-caption", where, message, "write a caption or delete the file", empty)
-    if foreign:
-        message = f"{_files(len(foreign), 'caption file')} not UTF-8, which makes sd-scripts stop ({some(foreign)})"
-        findings.error("caption-encoding", where, message, "save as UTF-8", foreign)
+        if caption == "":
+            blank.append(path)
+        elif caption is None:
+            missing.append(path)
+            name = os.path.splitext(os.path.basename(path))[0]
+            elsewhere.update(e for e in _USUAL if e != subset.caption_extension and name + e in names)
+    if broken:
+        message = f"{counted(len(broken), 'caption file')} cannot be used ({some(broken, 1)})"
+        findings.error("broken-caption", subset.place, message, names=broken)
     if blank:
-        message = f"the first line of {len(blank)} caption file{'s' * (len(blank) != 1)} is blank, and only it is used"
-        findings.warning("blank-caption", where, f"{message} ({some(blank)})", "put the caption first", blank)
+        message = f"{counted(len(blank), 'image')} whose caption is blank in its first line, which alone is used"
+        findings.warning("blank-caption", subset.place, f"{message} ({some(blank)})", "put the caption first", blank)
     if missing:
         _report_missing(missing, elsewhere, len(images), subset, findings)
 
@@ -237,36 +213,19 @@ def check_captions(images: Sequence[str], names: frozenset[str], subset: SubsetC
 def _report_missing(
     missing: Sequence[str], elsewhere: Counter[str], total: int, subset: SubsetConfig, findings: Findings
 ) -> None:
-    extension = subset.caption_extension
+    extension, where = subset.caption_extension, subset.place
     instead = f"the class tokens {subset.class_tokens!r}" if subset.class_tokens is not None else "an empty caption"
+    message = f"{len(missing)} of {total} images have no {extension!r} file; trained instead: {instead}"
     if elsewhere:
         other, count = elsewhere.most_common(1)[0]
         default = " (the default)" if extension == DEFAULTS["caption_extension"] else ""
-        findings.warning(
-            "caption-extension",
-            subset.place,
-            f"caption_extension is {extension!r}{default}, but {count} of {total} images have their caption in "
-            f"{other!r} files; {instead} would be trained",
-            f"set caption_extension = {other!r}",
-            missing,
-        )
+        message = f"caption_extension is {extension!r}{default}, but {count} of {total} images have their caption in "
+        message += f"{other!r} files; {instead} would be trained"
+        findings.warning("caption-extension", where, message, f"set caption_extension = {other!r}", missing)
     elif len(missing) < total:
-        findings.note(
-            "missing-captions",
-            subset.place,
-            f"{len(missing)} of {total} images have no {extension!r} file; trained instead: {instead} "
-            f"({some(missing)})",
-            names=missing,
-        )
+        findings.note("missing-captions", where, f"{message} ({some(missing)})", names=missing)
     elif subset.class_tokens is None and not subset.is_reg:
-        findings.warning(
-            "no-captions",
-            subset.place,
-            f"none of {total} images has a {extension!r} file, and there are no class_tokens; "
-            "an empty caption would be trained",
-            "add captions or class_tokens",
-            missing,
-        )
+        findings.warning("no-captions", where, message, "add captions or class_tokens", missing)
 
 
 def caption_of(image: str, subset: SubsetConfig) -> str | None:
@@ -278,8 +237,16 @@ def caption_of(image: str, subset: SubsetConfig) -> str | None:
     Raises:
         ConfigError: a file that is not UTF-8, empty, or cannot be read: sd-scripts stops at it.
     """
+    caption = _read_caption(image, subset)
+    return subset.class_tokens if caption is None else caption
+
+
+def _read_caption(image: str, subset: SubsetConfig) -> str | None:
+    """The caption in an image's file; None without a file."""
     stem = os.path.splitext(image)[0]
-    for file in _caption_files(stem, subset.caption_extension):
+    parts, extension = stem.split("_"), subset.caption_extension
+    # beside the image, then without the four numbers of a face's position
+    for file in (stem + extension, *(["_".join(parts[:-4]) + extension] if len(parts) >= 5 else [])):
         if not os.path.isfile(file):
             continue
         try:
@@ -292,7 +259,7 @@ def caption_of(image: str, subset: SubsetConfig) -> str | None:
         if not lines:
             raise ConfigError(f"{file} is empty, which makes sd-scripts stop: write a caption or delete the file")
         return "\n".join(filter(None, lines)) if subset.enable_wildcard else lines[0]
-    return subset.class_tokens
+    return None
 
 
 def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
@@ -309,34 +276,6 @@ def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
             "rename one of each",
             shared,
         )
-
-
-def _caption_file(stem: str, extension: str, names: frozenset[str]) -> str | None:
-    if os.path.basename(stem) + extension in names and os.path.isfile(stem + extension):
-        return stem + extension
-    return next((file for file in _caption_files(stem, extension)[1:] if os.path.isfile(file)), None)
-
-
-def _caption_files(stem: str, extension: str) -> list[str]:
-    """Where sd-scripts looks: beside the image, then without the four numbers of a face's position."""
-    parts = stem.split("_")
-    return [stem + extension, *(["_".join(parts[:-4]) + extension] if len(parts) >= 5 else [])]
-
-
-def _problem(path: str, wildcard: bool) -> str | None:
-    try:
-        with open(path, encoding="utf-8") as file:
-            first = file.readline()
-            rest = file.read()
-    except UnicodeDecodeError:
-        return "foreign"
-    if not first:
-        return "empty"
-    return "blank" if not first.strip() and not (wildcard and rest.strip()) else None
-
-
-def _files(count: int, what: str) -> str:
-    return counted(count, what, "is", "are")
 
 
 # Which images `skip_image_resolution` leaves out.

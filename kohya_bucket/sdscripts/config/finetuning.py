@@ -18,17 +18,10 @@ from kohya_bucket.sdscripts.config.files import (
     skipped_images,
     supported_extensions,
     warn_of_skips,
+    why_missing,
 )
-from kohya_bucket.sdscripts.config.keys import NEWEST, Change, Release
-from kohya_bucket.sdscripts.config.model import (
-    DatasetConfig,
-    Entry,
-    ImageList,
-    Reading,
-    Registry,
-    SubsetConfig,
-    usable_subsets,
-)
+from kohya_bucket.sdscripts.config.keys import NEWEST, Change, DatasetConfig, Release, SubsetConfig
+from kohya_bucket.sdscripts.config.model import Entry, ImageList, Reading, Registry, usable_subsets
 from kohya_bucket.texts import json_mistake, some
 
 __all__ = ["list_finetuning", "metadata_captions"]
@@ -141,15 +134,13 @@ def _read_metadata(subset: SubsetConfig, reading: Reading) -> dict[str, Any]:
     if subset.image_dir is not None and not os.path.isdir(subset.image_dir):
         missing_folder("image_dir", subset.image_dir, findings, where, reading.base)
     if not os.path.isfile(path):
-        remedy = "correct the path"
-        if reading.base is not None and not os.path.isabs(path) and (reading.base / path).is_file():
-            remedy = (
-                f"sd-scripts looks in the current folder ({os.getcwd()}). It exists beside the config file: "
-                f"run from {str(reading.base)!r}, or write {str(reading.base / path)!r}"
-            )
-        elif any(ord(c) < 32 for c in path):
-            remedy = "a backslash in double quotes starts an escape; put Windows paths in single quotes"
-        findings.error("missing-metadata", where, f"metadata_file {path!r} does not exist", remedy, (path,))
+        findings.error(
+            "missing-metadata",
+            where,
+            f"metadata_file {path!r} does not exist",
+            why_missing(path, reading.base),
+            (path,),
+        )
         return {}
     try:
         metadata = _parse(path, reading.release)

@@ -1,7 +1,8 @@
-"""Which keys a dataset config may hold, at which level, of which type.
+"""The keys of a dataset config: where each may stand, its type, default and range, and what it becomes.
 
-Source: the schemas that `ConfigSanitizer` of sd-scripts builds (library/config_util.py). They depend on the
-kind of dataset and on what the trainer supports; a few keys came with later versions.
+`SubsetConfig` and `DatasetConfig` are the table: their fields are the keys. Source: the schemas that `ConfigSanitizer`
+of sd-scripts builds (library/config_util.py), which depend on the kind of dataset and on what the trainer supports, and
+the options of `add_dataset_arguments` and `add_training_arguments`, which count where the config is silent.
 """
 
 from __future__ import annotations
@@ -9,31 +10,31 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.adapter.config_source import (
+    FLAG,
+    FRACTION,
+    FRACTIONS,
+    NUMBER,
+    ONE_OR_MORE,
+    SIDES,
+    SIZE,
+    TABLE,
+    TEXT,
+    WHOLE,
+    Range,
+    Type,
+)  # fmt: skip
+from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.errors import ConfigError
 
 __all__ = [
-    "ALL",
-    "DEFAULTS",
-    "KEYS",
-    "NEWEST",
-    "Change",
-    "Key",
-    "Kind",
-    "Level",
-    "Release",
-    "Supports",
-    "Type",
-    "arguments",
-    "config_name",
-    "kind_of",
-    "known_keys",
-    "parse_resolution",
-    "required_keys",
-]
+    "ALL", "DEFAULTS", "KEYS", "NEWEST", "Change", "DatasetConfig", "Key", "Kind", "Level", "Release", "SubsetConfig",
+    "Supports", "arguments", "config_name", "kind_of", "known_keys", "parse_resolution", "required_keys",
+]  # fmt: skip
 
 
 # What versions of sd-scripts read differently in configs, metadata and captions, and which of it a checkout reads.
@@ -118,7 +119,6 @@ class Kind(enum.Enum):
 class Level(enum.Enum):
     """The tables of a config."""
 
-    TOP = "the top level"
     GENERAL = "[general]"
     DATASET = "[[datasets]]"
     SUBSET = "[[datasets.subsets]]"
@@ -141,135 +141,160 @@ class Supports:
 ALL = Supports()
 
 
-class Type(enum.Enum):
-    """What a value must be. As in sd-scripts, `true` and `false` pass as whole numbers."""
-
-    BOOL = "true or false"
-    INT = "a whole number"
-    FLOAT = "a decimal number"
-    NUMBER = "a number"
-    STR = "a string"
-    TABLE = "a table"
-    SIZE = "a whole number or two of them, [width, height]"
-    TWO_FLOATS = "two decimal numbers, [smallest, largest]"
-
-    def accepts(self, value: Any) -> bool:
-        """Whether sd-scripts accepts `value`."""
-        if self is Type.SIZE:
-            return isinstance(value, int) or _pair_of(int, value)
-        if self is Type.TWO_FLOATS:
-            return _pair_of(float, value)
-        return isinstance(value, _PYTHON_TYPES[self])
-
-    def convert(self, value: Any) -> Any:
-        """The value as sd-scripts uses it."""
-        if self is Type.SIZE and isinstance(value, int):
-            return (value, value)
-        return tuple(value) if self in (Type.SIZE, Type.TWO_FLOATS) else value
-
-
-_PYTHON_TYPES: dict[Type, tuple[type, ...]] = {
-    Type.BOOL: (bool,),
-    Type.INT: (int,),
-    Type.FLOAT: (float,),
-    Type.NUMBER: (int, float),
-    Type.STR: (str,),
-    Type.TABLE: (dict,),
-}
-
-
-def _pair_of(kind: type, value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(v, kind) for v in value)
-
-
-class _Group(enum.Enum):
-    DATASET = "dataset"  # dataset and general
-    SUBSET = "subset"  # subset, dataset and general, of every kind
-    DROPOUT = "dropout"  # as SUBSET, where the trainer has caption dropout
-    CAPTIONED = "captioned"  # as SUBSET, for DreamBooth and ControlNet
-    DREAMBOOTH = "dreambooth"  # as SUBSET, for DreamBooth
-    OWN = "own"  # the subset alone, for the kinds named
-
-
 @dataclass(frozen=True)
 class Key:
-    """One key: its type, where it is known, and the change that brought it (None: it was always there)."""
+    """One key.
 
-    name: str
+    Attributes:
+        type: of its value.
+        levels: the tables in which it may stand; none for what is an option of the command line alone.
+        kinds: of datasets that have it.
+        required: kinds whose subsets must have it.
+        since: the change that brought it; None: it was always there.
+        allowed: its range.
+        option: whether the command line has it, too.
+        decides: whether buckets, batches, or what is cached depend on it.
+        dropout: only where the trainer leaves captions out by chance.
+    """
+
     type: Type
-    group: _Group
+    levels: tuple[Level, ...]
     kinds: frozenset[Kind] = frozenset(Kind)
     required: frozenset[Kind] = frozenset()
     since: Change | None = None
+    allowed: Range | None = None
+    option: bool = True
+    decides: bool = True
+    dropout: bool = False
 
 
-_DB, _FT, _CN = Kind.DREAMBOOTH, Kind.FINE_TUNING, Kind.CONTROLNET
+_DB, _FT, _CN = (frozenset({kind}) for kind in Kind)
+_OF_DATASETS, _EVERYWHERE, _OWN = (Level.GENERAL, Level.DATASET), tuple(Level), (Level.SUBSET,)
+_INTERPOLATIONS = ("lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area", "box")
+_FILTER = Range(f"one of {', '.join(_INTERPOLATIONS)}", _INTERPOLATIONS.__contains__)
+_SHARE = Range("from 0 to 1", lambda value: 0 <= value <= 1)
 
 
-def _keys() -> dict[str, Key]:
-    new = Change.VALIDATION
-    out = [
-        *(Key(n, t, _Group.DATASET) for n, t in {
-            "batch_size": Type.INT, "bucket_no_upscale": Type.BOOL, "bucket_reso_steps": Type.INT,
-            "enable_bucket": Type.BOOL, "max_bucket_reso": Type.INT, "min_bucket_reso": Type.INT,
-            "resolution": Type.SIZE, "network_multiplier": Type.FLOAT,
-        }.items()),
-        Key("validation_seed", Type.INT, _Group.DATASET, since=new),
-        Key("validation_split", Type.FLOAT, _Group.DATASET, since=new),
-        Key("skip_image_resolution", Type.SIZE, _Group.DATASET, since=Change.SKIPPING),
-        *(Key(n, t, _Group.SUBSET) for n, t in {
-            "color_aug": Type.BOOL, "face_crop_aug_range": Type.TWO_FLOATS, "flip_aug": Type.BOOL,
-            "num_repeats": Type.INT, "random_crop": Type.BOOL, "shuffle_caption": Type.BOOL,
-            "keep_tokens": Type.INT, "keep_tokens_separator": Type.STR, "secondary_separator": Type.STR,
-            "caption_separator": Type.STR, "enable_wildcard": Type.BOOL, "token_warmup_min": Type.INT,
-            "token_warmup_step": Type.NUMBER, "caption_prefix": Type.STR, "caption_suffix": Type.STR,
-        }.items()),
-        Key("custom_attributes", Type.TABLE, _Group.SUBSET, since=new),
-        Key("resize_interpolation", Type.STR, _Group.SUBSET, since=new),
-        Key("caption_dropout_every_n_epochs", Type.INT, _Group.DROPOUT),
-        Key("caption_dropout_rate", Type.NUMBER, _Group.DROPOUT),
-        Key("caption_tag_dropout_rate", Type.NUMBER, _Group.DROPOUT),
-        Key("caption_extension", Type.STR, _Group.CAPTIONED, frozenset({_DB, _CN})),
-        Key("cache_info", Type.BOOL, _Group.CAPTIONED, frozenset({_DB, _CN})),
-        Key("class_tokens", Type.STR, _Group.DREAMBOOTH, frozenset({_DB})),
-        Key("image_dir", Type.STR, _Group.OWN, required=frozenset({_DB, _CN})),
-        Key("is_reg", Type.BOOL, _Group.OWN, frozenset({_DB})),
-        Key("alpha_mask", Type.BOOL, _Group.OWN, frozenset({_DB, _FT})),
-        Key("metadata_file", Type.STR, _Group.OWN, frozenset({_FT}), required=frozenset({_FT})),
-        Key("conditioning_data_dir", Type.STR, _Group.OWN, frozenset({_CN}), required=frozenset({_CN})),
-    ]  # fmt: skip
-    return {key.name: key for key in out}
+def _key(type_: Type, default: Any, levels: tuple[Level, ...], **more: Any) -> Any:
+    given = {"default_factory": dict} if default is MISSING else {"default": default}
+    return field(**given, metadata={"key": Key(type_, levels, **more)})
 
 
-KEYS: Mapping[str, Key] = _keys()
+@dataclass(frozen=True)
+class SubsetConfig:
+    """One subset, with every value that sd-scripts would use. `place` names it in messages."""
+
+    number: int
+    place: str
+    kind: Kind
+    image_dir: str | None = _key(TEXT, None, _OWN, required=_DB | _CN, option=False)
+    metadata_file: str | None = _key(TEXT, None, _OWN, kinds=_FT, required=_FT, option=False)
+    conditioning_data_dir: str | None = _key(TEXT, None, _OWN, kinds=_CN, required=_CN, option=False)
+    num_repeats: int = _key(WHOLE, 1, _EVERYWHERE)
+    is_reg: bool = _key(FLAG, False, _OWN, kinds=_DB, option=False)
+    class_tokens: str | None = _key(TEXT, None, _EVERYWHERE, kinds=_DB, option=False)
+    caption_extension: str = _key(TEXT, ".caption", _EVERYWHERE, kinds=_DB | _CN)
+    cache_info: bool = _key(FLAG, False, _EVERYWHERE, kinds=_DB | _CN)
+    alpha_mask: bool = _key(FLAG, False, _OWN, kinds=_DB | _FT)
+    caption_separator: str = _key(TEXT, ",", _EVERYWHERE)
+    enable_wildcard: bool = _key(FLAG, False, _EVERYWHERE)
+    color_aug: bool = _key(FLAG, False, _EVERYWHERE)
+    flip_aug: bool = _key(FLAG, False, _EVERYWHERE)
+    face_crop_aug_range: tuple[float, float] | None = _key(FRACTIONS, None, _EVERYWHERE)
+    random_crop: bool = _key(FLAG, False, _EVERYWHERE)
+    resize_interpolation: str | None = _key(TEXT, None, _EVERYWHERE, since=Change.VALIDATION, allowed=_FILTER)
+    shuffle_caption: bool = _key(FLAG, False, _EVERYWHERE, decides=False)
+    keep_tokens: int = _key(WHOLE, 0, _EVERYWHERE, decides=False)
+    keep_tokens_separator: str = _key(TEXT, "", _EVERYWHERE, decides=False)
+    secondary_separator: str | None = _key(TEXT, None, _EVERYWHERE, decides=False)
+    caption_prefix: str | None = _key(TEXT, None, _EVERYWHERE, decides=False)
+    caption_suffix: str | None = _key(TEXT, None, _EVERYWHERE, decides=False)
+    caption_dropout_rate: float = _key(NUMBER, 0.0, _EVERYWHERE, decides=False, dropout=True)
+    caption_dropout_every_n_epochs: int = _key(WHOLE, 0, _EVERYWHERE, decides=False, dropout=True)
+    caption_tag_dropout_rate: float = _key(NUMBER, 0.0, _EVERYWHERE, decides=False, dropout=True)
+    token_warmup_min: int = _key(WHOLE, 1, _EVERYWHERE, decides=False)
+    token_warmup_step: float = _key(NUMBER, 0, _EVERYWHERE, decides=False)
+    custom_attributes: Mapping[str, Any] = _key(
+        TABLE, MISSING, _EVERYWHERE, since=Change.VALIDATION, option=False, decides=False
+    )
+
+    @property
+    def identity(self) -> tuple[str | None, ...]:
+        """What sd-scripts compares to find a subset that was given twice."""
+        if self.kind is Kind.FINE_TUNING:
+            return (self.metadata_file,)
+        return (self.image_dir,)
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """One dataset, with every value that sd-scripts would use. `resolution` is (width, height), None if missing."""
+
+    number: int
+    place: str
+    kind: Kind
+    subsets: tuple[SubsetConfig, ...]
+    resolution: tuple[int, int] | None = _key(SIZE, None, _OF_DATASETS, allowed=SIDES)
+    batch_size: int = _key(WHOLE, 1, _OF_DATASETS, allowed=ONE_OR_MORE)
+    enable_bucket: bool = _key(FLAG, False, _OF_DATASETS)
+    min_bucket_reso: int = _key(WHOLE, 256, _OF_DATASETS)
+    max_bucket_reso: int = _key(WHOLE, 1024, _OF_DATASETS)
+    bucket_reso_steps: int = _key(WHOLE, 64, _OF_DATASETS)
+    bucket_no_upscale: bool = _key(FLAG, False, _OF_DATASETS)
+    validation_split: float = _key(FRACTION, 0.0, _OF_DATASETS, since=Change.VALIDATION, allowed=_SHARE)
+    validation_seed: int | None = _key(WHOLE, None, _OF_DATASETS, since=Change.VALIDATION)
+    skip_image_resolution: tuple[int, int] | None = _key(SIZE, None, _OF_DATASETS, since=Change.SKIPPING)
+    network_multiplier: float = _key(FRACTION, 1.0, _OF_DATASETS, option=False, decides=False)
+    prior_loss_weight: float = _key(FRACTION, 1.0, (), kinds=_DB, decides=False)
+    train_inpainting: bool = _key(FLAG, False, (), decides=False)
+    debug_dataset: bool = _key(FLAG, False, (), decides=False)
+    resize_interpolation: str | None = None  # as for subsets
+
+    @property
+    def dataset_keys(self) -> DatasetKeys:
+        """The part that decides the buckets.
+
+        Raises:
+            ValueError: no resolution is given.
+        """
+        if self.resolution is None:
+            raise ValueError(f"{self.place} has no resolution")
+        return DatasetKeys(
+            resolution=self.resolution,
+            enable_bucket=self.enable_bucket,
+            min_bucket_reso=self.min_bucket_reso,
+            max_bucket_reso=self.max_bucket_reso,
+            bucket_reso_steps=self.bucket_reso_steps,
+            bucket_no_upscale=self.bucket_no_upscale,
+        )
+
+
+_FIELDS = [f for table in (DatasetConfig, SubsetConfig) for f in fields(table) if "key" in f.metadata]
+
+KEYS: Mapping[str, Key] = {f.name: f.metadata["key"] for f in _FIELDS}
+
+#: The options of the trainers' command line that a config falls back to, by the names of the keys.
+DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in _FIELDS if KEYS[f.name].option}
+_OPTIONS = {"train_batch_size": "batch_size", "dataset_repeats": "num_repeats"}  # which have other names than the keys
 
 
 def known_keys(level: Level, kind: Kind | None, supports: Supports = ALL, release: Release = NEWEST) -> set[str]:
     """The keys allowed in a table. `kind` says which dataset the table belongs to; None for `[general]`."""
-    out = set()
-    for key in KEYS.values():
-        if (key.since and key.since not in release) or (key.group is _Group.DROPOUT and not supports.dropout):
-            continue
-        if level is Level.GENERAL:
-            known = (
-                key.group in (_Group.DATASET, _Group.SUBSET, _Group.DROPOUT)
-                or (key.group is _Group.CAPTIONED and (supports.dreambooth or supports.controlnet))
-                or (key.group is _Group.DREAMBOOTH and supports.dreambooth)
-            )
-        elif level is Level.DATASET:
-            known = key.group is not _Group.OWN and kind in key.kinds
-        elif level is Level.SUBSET:
-            known = key.group is not _Group.DATASET and kind in key.kinds
-        else:
-            known = False
-        if known:
-            out.add(key.name)
-    return out
+    read = ((supports.dreambooth, _DB), (supports.finetuning, _FT), (supports.controlnet, _CN))
+    kinds = frozenset({kind}) if kind else frozenset[Kind]().union(*(one for there, one in read if there))
+    return {
+        name
+        for name, key in KEYS.items()
+        if level in key.levels
+        and kinds & key.kinds
+        and (key.since is None or key.since in release)
+        and (supports.dropout or not key.dropout)
+    }
 
 
 def required_keys(kind: Kind) -> set[str]:
     """The keys that every subset of such a dataset must hold."""
-    return {key.name for key in KEYS.values() if kind in key.required}
+    return {name for name, key in KEYS.items() if kind in key.required}
 
 
 def kind_of(subsets: list[Any], supports: Supports = ALL) -> Kind | None:
@@ -286,56 +311,9 @@ def kind_of(subsets: list[Any], supports: Supports = ALL) -> Kind | None:
     return None if any(with_metadata) else Kind.DREAMBOOTH
 
 
-# The trainer's command line options that a dataset config falls back to, with their defaults.
-#
-# Source: sd-scripts' `add_dataset_arguments` and `add_training_arguments`. An option counts only where the config is
-# silent: subset > dataset > general > command line > default.
-
-
-_OTHER_NAMES = {"train_batch_size": "batch_size", "dataset_repeats": "num_repeats"}
-
-DEFAULTS: Mapping[str, Any] = {
-    "alpha_mask": False,
-    "batch_size": 1,
-    "bucket_no_upscale": False,
-    "bucket_reso_steps": 64,
-    "cache_info": False,
-    "caption_dropout_every_n_epochs": 0,
-    "caption_dropout_rate": 0.0,
-    "caption_extension": ".caption",
-    "caption_prefix": None,
-    "caption_separator": ",",
-    "caption_suffix": None,
-    "caption_tag_dropout_rate": 0.0,
-    "color_aug": False,
-    "debug_dataset": False,
-    "enable_bucket": False,
-    "enable_wildcard": False,
-    "face_crop_aug_range": None,
-    "flip_aug": False,
-    "keep_tokens": 0,
-    "keep_tokens_separator": "",
-    "max_bucket_reso": 1024,
-    "min_bucket_reso": 256,
-    "num_repeats": 1,
-    "prior_loss_weight": 1.0,
-    "random_crop": False,
-    "resize_interpolation": None,
-    "resolution": None,
-    "secondary_separator": None,
-    "shuffle_caption": False,
-    "skip_image_resolution": None,
-    "token_warmup_min": 1,
-    "token_warmup_step": 0,
-    "train_inpainting": False,
-    "validation_seed": None,
-    "validation_split": 0.0,
-}
-
-
 def config_name(name: str) -> str:
     """How the config calls a command line option."""
-    return _OTHER_NAMES.get(name, name)
+    return _OPTIONS.get(name, name)
 
 
 def arguments(given: Mapping[str, Any] | None = None) -> dict[str, Any]:

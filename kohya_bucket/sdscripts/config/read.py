@@ -13,7 +13,7 @@ from kohya_bucket.adapter.config_source import Source, load_source
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.architectures import ANY_TRAINER, ARCHITECTURES, Trainer, trainer_named
-from kohya_bucket.sdscripts.config.check import check_config, resolve
+from kohya_bucket.sdscripts.config.check import check_config, check_values, note_overruled, resolve
 from kohya_bucket.sdscripts.config.dreambooth import as_list as list_dreambooth
 from kohya_bucket.sdscripts.config.dreambooth import list_controlnet
 from kohya_bucket.sdscripts.config.files import read_folder
@@ -23,14 +23,14 @@ from kohya_bucket.sdscripts.config.keys import (
     DEFAULTS,
     NEWEST,
     Change,
+    DatasetConfig,
     Kind,
     Release,
     Supports,
     arguments,
     config_name,
 )
-from kohya_bucket.sdscripts.config.model import DatasetConfig, ImageList, Reading
-from kohya_bucket.sdscripts.config.validity import check_shared_images, check_split, check_values, note_overruled
+from kohya_bucket.sdscripts.config.model import ImageList, Reading
 from kohya_bucket.texts import counted, some
 
 __all__ = ["Config", "ReadDataset", "RunFile", "read_config", "read_folders", "run_file", "source_from_folders"]
@@ -157,13 +157,14 @@ def _read(
             dataset = _take_predefined(dataset, findings)
         check_values(dataset, findings, trainer, predefined=images.predefined is not None)
         read.append((dataset, images))
-    check_shared_images(read, findings)
     out = []
     for dataset, images in read:
         validation = None
         if Change.VALIDATION in release and 0 < dataset.validation_split <= 1:
             validation = _list(dataset, reading, training=False)
-            check_split(dataset, images, validation, findings)
+            if dataset.kind is Kind.DREAMBOOTH and not len(validation):
+                message = f"validation_split {dataset.validation_split:g} holds back no image of this dataset"
+                findings.warning("empty-validation", dataset.place, message, "raise it")
         out.append(ReadDataset(dataset, images, validation))
         if dataset.subsets and not len(images):
             findings.error("no-images", dataset.place, "no image is left to train", "see the other findings")
