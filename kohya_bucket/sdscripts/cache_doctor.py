@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +27,6 @@ from kohya_bucket.latents.store.layout import Layout, common_root, relative_sour
 from kohya_bucket.sdscripts.config import Config
 from kohya_bucket.sdscripts.doctor import version_of
 from kohya_bucket.sdscripts.wanted_latents import items_of, wanted_by_config
-from kohya_bucket.texts import counted
 
 __all__ = ["Lacking", "cache_section", "check_room", "nbytes_of"]
 
@@ -111,7 +109,6 @@ def _files_of(
     if not any(path.exists() for paths in files for path in paths):
         return None
     reasons: Counter[str] = Counter()
-    unusable: list[str] = []
     lacking = []
     for part, paths in zip(parts, files, strict=True):
         texts = part.interpolations()
@@ -121,18 +118,8 @@ def _files_of(
             if why:
                 wrong.append(i)
                 reasons.update({why[0].brief})
-                if why[0].kind is not Stale.MISSING:
-                    unusable.append(str(path))
         lacking.append(part.subset(wrong))
     _say(section, arch.name, sum(map(len, parts)), reasons)
-    if unusable:
-        section.findings.note(
-            "stale-caches", "",
-            f"{counted(len(unusable), f'{arch.name} cache')} cannot be used as "
-            f"{'it is' if len(unusable) == 1 else 'they are'} ({unusable[0]}); sd-scripts alone would "
-            "train from some of them or stop",
-            "nothing: with kohya_bucket they are made again and named", unusable,
-        )  # fmt: skip
     return lacking
 
 
@@ -220,15 +207,6 @@ def check_room(section: Section, lacking: Sequence[Lacking], store: Path | None)
         report = section.findings.warning if fits else section.findings.error
         elsewhere = "another latent_cache_dir" if store else 'latent_cache = "shards" with another latent_cache_dir'
         report("disk-full", "", "; ".join(full), f"free some space, or set {elsewhere}")
-    beside = {Path(path).parent for one in lacking for part in one.parts for path in part.paths}
-    folders = [store] if store else sorted(beside)
-    locked = [str(folder) for folder in folders if not _may_write(_existing(folder))]
-    if locked:
-        section.findings.warning(
-            "not-writable", "",
-            f"{counted(len(locked), 'folder')} cannot be written to, so no latent is cached there ({locked[0]})",
-            "change their permissions, or set another latent_cache_dir", locked,
-        )  # fmt: skip
 
 
 def nbytes_of(part: LatentItems, values_per_pixel: float, *, npz: bool) -> int:
@@ -280,8 +258,3 @@ def _existing(folder: Path) -> Path:
     while not there.exists() and there != there.parent:
         there = there.parent
     return there
-
-
-def _may_write(folder: Path) -> bool:
-    """Windows answers for a file attribute that says nothing of folders: there it counts as yes."""
-    return os.name == "nt" or os.access(folder, os.W_OK)

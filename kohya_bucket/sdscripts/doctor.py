@@ -37,7 +37,6 @@ __all__ = [
     "config_section",
     "cuda_of_torch",
     "packages_section",
-    "pins_of",
     "version_of",
 ]
 
@@ -188,9 +187,6 @@ def _decode(section: Section, read: Config, known: set[str], show: ShowProgress,
 # A checkout of sd-scripts: its version, whether the adapter knows it, whether it is patched, what it needs.
 
 
-_PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;#]+)")
-
-
 def checkout_section(folder: Path, *, imported: bool = True) -> Section:
     """Look at the checkout in `folder`.
 
@@ -206,26 +202,7 @@ def checkout_section(folder: Path, *, imported: bool = True) -> Section:
     _patch(section, root)
     if imported:
         _probe(section, root)
-    _pins(section, root)
     return section
-
-
-def pins_of(requirements: Path) -> dict[str, str]:
-    """{distribution: version} that a requirements file pins on this machine; empty if it cannot be read."""
-    try:
-        lines = requirements.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return {}
-    return {match[1]: match[2] for line in lines if (match := _PIN.match(line.strip())) and _applies(line)}
-
-
-def _applies(line: str) -> bool:
-    """Whether what stands behind a `;` holds here; no where packaging, which knows that, is not installed."""
-    marker = line.partition("#")[0].partition(";")[2].strip()
-    try:
-        return not marker or bool(importlib.import_module("packaging.markers").Marker(marker).evaluate())
-    except (ImportError, ValueError):  # no such marker
-        return False
 
 
 def _patch(section: Section, root: Path) -> None:
@@ -280,20 +257,6 @@ def _remedy(root: Path) -> str:
         "requirements.txt "
         f"in {root})"
     )
-
-
-def _pins(section: Section, root: Path) -> None:
-    others = []
-    for name, wanted in pins_of(root / "requirements.txt").items():
-        installed = version_of(name)
-        if installed and installed.split("+")[0] != wanted:
-            others.append(f"{name} {installed} ({wanted})")
-    if others:
-        section.findings.note(
-            "other-pins", "",
-            f"packages are installed here in other versions than this sd-scripts pins: {some(others)}",
-            "nothing, if training works", others,
-        )  # fmt: skip
 
 
 # What is installed here, and what each missing package is for.
