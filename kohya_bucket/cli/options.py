@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
-from kohya_bucket.buckets.choices import EXTRACTIONS, NO_UPSCALE_FITS, SWITCHING_METHODS, described
+from kohya_bucket.buckets.choices import EXTRACTIONS, described
+from kohya_bucket.buckets.rules.options import RuleOptions as OptionsOfRules
 from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS
@@ -44,7 +45,8 @@ def with_option_groups(
 ) -> _Command:
     """Let typer see, in place of each parameter of a command that is a dataclass, the dataclass' fields as options.
 
-    A help text may have a gap `{}` for what a function says, which stands behind the option in its annotation.
+    A help text may have a gap `{}` for what a function says, which stands behind the option in its annotation. A field
+    of a table of options brings its help text as metadata; without one it is no option.
 
     Args:
         without: fields that mean nothing to the command; they keep their defaults.
@@ -84,10 +86,15 @@ def _with_help(hint: Any) -> Any:
 
 def _options_of(group: type, without: Collection[str], also: Mapping[str, str]) -> list[inspect.Parameter]:
     hints = {name: _with_help(hint) for name, hint in get_type_hints(group, include_extras=True).items()}
+    for field in fields(group):
+        if text := field.metadata.get("help"):
+            option = typer.Option(*field.metadata.get("spelled", ()), help=text() if callable(text) else text)
+            hints[field.name] = Annotated[hints[field.name], option]
     for name in also:
         kind, option = get_args(hints[name])
         hints[name] = Annotated[kind, typer.Option(f"--{name.replace('_', '-')}", also[name], help=option.help)]
-    kept = [field for field in fields(group) if field.name not in without]
+    kept = [field for field in fields(group) if field.name not in without and get_args(hints[field.name])[1:]]
+    kept.sort(key=lambda field: "help" in field.metadata)  # those that a group inherits come last
     keyword = inspect.Parameter.KEYWORD_ONLY
     return [inspect.Parameter(f.name, keyword, default=f.default, annotation=hints[f.name]) for f in kept]
 
@@ -196,9 +203,9 @@ def _rules() -> str:
     return described(rule_choices())
 
 
-@dataclass(frozen=True)
-class RuleOptions:
-    """What a command line says about the rule; each field is an option.
+@dataclass(frozen=True, kw_only=True)
+class RuleOptions(OptionsOfRules):
+    """What a command line says about the rule; each field is an option, also those of rules that have a help text.
 
     The defaults are sd-scripts' (`sdscripts.config.keys.DEFAULTS`). Its trainers have none for `resolution` and
     want it given; 512 is that of its own program that sorts images into buckets, `prepare_buckets_latents.py`.
@@ -218,14 +225,6 @@ class RuleOptions:
     bucket_no_upscale: Annotated[
         bool, typer.Option("--bucket-no-upscale", "--no-upscale", help="As in sd-scripts.")
     ] = False
-    switching: Annotated[
-        str | None, typer.Option(help="{}. Default: the rule's own."), partial(described, SWITCHING_METHODS)
-    ] = None
-    no_upscale_fit: Annotated[str, typer.Option(help="{}."), partial(described, NO_UPSCALE_FITS)] = "kohya"
-    max_crop: Annotated[
-        float | None, typer.Option(help="Largest share of an image that may be cropped off, e.g. 0.05.")
-    ] = None
-    num: Annotated[int, typer.Option("--num", "-n", min=1, help="Number of buckets for the rule auto.")] = 8
 
     @property
     def name(self) -> str:
@@ -290,7 +289,7 @@ class RuleOptions:
 
         return adjust_to_steps(self.keys)
 
-    def make(self, sizes: IntArray | None = None, *, auto_method: str = "kmeans") -> BucketRule:
+    def make(self, sizes: IntArray | None = None) -> BucketRule:
         """The rule. `sizes` [N, 2] are for those that are made from the data.
 
         Raises:
@@ -300,13 +299,10 @@ class RuleOptions:
         from kohya_bucket.adapter.options import AdapterOptions
         from kohya_bucket.buckets import rule_from_name
 
-        own: dict[str, Any] = {
-            "switching": self.switching, "no_upscale_fit": self.no_upscale_fit, "max_crop": self.max_crop,
-        }  # fmt: skip
+        own = self.of_rules()
         if self.brings_sizes:
             return rule_from_name(self.name, max_reso=self.size, no_upscale=self.bucket_no_upscale, **own)
-        table = AdapterOptions(rule=self.name, num_buckets=self.num, auto_method=auto_method, **own)
-        return rule_for(self.keys, table, sizes)
+        return rule_for(self.keys, AdapterOptions(rule=self.name, **own), sizes)
 
 
 @dataclass(frozen=True)

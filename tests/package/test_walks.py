@@ -107,16 +107,20 @@ def test_a_rule_with_an_option_of_its_own_is_three_files(walk: Walk) -> None:
     print(rule_from_name("toy", max_reso=512, margin=40).assign(512, 300))
     options = AdapterOptions.from_tables(("a config", {"rule": "toy", "margin": 40}))
     print(rule_for(DatasetKeys((512, 512), True), options).assign(512, 300))
+    (found,) = json.loads(command("simulate", "512x300", "--rule", "toy", "--margin", 40, "--json"))
+    print(found["bucket"])
     for give in ({"margin": 40}, {"rule": "toy", "margin": -1}):
         try:
             rule_for(DatasetKeys((512, 512), True), AdapterOptions.from_tables(("a config", give)))
         except Exception as error:
             print(error)
+    print("Pixels of the toy" in command("simulate", "--help"))
     """
     ).splitlines()
-    assert out[:2] == ["448x256", "448x256"]
-    assert out[2].startswith("margin is 40, which only the rule toy has")
-    assert out[3].endswith("margin is -1, but must be a whole number above -1")
+    assert out[:3] == ["448x256", "448x256", "{'width': 448, 'height': 256}"]
+    assert out[3].startswith("margin is 40, which only the rule toy has")
+    assert out[4].endswith("margin is -1, but must be a whole number above -1")
+    assert out[5] == "True"
 
 
 def test_a_remainder_policy_is_two_files(walk: Walk) -> None:

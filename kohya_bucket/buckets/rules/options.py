@@ -48,7 +48,8 @@ def whole_number(least: int) -> Check:
 class RuleOptions:
     """What a user may choose for a rule.
 
-    A field's metadata has `help`, the text of its option on the command line, and `implied`, the values with which a
+    A field's metadata has `help`, the text of its option on the command line, `spelled`, further spellings there, and
+    `implied`, the values with which a
     rule that does not accept the option does the same as without it; options without `implied` are never refused.
 
     Attributes:
@@ -72,7 +73,9 @@ class RuleOptions:
     max_crop: float | None = option(
         None, share, implied=(None,), help="Largest share of an image that may be cropped off, e.g. 0.05."
     )
-    num_buckets: int = option(8, whole_number(1))
+    num_buckets: int = option(
+        8, whole_number(1), spelled=("--num-buckets", "--num", "-n"), help="Number of buckets for the rule auto."
+    )
     auto_method: str = choice("kmeans", lambda: AUTO_METHODS)
 
     @classmethod

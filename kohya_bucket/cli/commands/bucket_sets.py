@@ -89,8 +89,8 @@ def buckets_from_dataset(
     size, *sides = (options.size, *options.limits) if target is None else ((target, target), None, None)
     images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
     generate = partial(
-        generate_buckets, images.sizes, num_buckets=options.num, target=size, vae_factor=options.bucket_reso_steps,
-        seed=seed, name=name, min_side=sides[0], max_side=sides[1],
+        generate_buckets, images.sizes, num_buckets=options.num_buckets, target=size,
+        vae_factor=options.bucket_reso_steps, seed=seed, name=name, min_side=sides[0], max_side=sides[1],
         description=f"Generated ({method}) from {counted(len(images.sizes), 'image')}",
     )  # fmt: skip
     result = generate(method=method, min_fill=min_fill)
@@ -110,9 +110,9 @@ def buckets_from_dataset(
     for one in compared:
         if one.name == _DEFAULT and made.loss > one.loss:
             _say_worse(made, one.buckets)
-            if method == "kmeans" and options.num <= _QUICKLY_SOLVED:
+            if method == "kmeans" and options.num_buckets <= _QUICKLY_SOLVED:
                 best = generate(method="optimal", min_fill=min_fill).bucket_set
-                _say_better(made, _Compared("optimal", FixedBuckets(best), images.sizes), options.num)
+                _say_better(made, _Compared("optimal", FixedBuckets(best), images.sizes), options.num_buckets)
     say()
     if output is None:
         say("To train with it, write it to a file: --output my_buckets.toml")

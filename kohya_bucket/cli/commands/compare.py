@@ -228,5 +228,4 @@ def compared_rule(name: str, options: RuleOptions, sizes: IntArray) -> BucketRul
     if name not in own and not is_rule(name):
         one_of("rule", name, [*comparable(), *groups()], ConfigError)
     changes = dict(own.get(name, {"rule": name}))
-    auto_method = changes.pop("auto_method", "kmeans")
-    return replace(options, **changes).make(sizes, auto_method=auto_method)
+    return replace(options, **changes).make(sizes)

@@ -38,7 +38,7 @@ _SIZE = re.compile(r"(\d+)\s*[xX×*,]\s*(\d+)")
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(simulate, without=("num",)))
+    app.command()(with_option_groups(simulate, without=("num_buckets",)))
 
 
 def simulate(
