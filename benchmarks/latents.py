@@ -236,11 +236,11 @@ def check_table(root: Path, n: int) -> list[tuple[str, str]]:
     wanted = LatentItems.from_placement(
         [str(images / name) for name in names], sizes, rule.place(sizes), EncodeOptions("vae"), images
     )
-    texts = wanted.interpolations()
-    small = np.zeros((4, 1, 1), dtype=np.uint16)
+    small = np.zeros((10_000, 4, 1, 1), dtype=np.uint16)
     with StoreWriter(root / "many", images_root=images, flush_seconds=None, shard_bytes=8 * 25_000) as writer:
-        for i in range(n):
-            writer.add(wanted.entry(i, texts[i]), small, space=LatentSpace())
+        for start in range(0, n, len(small)):
+            rows = wanted.rows(range(start, min(start + len(small), n)))
+            writer.add_rows(rows, small[: len(rows)], space=LatentSpace())
     write_manifest(LatentStore(root / "many"))
     rows = []
     start = time.perf_counter()

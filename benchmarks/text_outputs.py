@@ -23,8 +23,10 @@ from pathlib import Path
 import numpy as np
 from origin import commit
 
-from kohya_bucket.latents.text.exact_arrays import pack
-from kohya_bucket.latents.text.text_store import Caption, Encoding, TextStore, TextWriter
+from kohya_bucket.latents.store.exact_arrays import pack
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.writer import StoreWriter
+from kohya_bucket.latents.text.captions import Caption, Encoding
 from kohya_bucket.sdscripts.caching.behind_mask import without_unread
 
 TOKENS, REACH = 77, 91
@@ -59,7 +61,7 @@ CASES = {
 def measured(make, kind, captions, runs, folder):
     """Bytes per caption in npz and shards, and medians of ms per read: npz, a first read, later reads."""
     rng, names = np.random.default_rng(0), [f"{n}" for n in range(captions)]
-    with TextWriter(folder / "text") as writer:
+    with StoreWriter(folder / "text") as writer:
         for name in names:
             arrays = make(rng, kind)
             np.savez(folder / f"{name}.npz", **arrays)
@@ -79,7 +81,7 @@ def measured(make, kind, captions, runs, folder):
         times[kind_of_read].append((time.thread_time() - start) * 1000)
 
     for _ in range(runs):
-        store = TextStore(folder / "text")
+        store = LatentStore(folder / "text")
         at = dict(zip(names, store.find([Caption(name).key for name in names]).tolist(), strict=True))
         for name in names:
             timed("first", store.arrays, at[name])

@@ -8,7 +8,7 @@ from small_text_encoders import make_family
 from test_sdscripts_caching import strategies  # noqa: F401
 from test_sdscripts_text_shards import Run, adapter, bases, same_bits, shards, write  # noqa: F401
 
-from kohya_bucket.latents.text.text_store import TextStore
+from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.sdscripts.caching import behind_mask
 
 
@@ -17,7 +17,7 @@ def test_of_512_positions_less_than_a_tenth_is_stored_with_77_tokens(unpatched, 
     write(tmp_path / "a", 12, captions)
     with adapter():
         Run(unpatched, bases, make_family("flux", length=512), [tmp_path / "a"], shards(tmp_path))
-        store = TextStore(tmp_path / "store" / "text")
+        store = LatentStore(tmp_path / "store" / "text")
         rows = {(len(packed.bits), packed.length) for i in range(12) for packed in [store.packed(i)["t5_out"]]}
         assert rows == {(77 + 2, 512)}
         Run(unpatched, bases, make_family("flux", length=512), [tmp_path / "a"])
@@ -48,5 +48,5 @@ def test_where_models_read_behind_the_mask_all_is_stored(unpatched, bases, tmp_p
     assert len(run.encoded) == 3
     assert "this sd-scripts may read them" in caplog.text
     same_bits(run.outputs, alone.outputs)
-    packed = TextStore(tmp_path / "store" / "text").packed(0)["t5_out"]
+    packed = LatentStore(tmp_path / "store" / "text").packed(0)["t5_out"]
     assert 9 + 2 < len(packed.bits) < 9 + 128  # and as far as T5's relative positions reach

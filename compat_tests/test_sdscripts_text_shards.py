@@ -16,7 +16,7 @@ from test_sdscripts_caching_ranks import run_ranks
 from test_sdscripts_text_caches import strategy_type  # noqa: F401
 
 from kohya_bucket import sdscripts
-from kohya_bucket.latents.text.text_store import TextStore
+from kohya_bucket.latents.store.latent_store import LatentStore
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
@@ -128,7 +128,7 @@ def test_batches_are_those_of_sd_scripts_own_npz(unpatched, bases, tmp_path, nam
             npz = (tmp_path / "alone" / Path(info.absolute_path).name).with_suffix("")
             want = family.caching.__class__.load_outputs_npz(family.caching, f"{npz}{suffix_of(family)}")
             same_bits(carried.load_outputs_npz(info.text_encoder_outputs_npz), as_read(want, options))
-    info = next(iter(TextStore(tmp_path / "store" / "text").shards.values()))
+    info = next(iter(LatentStore(tmp_path / "store" / "text").shards.values()))
     kept = {name: spec.dtype for name, spec in info.tensors.items() if name in ("hidden_state1", "t5_out")}
     assert set(kept.values()) == {str(dtype).removeprefix("torch.")}
 
@@ -163,7 +163,7 @@ def test_one_item_for_each_caption_whatever_the_data_set(unpatched, bases, tmp_p
         own = Run(unpatched, bases, make_family("flux"), folders).read()
         same_bits(run.batches, batches_as_read(own, {"mask": True}))
         assert len(own.encoded) == 12
-    assert len(TextStore(tmp_path / "store" / "text")) == 4
+    assert len(LatentStore(tmp_path / "store" / "text")) == 4
 
 
 def test_two_ranks_share_captions(unpatched, bases, tmp_path):
@@ -177,7 +177,7 @@ def test_two_ranks_share_captions(unpatched, bases, tmp_path):
             except SystemExit:  # alone, the first has not the other's
                 assert rank == 1
                 run = None
-            encoded.append(len(TextStore(tmp_path / "store" / "text")))
+            encoded.append(len(LatentStore(tmp_path / "store" / "text")))
         assert encoded[1] == 5
         assert encoded[0] in (2, 3)
         assert len(run.encoded) == 5 - encoded[0]
@@ -247,7 +247,7 @@ def test_how_often_a_caption_is_left_out_is_part_of_it(unpatched, bases, strateg
             found = run(rate)
             assert len(found.encoded) == count
             assert {outputs[1].item() for outputs in found.outputs.values()} == {float(np.float32(rate))}
-    assert len(TextStore(tmp_path / "store" / "text")) == 6
+    assert len(LatentStore(tmp_path / "store" / "text")) == 6
 
 
 def test_loader_workers_read_through_the_store(unpatched, bases, tmp_path):
@@ -282,7 +282,7 @@ def test_an_interrupted_run_keeps_what_it_encoded(unpatched, bases, tmp_path):
     with adapter():
         with pytest.raises(KeyboardInterrupt):
             Run(unpatched, bases, family, [tmp_path / "a"], shards(tmp_path))
-        assert len(TextStore(tmp_path / "store" / "text")) == 4
+        assert len(LatentStore(tmp_path / "store" / "text")) == 4
         assert len(Run(unpatched, bases, make_family("sdxl"), [tmp_path / "a"], shards(tmp_path)).encoded) == 4
 
 
@@ -298,7 +298,7 @@ def test_a_reader_that_does_more_than_read_is_refused_in_one_line(unpatched, bas
     said = r'its reader does more than return arrays of an npz \(it changes them\). Use text_cache = "npz"'
     with adapter(), pytest.raises(SystemExit, match=said):
         Run(unpatched, bases, family, [tmp_path / "a"], shards(tmp_path))
-    assert len(TextStore(tmp_path / "store" / "text")) == 0
+    assert len(LatentStore(tmp_path / "store" / "text")) == 0
 
 
 def test_what_is_stale_is_not_trained_where_nothing_new_was_saved(unpatched, bases, tmp_path):

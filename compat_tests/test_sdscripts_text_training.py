@@ -4,7 +4,7 @@ import pytest
 from sdscripts_support import random_sizes, write_images
 from training_runs import train, write_config
 
-from kohya_bucket.latents.text.text_store import TextStore
+from kohya_bucket.latents.store.latent_store import LatentStore
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ class Trainings:
         return found
 
     def most_rows(self):
-        store = TextStore(self.folder / "store" / "text")
+        store = LatentStore(self.folder / "store" / "text")
         return max(len(store.packed(i)["t5_out"].bits) for i in range(len(store)))
 
 

@@ -21,10 +21,10 @@ from kohya_bucket.datasets.planned_index import bucket_of, item_number
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE
+from kohya_bucket.latents.store.exact_arrays import unpack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.text.exact_arrays import unpack
-from kohya_bucket.latents.text.text_store import TEXT_FOLDER, Caption, TextStore
+from kohya_bucket.latents.text.captions import TEXT_FOLDER, Caption
 
 __all__ = ["BucketedLatentDataset"]
 
@@ -65,7 +65,7 @@ class CaptionOutputs:
         folder = layout.root / TEXT_FOLDER
         if not Layout(folder).exists():
             raise LatentStoreError(f"{folder} does not exist, so there are no outputs of text encoders: {_HOW}")
-        self.store = TextStore(folder, verify=verify)
+        self.store = LatentStore(folder, verify=verify)
         keys = {text: Caption(text).key for text in {caption or "" for caption in captions}}
         found = self.store.find([keys[caption or ""] for caption in captions], family)
         if (found < 0).any():

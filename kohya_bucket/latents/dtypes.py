@@ -27,7 +27,7 @@ STORED_AS = {
     "|i1": _WHOLE[:2], "<u2": _WHOLE[:2], "<i2": _WHOLE[:2], "<i4": _WHOLE[:2], "<u4": _WHOLE, "<u8": _WHOLE,
     "<i8": _WHOLE,
 }  # fmt: skip
-"""The storage types that hold every value which arrays of a numpy type may have, see `text.exact_arrays`."""
+"""The storage types that hold every value which arrays of a numpy type may have, see `store.exact_arrays`."""
 _SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "half": "float16"}
 
 

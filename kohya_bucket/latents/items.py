@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.resize import IMITATED, choose_interpolation, resampler
 from kohya_bucket.latents.fingerprint import Fingerprint, Stale
-from kohya_bucket.latents.store.entries import StoreEntry
+from kohya_bucket.latents.store.entries import SIDES, StoreEntry, arrow, row_schema
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import absolute, relative_source
 from kohya_bucket.latents.store.state import source_changed
@@ -135,6 +136,7 @@ class LatentItems:
             self.source_mtime_ns[at], hashes, further=self.further, dataset=self.dataset,
         )  # fmt: skip
 
+    @cached_property
     def interpolations(self) -> npt.NDArray[Any]:
         """[N] text: filter and the library that computes it, "none" where the image is not resized."""
         cases = np.stack([
@@ -153,14 +155,34 @@ class LatentItems:
             out[cases == case] = name
         return out
 
-    def entry(self, i: int, interpolation: str) -> StoreEntry:
-        """Item `i`, described for the store; `interpolation` is its text from `interpolations`."""
+    def rows(self, items: Sequence[int]) -> Any:
+        """Arrow table of these items for the store, see `row_schema`."""
+        pa, _, _ = arrow()
+        at, encoding = np.asarray(items, dtype=np.int64), self.encoding
+        same = vars(encoding)
+        columns: dict[str, Any] = {
+            "source": [self.sources[i] for i in items], "source_bytes": self.source_bytes[at],
+            "source_mtime_ns": self.source_mtime_ns[at],
+            "source_hash": [""] * len(at) if self.source_hashes is None else [self.source_hashes[i] for i in items],
+            "interpolation": self.interpolations[at], "caption": [self.captions[i] for i in items],
+            "crop_left": self.crops[at, 0], "crop_top": self.crops[at, 1],
+        }  # fmt: skip
+        for name in ("bucket", "resized", "original"):
+            sizes = getattr(self, f"{name}_sizes")[at]
+            columns |= {f"{name}_width": sizes[:, 0], f"{name}_height": sizes[:, 1]}
+        columns |= {f"ltrb_{side}": self.crop_ltrb[at, k] for k, side in enumerate(SIDES)}
+        return pa.table([
+            pa.array(columns[f.name] if f.name in columns else [same[f.name]] * len(at), f.type) for f in row_schema()
+        ], schema=row_schema())  # fmt: skip
+
+    def entry(self, i: int) -> StoreEntry:
+        """Item `i`, described for the store."""
         encoding = self.encoding
         fingerprint = Fingerprint(
             int(self.source_bytes[i]), int(self.source_mtime_ns[i]),
             "" if self.source_hashes is None else self.source_hashes[i], encoding.vae,
             as_pair(self.bucket_sizes[i]), as_pair(self.resized_sizes[i]), as_pair(self.crops[i]),
-            interpolation, encoding.dtype, encoding.kind, encoding.flip, encoding.mask,
+            str(self.interpolations[i]), encoding.dtype, encoding.kind, encoding.flip, encoding.mask,
         )  # fmt: skip
         left, top, right, bottom = (float(side) for side in self.crop_ltrb[i])
         original = as_pair(self.original_sizes[i])
@@ -246,7 +268,7 @@ def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[Sta
         note(Stale.BUCKET, sizes_differ(("bucket_width", "bucket_height"), wanted.bucket_sizes))
         note(Stale.RESIZED, sizes_differ(("resized_width", "resized_height"), wanted.resized_sizes))
         note(Stale.CROP, sizes_differ(("crop_left", "crop_top"), wanted.crops))
-        note(Stale.INTERPOLATION, _words_differ(store, "interpolation", rows, wanted.interpolations()[here]))
+        note(Stale.INTERPOLATION, _words_differ(store, "interpolation", rows, wanted.interpolations[here]))
         for factor, name in ((Stale.VAE, "vae"), (Stale.DTYPE, "dtype"), (Stale.KIND, "kind")):
             if factor not in ignoring:
                 text = np.full(len(here), getattr(encoding, name), dtype=object)

@@ -27,7 +27,6 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import REMEDY, Layout
 from kohya_bucket.latents.store.state import temporary_files, verify, verify_files
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
-from kohya_bucket.latents.text.text_store import TextStore, TextWriter
 from kohya_bucket.texts import counted
 
 __all__ = ["MaintenanceReport", "pack", "prune"]
@@ -61,7 +60,7 @@ def copy_items(store: LatentStore, items: Iterable[int], writer: StoreWriter) ->
     times = store.column("written_ns")
     mine, theirs = itertools.tee(items)
     for i, entry in zip(_expected(store, mine), store.entries(theirs), strict=True):
-        if isinstance(store, TextStore) and isinstance(writer, TextWriter) and store.info(i).arrays:
+        if store.info(i).arrays:
             kept = {name: replace(packed, bits=np.array(packed.bits)) for name, packed in store.packed(i).items()}
             writer.add_text(entry, kept, written_ns=int(times[i]))
             continue
@@ -83,11 +82,6 @@ def _expected(store: LatentStore, items: Iterable[int]) -> Iterator[int]:
     while part := list(itertools.islice(left, 64)):
         store.expect(part)
         yield from part
-
-
-def writer_like(store: LatentStore, root: str | os.PathLike[str], **options: Any) -> StoreWriter:
-    """A writer for items of the kind that `store` holds; options as for `StoreWriter`."""
-    return (TextWriter if isinstance(store, TextStore) else StoreWriter)(root, **options)
 
 
 def remove_shards(store: LatentStore, names: Sequence[str], done: MaintenanceReport) -> None:
@@ -143,7 +137,7 @@ def pack(
     if _already_packed(store, small, keep) if order is None else _already_clustered(store, order, shard_bytes):
         write_manifest(store)
         return done
-    with writer_like(store, store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
+    with StoreWriter(store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
         _copy(store, keep, order, writer)
     done.copied = len(keep)
     remove_shards(store, small, done)
@@ -200,7 +194,7 @@ def _packed_copy(
             f"{store.layout.root} has {counted(damaged, 'damaged shard')}, which a copy would not have: first {REMEDY}"
         )
     options: dict[str, Any] = {"images_root": store.images_root(), "shard_bytes": shard_bytes, "flush_seconds": None}
-    with writer_like(store, target, **options) as out:
+    with StoreWriter(target, **options) as out:
         _copy(store, range(len(store)), order, out)
     write_manifest(LatentStore(target))
     return MaintenanceReport(copied=len(store))
@@ -268,7 +262,7 @@ def prune(
         if store.layout.store_file.name in bad_files:
             remove_file(store.layout.store_file, done)
         store.layout.create(images_root)
-    with writer_like(store, store.layout.root) as writer:
+    with StoreWriter(store.layout.root) as writer:
         copy_items(store, [i for name in loose for i in live[name]], writer)
     store.release()
     for path in old:

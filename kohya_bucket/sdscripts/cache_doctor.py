@@ -111,10 +111,9 @@ def _files_of(
     reasons: Counter[str] = Counter()
     lacking = []
     for part, paths in zip(parts, files, strict=True):
-        texts = part.interpolations()
         wrong = []
         for i, path in enumerate(paths):
-            why = _why(part, i, str(texts[i]), path, arch)
+            why = _why(part, i, path, arch)
             if why:
                 wrong.append(i)
                 reasons.update({why[0].brief})
@@ -123,9 +122,9 @@ def _files_of(
     return lacking
 
 
-def _why(part: LatentItems, i: int, interpolation: str, path: Path, arch: Architecture) -> list[Reason]:
+def _why(part: LatentItems, i: int, path: Path, arch: Architecture) -> list[Reason]:
     # no VAE is loaded to compare with
-    return why_npz_stale(path, part.entry(i, interpolation), arch, Path(part.paths[i]), ignoring=(Stale.VAE,))
+    return why_npz_stale(path, part.entry(i), arch, Path(part.paths[i]), ignoring=(Stale.VAE,))
 
 
 def _shards(section: Section, parts: Sequence[LatentItems], folder: Place) -> None:

@@ -33,13 +33,13 @@ from kohya_bucket.latents.npz.check import find_npz, holds_npz, settle_npz, why_
 from kohya_bucket.latents.npz.exchange import export_npz, import_npz
 from kohya_bucket.latents.npz.read_write import NOTE, note_of, stored_fingerprint
 from kohya_bucket.latents.store.entries import FORMAT, StoreEntry, arrow, decode
+from kohya_bucket.latents.store.exact_arrays import checksum
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, content_tag
 from kohya_bucket.latents.store.shards import read_header
 from kohya_bucket.latents.store.state import status, verify
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.latents.text.npz_files import TEXT_FAMILIES, export_text_npz
-from kohya_bucket.latents.text.text_store import TextStore, checksum, open_store
 from tests.hostile import any_bytes, any_json, any_npz, any_table, as_json, npy
 from tests.latents.latent_helpers import PRINT, SPACE, bits, entry, fill
 from tests.latents.text_outputs import fill_texts
@@ -146,7 +146,7 @@ class Store:
 class Texts(Store):
     """The same of captions, beside which somebody put latents."""
 
-    open = staticmethod(open_store)
+    open = staticmethod(LatentStore)
 
     def fill(self) -> None:
         fill_texts(self.good, 3)
@@ -210,7 +210,7 @@ def use_store(root: Path, opened=LatentStore) -> tuple[bool, int]:
     store = allowed(lambda: opened(root))
     if store is None:
         return False, 0
-    texts = isinstance(store, TextStore)
+    texts = isinstance(store, LatentStore)
     named = bool(store.damage)
     for i in range(len(store)):
         for use in (

@@ -16,12 +16,9 @@ import kohya_bucket  # noqa: E402
 from kohya_bucket.datasets.latents import BucketedLatentDataset  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import precompute_latents  # noqa: E402
-from kohya_bucket.latents.text.exact_arrays import pack  # noqa: E402
-from kohya_bucket.latents.text.text_store import (  # noqa: E402
-    Caption,
-    Encoding,
-    TextWriter,
-)
+from kohya_bucket.latents.store.exact_arrays import pack  # noqa: E402
+from kohya_bucket.latents.store.writer import StoreWriter  # noqa: E402
+from kohya_bucket.latents.text.captions import Caption, Encoding  # noqa: E402
 from tests.latents.latent_helpers import bits, fill  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.latents.text_outputs import fill_texts, made_outputs, same_outputs  # noqa: E402
@@ -222,7 +219,7 @@ def test_items_have_the_outputs_of_their_captions(tmp_path):
         BucketedLatentDataset(tmp_path, text_outputs="flux")
     want = {}
     for number, name in enumerate(["a.png", "b.png"]):
-        with TextWriter(tmp_path / "text") as writer:
+        with StoreWriter(tmp_path / "text") as writer:
             want[name] = made_outputs(number)
             arrays = {key: pack(array) for key, array in want[name].items()}
             writer.add_text(Caption(f"caption of {name}").entry("flux", Encoding()), arrays)

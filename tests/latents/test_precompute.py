@@ -124,8 +124,8 @@ def test_latents_by_what_imitates_a_library_are_current(tmp_path, monkeypatch):
 
     images = make_images(tmp_path / "images", [(100, 90), (90, 200)])
     precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out")
-    own = LatentItems.interpolations
-    monkeypatch.setattr(LatentItems, "interpolations", lambda self: own(self) + "-stub")
+    own = LatentItems.interpolations.func
+    monkeypatch.setattr(LatentItems, "interpolations", property(lambda self: own(self) + "-stub"))
     assert precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out").encoded == 0
 
 

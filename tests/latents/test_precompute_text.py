@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.text import transformers_encoder
+from kohya_bucket.latents.text.captions import Caption
 from kohya_bucket.latents.text.precompute_text import precompute_text
-from kohya_bucket.latents.text.text_store import Caption, TextStore
 from tests.latents.latent_helpers import fill
 from tests.latents.text_outputs import made_outputs, same_outputs
 
@@ -46,7 +47,7 @@ def encoded(root, *, name="text", rank=0, processes=1, **options):
 
 
 def assert_stored(root, captions, name="text"):
-    store = TextStore(root / "text")
+    store = LatentStore(root / "text")
     for caption in captions:
         (i,) = store.find([Caption(caption).key], name)
         same_outputs(store.arrays(int(i)), outputs_of(caption))
@@ -64,14 +65,14 @@ def test_each_caption_once_and_again_only_what_changed(tmp_path):
     assert len(encoded(tmp_path, weights="others", tokens="others")) == 6
     assert len(encoded(tmp_path, name="second", tokens="others")) == 6
     assert encoded(tmp_path, weights="others", tokens="others") == []
-    assert len(TextStore(tmp_path / "text")) == 12
+    assert len(LatentStore(tmp_path / "text")) == 12
 
 
 def test_what_is_encoded_before_an_interrupt_stays(tmp_path):
     fill(tmp_path, NAMES)
     with pytest.raises(KeyboardInterrupt):
         encoded(tmp_path, stop_after=2)
-    assert len(TextStore(tmp_path / "text")) == 2
+    assert len(LatentStore(tmp_path / "text")) == 2
     assert len(encoded(tmp_path)) == 3
 
 
@@ -115,7 +116,7 @@ def test_the_command(tmp_path, command_line, monkeypatch):
     assert_stored(tmp_path / "store", ["caption of 3.png"])
     code, text, _ = command_line(*where, "--text-encoder", "a", "--collection", "flux", "--quiet")
     assert (code, text) == (0, "")
-    assert TextStore(tmp_path / "store" / "text").collections() == ["flux", "text"]
+    assert LatentStore(tmp_path / "store" / "text").collections() == ["flux", "text"]
 
 
 @pytest.mark.parametrize(
@@ -145,4 +146,4 @@ def test_numbers_are_kept_to_the_last_bit(tmp_path):
     encoder = Stub()
     encoder.encode = lambda captions: [odd for _ in captions]
     precompute_text(tmp_path, encoder)
-    same_outputs(TextStore(tmp_path / "text").arrays(0), odd)
+    same_outputs(LatentStore(tmp_path / "text").arrays(0), odd)

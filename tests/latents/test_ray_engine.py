@@ -42,7 +42,6 @@ from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.state import verify  # noqa: E402
 from kohya_bucket.latents.text import transformers_encoder  # noqa: E402
 from kohya_bucket.latents.text.precompute_text import precompute_text  # noqa: E402
-from kohya_bucket.latents.text.text_store import TextStore  # noqa: E402
 from tests.latents import ray_driver  # noqa: E402
 from tests.latents.containers import cells, make_saved, make_table, make_tars, with_captions  # noqa: E402
 from tests.latents.latent_helpers import SPACE, bits, entry  # noqa: E402
@@ -384,7 +383,7 @@ def test_captions_are_encoded_as_locally(cluster, images, tmp_path, monkeypatch,
     )
     assert report == want
     assert shown[-1] == (32, 32)
-    local, far = TextStore(tmp_path / "local" / "text"), TextStore(tmp_path / "ray" / "text")
+    local, far = LatentStore(tmp_path / "local" / "text"), LatentStore(tmp_path / "ray" / "text")
     assert far.indexed
     assert len(far) == len(local) == 32
     for i in range(len(local)):
@@ -397,7 +396,7 @@ def test_captions_are_encoded_as_locally(cluster, images, tmp_path, monkeypatch,
     options = ("--text-encoder", "clip", "--collection", "other", "--engine", "ray")
     code, out, _ = command_line("precompute", "--text", "-o", tmp_path / "ray", *options)
     assert (code, "32 encoded, 0 were current; 32 captions" in out) == (0, True)
-    assert len(TextStore(tmp_path / "ray" / "text")) == 64
+    assert len(LatentStore(tmp_path / "ray" / "text")) == 64
 
 
 def test_the_command_says_and_stores_what_it_does_locally(cluster, tmp_path, command_line):

@@ -23,7 +23,6 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.remote_shards import RemoteRows
 from kohya_bucket.latents.store.state import status, verify, verify_files
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
-from kohya_bucket.latents.text.text_store import TextStore, open_store
 from tests.command_line import Command, command_line  # noqa: F401
 from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
 from tests.latents.text_outputs import fill_texts, same_outputs
@@ -349,10 +348,10 @@ def test_precompute_writes_there_what_it_writes_here(address, tmp_path, images):
 
 def test_captions_are_stored_there(address, tmp_path):
     fill_texts(tmp_path / "here", 12)
-    here = TextStore(tmp_path / "here")
+    here = LatentStore(tmp_path / "here")
     pack(here, address)
-    store = open_store(address)
-    assert isinstance(store, TextStore)
+    store = LatentStore(address)
+    assert isinstance(store, LatentStore)
     store.expect(range(len(store)))
     for i in range(len(store)):
         same_outputs(store.arrays(i), here.arrays(i))

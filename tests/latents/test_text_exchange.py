@@ -10,6 +10,8 @@ import pytest
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.npz.read_write import read_arrays
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.text.captions import Caption
 from kohya_bucket.latents.text.npz_files import (
     CAPTION_KEY,
     ENCODERS_KEY,
@@ -18,7 +20,6 @@ from kohya_bucket.latents.text.npz_files import (
     export_text_npz,
     import_text_npz,
 )
-from kohya_bucket.latents.text.text_store import Caption, TextStore
 from tests.latents.text_outputs import fill_texts, same_outputs
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -65,7 +66,7 @@ def test_imported_and_exported_again_every_bit_is_there(tmp_path, family):
     known = TEXT_FAMILIES[family]
     done = import_text_npz(images, [None] * 3, tmp_path / "text", known, images_root=tmp_path / "a")
     assert (done.done, done.skipped) == (3, [])
-    store = TextStore(tmp_path / "text")
+    store = LatentStore(tmp_path / "text")
     assert len(store) == 2
     assert store.strings("vae") == ["abc"] * 2
     for image in images:
@@ -92,7 +93,7 @@ def test_what_cannot_be_known_is_skipped_with_its_reason(tmp_path):
     assert "has no hidden_state2" in done.skipped[2][1]
     done = import_text_npz(images, ["one"] * 3, tmp_path / "text", known, images_root=tmp_path)
     assert done.done == 1
-    store = TextStore(tmp_path / "text")
+    store = LatentStore(tmp_path / "text")
     assert store.strings("source") == [Caption("one").key]
     done = export_text_npz(store, images, ["one", None, "unknown"], known)
     assert done.done == 1
@@ -133,7 +134,7 @@ def test_further_captions_of_an_image_have_files_and_rates_of_their_own(tmp_path
         arrays = outputs_of("anima", number) | {"caption_dropout_rate": np.array(rate, np.float32)}
         np.savez(tmp_path / "a" / f"0_anima_te_{number}.npz", **arrays, **{CAPTION_KEY: caption_mark("one")})
     import_text_npz(images, [None], tmp_path / "text", TEXT_FAMILIES["anima"], images_root=tmp_path)
-    store = TextStore(tmp_path / "text")
+    store = LatentStore(tmp_path / "text")
     assert set(store.strings("source")) == {Caption("one").key, Caption("one", 0.1).key}
 
 
@@ -142,7 +143,7 @@ def test_images_that_share_a_file_cannot_both_be_exported(tmp_path):
     import_text_npz(images, [None] * 2, tmp_path / "text", TEXT_FAMILIES["sdxl"], images_root=tmp_path)
     twin = images[0].replace(".png", ".webp")
     done = export_text_npz(
-        TextStore(tmp_path / "text"), [images[0], twin, images[0]], ["one", "two", "one"], TEXT_FAMILIES["sdxl"]
+        LatentStore(tmp_path / "text"), [images[0], twin, images[0]], ["one", "two", "one"], TEXT_FAMILIES["sdxl"]
     )
     assert (done.done, [path for path, _ in done.skipped]) == (2, [twin])
 
@@ -186,7 +187,7 @@ def test_damage_is_found_and_put_right_by_the_commands(tmp_path, command_line):
     fill_texts(tmp_path, 3)
     [shard] = (tmp_path / "shards").iterdir()
     data = bytearray(shard.read_bytes())
-    data[TextStore(tmp_path).info(0).tensors["pooled"].offset] ^= 1
+    data[LatentStore(tmp_path).info(0).tensors["pooled"].offset] ^= 1
     shard.write_bytes(data)
     code, said, errors = command_line("cache", "verify", tmp_path)
     assert (code, "its checksum is wrong" in said, "3 items read, 1 damaged" in said) == (1, True, True)

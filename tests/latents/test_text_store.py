@@ -21,20 +21,12 @@ from kohya_bucket.latents.fingerprint import Stale
 from kohya_bucket.latents.maintenance import pack as pack_store
 from kohya_bucket.latents.maintenance import prune
 from kohya_bucket.latents.store.entries import arrow, check_rows
+from kohya_bucket.latents.store.exact_arrays import pack, unpack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.shards import ShardInfo, read_header
 from kohya_bucket.latents.store.state import status, verify, verify_files
-from kohya_bucket.latents.store.writer import write_manifest
-from kohya_bucket.latents.text.exact_arrays import pack, unpack
-from kohya_bucket.latents.text.text_store import (
-    ENCODING_COLUMNS,
-    Caption,
-    Encoding,
-    TextStore,
-    TextWriter,
-    open_store,
-    why_text_stale,
-)
+from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.text.captions import ENCODING_COLUMNS, Caption, Encoding, why_text_stale
 from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
 from tests.latents.text_outputs import fill_texts, made_outputs, same_outputs, write_until_killed
 from tests.warm import QUICK
@@ -111,16 +103,16 @@ def test_what_is_stored_is_what_the_encoder_gave():
 def test_everything_written_is_read_back(tmp_path_factory, chosen, shard_bytes):
     root = tmp_path_factory.mktemp("store")
     want = {}
-    with TextWriter(root, shard_bytes=shard_bytes) as writer:
+    with StoreWriter(root, shard_bytes=shard_bytes) as writer:
         for number, seed in chosen:
             caption = Caption(f"caption {number}")
             want[caption.key] = made_outputs(number, seed)
             writer.add_text(
                 caption.entry("flux", Encoding("e", "t")), {k: pack(v) for k, v in want[caption.key].items()}
             )
-    for opened in (TextStore(root), TextStore(root, verify="always")):
+    for opened in (LatentStore(root), LatentStore(root, verify="always")):
         write_manifest(opened)
-        opened = pickle.loads(pickle.dumps(TextStore(root)))
+        opened = pickle.loads(pickle.dumps(LatentStore(root)))
         assert (opened.indexed, opened.damage, verify(opened)) == (True, [], [])
         assert opened.strings("source") == sorted(want)
         for i, key in enumerate(opened.strings("source")):
@@ -141,7 +133,7 @@ def test_a_shard_is_a_file_of_safetensors_with_an_array_of_all_captions_in_each_
     assert metadata["kind"] == "text"
     with safetensors.safe_open(shard, "np") as file:
         assert set(file.keys()) == {"spans", "entries", *next(iter(want.values()))}
-        assert file.get_tensor("spans").tobytes() == TextStore(tmp_path)._tensors(0)["spans"].tobytes()
+        assert file.get_tensor("spans").tobytes() == LatentStore(tmp_path)._tensors(0)["spans"].tobytes()
 
 
 def test_one_caption_is_one_item_and_how_often_it_is_left_out_another():
@@ -165,27 +157,27 @@ def test_pack_and_prune_keep_every_bit(tmp_path):
     root = tmp_path / "text"
     want = fill_texts(root, 6, shard_bytes=1)
     want |= fill_texts(root, 2, seed=9, shard_bytes=1)  # of captions that are there already
-    assert isinstance(open_store(root), TextStore)
-    store = TextStore(root)
+    assert isinstance(LatentStore(root), LatentStore)
+    store = LatentStore(root)
     assert (len(store), len(store.shards), store.replaced_rows()) == (6, 8, 2)
     pack_store(store, tmp_path / "copy")
     prune(store)
-    assert TextStore(root).replaced_rows() == 0
-    pack_store(TextStore(root))
+    assert LatentStore(root).replaced_rows() == 0
+    pack_store(LatentStore(root))
     for folder in (root, tmp_path / "copy"):
-        store = TextStore(folder)
+        store = LatentStore(folder)
         assert len(store.shards) == 1
         assert verify(store) == []
         for i, key in enumerate(store.strings("source")):
             same_outputs(store.arrays(i), want[key])
-    found = status(TextStore(root))
+    found = status(LatentStore(root))
     assert found.healthy
     assert (found.items, found.absent, found.changed) == (6, [], [])
 
 
 def test_a_damaged_caption_is_an_error_and_the_others_are_kept(tmp_path):
     want = fill_texts(tmp_path, 5)
-    store = TextStore(tmp_path)
+    store = LatentStore(tmp_path)
     shard = next((tmp_path / "shards").iterdir())
     info, start = store.info(2), store.packed(2)
     spans = store._tensors(2)["spans"]
@@ -195,13 +187,13 @@ def test_a_damaged_caption_is_an_error_and_the_others_are_kept(tmp_path):
     data = bytearray(shard.read_bytes())
     data[at] ^= 1
     shard.write_bytes(data)
-    store = TextStore(tmp_path)
+    store = LatentStore(tmp_path)
     key = store.strings("source")[2]
     with pytest.raises(LatentStoreError, match=rf"{key}.*damaged.*cache prune .* --damaged"):
         store.arrays(2)
     assert [i for i, _ in verify(store)] == [2]
     assert [name for name, _ in prune(store, damaged=True).damaged] == [key]
-    store = TextStore(tmp_path)
+    store = LatentStore(tmp_path)
     assert set(store.strings("source")) == set(want) - {key}
     for i, source in enumerate(store.strings("source")):
         same_outputs(store.arrays(i), want[source])
@@ -209,7 +201,7 @@ def test_a_damaged_caption_is_an_error_and_the_others_are_kept(tmp_path):
 
 def test_a_span_beyond_its_tensor_is_an_error(tmp_path):
     fill_texts(tmp_path, 2)
-    store = TextStore(tmp_path)
+    store = LatentStore(tmp_path)
     store._tensors(0)["spans"][:, :, 1] += 1000  # of this process alone: the file stays
     with pytest.raises(LatentStoreError, match="lies outside of it"):
         store.arrays(1)
@@ -220,11 +212,11 @@ def test_latents_are_no_texts_and_texts_no_latents(tmp_path):
 
     with StoreWriter(tmp_path / "latents") as writer:
         writer.add(entry("a.png", dtype="float32"), bits(0, "float32", "latents", (64, 32)), space=SPACE)
-    assert type(open_store(tmp_path / "latents")) is LatentStore
+    assert type(LatentStore(tmp_path / "latents")) is LatentStore
     fill_texts(tmp_path / "text", 1)
     with pytest.raises(LatentStoreError, match="outputs of text encoders, not latents"):
-        TextStore(tmp_path / "text").gather([0])
-    with TextWriter(tmp_path / "text") as texts:
+        LatentStore(tmp_path / "text").gather([0])
+    with StoreWriter(tmp_path / "text") as texts:
         for names in ((), ("spans",)):
             with pytest.raises(LatentStoreError, match="cannot be stored"):
                 texts.add_text(Caption("x").entry("", Encoding()), {name: pack(np.zeros(2)) for name in names})
@@ -232,8 +224,8 @@ def test_latents_are_no_texts_and_texts_no_latents(tmp_path):
 
 def test_manifests_name_what_arrays_were_given_as(tmp_path):
     want = fill_texts(tmp_path, 3)
-    write_manifest(TextStore(tmp_path))
-    opened = TextStore(tmp_path)
+    write_manifest(LatentStore(tmp_path))
+    opened = LatentStore(tmp_path)
     assert opened.indexed
     assert opened.unindexed == set()
     info = next(iter(opened.shards.values()))
@@ -268,7 +260,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_shard_is_not_believed_that_cannot_be(tmp_path, change):
     fill_texts(tmp_path, 3)
-    (info,) = TextStore(tmp_path).shards.values()
+    (info,) = LatentStore(tmp_path).shards.values()
     stated = json.loads(json.dumps(info.to_json()))
     assert ShardInfo.from_json(stated) == info
     CHANGES[change](stated)
@@ -301,7 +293,7 @@ def test_latents_are_not_of_the_types_that_only_texts_have(tmp_path, dtype):
 )  # fmt: skip
 def test_a_row_of_a_caption_is_not_believed_that_cannot_be(tmp_path, column, value):
     fill_texts(tmp_path, 3)
-    store = TextStore(tmp_path)
+    store = LatentStore(tmp_path)
     check_rows(store.table, store.shards)
     rows = store.table.to_pylist()
     rows[1][column] = value
@@ -323,23 +315,23 @@ def test_a_row_of_an_image_is_none_of_a_caption(tmp_path):
 def test_who_writes_a_caption_later_wins_whatever_a_clock_said(tmp_path, indexed):
     ahead, caption = time.time_ns() + 10**18, Caption("a")
     for seed, number in enumerate((ahead, None, None)):
-        with TextWriter(tmp_path) as writer:
+        with StoreWriter(tmp_path) as writer:
             arrays = {name: pack(array) for name, array in made_outputs(0, seed).items()}
             writer.add_text(caption.entry("flux", Encoding()), arrays, written_ns=number)
         if indexed:
-            write_manifest(TextStore(tmp_path))
-        store = TextStore(tmp_path)
+            write_manifest(LatentStore(tmp_path))
+        store = LatentStore(tmp_path)
         same_outputs(store.arrays(0), made_outputs(0, seed))
     assert store.column("written_ns").tolist() == [ahead + 2]
 
 
 def test_two_writers_of_one_caption_count_on_from_each_other(tmp_path):
-    writers = [TextWriter(tmp_path) for _ in range(2)]
+    writers = [StoreWriter(tmp_path) for _ in range(2)]
     for seed in range(5):
         arrays = {name: pack(array) for name, array in made_outputs(0, seed).items()}
         writers[seed % 2].add_text(Caption("a").entry("flux", Encoding()), arrays)
         writers[seed % 2].flush()
-        same_outputs(TextStore(tmp_path).arrays(0), made_outputs(0, seed))
+        same_outputs(LatentStore(tmp_path).arrays(0), made_outputs(0, seed))
 
 
 def test_latents_in_a_folder_of_captions_are_kept_as_they_are(tmp_path):
@@ -347,12 +339,11 @@ def test_latents_in_a_folder_of_captions_are_kept_as_they_are(tmp_path):
     root = tmp_path / "both"
     want, latents = fill_texts(root, 3), fill(root, ["a", "b"])
     fill(root, ["a"], dtype="float32")
-    with pytest.raises(LatentStoreError, match="outputs of text encoders, not latents"):
-        verify(LatentStore(root))
-    prune(open_store(root))
-    pack_store(open_store(root))
-    assert prune(open_store(root), damaged=True).damaged == []
-    store = open_store(root)
+    assert verify(LatentStore(root)) == []
+    prune(LatentStore(root))
+    pack_store(LatentStore(root))
+    assert prune(LatentStore(root), damaged=True).damaged == []
+    store = LatentStore(root)
     assert (verify(store), verify_files(store), len(store)) == ([], [], 5)
     for i, key in enumerate(store.strings("source")):
         if key in want:
@@ -366,11 +357,11 @@ def test_latents_in_a_folder_of_captions_are_kept_as_they_are(tmp_path):
 
 def test_packed_shards_of_several_layouts_are_left_alone(tmp_path):
     fill_texts(tmp_path, 2)
-    with TextWriter(tmp_path) as writer:
+    with StoreWriter(tmp_path) as writer:
         writer.add_text(Caption("x").entry("flux", Encoding()), {"other": pack(np.zeros((3, 2), np.float32))})
     before = sorted(path.name for path in (tmp_path / "shards").iterdir())
     assert len(before) == 2
-    assert pack_store(TextStore(tmp_path)).copied == 0
+    assert pack_store(LatentStore(tmp_path)).copied == 0
     assert sorted(path.name for path in (tmp_path / "shards").iterdir()) == before
 
 
@@ -388,7 +379,7 @@ def test_what_no_store_would_give_again_is_refused(tmp_path, outputs):
     for name, array in outputs.items():
         long = len(array) > 1 << 20
         packed[name] = replace(pack(array[:2]), length=len(array)) if long else pack(array)
-    with TextWriter(tmp_path) as writer, pytest.raises(LatentStoreError, match="cannot be stored"):
+    with StoreWriter(tmp_path) as writer, pytest.raises(LatentStoreError, match="cannot be stored"):
         writer.add_text(Caption("a").entry("flux", Encoding()), packed)
     assert list((tmp_path / "shards").iterdir()) == []
 
@@ -407,7 +398,7 @@ def kill_writers(root, kills, captions):
         (root / "ready").unlink()
         there = 0
         if (root / "shards").is_dir():
-            store = TextStore(root)
+            store = LatentStore(root)
             assert store.damage == []
             assert verify(store) == []
             known = {Caption(f"caption {number}").key: number for number in range(captions)}
@@ -429,4 +420,4 @@ def test_killed_at_random_instants_a_store_keeps_what_was_committed(tmp_path):
     counts = kill_writers(tmp_path / "text", kills, captions)
     print(f"{kills} killed; captions there: {counts}")
     write_until_killed(tmp_path / "text", captions)
-    assert len(TextStore(tmp_path / "text")) == captions
+    assert len(LatentStore(tmp_path / "text")) == captions

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from kohya_bucket.latents.text.exact_arrays import pack
-from kohya_bucket.latents.text.text_store import Caption, Encoding, TextStore, TextWriter
+from kohya_bucket.latents.store.exact_arrays import pack
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.writer import StoreWriter
+from kohya_bucket.latents.text.captions import Caption, Encoding
 
 Outputs = dict[str, Any]
 
@@ -40,7 +42,7 @@ def same_outputs(found: Outputs, want: Outputs) -> None:
 def fill_texts(root: Path, count: int, *, seed: int = 0, shard_bytes: int = 1 << 30) -> dict[str, Outputs]:
     """Store the outputs of `count` captions; returns them by key."""
     want = {}
-    with TextWriter(root, shard_bytes=shard_bytes) as writer:
+    with StoreWriter(root, shard_bytes=shard_bytes) as writer:
         for number in range(count):
             caption = Caption(f"caption {number}")
             want[caption.key] = made_outputs(number, seed)
@@ -51,10 +53,10 @@ def fill_texts(root: Path, count: int, *, seed: int = 0, shard_bytes: int = 1 <<
 
 def write_until_killed(root: Path, captions: int) -> None:
     """Store what is missing of `captions` captions, in small shards; each that is safe is told in a file."""
-    there = set(TextStore(root).strings("source")) if (root / "shards").is_dir() else set()
+    there = set(LatentStore(root).strings("source")) if (root / "shards").is_dir() else set()
     (root / "ready").touch()
     written = []
-    with TextWriter(root, shard_bytes=5000) as writer:
+    with StoreWriter(root, shard_bytes=5000) as writer:
         for number in range(captions):
             caption = Caption(f"caption {number}")
             if caption.key not in there:

@@ -220,9 +220,9 @@ def export(
 
 
 def _open(store: Path) -> LatentStore:
-    from kohya_bucket.latents.text.text_store import open_store
+    from kohya_bucket.latents import LatentStore
 
-    return open_store(store)
+    return LatentStore(store)
 
 
 def _arch(name: str) -> Architecture:
@@ -292,8 +292,8 @@ def import_texts(folders: list[str], output: Path, arch: str, ending: str, *, qu
     """The npz beside the images of `folders` into the captions of the store in `output`."""
     from kohya_bucket.images import list_images
     from kohya_bucket.latents.store.layout import common_root
+    from kohya_bucket.latents.text.captions import TEXT_FOLDER
     from kohya_bucket.latents.text.npz_files import import_text_npz
-    from kohya_bucket.latents.text.text_store import TEXT_FOLDER
 
     family = _family(arch)
     images = list_images(folders)
@@ -309,14 +309,14 @@ def import_texts(folders: list[str], output: Path, arch: str, ending: str, *, qu
 def export_texts(store: Path, images_root: Path | None, arch: str, ending: str, *, quiet: bool) -> None:
     """The captions of a store as npz beside the images that have these captions."""
     from kohya_bucket.images import list_images
+    from kohya_bucket.latents.text.captions import TEXT_FOLDER
     from kohya_bucket.latents.text.npz_files import export_text_npz
-    from kohya_bucket.latents.text.text_store import TEXT_FOLDER, TextStore
 
     family = _family(arch)
     if images_root is None:
         raise ConfigError("--text: a store does not know which images have its captions: name their folder by --images")
     folder = store / TEXT_FOLDER
-    opened = TextStore(folder if folder.is_dir() else store)
+    opened = _open(folder if folder.is_dir() else store)
     images = list_images([str(images_root)])
     with scan_progress("exporting", quiet=quiet) as progress:
         done = export_text_npz(opened, images, _captions(images, ending), family, progress=progress)

@@ -130,7 +130,6 @@ class ShardSink:
     ) -> None:  # fmt: skip
         self._wanted = wanted
         self._space = space
-        self._texts = wanted.interpolations()
         self.writer = StoreWriter(root, images_root=images_root, shard_bytes=shard_bytes, flush_seconds=flush_seconds)
         self.store = LatentStore(root)
         self.notes = list[str]()
@@ -142,7 +141,7 @@ class ShardSink:
         return found.to_do, found.counts()
 
     def write(self, batch: EncodedBatch) -> None:
-        add_batch(self.writer, batch, self._wanted, self._texts, self._space)
+        add_batch(self.writer, batch, self._wanted, self._space)
 
     def flush(self) -> None:
         self.writer.flush()
@@ -183,18 +182,14 @@ def _changed_texts(
     return {int(row): new for row, new, old in zip(rows, texts, stored, strict=True) if new != old}
 
 
-def add_batch(
-    writer: StoreWriter, batch: EncodedBatch, wanted: LatentItems, texts: npt.NDArray[Any], space: LatentSpace
-) -> None:
-    """Add the items of a batch to a store; `texts` are the wanted items' `interpolations`."""
-    dtype = wanted.encoding.dtype
-    plain = _bits(batch.plain, dtype)
-    flipped = None if batch.flipped is None else _bits(batch.flipped, dtype)
-    for k, i in enumerate(batch.items):
-        writer.add(
-            wanted.entry(i, texts[i]), plain[k], flipped=None if flipped is None else flipped[k],
-            mask=batch.masks[k], space=space,
-        )  # fmt: skip
+def add_batch(writer: StoreWriter, batch: EncodedBatch, wanted: LatentItems, space: LatentSpace) -> None:
+    """Add the items of a batch to a store."""
+    encoding = wanted.encoding
+    writer.add_rows(
+        wanted.rows(batch.items), _bits(batch.plain, encoding.dtype),
+        flipped=None if batch.flipped is None else _bits(batch.flipped, encoding.dtype),
+        masks=batch.masks if encoding.mask else None, space=space,
+    )  # fmt: skip
 
 
 def _bits(latents: torch.Tensor, dtype: str) -> npt.NDArray[Any]:
@@ -229,7 +224,6 @@ class NpzSink:
         self._wanted = wanted
         self._arch = arch
         self._space = space
-        self._texts = wanted.interpolations()
         self._sync = sync
         self.paths = list(paths)
         self.notes = [
@@ -251,7 +245,7 @@ class NpzSink:
 
     def reasons(self, i: int) -> list[Reason]:
         """Why item `i` must be encoded; none if it is current. Then its file is as the reader asks for it, too."""
-        entry = self._wanted.entry(i, self._texts[i])
+        entry = self._wanted.entry(i)
         return settle_npz(self.paths[i], entry, self._arch, Path(self._wanted.paths[i]))[0]
 
     def write(self, batch: EncodedBatch) -> None:
@@ -284,7 +278,7 @@ class NpzSink:
         self, i: int, plain: npt.NDArray[np.float32], flipped: npt.NDArray[np.float32] | None,
         mask: npt.NDArray[np.uint8] | None,
     ) -> int:  # fmt: skip
-        entry = self._wanted.entry(i, self._texts[i])
+        entry = self._wanted.entry(i)
         bucket = entry.fingerprint.bucket_size
         alpha = mask_values(mask, bucket) if entry.fingerprint.mask else None
         make_folder(self.paths[i].parent)

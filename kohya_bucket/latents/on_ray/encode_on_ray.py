@@ -150,13 +150,12 @@ class PieceSink:
 
     def __init__(self, run: Run, piece: Piece, space: LatentSpace) -> None:
         self._wanted = piece.wanted
-        self._texts = piece.wanted.interpolations()
         self._space = space
         self._assigned = Assigned(run.above, piece.key)
         self._writer = PieceWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=self._assigned)
 
     def write(self, batch: EncodedBatch) -> None:
-        add_batch(self._writer, batch, self._wanted, self._texts, self._space)
+        add_batch(self._writer, batch, self._wanted, self._space)
 
     def finish(self) -> list[str]:
         """Write what is left; names of all shards."""

@@ -16,9 +16,10 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.on_ray.actors import Actors, FirstWins
 from kohya_bucket.latents.on_ray.encode_on_ray import check_seen
 from kohya_bucket.latents.store.contents import Assigned, Generations
-from kohya_bucket.latents.text.exact_arrays import pack
+from kohya_bucket.latents.store.exact_arrays import pack
+from kohya_bucket.latents.store.writer import StoreWriter
+from kohya_bucket.latents.text.captions import Caption, Encoding, caption_bytes
 from kohya_bucket.latents.text.precompute_text import TextReport, captions_to_do
-from kohya_bucket.latents.text.text_store import Caption, Encoding, TextWriter, caption_bytes
 from kohya_bucket.texts import counted
 
 __all__ = ["text_on_ray"]
@@ -44,7 +45,7 @@ class _Run:
     batch_size: int
 
 
-class _PieceWriter(FirstWins, TextWriter):
+class _PieceWriter(FirstWins, StoreWriter):
     """Writes the shards of a piece."""
 
 

@@ -23,8 +23,21 @@ from kohya_bucket.latents.dtypes import EXACT, LATENT_DTYPES
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.store.shards import KINDS, ShardInfo
 
-__all__ = ["ItemTable", "StoreEntry", "arrow", "check_rows", "decode", "encode", "entry_at", "schema", "to_table"]
+__all__ = [
+    "SIDES",
+    "ItemTable",
+    "StoreEntry",
+    "arrow",
+    "check_rows",
+    "decode",
+    "encode",
+    "entry_at",
+    "placed",
+    "row_schema",
+    "schema",
+]
 
+SIDES = ("left", "top", "right", "bottom")
 FORMAT = "kohya_bucket.latents"
 VERSION = 1
 
@@ -49,6 +62,19 @@ class StoreEntry:
     crop_ltrb: tuple[float, float, float, float]
     caption: str | None = None
     collection: str = ""
+
+    def rows(self) -> Any:
+        """The item as a table of one row, see `row_schema`."""
+        pa, _, _ = arrow()
+        known = self.fingerprint
+        columns: dict[str, Any] = vars(known) | {"collection": self.collection, "source": self.source}
+        pairs = {"bucket": known.bucket_size, "resized": known.resized_size, "original": self.original_size}
+        for name, (width, height) in pairs.items():
+            columns |= {f"{name}_width": width, f"{name}_height": height}
+        columns |= dict(zip(("crop_left", "crop_top"), known.crop, strict=True))
+        columns |= {f"ltrb_{side}": float(at) for side, at in zip(SIDES, self.crop_ltrb, strict=True)}
+        columns["caption"] = self.caption
+        return pa.table([pa.array([columns[f.name]], f.type) for f in row_schema()], schema=row_schema())
 
 
 def arrow() -> tuple[Any, Any, Any]:
@@ -90,30 +116,24 @@ def schema() -> Any:
     return pa.schema(fields)
 
 
-def to_table(entries: list[StoreEntry], places: dict[str, list[Any]]) -> Any:
-    """Arrow table of `entries`; `places` gives the columns from `written_ns` on, one value per entry."""
+_PLACES_OF_ROWS = ("written_ns", "shard", "row", "mask_row", "crc_plain", "crc_flipped", "crc_mask")
+
+
+def row_schema() -> Any:
+    """Columns of a row before it is written, without where it lies; words are plain texts."""
     pa, _, _ = arrow()
-    prints = [e.fingerprint for e in entries]
-    columns: dict[str, list[Any]] = {
-        "collection": [e.collection for e in entries],
-        "source": [e.source for e in entries],
-        "original_width": [e.original_size[0] for e in entries],
-        "original_height": [e.original_size[1] for e in entries],
-        "caption": [e.caption for e in entries],
-    }
-    for name in ("source_bytes", "source_mtime_ns", "source_hash", "vae", "interpolation", "dtype", "kind"):
-        columns[name] = [getattr(p, name) for p in prints]
-    columns["flip"] = [p.flip for p in prints]
-    columns["mask"] = [p.mask for p in prints]
-    for prefix, field in (("bucket", "bucket_size"), ("resized", "resized_size")):
-        columns[f"{prefix}_width"] = [getattr(p, field)[0] for p in prints]
-        columns[f"{prefix}_height"] = [getattr(p, field)[1] for p in prints]
-    columns["crop_left"] = [p.crop[0] for p in prints]
-    columns["crop_top"] = [p.crop[1] for p in prints]
-    for i, side in enumerate(("left", "top", "right", "bottom")):
-        columns[f"ltrb_{side}"] = [float(e.crop_ltrb[i]) for e in entries]
-    columns |= places
-    return pa.table({f.name: pa.array(columns[f.name], f.type) for f in schema()}, schema=schema())
+    fields = [f for f in schema() if f.name not in _PLACES_OF_ROWS]
+    return pa.schema([f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in fields])
+
+
+def placed(rows: Sequence[Any], places: Mapping[str, Any]) -> Any:
+    """One table of rows that were written; `places` has the columns that say where each lies."""
+    pa, _, _ = arrow()
+    table = pa.concat_tables(rows).combine_chunks()
+    columns = [pa.array(places[f.name], f.type) if f.name in places else
+               table[f.name].combine_chunks().dictionary_encode() if pa.types.is_dictionary(f.type) else table[f.name]
+               for f in schema()]  # fmt: skip
+    return pa.table(columns, schema=schema())
 
 
 def entry_at(row: dict[str, Any]) -> StoreEntry:
@@ -269,7 +289,7 @@ def check_rows(table: Any, shards: Mapping[str, ShardInfo]) -> None:
     for name in _PLACES:
         _refuse(texts & (numbers[name] != 0), numbers[name], name)
     _refuse((numbers["written_ns"] < 0) | (numbers["written_ns"] > MOST_NUMBER), numbers["written_ns"], "written_ns")
-    for side in ("left", "top", "right", "bottom"):
+    for side in SIDES:
         values = np.asarray(table[f"ltrb_{side}"].to_numpy())
         _refuse(~np.isfinite(values) | (texts & (values != 0)), values, f"ltrb_{side}")
     for name in _TEXTS:

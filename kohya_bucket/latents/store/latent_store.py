@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.remote.remote_path import RemotePath
 from kohya_bucket.latents.store.contents import Contents, contents_of, contents_of_shards, in_shards
+from kohya_bucket.latents.store.exact_arrays import Packed, checksum, split, unpack
 from kohya_bucket.latents.store.layout import REMEDY, Layout
 from kohya_bucket.latents.store.remote_shards import ReadAhead, shard_files
-from kohya_bucket.latents.store.shards import OneShard, ShardInfo, Tensors
+from kohya_bucket.latents.store.shards import SPANS, OneShard, ShardInfo, Tensors
 
 __all__ = ["LatentStore"]
 
@@ -25,7 +26,9 @@ _PLAIN, _FLIPPED, _MASK = 0, 1, 2
 
 
 class LatentStore(ReadAhead):
-    """An open store. Safe to share with worker processes; each maps the shards it reads.
+    """An open store of latents, or of outputs of text encoders.
+
+    Safe to share with worker processes; each maps the shards it reads.
 
     Args:
         root: the store's folder, or its address in object storage ("s3://bucket/latents").
@@ -40,8 +43,6 @@ class LatentStore(ReadAhead):
     Raises:
         LatentStoreError: there is no store, or pyarrow is missing.
     """
-
-    of_images = True  # each item is made from a file
 
     def __init__(self, root: str | os.PathLike[str], *, verify: str = "first") -> None:
         if verify not in ("first", "always", "never"):
@@ -108,6 +109,11 @@ class LatentStore(ReadAhead):
         """Storage type of item `i`: "float32", "float16" or "bfloat16"."""
         return self.info(i).latents.dtype
 
+    @property
+    def of_images(self) -> bool:
+        """Each item is made from a file; those of a store of captions are not."""
+        return not any(info.arrays for info in self.shards.values())
+
     def images_root(self) -> Path:
         """Folder that the sources' paths start from; it need not exist here."""
         return self.layout.images_root()
@@ -162,14 +168,54 @@ class LatentStore(ReadAhead):
             out[k] = row
         return out
 
-    def check(self, i: int) -> str | None:
-        """What is wrong with the stored bytes of item `i`, or None. Reads all of them.
+    def arrays(self, i: int) -> dict[str, npt.NDArray[Any]]:
+        """The outputs of caption `i` by name, each as the encoder's were given to the writer, as new arrays.
 
         Raises:
-            LatentStoreError: they are outputs of text encoders, see `open_store`.
+            LatentStoreError: the bytes are not those that were written, or are latents.
         """
-        self._kind(i)
+        return {name: unpack(packed) for name, packed in self.packed(i).items()}
+
+    def packed(self, i: int) -> dict[str, Packed]:
+        """The same as it lies in the file, without a copy."""
+        found = self._packed(i)
+        stays = isinstance(self._tensors(i)[SPANS], np.ndarray)  # or else it came just now, and will come anew
+        if self.verify != "never" and not (self._checked[0, i] and self.verify == "first" and stays):
+            if self._checksum(i, found) != int(self._crc[0][i]):
+                raise LatentStoreError(
+                    f"the outputs of {self.table['source'][i]} in shard {self.info(i).name} are damaged (checksum): "
+                    f"run `kohya-bucket cache prune {self.layout.root} --damaged` and train again, which encodes them"
+                )
+            self._checked[0, i] = stays
+        return found
+
+    def scalars(self, i: int) -> dict[str, npt.NDArray[Any]]:
+        """Those of its arrays that have no axes, unchecked; a choice of the trainer's, as whether a mask is applied."""
+        return {name: unpack(packed) for name, packed in self._packed(i).items() if not packed.axes}
+
+    def names(self, i: int) -> tuple[str, ...]:
+        """Names of its arrays, sorted."""
+        return tuple(self.info(i).arrays)
+
+    def _packed(self, i: int) -> dict[str, Packed]:
+        info = self.info(i)
+        if not info.arrays:
+            raise LatentStoreError(f"{self.table['source'][i]} in shard {info.name} are latents, and no outputs")
         try:
+            stored = {name: info.tensors[name].dtype for name in info.arrays}
+            return split(self._tensors(i), int(self._row[i]), stored, info.arrays)
+        except LatentStoreError as error:
+            raise LatentStoreError(f"{self.table['source'][i]} in shard {info.name}: {error}") from error
+
+    def _checksum(self, i: int, found: Mapping[str, Packed]) -> int:
+        return checksum(self._tensors(i)[SPANS][int(self._row[i])], [packed.bits for packed in found.values()])
+
+    def check(self, i: int) -> str | None:
+        """What is wrong with the stored bytes of item `i`, or None. Reads all of them."""
+        try:
+            if self.info(i).arrays:
+                wrong = self._checksum(i, self._packed(i)) != int(self._crc[0][i])
+                return "its checksum is wrong" if wrong else None
             tensors = self._tensors(i)
             for name, array in tensors.items():
                 role = _role(name)

@@ -27,7 +27,7 @@ from kohya_bucket.latents.remote.node_cache import LIMIT_VARIABLE, NodeCache
 from kohya_bucket.latents.remote.remote_path import Place, RemotePath
 from kohya_bucket.latents.remote.storage import Range, read_merged, read_ranges
 from kohya_bucket.latents.store.entries import ItemTable
-from kohya_bucket.latents.store.shards import MappedShards, ShardInfo, Tensors, TensorSpec
+from kohya_bucket.latents.store.shards import SPANS, MappedShards, ShardInfo, Tensors, TensorSpec
 
 __all__ = ["ReadAhead", "RemoteRows", "RemoteShards", "Rows", "download", "shard_files"]
 
@@ -268,11 +268,26 @@ class ReadAhead(ItemTable):
             wanted = []
             for k, i in enumerate(indices):
                 info = self.info(int(i))
+                if info.arrays:
+                    continue
                 for name in info.tensors if tensors is None else tensors[k]:
                     row = int((self._mask_row if name == "alpha_mask" else self._row)[i])
                     if row >= 0 and name in info.tensors:
                         wanted.append(Rows(info, name, row, row + 1))
-            self._files.expect(wanted)
+            self._files.expect([*wanted, *self._rows_of_texts(self._files, indices)])
+
+    def _rows_of_texts(self, files: RemoteShards, indices: Sequence[int] | npt.NDArray[Any]) -> list[Rows]:
+        """All arrays of the captions among these items."""
+        infos = [(self.info(int(i)), int(self._row[i])) for i in indices]
+        spans = [Rows(info, SPANS, row, row + 1) for info, row in infos if info.arrays]
+        files.expect(spans)  # which say where the arrays lie
+        arrays = []
+        for one in spans:
+            places = files.tensors(one.info)[SPANS][one.start]
+            for name, (start, rows, _) in zip(one.info.arrays, places.tolist(), strict=True):
+                if start >= 0 and 0 <= rows <= one.info.tensors[name].shape[0] - start:
+                    arrays.append(Rows(one.info, name, start, start + rows))
+        return [*spans, *arrays]
 
     def expect_latents(
         self, indices: Sequence[int] | npt.NDArray[Any], flipped: Sequence[bool] | None, *, masks: bool = False

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,46 +21,50 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.remote.remote_path import Place, write_new
 from kohya_bucket.latents.store.contents import Assigned, Generations
-from kohya_bucket.latents.store.entries import StoreEntry, check_rows, encode, to_table
+from kohya_bucket.latents.store.entries import StoreEntry, encode, placed
+from kohya_bucket.latents.store.exact_arrays import Packed, check_outputs, checksum, joined
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.store.shards import ShardInfo, TensorSpec, write_shard
+from kohya_bucket.latents.store.shards import SPANS, write_shard
 
-__all__ = ["Pending", "StoreWriter", "write_manifest"]
+__all__ = ["StoreWriter", "write_manifest"]
 
 Bits = npt.NDArray[Any]
-P = TypeVar("P", bound="Pending")
 
 
 class _Kind(NamedTuple):
-    """What the rows of one shard have in common."""
+    """What the latents of one shard have in common."""
 
     bucket_size: tuple[int, int]
     dtype: str
     kind: str
     flip: bool
     mask: bool
+    collection: str
     shape: tuple[int, ...]
     space: LatentSpace
+
+
+class _TextKind(NamedTuple):
+    """What the captions of one shard have in common."""
+
     collection: str
+    layouts: tuple[tuple[str, object], ...]
 
 
 @dataclass
-class Pending:
-    """Items that wait to be written as one shard."""
+class _Pending:
+    """Rows that wait to be written as one shard."""
 
-    entries: list[StoreEntry] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
     numbers: list[int | None] = field(default_factory=list)  # as given
     turns: list[int] = field(default_factory=list)
     nbytes: int = 0
-
-
-@dataclass
-class _Latents(Pending):
     plain: list[Bits] = field(default_factory=list)
     flipped: list[Bits] = field(default_factory=list)
     masks: list[Bits] = field(default_factory=list)
     mask_rows: list[int] = field(default_factory=list)
+    texts: list[dict[str, Packed]] = field(default_factory=list)
 
 
 class StoreWriter:
@@ -90,60 +95,84 @@ class StoreWriter:
         self.layout.create(images_root)
         self._shard_bytes = shard_bytes
         self._flush_seconds = flush_seconds
-        self._pending: dict[Any, Any] = {}  # `Pending` by what its items have in common
+        self._pending: dict[_Kind | _TextKind, _Pending] = {}
         self._generations = assigned or Generations(self.layout)
         self._added = 0
         self._flushed = time.monotonic()
 
     def add(
-        self,
-        entry: StoreEntry,
-        plain: Bits,
-        *,
-        flipped: Bits | None = None,
-        mask: npt.NDArray[np.uint8] | None = None,
-        space: LatentSpace,
-        written_ns: int | None = None,
-    ) -> None:
-        """Add one item.
+        self, entry: StoreEntry, plain: Bits, *, flipped: Bits | None = None, mask: npt.NDArray[np.uint8] | None = None,
+        space: LatentSpace, written_ns: int | None = None,
+    ) -> None:  # fmt: skip
+        """Add one item; as `add_rows`, without the first axis."""
+        masks = [mask] if entry.fingerprint.mask else None
+        self.add_rows(
+            entry.rows(), plain[None], flipped=None if flipped is None else flipped[None], masks=masks, space=space,
+            numbers=None if written_ns is None else [written_ns],
+        )  # fmt: skip
+
+    def add_rows(
+        self, rows: Any, plain: Bits, *, flipped: Bits | None = None, masks: Sequence[Bits | None] | None = None,
+        space: LatentSpace, numbers: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        """Add items of one bucket, type, kind and collection.
 
         Args:
-            entry: what it is; its fingerprint says dtype, kind, flip and mask.
-            plain: [C, h, w] latents or [2, C, h, w] mean and standard deviation, in the dtype's carrier type.
-            flipped: the same of the mirrored image.
-            mask: [H, W] alpha channel of the bucket's pixels; None where the image is opaque.
+            rows: Arrow table of B rows, see `row_schema`; it says dtype, kind, flip and mask.
+            plain: [B, C, h, w] latents or [B, 2, C, h, w] mean and standard deviation, in the dtype's carrier type.
+            flipped: the same of the mirrored images.
+            masks: B alpha channels [H, W] of the bucket's pixels, None where the image is opaque; None: not stored.
             space: what the numbers mean.
-            written_ns: the number that decides between two items of one key, see `Generations`; None: one above all
-                that are in the store when this is committed.
+            numbers: those that decide between two items of one key, see `Generations`; None: above all that are in
+                the store when this is committed.
         """
-        print_ = entry.fingerprint
-        if print_.flip != (flipped is not None):
-            raise ValueError(f"{entry.source}: its fingerprint says flip={print_.flip}")
-        key = _Kind(print_.bucket_size, print_.dtype, print_.kind, print_.flip, print_.mask, plain.shape, space,
-                    entry.collection)  # fmt: skip
-        pending = self._enter(key, _Latents, entry, written_ns)
+        first = rows.slice(0, 1).to_pylist()[0]
+        if (first["flip"], first["mask"]) != (flipped is not None, masks is not None):
+            raise ValueError(f"{first['source']}: its row says flip={first['flip']}, mask={first['mask']}")
+        bucket_size = first["bucket_width"], first["bucket_height"]
+        key = _Kind(bucket_size, first["dtype"], first["kind"], first["flip"], first["mask"], first["collection"],
+                    plain.shape[1:], space)  # fmt: skip
+        pending = self._enter(key, rows, numbers)
         pending.plain.append(plain)
-        pending.nbytes += plain.nbytes
         if flipped is not None:
             pending.flipped.append(flipped)
-            pending.nbytes += flipped.nbytes
-        pending.mask_rows.append(-2 if not print_.mask else -1 if mask is None else len(pending.masks))
-        if print_.mask and mask is not None:
-            pending.masks.append(mask)
-            pending.nbytes += mask.nbytes
+        for mask in [None] * len(plain) if masks is None else masks:
+            pending.mask_rows.append(-2 if masks is None else -1 if mask is None else len(pending.masks))
+            if mask is not None:
+                pending.masks.append(mask)
+        parts = [plain, flipped, *(masks or ())]
+        pending.nbytes += sum(part.nbytes for part in parts if part is not None)
         self._commit_full(key)
 
-    def _enter(self, key: Any, kind: type[P], entry: StoreEntry, written_ns: int | None) -> P:
-        """Where an item waits, its row begun."""
-        pending: P = self._pending.setdefault(key, kind())
-        self._added += 1
-        pending.entries.append(entry)
-        pending.numbers.append(written_ns)
-        pending.turns.append(self._added)
+    def add_text(self, entry: StoreEntry, arrays: Mapping[str, Packed], *, written_ns: int | None = None) -> None:
+        """Add a caption.
+
+        Args:
+            entry: see `Caption.entry`.
+            arrays: its outputs by name, packed.
+            written_ns: as for `add`.
+
+        Raises:
+            LatentStoreError: as `check_outputs`.
+        """
+        check_outputs(arrays)
+        key = _TextKind(entry.collection, tuple((name, packed.layout) for name, packed in sorted(arrays.items())))
+        pending = self._enter(key, entry.rows(), None if written_ns is None else [written_ns])
+        pending.texts.append(dict(sorted(arrays.items())))
+        pending.nbytes += sum(packed.bits.nbytes for packed in arrays.values())
+        self._commit_full(key)
+
+    def _enter(self, key: _Kind | _TextKind, rows: Any, numbers: Sequence[int] | None) -> _Pending:
+        """Where items wait, their rows begun."""
+        pending = self._pending.setdefault(key, _Pending())
+        pending.rows.append(rows)
+        pending.numbers += [None] * len(rows) if numbers is None else numbers
+        pending.turns += range(self._added + 1, self._added + 1 + len(rows))
+        self._added += len(rows)
         return pending
 
-    def _commit_full(self, key: Any) -> None:
-        """Commit what is large or old enough, after an item was added to `key`."""
+    def _commit_full(self, key: _Kind | _TextKind) -> None:
+        """Commit what is large or old enough, after items were added to `key`."""
         if self._pending[key].nbytes >= self._shard_bytes:
             self._commit(key, self._generations.greatest())
         elif self._flush_seconds is not None and time.monotonic() - self._flushed > self._flush_seconds:
@@ -166,50 +195,63 @@ class StoreWriter:
         with suppress(LatentStoreError):  # what is finished is kept; the first error is the one to report
             self.flush()
 
-    def _commit(self, common: Any, above: int) -> None:
-        rows: _Latents = self._pending.pop(common)
-        bucket_size, dtype, kind = common.bucket_size, common.dtype, common.kind
-        tensors: dict[str, tuple[str, Bits]] = {kind: (dtype, np.stack(rows.plain))}
-        if rows.flipped:
-            tensors[f"{kind}_flipped"] = (dtype, np.stack(rows.flipped))
-        if rows.masks:
-            tensors["alpha_mask"] = ("uint8", np.stack(rows.masks))
-        n = len(rows.entries)
-        places = {
-            "mask_row": rows.mask_rows, "crc_plain": _checksums(tensors[kind][1], n),
-            "crc_flipped": _checksums(tensors[f"{kind}_flipped"][1], n) if rows.flipped else [0] * n,
-            "crc_mask": [zlib.crc32(np.ascontiguousarray(rows.masks[m]).data) if m >= 0 else 0 for m in rows.mask_rows],
-        }  # fmt: skip
-        path = self.layout.new_shard(bucket_size, dtype, self._generations.tag())
-        self._write(path, rows, above, places, tensors, common.space, {"bucket": f"{bucket_size[0]}x{bucket_size[1]}"})
+    def _commit(self, common: _Kind | _TextKind, above: int) -> None:
+        pending = self._pending.pop(common)
+        number = self._generations.tag()
+        if isinstance(common, _TextKind):
+            path = self.layout.new_shard((0, 0), "text", number)
+            tensors, arrays = joined(pending.texts)
+            spans = tensors[SPANS][1]
+            crc = [checksum(spans[i], [one.bits for one in item.values()]) for i, item in enumerate(pending.texts)]
+            checksums = {"crc_plain": crc, "crc_flipped": [0] * len(crc), "crc_mask": [0] * len(crc)}
+            pending.mask_rows = [-2] * len(crc)
+            description = {"space": vars(_TEXT_SPACE), "arrays": arrays}
+            metadata = {"kind": "text"}
+        else:
+            path = self.layout.new_shard(common.bucket_size, common.dtype, number)
+            tensors, checksums = _tensors(common, pending)
+            description = {"space": vars(common.space)}
+            metadata = {"bucket": f"{common.bucket_size[0]}x{common.bucket_size[1]}"}
+        self._write(path, pending, above, checksums, tensors, description, metadata)
 
     def _write(
-        self, path: Place, rows: Pending, above: int, places: dict[str, list[Any]],
-        tensors: dict[str, tuple[str, Bits]], space: LatentSpace, metadata: dict[str, str],
-        arrays: dict[str, tuple[str, int]] | None = None,
+        self, path: Place, pending: _Pending, above: int, checksums: dict[str, list[int]],
+        tensors: dict[str, tuple[str, Bits]], description: dict[str, Any], metadata: dict[str, str],
     ) -> None:  # fmt: skip
-        """One shard, whole: `places` as for `to_table`, but for what follows from `above` and where the rows lie."""
+        """One shard, whole."""
         self._generations.is_mine(path.name)
-        n = len(rows.entries)
+        n = len(pending.turns)
         numbers = [
-            above + turn if given is None else given for given, turn in zip(rows.numbers, rows.turns, strict=True)
+            above + turn if given is None else given for given, turn in zip(pending.numbers, pending.turns, strict=True)
         ]
-        places = places | {"written_ns": numbers, "shard": [path.name] * n, "row": list(range(n))}
-        table = to_table(rows.entries, places)
-        specs = {name: TensorSpec(dtype, bits.shape, 0) for name, (dtype, bits) in tensors.items()}
-        nbytes = sum(spec.nbytes for spec in specs.values())
-        # or else no reader would take it
-        check_rows(table, {path.name: ShardInfo(path.name, nbytes, specs, space, arrays or {}).checked()})
-        description: dict[str, Any] = {
-            "tensors": {name: [spec.dtype, list(spec.shape)] for name, spec in specs.items()}, "space": vars(space),
-        }  # fmt: skip
-        if arrays:
-            description["arrays"] = arrays
-        write_shard(path, tensors, encode(table, description), {"format": "kohya_bucket.latents"} | metadata)
+        places = {"written_ns": numbers, "shard": [path.name] * n, "row": range(n), "mask_row": pending.mask_rows}
+        shapes = {name: [dtype, list(bits.shape)] for name, (dtype, bits) in tensors.items()}
+        entries = encode(placed(pending.rows, places | checksums), {"tensors": shapes} | description)
+        write_shard(path, tensors, entries, {"format": "kohya_bucket.latents"} | metadata)
 
 
-def _checksums(bits: Bits, n: int) -> list[int]:
-    return [zlib.crc32(bits[i].data) for i in range(n)]
+_TEXT_SPACE = LatentSpace(values="text", downsample_factor=1)
+
+
+def _tensors(common: _Kind, pending: _Pending) -> tuple[dict[str, tuple[str, Bits]], dict[str, list[int]]]:
+    """The tensors of a shard of latents, and the checksums of its rows."""
+    n = len(pending.turns)
+    plain = np.concatenate(pending.plain)
+    tensors: dict[str, tuple[str, Bits]] = {common.kind: (common.dtype, plain)}
+    crc = {"crc_plain": _checksums(plain), "crc_flipped": [0] * n}
+    if pending.flipped:
+        flipped = np.concatenate(pending.flipped)
+        tensors[f"{common.kind}_flipped"] = (common.dtype, flipped)
+        crc["crc_flipped"] = _checksums(flipped)
+    masks = _checksums(pending.masks)
+    if pending.masks:
+        tensors["alpha_mask"] = ("uint8", np.stack(pending.masks))
+    crc["crc_mask"] = [masks[m] if m >= 0 else 0 for m in pending.mask_rows]
+    return tensors, crc
+
+
+def _checksums(rows: Iterable[Bits]) -> list[int]:
+    return [zlib.crc32(np.ascontiguousarray(row).data) for row in rows]
 
 
 def write_manifest(store: LatentStore, table: Any = None) -> Place | None:

@@ -20,9 +20,10 @@ from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.npz.exchange import Exchange
 from kohya_bucket.latents.npz.read_write import BROKEN, BrokenNpzError, OpenNpz, write_arrays
-from kohya_bucket.latents.store.writer import write_manifest
-from kohya_bucket.latents.text.exact_arrays import Array, pack
-from kohya_bucket.latents.text.text_store import Caption, Encoding, TextStore, TextWriter, caption_bytes, check_outputs
+from kohya_bucket.latents.store.exact_arrays import Array, check_outputs, pack
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.text.captions import Caption, Encoding, caption_bytes
 
 __all__ = [
     "CAPTION_KEY",
@@ -118,7 +119,7 @@ def import_text_npz(
         LatentStoreError: the store cannot be written.
     """
     result = Exchange()
-    with TextWriter(output, images_root=images_root) as writer:
+    with StoreWriter(output, images_root=images_root) as writer:
         for n, (image, text) in enumerate(zip(images, captions, strict=True)):
             for path in _files_of(image, family):
                 try:
@@ -132,12 +133,12 @@ def import_text_npz(
                 result.done += 1
             if progress is not None:
                 progress(n + 1, len(images))
-    write_manifest(TextStore(output))
+    write_manifest(LatentStore(output))
     return result
 
 
 def export_text_npz(
-    store: TextStore,
+    store: LatentStore,
     images: Sequence[str],
     captions: Sequence[str | None],
     family: TextFamily,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.store.exact_arrays import Array
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.text.exact_arrays import Array
-from kohya_bucket.latents.text.text_store import TEXT_FOLDER, Caption, Encoding, TextCache
+from kohya_bucket.latents.text.captions import TEXT_FOLDER, Caption, Encoding, TextCache
 
 __all__ = ["TextEncoder", "TextReport", "captions_to_do", "precompute_text"]
 

@@ -15,7 +15,7 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.fingerprint import sampled_hash
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.text.exact_arrays import Array
+    from kohya_bucket.latents.store.exact_arrays import Array
 
 
 __all__ = ["SAMPLE", "TransformersTextEncoder", "encoders_hash", "load_text_encoder", "tokens_hash"]

@@ -22,6 +22,7 @@ from kohya_bucket.errors import ConfigError, as_damage
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.fingerprint import Reason, Stale
 from kohya_bucket.latents.npz.read_write import BROKEN, BrokenNpzError, OpenNpz, write_arrays
+from kohya_bucket.latents.text.captions import Encoding
 from kohya_bucket.latents.text.npz_files import (
     CAPTION_KEY,
     DROPOUT_KEY,
@@ -31,7 +32,6 @@ from kohya_bucket.latents.text.npz_files import (
     collection_of_file,
     text_marks,
 )
-from kohya_bucket.latents.text.text_store import Encoding
 from kohya_bucket.latents.text.transformers_encoder import SAMPLE, encoders_hash, tokens_hash
 from kohya_bucket.sdscripts.caching.behind_mask import is_left_out, without_unread
 from kohya_bucket.sdscripts.caching.session import replaced

@@ -22,8 +22,8 @@ from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.fingerprint import Reason, Stale
 from kohya_bucket.latents.npz.read_write import write_arrays
-from kohya_bucket.latents.text.exact_arrays import Array
-from kohya_bucket.latents.text.text_store import TEXT_FOLDER, Caption, Encoding, TextCache
+from kohya_bucket.latents.store.exact_arrays import Array
+from kohya_bucket.latents.text.captions import TEXT_FOLDER, Caption, Encoding, TextCache
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.texts import one_line
 

@@ -10,7 +10,10 @@ masks padding gives the same row for each position that is further behind the ca
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +22,9 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.dtypes import carrier, to_float32
+from kohya_bucket.latents.store.shards import ENTRIES, MOST_AXES, MOST_UNPACKED, SPANS
 
-__all__ = ["Packed", "pack", "unpack"]
+__all__ = ["Packed", "check_outputs", "checksum", "joined", "pack", "split", "unpack"]
 
 Array = npt.NDArray[Any]
 _PART = 1 << 17
@@ -137,3 +141,86 @@ def _without_repeats(rows: Array) -> Array:
     flat = rows.reshape(len(rows), -1).view(f"u{rows.itemsize}")
     other = np.flatnonzero((flat[:-1] != flat[-1]).any(axis=1))
     return rows[: int(other[-1]) + 2 if len(other) else 1]
+
+
+_OWN = {SPANS, ENTRIES, "__metadata__"}
+_MOST_ARRAYS, _MOST_LETTERS = 256, 200  # so that a shard's header stays short
+
+
+def check_outputs(arrays: Mapping[str, Packed]) -> None:
+    """Refuse outputs that a store would not give again.
+
+    Raises:
+        LatentStoreError: there are none, or too many; one has the name of a part of the store, or is too large.
+    """
+    if not arrays or len(arrays) > _MOST_ARRAYS or _OWN & arrays.keys():
+        raise LatentStoreError(
+            f"outputs named {sorted(arrays)[:9]} cannot be stored: none, more than {_MOST_ARRAYS}, or a name of the "
+            "store's own"
+        )
+    for name, packed in arrays.items():
+        # each axis counts as 1 at least: see `check_shard`
+        rest = math.prod(max(1, side) for side in packed.bits.shape[1:])
+        widest = rest * max(8, packed.length * np.dtype(packed.given).itemsize)
+        if packed.axes > MOST_AXES or widest > MOST_UNPACKED or len(name) > _MOST_LETTERS:
+            raise LatentStoreError(
+                f"an output {name[:_MOST_LETTERS]!r} of shape {[packed.length, *packed.bits.shape[1:]]} cannot be "
+                f"stored: it has more than {MOST_AXES} axes or {MOST_UNPACKED:,} bytes, or too long a name"
+            )
+
+
+def checksum(spans: Array, bits: list[Array]) -> int:
+    """CRC-32 of an item: how long its arrays are, then their bytes, by name. Where they lie is no part of it."""
+    crc = zlib.crc32(np.ascontiguousarray(spans[:, 1:]).data)
+    for array in bits:
+        crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
+    return crc
+
+
+def joined(items: Sequence[Mapping[str, Packed]]) -> tuple[dict[str, tuple[str, Array]], dict[str, tuple[str, int]]]:
+    """The tensors of a shard with these items, whose arrays have the same names, sorted, and layouts; and `arrays`.
+
+    Each array has one tensor with the rows of all items; `SPANS` says which are whose, see `ShardInfo`.
+    """
+    names, n = list(items[0]), len(items)
+    spans = np.empty((n, len(names), 3), dtype=carrier("int64"))
+    tensors: dict[str, tuple[str, Array]] = {SPANS: ("int64", spans)}
+    given: dict[str, tuple[str, int]] = {}
+    for at, name in enumerate(names):
+        column = [item[name] for item in items]
+        rows = np.array([len(packed.bits) for packed in column])
+        spans[:, at, 0] = np.cumsum(rows) - rows
+        spans[:, at, 1] = rows
+        spans[:, at, 2] = [packed.length for packed in column]
+        given[name] = column[0].given, column[0].axes
+    # wide types first, so that each tensor begins at a multiple of its own
+    for name in sorted(names, key=lambda name: -items[0][name].bits.itemsize):
+        tensors[name] = items[0][name].storage, np.concatenate([item[name].bits for item in items])
+    return tensors, given
+
+
+def split(
+    tensors: Mapping[str, Any], row: int, stored: Mapping[str, str], given: Mapping[str, tuple[str, int]]
+) -> dict[str, Packed]:
+    """The arrays of one item of `joined`, without a copy.
+
+    Args:
+        stored, given: of each array the storage type, and what `joined` gave.
+
+    Raises:
+        LatentStoreError: an array lies outside of its tensor.
+    """
+    found = {}
+    for (name, (kind, axes)), (start, rows, length) in zip(given.items(), tensors[SPANS][row].tolist(), strict=True):
+        if not _is_span(tensors[name], start, rows, length, kind, axes):
+            raise LatentStoreError(f"{name} lies outside of its tensor")
+        found[name] = Packed(tensors[name][start : start + rows], stored[name], kind, axes, length)
+    return found
+
+
+def _is_span(tensor: Array, start: int, rows: int, length: int, given: str, axes: int) -> bool:
+    """Whether an array can lie there: in its tensor, and of no more rows, or bytes, than it can have."""
+    inside = 0 <= start <= len(tensor) and 0 <= rows <= len(tensor) - start
+    repeats = rows <= length if rows else length == 0
+    nbytes = length * math.prod(tensor.shape[1:]) * np.dtype(given).itemsize
+    return inside and repeats and max(length, nbytes) <= MOST_UNPACKED and (axes > 0 or length == 1)
