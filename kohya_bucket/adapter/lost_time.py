@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,17 +14,17 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.planning import ORDERS, EpochPlan
 from kohya_bucket.planning.idle import (
     dealt_costs,
-    idle_share_independent,
+    idle_share,
     idle_share_of,
     lost_share,
     lost_share_of,
     trained_cost,
 )
 from kohya_bucket.planning.options import COST
-from kohya_bucket.planning.planner import never_full, never_trained
+from kohya_bucket.planning.planner import EpochPlanner, never_full, never_trained
 from kohya_bucket.texts import counted, some
 
-__all__ = ["GpuRow", "LeftOver", "LostTime", "advice", "gpu_row", "left_over", "lost_time"]
+__all__ = ["GpuRow", "LeftOver", "LostTime", "advice", "gpu_rows", "left_over", "lost_time", "plans_of"]
 
 _MUCH = 0.1
 _MOST_SAMPLES = 100_000  # of more, one shape per step loses little
@@ -36,14 +38,20 @@ class LostTime(NamedTuple):
     equal_cost: float
 
 
-def lost_time(group: GroupPlanner, gpus: int, seed: int = 0, epoch: int = 1) -> LostTime:
-    """What an epoch of a group loses on so many GPUs, each way; by the model's cost, or pixels where none is named."""
-    alone, one_shape, equal_cost = (
-        group.planner(ranks, same_shape).plan(seed, epoch)
-        for ranks, same_shape in ((1, True), (gpus, True), (gpus, COST))
-    )
+Plans = Callable[[int, bool | str], EpochPlan]
+"""The plan of an epoch for a number of processes, with a value of `same_shape`."""
+
+
+def plans_of(group: GroupPlanner, seed: int = 0, epoch: int = 1) -> Plans:
+    """Those of a group, each made once."""
+    return cache(lambda ranks, same_shape: group.planner(ranks, same_shape).plan(seed, epoch))
+
+
+def lost_time(plans: Plans, gpus: int, seed: int = 0) -> LostTime:
+    """What an epoch loses on so many GPUs, each way; by the model's cost, or pixels where none is named."""
+    alone = plans(1, True)
     shuffled = lost_share(dealt_costs(alone, gpus, seed), trained_cost(alone))
-    return LostTime(shuffled, lost_share_of(one_shape), lost_share_of(equal_cost))
+    return LostTime(shuffled, lost_share_of(plans(gpus, True)), lost_share_of(plans(gpus, COST)))
 
 
 def advice(group: GroupPlanner, gpus: int, plan: EpochPlan) -> str:
@@ -143,26 +151,31 @@ class GpuRow:
         return {**asdict(self), "lost": self.lost and self.lost._asdict()}
 
 
-def gpu_row(planner: GroupPlanner, gpus: int, accumulate: int = 1, costs: npt.ArrayLike | None = None) -> GpuRow:
-    """Plan an epoch.
+def gpu_rows(
+    planner: GroupPlanner, gpus: Sequence[int], accumulate: int = 1, costs: npt.ArrayLike | None = None
+) -> tuple[GpuRow, ...]:
+    """Plan an epoch on each number of GPUs.
 
     Args:
         accumulate: batches whose gradients make one update.
         costs: [K, 2] two factors of what an item of each bucket costs; by default its width and height.
     """
+    plans, asked = plans_of(planner), planner.planner(1).demand_model.for_epoch(0, 1).demand
+    independent = EpochPlanner(
+        asked.bucket.astype(np.int32), planner.batch_sizes, repeats=asked.all_times(),
+        bucket_sizes=planner.bucket_sizes if costs is None else costs,
+    ).plan(0)  # fmt: skip
+    return tuple(_gpu_row(planner, n, accumulate, costs, plans, idle_share(dealt_costs(independent, n))) for n in gpus)
+
+
+def _gpu_row(
+    planner: GroupPlanner, gpus: int, accumulate: int, costs: npt.ArrayLike | None, plans: Plans, independent: float
+) -> GpuRow:
     options = planner.options
     ranks = gpus if options.same_shape else 1
-    plan = planner.plan(0, 1, ranks)
-    asked = planner.planner(ranks).demand_model.for_epoch(0, 1).demand
+    plan = plans(ranks, options.same_shape or True)
     ledger, over = plan.ledger(), left_over(planner, ranks)
     steps = plan.steps if options.same_shape else -(-plan.steps // gpus)
-    independent = idle_share_independent(
-        asked.bucket.astype(np.int32),
-        planner.batch_sizes,
-        planner.bucket_sizes if costs is None else costs,
-        world_size=gpus,
-        repeats=asked.all_times(),
-    )
     return GpuRow(
         gpus=gpus,
         steps=steps,
@@ -176,5 +189,5 @@ def gpu_row(planner: GroupPlanner, gpus: int, accumulate: int = 1, costs: npt.Ar
         ledger=ledger.text,
         left_over=over.line,
         never_trained=over.never_trained,
-        lost=lost_time(planner, gpus) if costs is None or options.model is not None else None,
+        lost=lost_time(plans, gpus) if costs is None or options.model is not None else None,
     )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.kept_sizes import scan_sizes
-from kohya_bucket.adapter.lost_time import GpuRow, gpu_row
+from kohya_bucket.adapter.lost_time import GpuRow, gpu_rows
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.placement import Placement, Reason
@@ -318,4 +318,4 @@ def overview(
     frames = np.array([n for items in groups for n in items.frames])
     latents = (config.architecture or ANY).grid.latent_frames(frames)
     costs = np.stack([planner.bucket_sizes.astype(np.int64).prod(axis=1), latents], axis=1).astype(np.int32)
-    return Overview(options, tuple(placed), tuple(gpu_row(planner, n, accumulate, costs) for n in gpus))
+    return Overview(options, tuple(placed), gpu_rows(planner, gpus, accumulate, costs))

@@ -15,7 +15,7 @@ from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.kept_sizes import scan_sizes
-from kohya_bucket.adapter.lost_time import GpuRow, gpu_row
+from kohya_bucket.adapter.lost_time import GpuRow, gpu_rows
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
 from kohya_bucket.adapter.placing import Placing, place_images
@@ -159,8 +159,7 @@ def overview(
         message = "no image can be trained, each for its own reason"
         config.findings.error("no-images", "", message, "see what is listed as not trained")
     planner = GroupPlanner(groups, options) if groups else None
-    rows = [gpu_row(planner, n, accumulate) for n in gpus] if planner else []
-    return Overview(options, tuple(placed), tuple(rows))
+    return Overview(options, tuple(placed), gpu_rows(planner, gpus, accumulate) if planner else ())
 
 
 def _place(

@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="the sampler is torch's")
 from test_sampler_positions import sampler_of
 
 from kohya_bucket.adapter import sampler as sampler_module
-from kohya_bucket.adapter.lost_time import lost_time
+from kohya_bucket.adapter.lost_time import lost_time, plans_of
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def said(monkeypatch, caplog):
 @pytest.mark.parametrize("table", [{}, {"resolutions": [256, 384]}])
 def test_few_images_of_a_shape_on_several_gpus(said, table):
     sampler, (line,) = said(table, 8)
-    lost = lost_time(sampler.planner, 8, sampler.seed)
+    lost = lost_time(plans_of(sampler.planner, sampler.seed), 8, sampler.seed)
     assert [f"{lost.one_shape:.0%}", f"{lost.equal_cost:.0%}"] == re.findall(r"\d+%", line)
     assert lost.equal_cost < lost.one_shape / 2
 
@@ -44,5 +44,5 @@ def test_nothing_is_said_where_it_would_not_help(said, table, gpus):
 
 def test_nothing_is_said_where_little_is_lost(said):
     sampler, lines = said({}, 2, batch_size=1)
-    assert lost_time(sampler.planner, 2, sampler.seed).one_shape < 0.1
+    assert lost_time(plans_of(sampler.planner, sampler.seed), 2, sampler.seed).one_shape < 0.1
     assert lines == []

@@ -1,0 +1,393 @@
+"""What `plan` shows of a dataset config of any trainer: one plan as tables for a reader, or as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.adapter.lost_time import GpuRow
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.cli.console import print_fitting, print_table, wide_console
+from kohya_bucket.images.headers import say_orientations
+from kohya_bucket.planning import RESOLUTION_MODES
+from kohya_bucket.sdscripts.wording import rule_text
+from kohya_bucket.texts import counted
+
+if TYPE_CHECKING:
+    from kohya_bucket.musubi.config import MusubiConfig
+    from kohya_bucket.musubi.plan import Overview as MusubiOverview
+    from kohya_bucket.musubi.plan import PlacedData
+    from kohya_bucket.sdscripts.config import Config
+    from kohya_bucket.sdscripts.plan import DatasetOverview, Overview
+
+__all__ = ["Plan", "of_musubi", "of_sdscripts"]
+
+_LIMIT = 20
+
+
+@dataclass(frozen=True)
+class PlannedData:
+    """One data set.
+
+    Attributes:
+        title: for a reader, and the lines above and below its buckets.
+        entry: what `--json` prints of it. Each trainer has a few keys of its own; `buckets` and `not_trained` are
+            alike, and what a bucket holds is called `images` or `items`.
+        rows: one for each image or clip that is trained.
+    """
+
+    title: str
+    above: Sequence[str]
+    entry: Mapping[str, Any]
+    below: Sequence[str] = ()
+    rows: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a config trains.
+
+    Attributes:
+        head: what `--json` begins with; empty for a config whose mistakes keep it from being planned.
+    """
+
+    trainer: str
+    findings: Findings
+    head: Mapping[str, Any] = field(default_factory=dict)
+    datasets: Sequence[PlannedData] = ()
+    gpus: Sequence[GpuRow] = ()
+    options: AdapterOptions | None = None
+
+    def show(self, images: bool, accumulate: int, as_json: bool) -> None:
+        """Print it, with `images` also each image and all names that findings are about."""
+        if as_json:
+            typer.echo(json.dumps(self._as_dict(), indent=2))
+            return
+        console = wide_console()
+        for number, data in enumerate(self.datasets, 1):
+            _print_data(console, number, data, images)
+        if self.gpus:
+            _print_gpus(console, self.gpus, accumulate, self.trainer)
+            _print_lost(console, self.gpus, self.options.model if self.options else None)
+        if len(self.findings):
+            if self.head:
+                console.print()
+            _print_findings(console, self.findings, images)
+
+    def _as_dict(self) -> dict[str, Any]:
+        findings = {"findings": [finding.as_dict() for finding in self.findings]}
+        if not self.head:
+            return findings
+        return {
+            **self.head,
+            "settings": asdict(self.options) if self.options else None,
+            "datasets": [data.entry for data in self.datasets],
+            "gpus": [row.as_dict() for row in self.gpus],
+            **findings,
+        }
+
+
+def of_sdscripts(read: Config, seen: Overview, images: bool) -> Plan:
+    """A config of sd-scripts; with `images` also each image."""
+    datasets = [_of_dataset(dataset, seen.options, images) for dataset in seen.datasets]
+    head = {"config": str(read.path) if read.path else None}
+    return Plan("sd-scripts", read.findings, head, datasets, seen.gpus, seen.options)
+
+
+def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool) -> PlannedData:
+    read, placed = dataset.read, dataset.images
+    config = read.config
+    width, height = config.resolution or (0, 0)
+    mode = "one size" if not config.enable_bucket else "no upscaling" if config.bucket_no_upscale else "buckets"
+    kind = config.kind.name.lower()
+    resolution = f"{width}x{height}" if options.resolutions is None else _resolutions(options)
+    prescribed = read.images.predefined is not None
+    rule = rule_text(placed, options, enable_bucket=config.enable_bucket, prescribed=prescribed)
+    held_back = 0 if read.validation is None else len(read.validation)
+    below = [] if read.validation is None else [f"held back for validation: {held_back:,}"]
+    if dataset.turned:
+        asked = say_orientations(dataset.turned)
+        below.append(f"with an EXIF turn or mirroring, which sd-scripts ignores: {len(dataset.turned):,} ({asked})")
+    rows = [asdict(row) for row in dataset.image_rows()] if images else []
+    entry = {
+        "kind": kind,
+        "resolution": config.resolution,
+        "batch_size": config.batch_size,
+        "enable_bucket": config.enable_bucket,
+        "bucket_no_upscale": config.bucket_no_upscale,
+        "images": len(placed.keys),
+        "samples": int(placed.samples_per_bucket.sum()),
+        "batches": placed.batches,
+        "validation_images": held_back,
+        "rotated_by_exif": len(dataset.turned),
+        "buckets": [
+            {**asdict(row), "bucket": row.bucket.as_tuple(), "aspect": row.bucket.aspect_ratio}
+            | {"enlarged": up.images, "largest_enlargement": up.most}
+            for row, up in zip(placed.rows(), dataset.enlarged_per_bucket(), strict=True)
+        ],
+        # those that no bucket takes, and those that `skip_image_resolution` leaves out
+        "not_trained": [{"image": key, "reason": why} for key, why in dataset.left_out + read.images.skipped],
+    }
+    if images:
+        entry["image_rows"] = rows
+    title = f"{kind.replace('_', '-')}, {resolution}, {mode}, batch size {config.batch_size}"
+    return PlannedData(title, [rule, *_subset_lines(dataset)], entry, below, rows)
+
+
+def _resolutions(options: AdapterOptions) -> str:
+    weights = options.resolution_weights or ("",) * len(options.resolutions or ())
+    sizes = [
+        f"{w}x{h}" + (f" ({n})" if n else "") for (w, h), n in zip(options.resolutions or (), weights, strict=True)
+    ]
+    return f"{', '.join(sizes)} ({RESOLUTION_MODES[options.resolution_mode].text})"
+
+
+def _subset_lines(dataset: DatasetOverview) -> list[str]:
+    lines, images = [], dataset.read.images
+    for subset in dataset.read.config.subsets:
+        mine = images.subset == subset.number
+        times = _times(np.unique(images.repeats[mine]).tolist())
+        source = subset.image_dir if subset.metadata_file is None else subset.metadata_file
+        count = counted(int(np.count_nonzero(mine)), "image")
+        lines.append(f"{source}: {count}{times}{', regularization' * subset.is_reg}")
+    return lines
+
+
+def _times(repeats: list[int]) -> str:
+    if not repeats:
+        return ""
+    if repeats[0] != repeats[-1]:
+        return f", {repeats[0]} to {repeats[-1]} times each"
+    return ", once each" if repeats[0] == 1 else f", {repeats[0]} times each"
+
+
+def of_musubi(read: MusubiConfig, seen: MusubiOverview | None, images: bool) -> Plan:
+    """A config of musubi-tuner; `seen` is None where its mistakes keep it from being planned."""
+    head = {"config": str(read.path), "architecture": None if read.architecture is None else read.architecture.name}
+    if seen is None:
+        return Plan("musubi-tuner", read.findings, head)
+    datasets = [_of_data(data, read, images) for data in seen.datasets]
+    return Plan("musubi-tuner", read.findings, head, datasets, seen.gpus, seen.options)
+
+
+def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
+    from kohya_bucket.musubi.config import ClipKeys
+    from kohya_bucket.musubi.plan import seconds_lost
+    from kohya_bucket.musubi.rules import ANY, picture_mode
+
+    keys, what = data.keys, "clip" if isinstance(data.keys, ClipKeys) else "image"
+    width, height = keys.resolution
+    in_buckets, no_upscale = picture_mode(keys, read.architecture)
+    mode = "no upscaling" if no_upscale else "buckets" if in_buckets else "one size"
+    times = "once" if keys.num_repeats == 1 else f"{keys.num_repeats} times"
+    rows = _clip_rows(data) if images else []
+    buckets = data.items.rows()
+    entry: dict[str, Any] = {
+        "kind": f"{what}s",
+        "keys": asdict(keys),
+        "files": len(data.paths),
+        "items": len(data.items.keys),
+        "samples": int(data.items.repeats.sum()),
+        "batches": sum(row.batches for row in buckets),
+        "buckets": [asdict(row) for row in buckets],
+        "not_trained": [{"path": path, "reason": reason} for path, reason in data.left_out],
+    }
+    if data.clips is not None and data.scan is not None:
+        entry |= {
+            "frames": int(data.clips.frames.sum()),
+            "frames_kept": int(data.clips.kept.sum()),
+            "seconds": float(np.nansum(data.scan.seconds)),
+            "seconds_lost": seconds_lost(data),
+        }
+    if images:
+        entry["rows"] = rows
+    model = (read.architecture or ANY).title
+    title = f"{what}s, {width}x{height}, {mode}, for {model}, batch size {keys.batch_size}"
+    source = f"{keys.directory or keys.jsonl_file}: {counted(len(data.paths), what)}, {times} each"
+    return PlannedData(title, [source, *_clip_lines(data, entry)], entry, rows=rows)
+
+
+def _clip_lines(data: PlacedData, entry: Mapping[str, Any]) -> list[str]:
+    """How frames are taken from clips, and what is lost."""
+    from kohya_bucket.musubi.config import ClipKeys
+
+    keys = data.keys
+    if not isinstance(keys, ClipKeys) or data.clips is None:
+        return []
+    lengths = "" if keys.frame_extraction == "full" else f" of {', '.join(map(str, sorted(set(keys.target_frames))))}"
+    rate = "" if keys.source_fps is None else f", {keys.source_fps:g} frames per second taken down to the model's rate"
+    total, kept = entry["frames"], entry["frames_kept"]
+    seconds = f" ({entry['seconds_lost']:,.1f} s)" if entry["seconds"] else ""
+    return [
+        f"frame_extraction {keys.frame_extraction}{lengths}{rate}",
+        f"{counted(len(data.clips.spans), 'item')} with {kept:,} of {total:,} frames; "
+        f"{total - kept:,} in none{seconds}",
+    ]
+
+
+def _clip_rows(data: PlacedData) -> list[Mapping[str, Any]]:
+    """One for each clip or image that can be read: where it goes, and for a clip what is kept of it."""
+    out: list[Mapping[str, Any]] = []
+    for i, path in enumerate(data.paths):
+        bucket = data.picture.bucket_sizes[i].tolist()
+        if not min(bucket):
+            continue
+        row: dict[str, Any] = {"path": path, "bucket": bucket, "crop_loss": float(data.picture.crop_loss[i])}
+        if data.clips is not None and data.scan is not None:
+            mine = data.clips.spans.clip == i
+            seconds, frames = float(data.scan.seconds[i]), int(data.clips.frames[i])
+            kept = int(data.clips.kept[i])
+            row |= {
+                "size": data.scan.sizes[i].tolist(),
+                "frames_in_file": int(data.scan.frames[i]),
+                "counted": bool(data.scan.counted[i]),
+                "fps": float(data.scan.fps[i]) or None,
+                "frames": frames,
+                "kept": kept,
+                "dropped": frames - kept,
+                "seconds_lost": None if np.isnan(seconds) else seconds * (1 - kept / max(frames, 1)),
+                "items": data.clips.spans.length[mine].tolist(),
+            }
+        out.append(row)
+    return out
+
+
+def _print_data(console: Console, number: int, data: PlannedData, images: bool) -> None:
+    console.print()
+    console.print(f"[bold]Dataset {number}[/bold]: {data.title}")
+    for line in data.above:
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+    _print_buckets(console, data.entry)
+    for line in data.below:
+        console.print(line, markup=False, soft_wrap=True)
+    if left_out := data.entry["not_trained"]:
+        console.print(f"[yellow]not trained: {len(left_out):,}[/yellow]")
+        for row in left_out if images else left_out[:_LIMIT]:
+            console.print(f"  {row.get('image') or row['path']}: {row['reason']}", markup=False, soft_wrap=True)
+        if len(left_out) > _LIMIT and not images:
+            console.print(f"  … and {len(left_out) - _LIMIT:,} more (--images lists all)")
+    if any("cut" in row for row in data.rows[:1]):
+        console.print(
+            f"{'size':>11} {'bucket':>10} {'resized':>11} {'cut left,top,right,bottom':>26} {'crop':>6}  image"
+        )
+    for row in data.rows:
+        console.print(_row_line(row), markup=False, soft_wrap=True)
+
+
+def _row_line(row: Mapping[str, Any]) -> str:
+    bucket, loss = f"{_size(row['bucket']):>10}", f"{row['crop_loss']:>6.1%}"
+    if "cut" in row:
+        cut = ",".join(map(str, row["cut"]))
+        return f"{_size(row['size']):>11} {bucket} {_size(row['resized']):>11} {cut:>26} {loss}  {row['key']}"
+    if "items" not in row:
+        return f"{bucket} {loss}  {row['path']}"
+    lost = "" if row["seconds_lost"] is None else f" {row['seconds_lost']:.2f} s"
+    items = counted(len(row["items"]), "item")
+    kept = f"{row['frames']:>5} frames, {row['dropped']:>4} in no item{lost:>9}, {items:>9}"
+    return f"{bucket} {loss} {kept}  {row['path']}"
+
+
+def _size(size: Sequence[int]) -> str:
+    return "x".join(map(str, size))
+
+
+def _print_buckets(console: Console, entry: Mapping[str, Any]) -> None:
+    rows, what = entry["buckets"], "images" if "images" in entry else "items"
+    if not rows:
+        console.print("nothing is trained")
+        return
+    several = {"bucket": counted(len(rows), "bucket"), what: f"{entry[what]:,}"}
+    for name, text in (("samples", "samples"), ("batches", "batches"), ("short_batches", "short")):
+        total = sum(row[name] for row in rows)
+        several[text] = f"{total:,}" if total or text != "short" else ""
+    count = sum(row[what] for row in rows)
+    several["cut off"] = f"{sum(row['mean_crop_loss'] * row[what] for row in rows) / count:.1%}"
+    several["worst"] = f"{max(row['worst_crop_loss'] for row in rows):.1%}"
+    cells = [
+        {
+            "bucket": _size(row["bucket"]), "aspect": f"{row['bucket'][0] / row['bucket'][1]:.3f}",
+            what: f"{row[what]:,}", "samples": f"{row['samples']:,}", "batches": f"{row['batches']:,}",
+            "short": str(row["short_batches"] or ""), "cut off": f"{row['mean_crop_loss']:.1%}",
+            "worst": f"{row['worst_crop_loss']:.1%}",
+        }
+        for row in rows
+    ]  # fmt: skip
+    if "enlarged" in rows[0]:
+        for cell, row in zip(cells, rows, strict=True):
+            cell["enlarged"] = _enlarged(row["enlarged"], row["largest_enlargement"])
+        most = max(row["largest_enlargement"] for row in rows)
+        several["enlarged"] = _enlarged(sum(row["enlarged"] for row in rows), most)
+    print_fitting(console, partial(_bucket_table, cells, several), ("aspect", "short", "samples", "batches"))
+
+
+def _enlarged(images: int, most: float) -> str:
+    return f"{images:,} (up to {most:.3g}x)" if images else ""
+
+
+def _bucket_table(rows: Sequence[Mapping[str, str]], total: Mapping[str, str], without: Collection[str]) -> Table:
+    """A row for each bucket and one for all, without some of the columns."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    kept = [name for name in rows[0] if name not in without]
+    for name in kept:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[name] for name in kept))
+    table.add_section()
+    table.add_row(*(total.get(name, "") for name in kept))
+    return table
+
+
+def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, trainer: str) -> None:
+    """The epoch on each number of GPUs, beside what the trainer would do alone."""
+    console.print()
+    console.print("[bold]An epoch[/bold]" + (f", {accumulate} batches per update" if accumulate > 1 else ""))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    names = ["GPUs", "steps", "samples", "missed", "repeated", "idle", f"idle in {trainer} alone"]
+    for name in names[:2] + (["updates"] if accumulate > 1 else []) + names[2:]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = [f"{row.gpus}", f"{row.steps:,}", *([f"{row.updates:,}"] if accumulate > 1 else [])]
+        cells += [f"{row.samples:,}", f"{row.missed:,}", f"{row.repeated:,}", f"{row.idle:.1%}"]
+        table.add_row(*cells, f"{row.idle_independent:.1%}")
+    print_table(console, table)
+    for row in rows:
+        if row.missed or row.repeated or row.moved:
+            console.print(f"{row.gpus} GPUs: {row.ledger}", soft_wrap=True)
+        if row.left_over:
+            console.print(f"{row.gpus} GPUs: {row.left_over}", markup=False, soft_wrap=True)
+
+
+def _print_lost(console: Console, rows: Sequence[GpuRow], model: str | None) -> None:
+    """What each way of giving GPUs their batches loses, where there are several GPUs and it is known."""
+    known = [(row.gpus, row.lost) for row in rows if row.gpus > 1 and row.lost is not None]
+    if not known:
+        return
+    console.print()
+    console.print(f"[bold]Time lost to waiting and repeats[/bold], by the {f'cost of {model}' if model else 'pixels'}")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("GPUs", "shuffled", "one shape", "equal cost"):
+        table.add_column(name, justify="right")
+    for gpus, lost in known:
+        table.add_row(f"{gpus}", *(f"{share:.1%}" for share in lost))
+    print_table(console, table)
+
+
+def _print_findings(console: Console, findings: Findings, names: bool) -> None:
+    """The findings, the worst first; with `names` all that each is about."""
+    styles = {"error": "bold red", "warning": "yellow", "note": "dim"}
+    for finding in findings:
+        console.print(f"{finding.severity.value}: ", style=styles[finding.severity.value], end="")
+        console.print(finding.text, markup=False, soft_wrap=True)
+        # The text names the first few.
+        for name in finding.names if names and len(finding.names) > 3 else ():
+            console.print(f"    {name}", markup=False, soft_wrap=True)
