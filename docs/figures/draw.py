@@ -13,8 +13,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from kohya_bucket.buckets import BucketRule, ExactBuckets, FixedBuckets, KohyaBuckets, load_preset  # noqa: E402
-from kohya_bucket.reports.aspect_chart import aspect_chart  # noqa: E402
-from kohya_bucket.reports.drawing import Drawing  # noqa: E402
+from kohya_bucket.reports.chart import Drawing, aspect_chart  # noqa: E402
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1180, 420, 64, 24, 96, 44
 _COLOURS = ("#1f5fa8", "#d9650b", "#2b8a3e", "#9c36b5", "#c92a2a", "#0b7285", "#5f3dc4", "#846300", "#555555")

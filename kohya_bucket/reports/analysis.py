@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,7 @@ from kohya_bucket.buckets import Bucket, Placement, Reason
 from kohya_bucket.buckets.misfits import BARELY, FAR, aspect_distance, enlargement
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.headers import ORIENTATIONS
 from kohya_bucket.reports.subject import ImageTable, Subject
 from kohya_bucket.reports.summary import (
     AspectRatioSummary,
@@ -22,7 +25,7 @@ from kohya_bucket.reports.summary import (
     summarize,
 )
 
-__all__ = ["Analysis", "BucketUse", "analyze"]
+__all__ = ["Analysis", "BucketUse", "ListedImages", "analyze"]
 
 Indices = npt.NDArray[np.intp]
 
@@ -44,6 +47,24 @@ class BucketUse:
     def underfilled(self) -> bool:
         """It holds images, but never fills a batch."""
         return self.batches == 1 and self.last_batch > 0
+
+
+class ListedImages(NamedTuple):
+    """Images that stand out, the worst first.
+
+    Attributes:
+        key: its name in `--json`.
+        images: their indices; of equal files the first of each group.
+        text: what is to be said of one of them.
+        notes_only: there is nothing to be said but the text.
+    """
+
+    key: str
+    title: str
+    about: str
+    images: Sequence[int]
+    text: Callable[[int], str]
+    notes_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,6 +191,47 @@ class Analysis:
             if content:
                 groups.setdefault(content, []).append(i)
         return sorted((g for g in groups.values() if len(g) > 1), key=lambda g: (-len(g), g[0]))
+
+    @property
+    def lists(self) -> list[ListedImages]:
+        """The images that stand out."""
+        images = self.images
+        groups = {group[0]: group for group in self.duplicates or ()}
+
+        def copies(i: int) -> str:
+            others = ", ".join(images.short_name(other) for other in groups[i][1:20])
+            return f"{len(groups[i])} times the same: {others}"
+
+        def turn(i: int) -> str:
+            return ORIENTATIONS.get(int(images.orientation[i]), "")
+
+        far = math.exp(self.outlier_threshold)
+
+        def lost(i: int) -> str:
+            return f"{self.placement.crop_loss[i]:.1%} cropped off"
+
+        lists = [
+            ListedImages("most_cropped", "Cropped most", "Largest share cut off first.",
+                         self.most_cropped.tolist(), lost),
+            ListedImages("most_enlarged", "Enlarged most", "Smaller than their bucket.",
+                         self.most_enlarged.tolist(), lambda i: f"enlarged {self.scale[i]:.2f} times"),
+            ListedImages("outliers", "Far from every bucket",
+                         f"Images whose aspect differs from their bucket's by more than a factor of {far:.2f}: often a "
+                         "mistake in the data.", self.outliers.tolist(), lost),
+            ListedImages("without_bucket", "Without a bucket", "These are not trained.",
+                         self.unplaced.tolist(), self.reason),
+            ListedImages("exif_rotated", "Asking for a rotation",
+                         "Their EXIF asks for it; training takes the pixels as they are stored.",
+                         self.rotated.tolist(), turn),
+            ListedImages("broken", "Broken", "No size could be read from these; they are not trained.",
+                         sorted(images.failures), images.failures.__getitem__, True),
+            ListedImages("mislabelled", "Named wrongly", "They load anyway.",
+                         sorted(images.mislabelled), images.mislabelled.__getitem__, True),
+        ]  # fmt: skip
+        if self.duplicates is not None:
+            about = "Files of equal content; each copy is trained like an image of its own."
+            lists.append(ListedImages("duplicates", "Equal files", about, list(groups), copies, True))
+        return lists
 
     def reason(self, i: int) -> str:
         """Why image `i` is not trained; empty if it is."""

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+import base64
+import io
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from PIL import Image, features
 
 from kohya_bucket._version import __version__
 from kohya_bucket.buckets import AutoBuckets, BucketRule, BucketSet, FixedBuckets, KohyaBuckets, NovelAIBuckets, Reason
 from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.buckets.switching import AspectSwitch, aspect_switch
-from kohya_bucket.images.headers import ORIENTATIONS
-from kohya_bucket.images.parallel import Progress
+from kohya_bucket.images.parallel import Progress, for_each
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, markup_safe, one_file, table_markup
 from kohya_bucket.reports.recommend import recommend
-from kohya_bucket.reports.thumbnails import caption_beside, choose_examples, make_thumbnails
 from kohya_bucket.texts import counted
 
-__all__ = ["browser_rule", "render_page"]
+__all__ = ["browser_rule", "caption_beside", "choose_examples", "data_uri", "make_thumbnails", "render_page"]
 
 
 def browser_rule(rule: BucketRule) -> dict[str, Any] | None:
@@ -159,49 +160,17 @@ def size_scatter(analysis: Analysis) -> list[list[float]]:
 
 def image_lists(analysis: Analysis, limit: int) -> list[dict[str, Any]]:
     """Lists of images that stand out, each with the first `limit`: title, count, rows, a line about it."""
-    images = analysis.images
-
-    def rows(indices: npt.NDArray[np.intp], note: Callable[[int], str] | None = None) -> list[list[Any]]:
-        return [image_row(analysis, i, note(i) if note else "") for i in indices[:limit].tolist()]
-
-    out = [
-        ("Cropped most", len(analysis.most_cropped), rows(analysis.most_cropped), "Largest share cut off first."),
-        ("Enlarged most", len(analysis.most_enlarged), rows(analysis.most_enlarged), "Smaller than their bucket."),
-        (
-            "Far from every bucket", len(analysis.outliers), rows(analysis.outliers),
-            f"Images whose aspect differs from their bucket's by more than a factor of "
-            f"{math.exp(analysis.outlier_threshold):.2f}: often a mistake in the data.",
-        ),
-        (
-            "Without a bucket", len(analysis.unplaced), rows(analysis.unplaced, analysis.reason),
-            "These are not trained.",
-        ),
-        (
-            "Asking for a rotation", len(analysis.rotated),
-            rows(analysis.rotated, lambda i: ORIENTATIONS.get(int(images.orientation[i]), "")),
-            "Their EXIF asks for it; training takes the pixels as they are stored.",
-        ),
-    ]  # fmt: skip
-    lists = [
-        {"title": title, "count": count, "rows": listed, "about": about, "kind": "images"}
-        for title, count, listed, about in out
-    ]
-    for title, notes, about in (
-        ("Broken", images.failures, "No size could be read from these; they are not trained."),
-        ("Named wrongly", images.mislabelled, "They load anyway."),
-    ):
-        some = sorted(notes.items())
-        listed = [[images.short_name(i), why] for i, why in some[:limit]]
-        lists.append({"title": title, "count": len(some), "rows": listed, "about": about, "kind": "notes"})
-    groups = analysis.duplicates
-    if groups is not None:
-        listed = [
-            [f"{len(g)} × {images.short_name(g[0])}", ", ".join(images.short_name(i) for i in g[1:20])]
-            for g in groups[:limit]
-        ]
-        about = "Files of equal content; each copy is trained like an image of its own."
-        lists.append({"title": "Equal files", "count": len(groups), "rows": listed, "about": about, "kind": "notes"})
-    return lists
+    images, out = analysis.images, []
+    for some in analysis.lists:
+        first = some.images[:limit]
+        if some.notes_only:
+            kind, rows = "notes", [[images.short_name(i), some.text(i)] for i in first]
+        else:
+            shown = some.key in ("without_bucket", "exif_rotated")  # other texts are in the columns
+            kind, rows = "images", [image_row(analysis, i, some.text(i) if shown else "") for i in first]
+        about = {"title": some.title, "about": some.about, "kind": kind}
+        out.append({**about, "count": len(some.images), "rows": rows})
+    return out
 
 
 def image_row(analysis: Analysis, i: int, note: str) -> list[Any]:
@@ -363,3 +332,83 @@ def _sheets(analysis: Analysis, examples: Sequence[tuple[int, list[int]]], pictu
             )
         out.append({"bucket": k, "shots": shots})
     return out
+
+
+_AREA = 120 * 120
+_LONGEST = 200
+_BACKGROUND = (128, 128, 128)
+_THREADS = 4
+
+
+def choose_examples(analysis: Analysis, total: int) -> list[tuple[int, list[int]]]:
+    """Which images stand for each bucket: (bucket index, image indices), `total` images at most.
+
+    The fullest buckets first. Within a bucket: the image that loses most, then others spread evenly over the
+    losses down to the one that loses least.
+    """
+    used = sorted((i for i, b in enumerate(analysis.buckets) if b.images), key=lambda i: -analysis.buckets[i].images)
+    if not used or total < 1:
+        return []
+    each = int(np.clip(total // len(used), 3, 12))
+    loss, index = analysis.placement.crop_loss, analysis.placement.bucket_index
+    order = np.lexsort((-loss, index))
+    starts = np.searchsorted(index[order], np.arange(len(analysis.buckets) + 1))
+    out = []
+    for k in used:
+        share = min(each, total)
+        if share < 1:
+            break
+        mine = order[starts[k] : starts[k + 1]]
+        chosen = mine[np.unique(np.linspace(0, len(mine) - 1, min(share, len(mine))).round().astype(int))]
+        out.append((k, chosen.tolist()))
+        total -= len(chosen)
+    return out
+
+
+def make_thumbnails(paths: Sequence[str], progress: Progress | None = None) -> list[tuple[str, int, int] | None]:
+    """(data URI, width, height) of each image, unrotated; None where its pixels do not decode."""
+    kind = "WEBP" if features.check("webp") else "JPEG"
+    return for_each(partial(_thumbnail, kind), paths, progress=progress, at_once=_THREADS)
+
+
+def _thumbnail(kind: str, path: str) -> tuple[str, int, int] | None:
+    try:
+        with Image.open(path) as image:
+            scale = min(1.0, (_AREA / (image.width * image.height)) ** 0.5, _LONGEST / max(image.size))
+            size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+            image.draft("RGB", (2 * size[0], 2 * size[1]))
+            return (*_encode(image, size, kind), *size)
+    except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError):
+        return None
+
+
+def _encode(image: Image.Image, size: tuple[int, int], kind: str) -> tuple[str]:
+    if image.mode in ("P", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+    elif image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        levels = np.asarray(image, dtype=np.float64)
+        image = Image.fromarray((levels / max(float(levels.max()), 1.0) * 255).clip(0, 255).astype(np.uint8))
+    small = image.resize(size, Image.Resampling.BOX, reducing_gap=2.0)
+    if small.mode == "RGBA":
+        flat = Image.new("RGB", size, _BACKGROUND)
+        flat.paste(small, mask=small.getchannel("A"))
+        small = flat
+    buffer = io.BytesIO()
+    small.convert("RGB").save(buffer, kind, quality=55)
+    return (data_uri(buffer.getvalue(), kind),)
+
+
+def data_uri(content: bytes, kind: str) -> str:
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def caption_beside(path: str, endings: Sequence[str], longest: int = 300) -> str | None:
+    """The start of the caption file beside an image; None where there is none."""
+    for ending in endings:
+        try:
+            with open(Path(path).with_suffix(ending), encoding="utf-8", errors="replace") as file:
+                text = file.read(longest + 1).strip()
+        except (OSError, ValueError):
+            continue
+        return text if len(text) <= longest else text[:longest] + "…"
+    return None

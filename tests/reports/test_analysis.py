@@ -15,10 +15,9 @@ from kohya_bucket import AutoBuckets, BucketSet, FixedBuckets, KohyaBuckets, loa
 from kohya_bucket.buckets.rules.registry import rule_from_name
 from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
 from kohya_bucket.reports.analysis import analyze
-from kohya_bucket.reports.as_json import report_as_dict
+from kohya_bucket.reports.output import print_analysis, report_as_dict
 from kohya_bucket.reports.recommend import recommend
 from kohya_bucket.reports.subject import ImageTable, Subject
-from kohya_bucket.reports.terminal import print_analysis
 
 RULES = [
     KohyaBuckets(1024, 256, 2048),
@@ -177,7 +176,7 @@ def test_the_terminal_table_fits_into_eighty_columns() -> None:
     out = io.StringIO()
     images = table([(900 + i, 700) for i in range(2000)], repeats=np.full(2000, 20))
     print_analysis(analyze(Subject("set", images, KohyaBuckets(1024, 256, 2048), 16)), Console(file=out, width=80))
-    assert "…" not in out.getvalue().split("What to change")[0].split("Far from")[0].split("Most enlarged")[0]
+    assert "…" not in out.getvalue().split("What to change")[0].split("Enlarged most")[0]
     assert "1152x896" in out.getvalue()
 
 

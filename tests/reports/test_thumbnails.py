@@ -9,8 +9,8 @@ from PIL import Image
 
 from kohya_bucket import KohyaBuckets
 from kohya_bucket.reports.analysis import analyze
+from kohya_bucket.reports.page import caption_beside, choose_examples, make_thumbnails
 from kohya_bucket.reports.subject import ImageTable, Subject
-from kohya_bucket.reports.thumbnails import caption_beside, choose_examples, make_thumbnails
 
 
 @pytest.mark.parametrize("total", [0, 1, 7, 60, 1000])

@@ -155,7 +155,7 @@ def _write_list(analyses: Sequence[Analysis], target: Path) -> None:
 
 
 def _print_json(analyses: Sequence[Analysis], findings: Sequence[Finding], limit: int) -> None:
-    from kohya_bucket.reports.as_json import report_as_dict
+    from kohya_bucket.reports.output import report_as_dict
 
     report = report_as_dict(analyses, limit, [f.as_dict() for f in findings])
     sys.stdout.write(json.dumps(report, indent=1, allow_nan=False) + "\n")
@@ -165,7 +165,7 @@ def _print(analyses: Sequence[Analysis], findings: Sequence[Finding], limit: int
     """The findings and the report, with at most so many images in each list."""
     from rich.markup import escape
 
-    from kohya_bucket.reports.terminal import print_analysis
+    from kohya_bucket.reports.output import print_analysis
 
     console = plain_console()
     for finding in findings:

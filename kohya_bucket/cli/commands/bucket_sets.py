@@ -267,7 +267,7 @@ def chart(
     if output is None:
         _print_points(rule.bucket_set, switching)
         return
-    from kohya_bucket.reports.aspect_chart import aspect_chart
+    from kohya_bucket.reports.chart import aspect_chart
 
     drawing = aspect_chart(rule.bucket_set, switching, sizes)
     suffix = output.suffix.lower()

@@ -164,7 +164,7 @@ def _draw_into(target: Path, file: Path | None, found: Sequence[Explanation], or
     from PIL import Image
 
     from kohya_bucket.images.headers import ORIENTATIONS
-    from kohya_bucket.reports.preview import draw_preview
+    from kohya_bucket.reports.explain import draw_preview
 
     placed = [explanation for explanation in found if explanation.bucket is not None]
     if not placed:

@@ -1,22 +1,31 @@
-"""An analysis in the terminal."""
+"""An analysis for a reader in the terminal, and as JSON.
+
+The format of the JSON is stable: fields are added, never renamed or removed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from kohya_bucket._version import __version__
 from kohya_bucket.images.listing import from_here
 from kohya_bucket.latents.architectures import NAME_THE_MODEL
-from kohya_bucket.reports.analysis import Analysis
+from kohya_bucket.reports.analysis import Analysis, BucketUse
 from kohya_bucket.reports.recommend import Recommendation, recommend
 from kohya_bucket.texts import counted, one_line, some
 
-__all__ = ["print_analysis", "render_analysis"]
+__all__ = ["analysis_as_dict", "print_analysis", "render_analysis", "report_as_dict"]
+
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MOST_NAMED = 12
@@ -124,45 +133,19 @@ def _buckets(analysis: Analysis, narrow: bool, most: int = 60) -> RenderableType
 
 
 def _lists(analysis: Analysis, limit: int) -> list[RenderableType]:
-    images, placement = analysis.images, analysis.placement
-
-    def described(indices: Iterable[int], what: str) -> list[str]:
-        out = []
-        for i in indices:
-            size = "x".join(map(str, images.sizes[i].tolist()))
-            value = {
-                "crop": f"{placement.crop_loss[i]:.1%} cropped off",
-                "scale": f"enlarged {analysis.scale[i]:.2f} times",
-                "reason": analysis.reason(i),
-                "orientation": f"EXIF orientation {images.orientation[i]}",
-            }[what]
-            out.append(f"{from_here(images.paths[i])} ({size}): {value}")
-        return out
-
-    broken = [f"{from_here(images.paths[i])}: {why}" for i, why in sorted(images.failures.items())]
-    sections = [
-        ("Broken", broken, len(broken)),
-        ("Without a bucket", described(analysis.unplaced[:limit].tolist(), "reason"), len(analysis.unplaced)),
-        ("Far from every bucket", described(analysis.outliers[:limit].tolist(), "crop"), len(analysis.outliers)),
-        ("Most enlarged", described(analysis.most_enlarged[:limit].tolist(), "scale"), len(analysis.most_enlarged)),
-        ("Asking for a rotation", described(analysis.rotated[:limit].tolist(), "orientation"), len(analysis.rotated)),
-        (
-            "Named wrongly",
-            [f"{from_here(images.paths[i])}: {w}" for i, w in images.mislabelled.items()],
-            len(images.mislabelled),
-        ),
-    ]
-    duplicates = analysis.duplicates or []
-    sections.append(
-        ("Equal files", [", ".join(from_here(images.paths[i]) for i in g) for g in duplicates], len(duplicates))
-    )
-    out: list[RenderableType] = []
-    for title, lines, count in sections:
-        if count:
-            rest = f"\n  … and {count - limit:,} more" if count > limit else ""
-            body = "\n".join(f"  {one_line(line)}" for line in lines[:limit])
-            # No markup, in which a name could hold brackets, or colons that stand for a picture.
-            out.append(Text.assemble(("\n" + title, "bold"), f" ({count:,})\n{body}{rest}"))
+    images, out = analysis.images, list[RenderableType]()
+    for some_of in analysis.lists:
+        count = len(some_of.images)
+        if not count or some_of.key == "most_cropped":
+            continue
+        lines = []
+        for i in some_of.images[:limit]:
+            size = "" if some_of.notes_only else f" ({'x'.join(map(str, images.sizes[i].tolist()))})"
+            lines.append(one_line(f"  {from_here(images.paths[i])}{size}: {some_of.text(i)}"))
+        rest = f"\n  … and {count - limit:,} more" if count > limit else ""
+        # No markup, in which a name could hold brackets, or colons that stand for a picture.
+        body = "\n".join(lines)
+        out.append(Text.assemble(("\n" + some_of.title, "bold"), f" ({count:,})\n{body}{rest}"))
     return out
 
 
@@ -184,3 +167,118 @@ def _recommendation(r: Recommendation) -> Text:
 
 def _indented(text: Text) -> Text:
     return Text("\n").join(Text.assemble("  ", line) if line else line for line in text.split("\n", allow_blank=True))
+
+
+FORMAT = "kohya-bucket-analysis"
+VERSION = 1
+
+
+def report_as_dict(
+    analyses: Sequence[Analysis], limit: int = 100, findings: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """Everything `analyze` knows, ready for `json.dumps`; lists of images hold the first `limit`.
+
+    `findings` are what is wrong with the config that named the images, if one did.
+    """
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "kohya_bucket": __version__,
+        "findings": list(findings),
+        "datasets": [analysis_as_dict(a, limit) for a in analyses],
+    }
+
+
+def analysis_as_dict(analysis: Analysis, limit: int = 100) -> dict[str, Any]:
+    """One data set. Shares are between 0 and 1; numbers that do not exist are null."""
+    images, subject = analysis.images, analysis.subject
+    readable = images.readable
+    sizes = images.sizes[readable]
+    aspects = analysis.aspects
+    duplicates = analysis.duplicates
+    return {
+        "name": subject.name,
+        "rule": repr(subject.rule),
+        "source": subject.source,
+        "batch_size": subject.batch_size,
+        "clips": None if subject.clips is None else subject.clips.as_dict(),
+        "images": {
+            "found": len(images),
+            "readable": int(readable.sum()),
+            "broken": int((~readable).sum()),
+            "placed": analysis.summary.placed,
+            "without_bucket": len(analysis.unplaced),
+            "samples_per_epoch": analysis.summary.samples,
+        },
+        "aspects": {
+            "min": _number(aspects.min() if len(aspects) else None),
+            "median": _number(np.median(aspects) if len(aspects) else None),
+            "max": _number(aspects.max() if len(aspects) else None),
+            "mean_log": _number(analysis.aspect_summary.mean_log_ar),
+            "median_log": _number(analysis.aspect_summary.median_log_ar),
+            "std_log": _number(analysis.aspect_summary.std_log_ar),
+            "portrait": int((sizes[:, 0] < sizes[:, 1]).sum()),
+            "square": int((sizes[:, 0] == sizes[:, 1]).sum()),
+            "landscape": int((sizes[:, 0] > sizes[:, 1]).sum()),
+        },
+        "summary": asdict(analysis.summary),
+        "buckets": [_bucket(b) for b in analysis.buckets],
+        "underfilled": [str(b.bucket) for b in analysis.underfilled],
+        "rarely_used": {"fewer_than": analysis.min_count, "buckets": [str(b.bucket) for b in analysis.rarely_used]},
+        "broken": _listed(
+            [{"path": images.paths[i], "reason": why} for i, why in sorted(images.failures.items())], limit
+        ),
+        "without_bucket": _images(analysis, analysis.unplaced, limit, reason=True),
+        "outliers": {"threshold": analysis.outlier_threshold, **_images(analysis, analysis.outliers, limit)},
+        "most_cropped": _images(analysis, analysis.most_cropped, limit),
+        "most_enlarged": _images(analysis, analysis.most_enlarged, limit),
+        "exif_rotated": _images(analysis, analysis.rotated, limit),
+        "mislabelled": _listed(
+            [{"path": images.paths[i], "reason": why} for i, why in sorted(images.mislabelled.items())], limit
+        ),
+        "duplicates": None
+        if duplicates is None
+        else _listed([[images.paths[i] for i in group] for group in duplicates], limit),
+        "recommendations": [asdict(r) for r in recommend(analysis)],
+    }
+
+
+def _bucket(use: BucketUse) -> dict[str, Any]:
+    return {
+        "width": use.bucket.width,
+        "height": use.bucket.height,
+        "aspect": use.bucket.aspect_ratio,
+        "images": use.images,
+        "samples": use.samples,
+        "batches": use.batches,
+        "last_batch": use.last_batch,
+        "mean_crop": use.mean_crop if use.images else None,
+        "worst_crop": use.worst_crop if use.images else None,
+        "enlarged": use.enlarged if use.images else None,
+        "underfilled": use.underfilled,
+    }
+
+
+def _images(analysis: Analysis, indices: npt.NDArray[np.intp], limit: int, reason: bool = False) -> dict[str, Any]:
+    placement = analysis.placement
+    rows = []
+    for i in indices[:limit].tolist():
+        width, height = analysis.images.sizes[i].tolist()
+        row: dict[str, Any] = {"path": analysis.images.paths[i], "width": width, "height": height}
+        bucket = placement.bucket(i)
+        row["bucket"] = None if bucket is None else list(bucket)
+        row["crop_loss"] = _number(placement.crop_loss[i])
+        row["scale"] = _number(analysis.scale[i])
+        row["orientation"] = int(analysis.images.orientation[i])
+        if reason:
+            row["reason"] = analysis.reason(i)
+        rows.append(row)
+    return {"count": len(indices), "listed": rows}
+
+
+def _listed(rows: list[Any], limit: int) -> dict[str, Any]:
+    return {"count": len(rows), "listed": rows[:limit]}
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else float(value)

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import KohyaBuckets, load_preset, switching_points
-from kohya_bucket.reports.aspect_chart import aspect_chart, spread_labels
-from kohya_bucket.reports.drawing import Drawing, Text
+from kohya_bucket.reports.chart import Drawing, Text, aspect_chart, spread_labels
 
 SETS = {"512": KohyaBuckets(512).bucket_set, "1024": KohyaBuckets(1024, 256, 2048).bucket_set}
 SETS |= {name: load_preset(name) for name in ("sdxl", "flux", "novelai")}
