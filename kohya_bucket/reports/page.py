@@ -168,8 +168,7 @@ def image_lists(analysis: Analysis, limit: int) -> list[dict[str, Any]]:
         else:
             shown = some.key in ("without_bucket", "exif_rotated")  # other texts are in the columns
             kind, rows = "images", [image_row(analysis, i, some.text(i) if shown else "") for i in first]
-        about = {"title": some.title, "about": some.about, "kind": kind}
-        out.append({**about, "count": len(some.images), "rows": rows})
+        out.append({"title": some.title, "count": len(some.images), "rows": rows, "about": some.about, "kind": kind})
     return out
 
 
