@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import accumulate
@@ -141,11 +142,18 @@ class ParquetRows:
 
     def __init__(self, path: str, image: str, caption: str | None) -> None:
         pa, pq = pyarrow_modules()
-        source = path
+        source, length = path, 0
         if is_url(path):
-            source = pa.PythonFile(io.BufferedReader(RawFile(Blocks(RemoteFile(path)))), mode="r")
+            far = RemoteFile(path)
+            length = far.length
+            source = pa.PythonFile(io.BufferedReader(RawFile(Blocks(far))), mode="r")
         # So a column is read page by page; else a whole row group of it.
         self._file = pq.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)
+        rows, length = self._file.metadata.num_rows, length or os.path.getsize(path)
+        if rows > length * _ROWS_PER_BYTE:
+            raise KohyaBucketError(
+                f"{path}: claims {rows:,} rows in {length:,} bytes: build it again, without empty rows"
+            )
         schema = self._file.schema_arrow
         _check(path, schema, image, caption)
         leaf = f"{image}.bytes" if pa.types.is_struct(schema.field(image).type) else image

@@ -357,3 +357,10 @@ def test_an_object_that_is_replaced_is_noticed_within_the_same_second(tmp_path: 
         with pytest.raises(KohyaBucketError, match="has changed since it was looked at"):
             images.fetched(0)
         assert Origins.named([f"{url}#a"]).fetched(0) == png(1)
+
+
+def test_a_table_that_claims_more_rows_than_its_bytes_can_hold_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pa.parquet.write_table(pa.table({"image": pa.nulls(3_000_000, pa.binary())}), path)
+    with pytest.raises(KohyaBucketError, match=r"x\.parquet: claims 3,000,000 rows in"):
+        scan_rows("image", None, str(path))
