@@ -9,6 +9,7 @@ from contextlib import contextmanager
 __all__ = [
     "BucketSettingsError",
     "ConfigError",
+    "FileChangedError",
     "InvalidBucketError",
     "KohyaBucketError",
     "LatentStoreError",
@@ -50,6 +51,10 @@ class LatentStoreError(KohyaBucketError):
 
 class StorageError(KohyaBucketError):
     """Object storage that does not answer, refuses, or lacks what is needed."""
+
+
+class FileChangedError(KohyaBucketError):
+    """A container of images that is another than when it was looked at."""
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import Dataset
 
 from kohya_bucket.buckets.bucket import BucketSet
@@ -26,10 +27,10 @@ from kohya_bucket.datasets.items import (
 )  # fmt: skip
 from kohya_bucket.datasets.planned_index import bucket_of, item_number
 from kohya_bucket.datasets.sources import FastSource, FileSource, ImageSource, checked_sizes
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import FileChangedError, KohyaBucketError, StorageError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels import Picture
+from kohya_bucket.images.pixels import Fit, Picture
 from kohya_bucket.texts import one_line
 
 if TYPE_CHECKING:
@@ -39,8 +40,17 @@ __all__ = ["BucketedDataset"]
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3
+_TRIES = 8  # of images in the place of another
 
 register_bucket_collation()
+
+
+class _BadImageError(Exception):
+    """Around the error of an image whose pixels cannot be read."""
+
+    def __init__(self, why: KohyaBucketError) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 class BucketedDataset(Dataset[dict[str, Any]]):
@@ -52,7 +62,9 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     numbers, original sizes and crops are stacked, and the rest are lists with one entry per sample.
 
     Images without a bucket (unreadable, or turned away by the rule) keep their number, have -1 in
-    `bucket_indices`, and are never drawn by the sampler; a warning counts them and `failures` names them.
+    `bucket_indices`, and are never drawn by the sampler; a warning counts them and `failures` names them. That only the
+    header of an image is sound turns out when it is read: it is named in the log and counted in `left_out`, and another
+    image of its bucket, chosen by its number alone, is returned in its place.
 
     Args:
         paths: N image files.
@@ -66,6 +78,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         decode: "exact", or "fast": JPEG are decoded at a half, a quarter or an eighth where that is still not below
             the resized size, and others are shrunk with torch's filter. Sizes, buckets and crops stay; pixels differ a
             little, see docs/datasets.md.
+        on_bad_image: "leave_out", as said above, or "stop": an image whose pixels cannot be read is an error.
         obey_exif: turn images upright as their EXIF asks; sd-scripts does not, so this is off.
         num_workers: at most this many threads or processes to read headers with; 0: none; None: as measured.
         progress: called as `progress(done, total)` while headers are read.
@@ -92,17 +105,18 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         pixel_range: PixelRange = (-1, 1),
         interpolation: str = "auto",
         decode: str = "exact",
+        on_bad_image: str = "leave_out",
         obey_exif: bool = False,
         num_workers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         # before the headers of a million files are read
-        check_settings(strategy, transform, pixel_range, interpolation, decode)
+        check_settings(strategy, transform, pixel_range, interpolation, decode, on_bad_image)
         source = FileSource(
             paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif,
             workers=num_workers if num_workers != 0 else 1, progress=progress,
         )  # fmt: skip
-        self._place(source, strategy, transform, pixel_range, interpolation, decode)
+        self._place(source, strategy, transform, pixel_range, interpolation, decode, on_bad_image)
 
     @classmethod
     def from_source(
@@ -160,7 +174,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
             hf_dataset: a map-style dataset; streams are for `StreamingBuckets`.
             image_column, caption_column: names of columns.
             obey_exif: turn encoded images upright, as `datasets` itself does.
-            settings: transform, pixel_range, interpolation and decode, as for the class.
+            settings: transform, pixel_range, interpolation, decode and on_bad_image, as for the class.
 
         Raises:
             KohyaBucketError: a column is missing, or the dataset is a stream.
@@ -175,12 +189,14 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     def _place(
         self, source: ImageSource, strategy: BucketRule, transform: Transform | None = None,
         pixel_range: PixelRange = (-1, 1), interpolation: str = "auto", decode: str = "exact",
+        on_bad_image: str = "leave_out",
     ) -> None:  # fmt: skip
-        check_settings(strategy, transform, pixel_range, interpolation, decode)
+        check_settings(strategy, transform, pixel_range, interpolation, decode, on_bad_image)
         self.source = source
         self.strategy = strategy
         self.transform = transform
         self.pixel_range, self.interpolation, self.decode = pixel_range, interpolation, decode
+        self.on_bad_image = on_bad_image
         self.sizes, unreadable = checked_sizes(source, decode)
         self._unreadable = {i: reason for i, _, reason in unreadable}
         placement = strategy.place(self.sizes)
@@ -193,6 +209,8 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         self.bucket_indices: npt.NDArray[np.int32] = placement.bucket_index
         self.resized_sizes: npt.NDArray[np.int32] = placement.resized_sizes
         self.reasons: npt.NDArray[np.uint8] = placement.reasons
+        # In shared memory: workers count in it, too.
+        self._left_out = torch.zeros(len(source), dtype=torch.int32).share_memory_()
         self._warn()
 
     def _warn(self) -> None:
@@ -213,31 +231,79 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.bucket_indices)
 
+    @property
+    def left_out(self) -> npt.NDArray[np.int32]:
+        """[N] how often each image could not be read when it was to be trained, so that another one was; a copy."""
+        return self._left_out.numpy().copy()
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Item `index`, see the class. A `PlannedIndex` is fitted to the bucket that it asks for.
 
         Raises:
-            KohyaBucketError: an image without a bucket, or one that is broken.
+            KohyaBucketError: an image without a bucket; or one whose pixels cannot be read, with `on_bad_image="stop"`
+                or where no other image of its bucket can be.
         """
-        number = item_number(index, len(self))
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The items of a batch: what a loader asks for. Images that stand for others are none of the batch."""
+        numbers = [item_number(index, len(self)) for index in indices]
+        taken = set(numbers)
+        return [self._readable(n, bucket_of(i, -1), taken) for n, i in zip(numbers, indices, strict=True)]
+
+    def _readable(self, number: int, at: int, taken: set[int]) -> dict[str, Any]:
+        """Item `number` in bucket `at` (-1: its own), or another of that bucket that is not `taken`."""
         own = int(self.bucket_indices[number])
-        at = bucket_of(index, own)
         if own < 0:
             raise KohyaBucketError(f"{self.source.name(number)} has no bucket: {self._why_without(number)}")
+        at = own if at < 0 else at
+        try:
+            return self._item(number, at, self._picture(number, at))
+        except _BadImageError as error:
+            if self.on_bad_image == "stop":
+                raise error.why from error.why.__cause__
+            first = error.why
+        spare = np.setdiff1d(np.flatnonzero(self.bucket_indices == at), list(taken))
+        np.random.RandomState(number).shuffle(spare)
+        for other in spare[:_TRIES].tolist():
+            try:
+                item = self._item(other, at, self._picture(other, at))
+            except _BadImageError:
+                continue
+            taken.add(other)
+            if not self._left_out[number]:
+                told = f"{first}: it is left out, and {self.source.name(other)} trains in its place"
+                _log.warning("%s", one_line(told))
+            self._left_out[number] += 1
+            return item
+        raise first
 
+    def _fit(self, number: int, at: int) -> Fit:
         def fit(size: tuple[int, int]) -> tuple[int, int]:
-            if at != own or size != tuple(self.sizes[number].tolist()):
+            if at != self.bucket_indices[number] or size != tuple(self.sizes[number].tolist()):
                 # Trained in another bucket than its own, or replaced after its header was read.
                 return cover_size(size, self.bucket_set[at])
             width, height = self.resized_sizes[number].tolist()
             return width, height
 
-        fast = cast("FastSource", self.source) if self.decode == "fast" else None
-        picture = fast.picture(number, fit) if fast else Picture.whole(self.source.pixels(number))
+        return fit
+
+    def _picture(self, number: int, at: int) -> Picture:
+        try:
+            if self.decode == "fast":
+                return cast("FastSource", self.source).picture(number, self._fit(number, at))
+            return Picture.whole(self.source.pixels(number))
+        except (StorageError, FileChangedError):  # nor can others be read, and all would be left out
+            raise
+        except KohyaBucketError as error:
+            raise _BadImageError(error) from error
+
+    def _item(self, number: int, at: int, picture: Picture) -> dict[str, Any]:
         name, caption = self.source.name(number), self.source.caption(number)
         item = build_item(
-            picture, self.bucket_set[at], fit, path=name, caption=caption, interpolation=self.interpolation,
-            transform=self.transform, pixel_range=self.pixel_range, fast=fast is not None,
+            picture, self.bucket_set[at], self._fit(number, at), path=name, caption=caption,
+            interpolation=self.interpolation, transform=self.transform, pixel_range=self.pixel_range,
+            fast=self.decode == "fast",
         )  # fmt: skip
         item["bucket_idx"] = at
         return item

@@ -22,6 +22,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.rule import BucketRule, check_rule
+from kohya_bucket.checks import one_of
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.parallel import Progress
@@ -140,6 +141,7 @@ class ItemKeywords(TypedDict, total=False):
     pixel_range: PixelRange
     interpolation: str
     decode: str
+    on_bad_image: str
 
 
 class DatasetKeywords(ItemKeywords, total=False):
@@ -198,14 +200,17 @@ def build_item(
     )
 
 
+ON_BAD_IMAGE = ("leave_out", "stop")
+
+
 def check_settings(
-    strategy: BucketRule, transform: object, pixel_range: object, interpolation: str, decode: str
+    strategy: BucketRule, transform: object, pixel_range: object, interpolation: str, decode: str, on_bad_image: str
 ) -> None:
     """Refuse what cannot work, before the sizes of a million images are read.
 
     Raises:
         KohyaBucketError: no rule; a transform that is neither None nor a function; a range of pixels, a filter or a
-            decoding that does not exist, or two that do not go together.
+            decoding that does not exist, or two that do not go together; another way with bad images.
     """
     check_rule(strategy)
     if transform is not None and not callable(transform):
@@ -214,6 +219,7 @@ def check_settings(
     choose_interpolation((1, 1), (1, 1), interpolation)
     if decode not in DECODING:
         raise KohyaBucketError(f"decode is {decode!r}, but must be one of {', '.join(DECODING)}")
+    one_of("on_bad_image", on_bad_image, ON_BAD_IMAGE, KohyaBucketError)
     if decode == "fast" and interpolation not in _BY_AREA:
         raise KohyaBucketError(
             f"decode='fast' chooses the filter itself, but interpolation is {interpolation!r}: leave out one of them"

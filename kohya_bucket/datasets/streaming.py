@@ -45,6 +45,7 @@ class StreamCounts:
         dropped: images left out by `remainder="drop"`.
         short: batches smaller than asked.
         unplaced: images without a bucket, unreadable ones included: not trained.
+        left_out: of this rank's, images whose pixels could not be read: another of the batch was trained again.
     """
 
     trained: int = 0
@@ -52,6 +53,7 @@ class StreamCounts:
     dropped: int = 0
     short: int = 0
     unplaced: int = 0
+    left_out: int = 0
 
 
 @dataclass
@@ -175,6 +177,7 @@ class StreamKeywords(TypedDict, total=False):
     pixel_range: PixelRange
     interpolation: str
     decode: str
+    on_bad_image: str
     obey_exif: bool
 
 
@@ -202,11 +205,13 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         seed: of the shuffle, together with the epoch given to `set_epoch`.
         num_replicas, rank: how many processes train, and which one this is.
         transform, pixel_range, interpolation, decode, obey_exif: as for `BucketedDataset.from_hf`.
+        on_bad_image: "leave_out": an image whose header is sound and whose pixels are not is named, and another of its
+            batch is trained twice; "stop": it ends the pass.
 
     Raises:
         KohyaBucketError: settings that cannot work; in a pass: a sample that is no mapping or lacks a column, a
-            caption that is no text, an image whose header is sound and whose pixels are not, or a second pass over
-            an iterator that has ended.
+            caption that is no text, a batch of which no image's pixels can be read, or a second pass over an iterator
+            that has ended.
     """
 
     def __init__(
@@ -228,9 +233,10 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         pixel_range: PixelRange = (-1, 1),
         interpolation: str = "auto",
         decode: str = "exact",
+        on_bad_image: str = "leave_out",
         obey_exif: bool = True,
     ) -> None:
-        check_settings(strategy, transform, pixel_range, interpolation, decode)
+        check_settings(strategy, transform, pixel_range, interpolation, decode, on_bad_image)
         batch_size, buffer_size = integer("batch_size", batch_size), integer("buffer_size", buffer_size)
         num_replicas, rank = integer("num_replicas", num_replicas), integer("rank", rank)
         if not 0 <= rank < num_replicas:
@@ -248,7 +254,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         self._shuffle, self._seed, self._rank = as_flag("shuffle", shuffle), integer("seed", seed) & _SEED_BITS, rank
         self._transform, self._interpolation = transform, interpolation
         self._pixel_range, self._fast = pixel_range, decode == "fast"
-        self._obey_exif = as_flag("obey_exif", obey_exif)
+        self._obey_exif, self._on_bad_image = as_flag("obey_exif", obey_exif), on_bad_image
         # In shared memory, so that persistent workers see a new epoch, too.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self.counts = StreamCounts()
@@ -293,13 +299,33 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         for bucket, batch in buffer.batches(self._placed(buffer.counts)):
             share = len(batch) // self._batching[1]
             mine = batch[self._rank * share : (self._rank + 1) * share]
-            yield Batch(default_collate([self._item(bucket, sample) for sample in mine]))
+            yield Batch(default_collate(self._items(bucket, mine, buffer.counts)))
         counts = buffer.counts
-        if counts.dropped or counts.repeated:
+        if counts.dropped or counts.repeated or counts.left_out:
             _log.warning(
-                "stream: %d images trained, %d of them repeated, %d dropped",
-                counts.trained, counts.repeated, counts.dropped,
+                "stream: %d images trained, %d of them repeated, %d dropped, %d left out for their pixels",
+                counts.trained, counts.repeated, counts.dropped, counts.left_out,
             )  # fmt: skip
+
+    def _items(self, bucket: Bucket, samples: list[_Sample], counts: StreamCounts) -> list[Item]:
+        """As many items as samples: in the place of an unreadable image one of the others."""
+        items: list[Item] = []
+        first: KohyaBucketError | None = None
+        for sample in samples:
+            try:
+                items.append(self._item(bucket, sample))
+            except UnreadableImageError as error:
+                why = explained(sample[2], error)
+                if self._on_bad_image == "stop":
+                    raise why from error
+                first = first or why
+                counts.left_out += 1
+                _log.warning("%s", one_line(f"{why}: it is left out, and another of its batch is trained twice"))
+        if first is not None and not items:
+            raise first
+        counts.trained += len(items) - len(samples)
+        counts.repeated += len(samples) - len(items)
+        return [items[i % len(items)] for i in range(len(samples))]
 
     def _buffer(self) -> StreamBuffer[_Sample]:
         batch_size, num_replicas, buffer_size, remainder = self._batching
@@ -359,10 +385,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         def fit(_: tuple[int, int]) -> tuple[int, int]:
             return resized
 
-        try:
-            picture = cell_picture(cell, self._obey_exif, fit if self._fast else None)
-        except UnreadableImageError as error:
-            raise explained(name, error) from error
+        picture = cell_picture(cell, self._obey_exif, fit if self._fast else None)
         return build_item(
             picture, bucket, fit, path=name, caption=caption, interpolation=self._interpolation,
             transform=self._transform, pixel_range=self._pixel_range, fast=self._fast,

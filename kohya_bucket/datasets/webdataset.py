@@ -133,6 +133,7 @@ def dataset_from_shards(
     pixel_range: PixelRange = (-1, 1),
     interpolation: str = "auto",
     decode: str = "exact",
+    on_bad_image: str = "leave_out",
 ) -> BucketedDataset:
     """A `BucketedDataset` over shards on this machine: exact plans, random access, nothing unpacked.
 
@@ -144,7 +145,7 @@ def dataset_from_shards(
         caption: ending of the member with the caption, such as "txt", or "json" for a text under the key "caption";
             None for no captions.
         obey_exif: turn images upright as their EXIF asks.
-        transform, pixel_range, interpolation, decode: as for `BucketedDataset`.
+        transform, pixel_range, interpolation, decode, on_bad_image: as for `BucketedDataset`.
 
     Raises:
         KohyaBucketError: a shard is missing, no tar, compressed, changed while it is used, or behind a URL.
@@ -159,7 +160,13 @@ def dataset_from_shards(
         built.save(index)
     source = TarSource(built, obey_exif=obey_exif)
     return BucketedDataset.from_source(
-        source, strategy, transform=transform, pixel_range=pixel_range, interpolation=interpolation, decode=decode
+        source,
+        strategy,
+        transform=transform,
+        pixel_range=pixel_range,
+        interpolation=interpolation,
+        decode=decode,
+        on_bad_image=on_bad_image,
     )
 
 

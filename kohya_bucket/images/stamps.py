@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import FileChangedError, KohyaBucketError
 from kohya_bucket.images.remote import is_url, read_remote, stamp_remote
 
 __all__ = ["HASH_LENGTH", "Stamp", "check_unchanged", "hash_bytes", "hash_file", "read_unchanged", "stamp_of"]
@@ -26,10 +26,10 @@ def check_unchanged(path: str, found: Stamp, stamp: Stamp) -> None:
     """Refuse a file that has another stamp than the one that it had.
 
     Raises:
-        KohyaBucketError: it has changed.
+        FileChangedError: it has changed.
     """
     if found != stamp:
-        raise KohyaBucketError(
+        raise FileChangedError(
             f"{path}: has changed since it was looked at, so that its images may lie elsewhere: run again, and it is "
             "looked at anew"
         )

@@ -318,3 +318,49 @@ def test_pixels_of_another_kind_are_refused(pixels: np.ndarray) -> None:
     dataset = BucketedDataset.from_source(Given(pixels), FixedBuckets(SET))
     with pytest.raises(KohyaBucketError, match=r"pixels of given:0 are .* must be uint8 \[H, W, 3\]"):
         dataset[0]
+
+
+def cut_off(path: Path) -> None:
+    """A sound header, and half of the pixels."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.fixture
+def with_one_cut_off(tmp_path: Path) -> list[Path]:
+    noise = np.random.default_rng(0).integers(0, 256, (9, 64, 64, 3), dtype=np.uint8)
+    paths = [tmp_path / f"{i}.png" for i in range(len(noise))]
+    for path, pixels in zip(paths, noise, strict=True):
+        Image.fromarray(pixels).save(path)
+    cut_off(paths[4])
+    return paths
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("decode", ["exact", "fast"])
+def test_an_image_that_cannot_be_read_is_left_out_and_another_of_its_bucket_trains(
+    with_one_cut_off: list[Path], workers: int, decode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = BucketedDataset(with_one_cut_off, FixedBuckets(SET), decode=decode)
+    sampler = BucketBatchSampler(dataset, 3)
+    loader = DataLoader(
+        dataset, batch_sampler=sampler, num_workers=workers, multiprocessing_context=QUICK if workers else None
+    )
+    batches = [[Path(path).name for path in batch["path"]] for batch in loader]
+    assert [len(set(batch)) for batch in batches] == [3, 3, 3]
+    seen = [name for batch in batches for name in batch]
+    assert set(seen) == {f"{i}.png" for i in range(9) if i != 4}
+    assert dataset.left_out.tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0]
+    if not workers:
+        assert "4.png" in caplog.text
+        assert "trains in its place" in caplog.text
+
+
+def test_where_it_is_asked_or_nothing_can_stand_for_it_a_bad_image_is_an_error(with_one_cut_off: list[Path]) -> None:
+    stopping = BucketedDataset(with_one_cut_off, FixedBuckets(SET), on_bad_image="stop")
+    with pytest.raises(KohyaBucketError, match=r"4\.png"):
+        stopping[4]
+    alone = BucketedDataset(with_one_cut_off[4:5], FixedBuckets(SET))
+    with pytest.raises(KohyaBucketError, match=r"4\.png"):
+        alone[0]
+    with pytest.raises(KohyaBucketError, match="on_bad_image is 'skip', but must be one of leave_out, stop"):
+        BucketedDataset(with_one_cut_off, FixedBuckets(SET), on_bad_image="skip")

@@ -163,6 +163,20 @@ def test_broken_images_are_named_and_passed_over(caplog: pytest.LogCaptureFixtur
     assert "stream:0 has no bucket and is not trained: not an image" in caplog.text
 
 
+def test_pixels_that_cannot_be_read_are_left_out_of_a_stream(caplog: pytest.LogCaptureFixture) -> None:
+    samples = list(Stream(6))
+    samples[3] = {**samples[3], "image": samples[3]["image"][:-40]}
+    rule = FixedBuckets(BucketSet.from_dims([(16, 16)]))
+    stream = StreamingBuckets(samples, rule, 3, shuffle=False, name_column="key")
+    batches = [numbers(batch) for batch in stream]
+    assert [len(batch) for batch in batches] == [3, 3]
+    assert {number for batch in batches for number in batch} == {0, 1, 2, 4, 5}
+    assert (stream.counts.trained, stream.counts.repeated, stream.counts.left_out) == (5, 1, 1)
+    assert "is left out" in caplog.text
+    with pytest.raises(KohyaBucketError):
+        list(StreamingBuckets(samples, rule, 3, shuffle=False, on_bad_image="stop"))
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(KohyaBucketError, match="buffer_size=3 does not hold one batch of 4 x 1"):
         StreamingBuckets(Stream(5), RULE, 4, buffer_size=3)

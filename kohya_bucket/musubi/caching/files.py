@@ -81,15 +81,15 @@ def read_tensor_file(path: Path) -> TensorFile:
             raise BrokenFileError(f"{size} bytes, no whole header")
         table = json.loads(file.read(length))
         texts = table.pop(_TEXTS, {})
-        _check_tensors(table, size - 8 - length)
+        _check_tensors(table, 8 + length, size)
         shapes = {name: tuple(int(side) for side in spec["shape"]) for name, spec in table.items()}
         digest = hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16)
         digest.update(file.read(_FIRST))
         return TensorFile({str(name): str(text) for name, text in texts.items()}, shapes, digest.hexdigest())
 
 
-def _check_tensors(table: dict[str, Any], nbytes: int) -> None:
-    """Refuse tensors that do not lie one after the other in all of the bytes, as the format demands."""
+def _check_tensors(table: dict[str, Any], begin: int, size: int) -> None:
+    """Refuse tensors that do not lie one after the other from `begin` to the file's end, as the format demands."""
     at = 0
     for name, spec in sorted(table.items(), key=lambda item: list(item[1]["data_offsets"])):
         (start, end), shape, kind = spec["data_offsets"], spec["shape"], spec["dtype"]
@@ -97,8 +97,8 @@ def _check_tensors(table: dict[str, Any], nbytes: int) -> None:
         if not sound or start != at or end - start != math.prod(shape) * _BYTES[kind]:
             raise BrokenFileError(f"{name!r} is {kind} {shape} in bytes {start} to {end}")
         at = end
-    if at != nbytes:
-        raise BrokenFileError(f"{nbytes} bytes of {at}")
+    if begin + at != size:
+        raise BrokenFileError(f"{size} bytes of {begin + at}")
 
 
 def write_with_texts(
