@@ -234,7 +234,8 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     @property
     def left_out(self) -> npt.NDArray[np.int32]:
         """[N] how often each image could not be read when it was to be trained, so that another one was; a copy."""
-        return self._left_out.numpy().copy()
+        counts: npt.NDArray[np.int32] = self._left_out.numpy().copy()
+        return counts
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Item `index`, see the class. A `PlannedIndex` is fitted to the bucket that it asks for.
