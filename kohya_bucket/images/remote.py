@@ -88,7 +88,7 @@ def stamp_remote(url: str) -> tuple[int, int]:
     Where the storage names the content by a tag (an ETag), that takes the place of what is below a second.
     """
     system, path = storage_of(url)
-    system.invalidate_cache(system._parent(path))  # a listing before may have told something else
+    as_os_error(lambda: system.invalidate_cache(system._parent(path)))  # a listing may have told something else before
     info = _info(system, path)
     tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
     changed = changed_at(info)
@@ -130,15 +130,20 @@ def _system(protocol: str, _process: int) -> Any:
         ) from None
     try:
         return fsspec.filesystem(protocol)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # also of storages that need to be told more than an address
         more = f": {pip_install(protocol)}" if protocol in EXTRAS else ""
         raise KohyaBucketError(f"{protocol}:// cannot be read here: {error}{more}") from None
 
 
 def storage_of(url: str) -> tuple[Any, str]:
-    """What `fsspec` has for the storage of a URL, and the path in it."""
+    """What `fsspec` has for the storage of a URL, and the path in it.
+
+    Raises:
+        KohyaBucketError: there is no storage of that protocol, or it needs more than an address.
+        OSError: the address is none.
+    """
     system = _system(url.split("://", 1)[0], os.getpid())
-    return system, system._strip_protocol(url)
+    return system, as_os_error(lambda: system._strip_protocol(url))
 
 
 def _info(system: Any, path: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 
 from kohya_bucket.errors import FileChangedError, KohyaBucketError
 from kohya_bucket.images.remote import is_url, read_remote, stamp_remote
@@ -15,10 +16,15 @@ Stamp = tuple[int, int]
 
 
 def stamp_of(path: str) -> Stamp:
-    """Of a file, or of what is behind a URL, see `stamp_remote`. `OSError` if it is not there."""
+    """Of a file, or of what is behind a URL, see `stamp_remote`. `OSError` if it is not there, or something else."""
     if is_url(path):
         return stamp_remote(path)
-    status = os.stat(path)
+    try:
+        status = os.stat(path)
+    except ValueError as error:
+        raise OSError(f"not a usable path ({error})") from None
+    if not stat.S_ISREG(status.st_mode):  # a pipe, which blocks whoever opens it
+        raise OSError("not a regular file")
     return status.st_size, status.st_mtime_ns
 
 

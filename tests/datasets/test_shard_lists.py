@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -205,3 +206,20 @@ def test_impossible_lengths_are_one_error(tmp_path: Path, size: str) -> None:
         file.addfile(member, io.BytesIO(b"x" * 512))
     with pytest.raises(KohyaBucketError, match=r"x\.tar: "):
         TarIndex.build([str(tar)])
+
+
+@pytest.mark.parametrize(
+    "url", ["reference://a.tar", "github://a.tar", "generic://a.tar", "dir://a.tar", "nothing://a.tar", "a\0b.tar"]
+)
+def test_an_address_that_nothing_can_be_read_from_is_one_error(tmp_path: Path, url: str) -> None:
+    pytest.importorskip("fsspec")
+    index = write(tmp_path / "index.json", {"wids_version": 1, "shardlist": [{"url": url}]})
+    with pytest.raises(KohyaBucketError):
+        TarIndex.build([index])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_as_shard_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.tar")
+    with pytest.raises(KohyaBucketError, match="not a regular file"):
+        TarIndex.build([str(tmp_path / "x.tar")])
