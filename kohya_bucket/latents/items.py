@@ -275,7 +275,7 @@ def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[Sta
                 note(factor, _words_differ(store, name, rows, text))
         for factor, name, asked in ((Stale.FLIP, "flip", encoding.flip), (Stale.MASK, "mask", encoding.mask)):
             if asked:
-                note(factor, ~_flags(store, name)[rows])
+                note(factor, ~store.column(name)[rows])
     return Comparison(at, differs)
 
 
@@ -295,14 +295,9 @@ def _source_changed(
 def _words_differ(
     store: LatentStore, name: str, rows: npt.NDArray[Any], want: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
-    column = store.table[name].combine_chunks()
+    words, stored = store.words(name)
     codes: dict[str, int] = {}
-    stored_codes = [codes.setdefault(word.removesuffix(IMITATED), len(codes)) for word in column.dictionary.to_pylist()]
+    stored_codes = [codes.setdefault(word.removesuffix(IMITATED), len(codes)) for word in words]
     wanted_words, inverse = np.unique(want.astype(str), return_inverse=True)
     wanted_codes = np.array([codes.get(str(word).removesuffix(IMITATED), -1) for word in wanted_words])
-    stored = np.array(stored_codes)[np.asarray(column.indices)[rows]]
-    return np.asarray(stored != wanted_codes[inverse.reshape(-1)])
-
-
-def _flags(store: LatentStore, name: str) -> npt.NDArray[np.bool_]:
-    return np.asarray(store.table[name].to_numpy(zero_copy_only=False) if len(store) else [], dtype=bool)
+    return np.asarray(np.array(stored_codes)[stored[rows]] != wanted_codes[inverse.reshape(-1)])

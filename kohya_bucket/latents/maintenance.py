@@ -58,8 +58,8 @@ class MaintenanceReport:
 def copy_items(store: LatentStore, items: Iterable[int], writer: StoreWriter) -> None:
     """Write items of `store` again, with their checksums looked at on the way and their numbers kept."""
     times = store.column("written_ns")
-    mine, theirs = itertools.tee(items)
-    for i, entry in zip(_expected(store, mine), store.entries(theirs), strict=True):
+    for i in _expected(store, items):
+        entry = store.entry(i)
         if store.info(i).arrays:
             kept = {name: replace(packed, bits=np.array(packed.bits)) for name, packed in store.packed(i).items()}
             writer.add_text(entry, kept, written_ns=int(times[i]))

@@ -204,15 +204,15 @@ def npz_item(store: LatentStore, i: int, arch: Architecture) -> NpzLatents:
     Raises:
         LatentStoreError: it is damaged, or has values that this family's npz cannot have.
     """
-    entry, dtype, space = store.entry(i), store.storage(i), store.info(i).space
+    info = store.info(i)
+    dtype, bucket = info.latents.dtype, (int(store.column("bucket_width")[i]), int(store.column("bucket_height")[i]))
 
     def values(flipped: bool) -> npt.NDArray[np.float32]:
-        return convert_values(to_float32(store.read(i, flipped=flipped), dtype), space, arch)
+        return convert_values(to_float32(store.read(i, flipped=flipped), dtype), info.space, arch)
 
-    known = entry.fingerprint
     return NpzLatents(
-        values(False), entry.original_size, entry.crop_ltrb, values(True) if known.flip else None,
-        mask_values(store.read_mask(i), known.bucket_size) if known.mask else None,
+        values(False), store.original_size(i), store.crop_ltrb(i), values(True) if store.column("flip")[i] else None,
+        mask_values(store.read_mask(i), bucket) if store.column("mask")[i] else None,
     )  # fmt: skip
 
 
@@ -245,7 +245,7 @@ def export_npz(
         )
     paths = source_paths(store, images_root)
     sources = store.strings("source")
-    entries = dict(zip(items, store.entries(items), strict=True))
+    entries = {i: store.entry(i) for i in items}
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
     if far := next((sources[i] for i in items if is_url(sources[i])), None):
         raise LatentStoreError(f"{far}: this image is in object storage, where no npz can lie beside it")

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import importlib
 import io
-import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,6 @@ __all__ = [
     "check_rows",
     "decode",
     "encode",
-    "entry_at",
     "placed",
     "row_schema",
     "schema",
@@ -136,19 +134,6 @@ def placed(rows: Sequence[Any], places: Mapping[str, Any]) -> Any:
     return pa.table(columns, schema=schema())
 
 
-def entry_at(row: dict[str, Any]) -> StoreEntry:
-    """The `StoreEntry` of one row of the table."""
-    fingerprint = Fingerprint(
-        row["source_bytes"], row["source_mtime_ns"], row["source_hash"], row["vae"],
-        (row["bucket_width"], row["bucket_height"]), (row["resized_width"], row["resized_height"]),
-        (row["crop_left"], row["crop_top"]), row["interpolation"], row["dtype"], row["kind"],
-        row["flip"], row["mask"],
-    )  # fmt: skip
-    ltrb = (row["ltrb_left"], row["ltrb_top"], row["ltrb_right"], row["ltrb_bottom"])
-    original = (row["original_width"], row["original_height"])
-    return StoreEntry(row["source"], fingerprint, original, ltrb, row["caption"], row["collection"])
-
-
 def encode(table: Any, description: dict[str, Any]) -> bytes:
     """Parquet file of `table`, with `description` (JSON) in its metadata."""
     _, _, pq = arrow()
@@ -176,7 +161,12 @@ def decode(data: Any) -> tuple[Any, dict[str, Any]]:
         return table.replace_schema_metadata(None).cast(wanted), description
 
 
-_AT_ONCE = 256  # rows of which one costs little more than a single one
+_WORDS = ("collection", "vae", "interpolation", "dtype", "kind")
+_NUMBERS = (
+    "source_bytes", "source_mtime_ns", "bucket_width", "bucket_height", "resized_width", "resized_height", "crop_left",
+    "crop_top", "flip", "mask",
+)  # fmt: skip
+_BOX = tuple(f"ltrb_{side}" for side in SIDES)
 
 
 class ItemTable:
@@ -188,13 +178,26 @@ class ItemTable:
 
     def __init__(self, table: Any) -> None:
         self.table = table
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        self._words: dict[str, tuple[list[str], npt.NDArray[Any]]] = {}
 
     def __len__(self) -> int:
         return len(self.table)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A column of numbers, [N]."""
-        return np.asarray(self.table[name].to_numpy())
+        """A column of numbers or flags, [N]."""
+        found = self._columns.get(name)
+        if found is None:
+            found = self._columns[name] = np.asarray(self.table[name].to_numpy(zero_copy_only=False))
+        return found
+
+    def words(self, name: str) -> tuple[list[str], npt.NDArray[Any]]:
+        """The words of a column that has few, and [N] which of them each item has."""
+        found = self._words.get(name)
+        if found is None:
+            column = self.table[name].unify_dictionaries().combine_chunks()
+            found = self._words[name] = list(column.dictionary.to_pylist()), np.asarray(column.indices)
+        return found
 
     def strings(self, name: str) -> list[Any]:
         """A column of text, as a list of N strings (None where there is none)."""
@@ -202,13 +205,27 @@ class ItemTable:
 
     def entry(self, i: int) -> StoreEntry:
         """What item `i` is."""
-        return next(self.entries([i]))
+        number = {name: self.column(name)[i].item() for name in _NUMBERS}
+        word = {name: words[codes[i]] for name in _WORDS for words, codes in [self.words(name)]}
+        text = {name: self.table[name][i].as_py() for name in ("source", "source_hash", "caption")}
+        known = Fingerprint(
+            number["source_bytes"], number["source_mtime_ns"], text["source_hash"], word["vae"],
+            (number["bucket_width"], number["bucket_height"]), (number["resized_width"], number["resized_height"]),
+            (number["crop_left"], number["crop_top"]), word["interpolation"], word["dtype"], word["kind"],
+            number["flip"], number["mask"],
+        )  # fmt: skip
+        return StoreEntry(
+            text["source"], known, self.original_size(i), self.crop_ltrb(i), text["caption"], word["collection"]
+        )
 
-    def entries(self, items: Iterable[int]) -> Iterator[StoreEntry]:
-        """What each of these items is."""
-        left = iter(items)
-        while part := list(itertools.islice(left, _AT_ONCE)):
-            yield from map(entry_at, self.table.take(np.array(part, dtype=np.int64)).to_pylist())
+    def original_size(self, i: int) -> tuple[int, int]:
+        """(width, height) of the image of item `i` in pixels."""
+        return int(self.column("original_width")[i]), int(self.column("original_height")[i])
+
+    def crop_ltrb(self, i: int) -> tuple[float, float, float, float]:
+        """sd-scripts' conditioning box of item `i`."""
+        left, top, right, bottom = (float(self.column(name)[i]) for name in _BOX)
+        return left, top, right, bottom
 
     def find(self, sources: Sequence[str], collection: str = "") -> npt.NDArray[np.int64]:
         """[M] positions of the items with these sources in `collection`; -1 where there is none."""
@@ -238,9 +255,8 @@ class ItemTable:
 
     def shard_numbers(self) -> npt.NDArray[np.int32]:
         """[N] position of each item's shard among the names of the shards that hold items, sorted."""
-        shard = self.table["shard"].combine_chunks()
-        names = np.array(shard.dictionary.to_pylist(), dtype=object)
-        codes = np.asarray(shard.indices)
+        words, codes = self.words("shard")
+        names = np.array(words, dtype=object)
         used = np.flatnonzero(np.bincount(codes, minlength=len(names)))
         number = np.zeros(len(names), dtype=np.int32)
         number[used[np.argsort(names[used])]] = np.arange(len(used), dtype=np.int32)

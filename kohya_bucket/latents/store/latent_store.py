@@ -61,9 +61,8 @@ class LatentStore(ReadAhead):
         super().__init__(found.table.combine_chunks())
         self.shards, self.damage, self.indexed = found.shards, found.damage, found.indexed
         self.unindexed = found.shards.keys() - found.named
-        shard = self.table["shard"].combine_chunks() if len(self) else None
-        self._infos = [] if shard is None else [self.shards.get(name) for name in shard.dictionary.to_pylist()]
-        self._shard = np.zeros(0, np.int32) if shard is None else np.asarray(shard.indices)
+        names, self._shard = self.words("shard")
+        self._infos = [self.shards.get(name) for name in names]
         self._row, self._mask_row = self.column("row"), self.column("mask_row")
         self._crc = [self.column(name) for name in ("crc_plain", "crc_flipped", "crc_mask")]
         self._checked = np.zeros((3, len(self)), dtype=bool)

@@ -65,6 +65,7 @@ class ShardCache:
     _writer: StoreWriter | None = field(default=None, init=False)
     _names_from: Path = field(default=Path(), init=False)
     _at: dict[tuple[str, int, int], int] = field(default_factory=dict, init=False)
+    _known: dict[tuple[str, int, int], int | None] = field(default_factory=dict, init=False)  # by the image's path
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_writer": None}
@@ -83,6 +84,7 @@ class ShardCache:
             self._names_from = self.images_root
         sources, sizes = store.strings("source"), store.bucket_sizes.tolist()
         fits = {name: self._fits(info.tensors, info.space) for name, info in store.shards.items()}
+        self._known = {}
         # Of an image that several collections hold at one size, the item that was written last counts.
         self._at = {
             (sources[i], *sizes[i]): i
@@ -168,13 +170,22 @@ class ShardCache:
         i = self._find(image, bucket_reso)
         return "" if i is None else f"{self.root}/{self._opened().info(i).name}"
 
+    def find_all(self, items: Iterable[tuple[str, tuple[int, int]]]) -> None:
+        """Look for these images and bucket sizes now, and not each when it is read."""
+        wanted = [(str(image), int(size[0]), int(size[1])) for image, size in items]
+        sources = relative_source([image for image, _, _ in wanted], self._names_from)
+        self._known = {key: self._at.get((source, *key[1:])) for key, source in zip(wanted, sources, strict=True)}
+
     def keep_shards(self, open_shards: int) -> None:
         """See `LatentStore.keep_shards`."""
         self._opened().keep_shards(open_shards)
 
     def _find(self, image: str, bucket_reso: tuple[int, int]) -> int | None:
-        self._opened()
-        return self._at.get((self._source(image), int(bucket_reso[0]), int(bucket_reso[1])))
+        key = image, int(bucket_reso[0]), int(bucket_reso[1])
+        if key not in self._known:
+            source = self._source(image)  # which opens the store
+            self._known[key] = self._at.get((source, *key[1:]))
+        return self._known[key]
 
     def _source(self, image: str) -> str:
         self._opened()
@@ -234,6 +245,7 @@ class ShardSession(CachingSession):
         self.cache.flush(index=is_first_process())
         wait_for_ranks()
         self.cache.refresh()
+        self.cache.find_all(self.items)
         # Stays: loader workers read through it.
         readers: dict[str, ShardCache] = getattr(self.strategy, "_kohya_bucket_readers", {})
         readers.update(dict.fromkeys((path for path, _ in self.items), self.cache))
