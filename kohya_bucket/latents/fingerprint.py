@@ -1,7 +1,8 @@
 """What makes a cached latent valid, and why one does not serve.
 
-Two fingerprints differ exactly if the item must be encoded again. Reasons are one vocabulary for latents, outputs of
-text encoders and npz: code decides by their kinds, and their words are for people.
+Two fingerprints differ exactly if the item must be encoded again. That is decided in one place, `differences` and
+`source_changes`, for one item or for columns of them. Reasons are one vocabulary for latents, outputs of text encoders
+and npz: code decides by their kinds, and their words are for people.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.resize import IMITATED
 from kohya_bucket.images.stamps import hash_file
 
@@ -21,10 +26,13 @@ __all__ = [
     "UNKNOWN_VAE",
     "Fingerprint",
     "Reason",
+    "SourceChange",
     "Stale",
     "as_text",
+    "differences",
     "module_hash",
     "sampled_hash",
+    "source_changes",
     "source_identity",
     "why_stale",
 ]
@@ -64,6 +72,11 @@ class Stale(enum.Enum):
     PART = "it has no {}"
     SHAPE = "its {} has shape {}, not {}"
 
+    @property
+    def brief(self) -> str:
+        """The text without what is in brackets."""
+        return self.value.partition(" (")[0]
+
 
 @dataclass(frozen=True, init=False)
 class Reason:
@@ -82,7 +95,7 @@ class Reason:
     @property
     def brief(self) -> str:
         """The text without what is in brackets."""
-        return self.kind.value.partition(" (")[0].format(*self.details)
+        return self.kind.brief.format(*self.details)
 
 
 def as_text(reasons: Iterable[Reason]) -> str:
@@ -160,40 +173,107 @@ _CHANGES = {
 }
 
 
+Columns = Mapping[str, Any]  # by the names of `Fingerprint`'s fields: of one item, or arrays of N, pairs as [N, 2]
+Bools = npt.NDArray[np.bool_]
+
+
+def differences(stored: Columns, wanted: Columns, *, ignoring: Collection[Stale] = ()) -> dict[Stale, Bools]:
+    """What of stored items is not as wanted, besides their source: [N] bool by kind, or one bool for one item.
+
+    A flipped latent or mask that is stored but not wanted is no difference. `ignoring` names what may differ.
+    """
+    found = {kind: _unequal(stored[name], wanted[name]) for name, kind in _CHANGES.items() if kind not in ignoring}
+    if Stale.INTERPOLATION in found:
+        before, now = (_not_imitated(columns["interpolation"]) for columns in (stored, wanted))
+        found[Stale.INTERPOLATION] = _unequal(before, now)
+    for kind, name in ((Stale.FLIP, "flip"), (Stale.MASK, "mask")):
+        if kind not in ignoring:
+            found[kind] = np.asarray(wanted[name] & np.logical_not(stored[name]))
+    return found
+
+
+def _unequal(before: Any, now: Any) -> Bools:
+    out = np.asarray(before != now)
+    return np.asarray(out.any(axis=-1) if out.ndim > 1 else out)
+
+
+def _not_imitated(names: Any) -> Any:
+    if isinstance(names, str):
+        return names.removesuffix(IMITATED)
+    return np.array([name.removesuffix(IMITATED) for name in names], dtype=object)
+
+
+class SourceChange(enum.IntEnum):
+    """What `source_changes` says of an image."""
+
+    NONE = 0
+    LENGTH = 1
+    CONTENT = 2
+    TIME = 3
+
+
+def source_changes(
+    stored: Columns, wanted: Columns, hash_of: Callable[[int], str], *, inside: Bools | bool = False,
+    always: bool = False,
+) -> npt.NDArray[np.uint8]:  # fmt: skip
+    """[N] `SourceChange`: how each image is not what was encoded.
+
+    Where a hash is stored, contents are compared if only the time differs, or `always`; then the time does not count.
+
+    Args:
+        stored, wanted: `source_bytes` and `source_mtime_ns`, [N] each; of what is stored also `source_hash`, N texts.
+        hash_of: the hash of an image as it is now, which may be read for it; "" where it is not known.
+        inside: [N] or one for all, images that lie in a file with others, so that its length alone decides nothing.
+    """
+    length = np.asarray(stored["source_bytes"] != wanted["source_bytes"])
+    time = np.asarray(stored["source_mtime_ns"] != wanted["source_mtime_ns"])
+    out = np.where(length, SourceChange.LENGTH, np.where(time, SourceChange.TIME, SourceChange.NONE)).astype(np.uint8)
+    for k in np.flatnonzero((inside | ~length) & (length | time | always)).tolist():
+        before = stored["source_hash"][k]
+        if before:
+            try:
+                now = hash_of(k)
+            except (OSError, KohyaBucketError):
+                out[k] = SourceChange.CONTENT
+                continue
+            if now:
+                out[k] = SourceChange.NONE if now == before else SourceChange.CONTENT
+    return out
+
+
 def why_stale(
     stored: Fingerprint, wanted: Fingerprint, source: Path | None = None, *, ignoring: Collection[Stale] = ()
 ) -> list[Reason]:
-    """Reasons why what is stored does not serve for `wanted`; none if it does.
+    """Reasons why what is stored does not serve for `wanted`; none if it does. See `differences`.
 
-    A flipped latent or mask that is stored but not wanted is no reason. A file whose modification time alone
-    changed is current if both content hashes are known and equal; with `source` given and a hash stored, the
-    file is read to find out. `ignoring` names what may differ, e.g. `Stale.DTYPE`, or `Stale.SOURCE` for all that is
-    known of the image file.
+    A file whose modification time alone changed is current if both content hashes are known and equal; with `source`
+    given and a hash stored, the file is read to find out. `ignoring` may name `Stale.SOURCE` for all that is known of
+    the image file.
     """
     reasons = [] if Stale.SOURCE in ignoring else _why_source_changed(stored, wanted, source)
-    for name, kind in _CHANGES.items():
-        before, now = getattr(stored, name), getattr(wanted, name)
-        if kind is Stale.INTERPOLATION:
-            before, now = before.removesuffix(IMITATED), now.removesuffix(IMITATED)
-        if kind not in ignoring and before != now:
-            reasons.append(Reason(kind, _text(before), _text(now)))
-    for kind, before, now in ((Stale.FLIP, stored.flip, wanted.flip), (Stale.MASK, stored.mask, wanted.mask)):
-        if kind not in ignoring and now and not before:
-            reasons.append(Reason(kind))
+    names = {kind: name for name, kind in _CHANGES.items()}
+    for kind, differs in differences(vars(stored), vars(wanted), ignoring=ignoring).items():
+        if differs:
+            name = names.get(kind)
+            pair = () if name is None else (_text(getattr(stored, name)), _text(getattr(wanted, name)))
+            reasons.append(Reason(kind, *(text.removesuffix(IMITATED) for text in pair)))
     return reasons
 
 
 def _why_source_changed(stored: Fingerprint, wanted: Fingerprint, source: Path | None) -> list[Reason]:
-    same_length = stored.source_bytes == wanted.source_bytes
-    same_time = stored.source_mtime_ns == wanted.source_mtime_ns
-    if source is not None and stored.source_hash and not wanted.source_hash and same_length and not same_time:
-        wanted = replace(wanted, source_hash=hash_file(os.fspath(source)))
-    if not same_length:
-        return [Reason(Stale.SOURCE, f"{stored.source_bytes} -> {wanted.source_bytes} bytes")]
-    if stored.source_hash and wanted.source_hash:
-        same_content = stored.source_hash == wanted.source_hash
-        return [] if same_content else [Reason(Stale.SOURCE, "its content hash differs")]
-    return [] if same_time else [Reason(Stale.SOURCE, "its modification time differs")]
+    def column(known: Fingerprint) -> Columns:
+        return {name: np.array([getattr(known, name)]) for name in ("source_bytes", "source_mtime_ns", "source_hash")}
+
+    def hash_of(_: int) -> str:
+        return wanted.source_hash or ("" if source is None else hash_file(os.fspath(source)))
+
+    (change,) = source_changes(column(stored), column(wanted), hash_of, always=bool(wanted.source_hash)).tolist()
+    texts = {
+        SourceChange.LENGTH: f"{stored.source_bytes} -> {wanted.source_bytes} bytes",
+        SourceChange.CONTENT: "its content hash differs",
+        SourceChange.TIME: "its modification time differs",
+    }
+    return [Reason(Stale.SOURCE, texts[SourceChange(change)])] if change else []
 
 
 def _text(value: object) -> str:

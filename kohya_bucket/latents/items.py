@@ -15,14 +15,13 @@ import numpy.typing as npt
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
 from kohya_bucket.images.origins import Origins
-from kohya_bucket.images.resize import IMITATED, choose_interpolation, resampler
-from kohya_bucket.latents.fingerprint import Fingerprint, Stale
+from kohya_bucket.images.resize import choose_interpolation, resampler
+from kohya_bucket.latents.fingerprint import Fingerprint, Stale, differences, source_changes
 from kohya_bucket.latents.store.entries import SIDES, StoreEntry, arrow, row_schema
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import absolute, relative_source
-from kohya_bucket.latents.store.state import source_changed
 
-__all__ = ["Comparison", "EncodeOptions", "LatentItems", "bits_of", "compare"]
+__all__ = ["Comparison", "EncodeOptions", "LatentItems", "compare"]
 
 
 @dataclass(frozen=True)
@@ -175,6 +174,15 @@ class LatentItems:
             pa.array(columns[f.name] if f.name in columns else [same[f.name]] * len(at), f.type) for f in row_schema()
         ], schema=row_schema())  # fmt: skip
 
+    def columns(self, items: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """What these items depend on, as `fingerprint.differences` compares it."""
+        encoding = self.encoding
+        sizes = {"bucket_size": self.bucket_sizes, "resized_size": self.resized_sizes, "crop": self.crops}
+        numbers = {"source_bytes": self.source_bytes, "source_mtime_ns": self.source_mtime_ns}
+        more = {"interpolation": self.interpolations}
+        same = {name: getattr(encoding, name) for name in ("vae", "dtype", "kind", "flip", "mask")}
+        return same | {name: column[items] for name, column in (sizes | numbers | more).items()}
+
     def entry(self, i: int) -> StoreEntry:
         """Item `i`, described for the store."""
         encoding = self.encoding
@@ -191,113 +199,49 @@ class LatentItems:
         )
 
 
-# one bit each; SOURCE covers length, time and content of the image file
-_FACTORS = {
-    Stale.SOURCE: "the image changed",
-    Stale.VAE: "the VAE's weights are others",
-    Stale.BUCKET: "the bucket is another",
-    Stale.RESIZED: "the resized size is another",
-    Stale.CROP: "the crop is another",
-    Stale.INTERPOLATION: "the interpolation is another",
-    Stale.DTYPE: "the dtype is another",
-    Stale.KIND: "latents and posterior are not the same",
-    Stale.FLIP: "the flipped latent is missing",
-    Stale.MASK: "the alpha mask is missing",
-}
-
-_BITS = {factor: np.uint16(1 << bit) for bit, factor in enumerate(_FACTORS)}
-
-
 @dataclass
 class Comparison:
     """Wanted items against a store.
 
     Attributes:
         at: [N] position in the store; -1 where it is not there.
-        differs: [N] uint16, one bit per entry of `_FACTORS` that differs, see `bits_of`.
+        differs: by kind [N] bool, where an item is there and not as wanted.
     """
 
     at: npt.NDArray[np.int64]
-    differs: npt.NDArray[np.uint16]
+    differs: dict[Stale, npt.NDArray[np.bool_]]
 
     @property
     def to_do(self) -> npt.NDArray[np.bool_]:
         """[N] bool: must be encoded."""
-        return np.asarray((self.at < 0) | (self.differs != 0))
-
-    def reasons(self, i: int) -> list[str]:
-        """Why item `i` must be encoded; none if it is current."""
-        if self.at[i] < 0:
-            return [Stale.MISSING.value]
-        return [text for factor, text in _FACTORS.items() if self.differs[i] & _BITS[factor]]
+        return np.asarray(np.logical_or.reduce([self.at < 0, *self.differs.values()]))
 
     def counts(self) -> dict[str, int]:
         """Number of items by reason; an item with two reasons counts in both."""
-        found = {Stale.MISSING.value: int((self.at < 0).sum())}
-        here = self.differs[self.at >= 0]
-        found |= {text: int((here & _BITS[factor] != 0).sum()) for factor, text in _FACTORS.items()}
-        return {reason: n for reason, n in found.items() if n}
-
-
-def bits_of(*factors: Stale) -> int:
-    """Those bits of `Comparison.differs` that stand for `factors`."""
-    return sum(int(_BITS[factor]) for factor in factors)
+        found = {Stale.MISSING: int((self.at < 0).sum())}
+        found |= {kind: int(differs.sum()) for kind, differs in self.differs.items()}
+        return {kind.brief: n for kind, n in found.items() if n}
 
 
 def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[Stale] = ()) -> Comparison:
     """Which of the wanted items are in `store` as they should be.
 
     An image whose modification time changed but whose stored content hash still matches counts as current; only
-    such images are read. `ignoring` names what of the encoding may differ: VAE, DTYPE, KIND.
+    such images are read. `ignoring` names what may differ.
     """
     at = store.find(wanted.sources, wanted.encoding.collection)
     here = np.flatnonzero(at >= 0)
-    rows = at[here]
-    differs = np.zeros(len(wanted), dtype=np.uint16)
+    stored, asked = store.columns(at[here]), wanted.columns(here)
 
-    def note(factor: Stale, different: npt.NDArray[np.bool_]) -> None:
-        differs[here[different]] |= _BITS[factor]
-
-    def sizes_differ(prefix: tuple[str, str], want: IntArray) -> npt.NDArray[np.bool_]:
-        first, second = (store.column(name)[rows] for name in prefix)
-        return np.asarray((first != want[here, 0]) | (second != want[here, 1]))
-
-    if len(here):
-        encoding = wanted.encoding
-        note(Stale.SOURCE, _source_changed(store, wanted, here, rows))
-        note(Stale.BUCKET, sizes_differ(("bucket_width", "bucket_height"), wanted.bucket_sizes))
-        note(Stale.RESIZED, sizes_differ(("resized_width", "resized_height"), wanted.resized_sizes))
-        note(Stale.CROP, sizes_differ(("crop_left", "crop_top"), wanted.crops))
-        note(Stale.INTERPOLATION, _words_differ(store, "interpolation", rows, wanted.interpolations[here]))
-        for factor, name in ((Stale.VAE, "vae"), (Stale.DTYPE, "dtype"), (Stale.KIND, "kind")):
-            if factor not in ignoring:
-                text = np.full(len(here), getattr(encoding, name), dtype=object)
-                note(factor, _words_differ(store, name, rows, text))
-        for factor, name, asked in ((Stale.FLIP, "flip", encoding.flip), (Stale.MASK, "mask", encoding.mask)):
-            if asked:
-                note(factor, ~store.column(name)[rows])
-    return Comparison(at, differs)
-
-
-def _source_changed(
-    store: LatentStore, wanted: LatentItems, here: npt.NDArray[Any], rows: npt.NDArray[Any]
-) -> npt.NDArray[np.bool_]:
     def hash_of(k: int) -> str:
         known = wanted.source_hashes
         return wanted.images.hash(int(here[k])) if known is None else known[here[k]]
 
-    return source_changed(
-        store, rows, wanted.source_bytes[here], wanted.source_mtime_ns[here], wanted.images.inside[here], hash_of,
-        always=wanted.source_hashes is not None,
-    )  # fmt: skip
-
-
-def _words_differ(
-    store: LatentStore, name: str, rows: npt.NDArray[Any], want: npt.NDArray[Any]
-) -> npt.NDArray[np.bool_]:
-    words, stored = store.words(name)
-    codes: dict[str, int] = {}
-    stored_codes = [codes.setdefault(word.removesuffix(IMITATED), len(codes)) for word in words]
-    wanted_words, inverse = np.unique(want.astype(str), return_inverse=True)
-    wanted_codes = np.array([codes.get(str(word).removesuffix(IMITATED), -1) for word in wanted_words])
-    return np.asarray(np.array(stored_codes)[stored[rows]] != wanted_codes[inverse.reshape(-1)])
+    changes = source_changes(
+        stored, asked, hash_of, inside=wanted.images.inside[here], always=wanted.source_hashes is not None
+    )
+    found = {Stale.SOURCE: changes > 0} | differences(stored, asked, ignoring=ignoring)
+    differs = {kind: np.zeros(len(wanted), dtype=np.bool_) for kind in found}
+    for kind, there in found.items():
+        differs[kind][here] = there
+    return Comparison(at, differs)

@@ -18,7 +18,7 @@ from kohya_bucket.errors import LatentStoreError, StorageError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.fingerprint import Reason, Stale
-from kohya_bucket.latents.items import Comparison, EncodeOptions, LatentItems, bits_of, compare
+from kohya_bucket.latents.items import Comparison, EncodeOptions, LatentItems, compare
 from kohya_bucket.latents.npz.check import why_npz_stale
 from kohya_bucket.latents.npz.names import paths_of_run
 from kohya_bucket.latents.remote.remote_path import Place
@@ -149,13 +149,14 @@ def _shards(section: Section, parts: Sequence[LatentItems], folder: Place) -> No
 def _in_store(store: LatentStore, part: LatentItems) -> Comparison:
     """As training looks: by an image's name there and its bucket, in whatever collection and type of numbers."""
     sources = relative_source(part.paths, store.images_root())
-    found = Comparison(np.full(len(part), -1, dtype=np.int64), np.zeros(len(part), dtype=np.uint16))
-    elsewhere = bits_of(Stale.BUCKET, Stale.KIND)
+    found = Comparison(np.full(len(part), -1, dtype=np.int64), {})
     for name in store.collections():
         asked = replace(part, sources=sources, encoding=replace(part.encoding, collection=name))
         seen = compare(store, asked, ignoring=(Stale.VAE, Stale.DTYPE))
-        better = (seen.at >= 0) & (seen.differs & elsewhere == 0) & found.to_do
-        found.at[better], found.differs[better] = seen.at[better], seen.differs[better]
+        better = (seen.at >= 0) & ~seen.differs[Stale.BUCKET] & ~seen.differs[Stale.KIND] & found.to_do
+        found.at[better] = seen.at[better]
+        for kind, differs in seen.differs.items():
+            found.differs.setdefault(kind, np.zeros(len(part), dtype=np.bool_))[better] = differs[better]
     return found
 
 

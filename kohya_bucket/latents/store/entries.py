@@ -169,6 +169,22 @@ _NUMBERS = (
 _BOX = tuple(f"ltrb_{side}" for side in SIDES)
 
 
+_SIDES = ("width", "height")
+
+
+class _Texts(Sequence[str]):
+    """Some rows of a column of texts, which are read one by one."""
+
+    def __init__(self, column: Any, rows: npt.NDArray[np.int64]) -> None:
+        self._column, self._rows = column, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, k: Any) -> Any:
+        return self._column[int(self._rows[k])].as_py()
+
+
 class ItemTable:
     """N items, one row each.
 
@@ -217,6 +233,20 @@ class ItemTable:
         return StoreEntry(
             text["source"], known, self.original_size(i), self.crop_ltrb(i), text["caption"], word["collection"]
         )
+
+    def columns(self, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """What these items depend on, as `fingerprint.differences` compares it."""
+        found: dict[str, Any] = {
+            name: self.column(name)[rows] for name in ("source_bytes", "source_mtime_ns", "flip", "mask")
+        }
+        for name in ("vae", "interpolation", "dtype", "kind"):
+            words, codes = self.words(name)
+            found[name] = np.array(words, dtype=object)[codes[rows]] if len(rows) else np.zeros(0, dtype=object)
+        for name, ends in (("bucket_size", _SIDES), ("resized_size", _SIDES), ("crop", ("left", "top"))):
+            start = name.removesuffix("_size")
+            found[name] = np.stack([self.column(f"{start}_{end}")[rows] for end in ends], axis=1)
+        found["source_hash"] = _Texts(self.table["source_hash"], rows)
+        return found
 
     def original_size(self, i: int) -> tuple[int, int]:
         """(width, height) of the image of item `i` in pixels."""

@@ -13,36 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import KohyaBucketError, LatentStoreError
+from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import TEMPORARY_SUFFIX
 from kohya_bucket.images.origins import Origins
+from kohya_bucket.latents.fingerprint import source_changes
 from kohya_bucket.latents.store.contents import manifest_of, self_described
 from kohya_bucket.latents.store.entries import arrow
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import paths_of
 
-__all__ = ["StoreStatus", "check_sources", "source_changed", "source_paths", "status", "verify", "verify_files"]
-
-
-def source_changed(
-    store: LatentStore, rows: npt.NDArray[Any], nbytes: npt.NDArray[np.int64], mtimes: npt.NDArray[np.int64],
-    inside: npt.NDArray[np.bool_], hash_of: Callable[[int], str], *, always: bool,
-) -> npt.NDArray[np.bool_]:  # fmt: skip
-    """[M] bool: the image is not what was encoded. Contents are compared where only the time differs, or always.
-
-    `inside` says which images lie in a file with others, so that its length alone decides nothing.
-    """
-    other_length = store.column("source_bytes")[rows] != nbytes
-    other_time = store.column("source_mtime_ns")[rows] != mtimes
-    out = other_length | other_time
-    for k in np.flatnonzero((inside | ~other_length) & (out | always)):
-        stored = store.table["source_hash"][int(rows[k])].as_py()
-        if stored:
-            try:
-                out[k] = stored != hash_of(int(k))
-            except (OSError, KohyaBucketError):
-                out[k] = True
-    return np.asarray(out)
+__all__ = ["StoreStatus", "check_sources", "source_paths", "status", "verify", "verify_files"]
 
 
 @dataclass
@@ -68,10 +48,13 @@ def check_sources(store: LatentStore, paths: list[str], *, content: bool = False
     absent = nbytes < 0
     rows = np.flatnonzero(~absent)
     changed = np.zeros(len(store), dtype=bool)
-    changed[rows] = source_changed(
-        store, rows, nbytes[rows], mtimes[rows], images.inside[rows], lambda k: images.hash(int(rows[k])),
-        always=content,
-    )  # fmt: skip
+    now = {"source_bytes": nbytes[rows], "source_mtime_ns": mtimes[rows]}
+    changed[rows] = (
+        source_changes(
+            store.columns(rows), now, lambda k: images.hash(int(rows[k])), inside=images.inside[rows], always=content
+        )
+        > 0
+    )
     return SourceState(absent, changed)
 
 
