@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import sys
 import time
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TEMPORARY_AGE",
-    "TEMPORARY_SUFFIX",
     "GroupedSync",
+    "final_name",
     "make_folder",
     "remove_leftovers",
     "replace_file",
@@ -30,14 +31,20 @@ __all__ = [
     "write_file",
 ]
 
-TEMPORARY_SUFFIX = ".tmp"
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
 TEMPORARY_AGE = 3600.0  # seconds after which nobody writes a temporary file any more
 _RETRY_SECONDS = 2.0
 
 
 def _temporary_sibling(path: Path) -> Path:
     """A hidden name beside `path` that no other process or thread uses."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}")
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+
+
+def final_name(temporary: str) -> str:
+    """The name that a temporary file of ours, by its name, is to get; "" for all other names."""
+    ours = _TEMPORARY.fullmatch(temporary)
+    return ours[1] if ours else ""
 
 
 @contextmanager
@@ -194,8 +201,7 @@ def remove_leftovers(paths: Iterable[Path]) -> int:
     for folder, known in names.items():
         with suppress(OSError), os.scandir(folder) as found:
             for entry in found:
-                # .<name>.<random>.tmp
-                if entry.name.endswith(TEMPORARY_SUFFIX) and entry.name[1:].rsplit(".", 2)[0] in known:
+                if final_name(entry.name) in known:
                     with suppress(OSError):
                         if time.time() - entry.stat().st_mtime > TEMPORARY_AGE:
                             os.unlink(entry.path)

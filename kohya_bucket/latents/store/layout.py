@@ -81,18 +81,23 @@ class Layout:
             return self.shards / name
         return self.root / name if _MANIFEST.fullmatch(name) else None
 
+    def is_own(self, name: str) -> bool:
+        """Whether a writer of ours gives such a name to a file of a store."""
+        return name == self.store_file.name or self.own_file(name) is not None
+
     def new_shard(self, bucket_size: tuple[int, int], dtype: str, tag: str = "") -> Place:
         """Name for a shard that ends with `tag`; one that no other shard has where that is ""."""
         tag = tag or uuid.uuid4().hex[:16]
         return self.shards / f"{bucket_size[0]}x{bucket_size[1]}-{dtype}-{tag}.safetensors"
 
     def shard_sizes(self) -> dict[str, int]:
-        """Name -> length in bytes of every shard there."""
-        return sizes_in(self.shards, ".safetensors")
+        """Name -> length in bytes of every shard there; files of other names are none of ours."""
+        return {name: n for name, n in sizes_in(self.shards, ".safetensors").items() if _SHARD.fullmatch(name)}
 
     def manifests(self) -> list[Place]:
         """Manifests, newest first: that of the greatest number, see `new_manifest`."""
-        return sorted(self.root.glob("manifest-*.parquet"), key=lambda path: (_number(path), path.name), reverse=True)
+        own = [path for path in self.root.glob("manifest-*.parquet") if _MANIFEST.fullmatch(path.name)]
+        return sorted(own, key=lambda path: (_number(path), path.name), reverse=True)
 
     def new_manifest(self, data: bytes) -> Place:
         """Name for a manifest: one more than the greatest number there, then a hash of its content, by which damage is

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.files import TEMPORARY_SUFFIX
+from kohya_bucket.files import final_name
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.latents.fingerprint import source_changes
 from kohya_bucket.latents.store.contents import manifest_of, self_described
@@ -125,7 +125,8 @@ def status(store: LatentStore, *, images_root: Path | None = None, content: bool
 def temporary_files(store: LatentStore) -> list[str]:
     """What interrupted writers left behind, and what running ones are writing. In object storage nothing is."""
     folders = [folder for folder in (store.layout.root, store.layout.shards) if isinstance(folder, Path)]
-    return sorted(str(p) for f in folders if f.is_dir() for p in f.glob(f".*{TEMPORARY_SUFFIX}"))
+    found = [path for folder in folders if folder.is_dir() for path in folder.glob(".*.tmp")]
+    return sorted(str(path) for path in found if store.layout.is_own(final_name(path.name)))
 
 
 def verify(

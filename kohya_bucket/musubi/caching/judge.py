@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.files import TEMPORARY_SUFFIX, remove_leftovers
+from kohya_bucket.files import final_name, remove_leftovers
 from kohya_bucket.images.clips import read_clips
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, Reason, Stale, why_stale
 from kohya_bucket.musubi.architectures import ARCHITECTURES, Architecture
@@ -246,8 +246,8 @@ class Caches:
         folder, name = self.dataset.cache_directory, self.dataset.architecture
         killed = []
         for file in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-            if file.startswith(".") and file.endswith(TEMPORARY_SUFFIX) and f"_{name}" in file:
-                killed.append(Path(folder, file[1:].rsplit(".", 2)[0]))
+            if f"_{name}" in (final := final_name(file)):
+                killed.append(Path(folder, final))
             elif file.endswith(f"_{name}_te.safetensors"):
                 self.texts.append(file)
                 of_clip = clip_of_text(file, name) if self.per_clip else None
