@@ -102,7 +102,7 @@ few_sizes = st.lists(
 
 
 @given(few_sizes, st.integers(1, 8), st.booleans(), st.integers(0, 100))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_redistribution_leaves_no_bucket_below_a_batch(sizes, batch_size, no_upscale, seed) -> None:
     rule = ExactBuckets(512, no_upscale=no_upscale, batch_size=batch_size, underfilled="redistribute")
     free, placement = ExactBuckets(512, no_upscale=no_upscale).place(sizes), rule.place(sizes)

@@ -45,7 +45,7 @@ def test_an_image_of_a_buckets_size_takes_that_bucket(bucket_set, switching) -> 
 
 
 @given(bucket_sets, size_lists, st.floats(0, 0.5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_bound_on_crop_holds_and_gives_up_only_where_every_bucket_breaks_it(bucket_set, sizes, bound) -> None:
     free, bounded = FixedBuckets(bucket_set).place(sizes), FixedBuckets(bucket_set, max_crop=bound).place(sizes)
     assert (bounded.crop_loss[bounded.placed] <= bound).all()
@@ -58,7 +58,7 @@ def test_the_bound_on_crop_holds_and_gives_up_only_where_every_bucket_breaks_it(
 
 
 @given(bucket_sets, size_lists)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_without_upscaling_no_image_grows(bucket_set, sizes) -> None:
     array = np.array(sizes)
     placement = FixedBuckets(bucket_set, no_upscale=True).place(sizes)

@@ -42,7 +42,7 @@ every_rule = pytest.mark.parametrize("name", RULES)
 
 @every_rule
 @given(sizes=size_lists, seed=st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_the_order_of_images_decides_nothing(name, sizes, seed) -> None:
     rule = RULES[name]
     order = np.random.default_rng(seed).permutation(len(sizes))
@@ -53,7 +53,7 @@ def test_the_order_of_images_decides_nothing(name, sizes, seed) -> None:
 
 @every_rule
 @given(sizes=size_lists)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_one_image_is_the_same_as_many(name, sizes) -> None:
     rule = RULES[name]
     assert isinstance(rule, BucketRule)
@@ -70,7 +70,7 @@ def test_one_image_is_the_same_as_many(name, sizes) -> None:
 
 @every_rule
 @given(sizes=size_lists)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_the_resized_image_covers_its_bucket_and_no_more_than_needed(name, sizes) -> None:
     rule = RULES[name]
     placement = rule.place(sizes)

@@ -78,7 +78,7 @@ def test_a_data_set_brings_its_buckets() -> None:
     assert [len(b) for b in sampler] == [4, 4, 2]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torch_data_loader(workers: int, context: str) -> None:
     if workers == 0 and context == "fork":

@@ -58,7 +58,7 @@ def numbers(batch: dict[str, Any]) -> list[int]:
     st.sampled_from(["keep", "pad", "drop"]),
     st.one_of(st.none(), st.integers(0, 5)),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_buffer_laws(ids: list[int], size: int, ranks: int, extra: int, remainder: str, seed: int | None) -> None:
     rng = None if seed is None else np.random.default_rng(seed)
     capacity = size * ranks + extra

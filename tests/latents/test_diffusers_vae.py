@@ -74,6 +74,7 @@ def test_types(dtype):
     assert encoder.posterior(pixels())[0].dtype == getattr(torch, dtype)
 
 
+@pytest.mark.slow
 def test_a_compiled_encoder_is_the_same_vae(monkeypatch):
     # Traced as for real, without the minute that translating to machine code takes.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

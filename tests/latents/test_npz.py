@@ -91,7 +91,7 @@ def test_without_a_fingerprint_there_is_none(tmp_path):
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["flip", "cut"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_damaged_file_never_reads_as_other_latents(tmp_path_factory, seed, how):
     arch = ARCHITECTURES["flux"]
     path = tmp_path_factory.mktemp("npz") / "a.npz"
@@ -147,7 +147,7 @@ def test_names(tmp_path):
 @given(st.text(st.characters(codec="ascii", categories=["L", "N"], include_characters="_-.x0"), min_size=1, max_size=9),
        st.text(st.characters(codec="ascii", categories=["L", "N"], include_characters="_-.x0"), min_size=1, max_size=9),
        st.integers(1, 99999), st.integers(1, 99999), st.sampled_from(ALL))  # fmt: skip
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_sizes_come_from_the_cache_of_exactly_this_image(stem, other, width, height, arch):
     assume(stem.strip("."))  # a name of dots alone has no extension
     name = npz_path(f"{stem}.png", (width, height), arch).name

@@ -135,7 +135,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.dictionaries(st.sampled_from(["fingerprint", "further", "settings", "clips", "made_by", "seen"]), VALUES))
 def test_whatever_a_note_says_it_is_read_or_ignored(said: dict[str, object]) -> None:
     file = read_of(tensor_bytes(SHAPES, {}))

@@ -13,7 +13,7 @@ from kohya_bucket.planning import fit_cost, measure_cost
 tokens = st.lists(st.integers(1, 200_000), min_size=2, max_size=9, unique=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(tokens, st.floats(1e-6, 1), st.floats(1e-12, 1e-4))
 def test_exact_times_give_their_cost(lengths: list[int], a: float, b: float) -> None:
     seconds = [a * n + b * n * n for n in lengths]
@@ -22,7 +22,7 @@ def test_exact_times_give_their_cost(lengths: list[int], a: float, b: float) -> 
     assert fit.fitted == pytest.approx(seconds, rel=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(tokens, st.data())
 def test_no_other_cost_is_nearer(lengths: list[int], data: st.DataObject) -> None:
     """Whatever was measured, also where a straight line would have a negative part."""

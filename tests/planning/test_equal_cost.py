@@ -64,7 +64,7 @@ def test_every_rank_every_step_every_image(remainder: str, order: str, case: dic
         assert plan.rank_lengths(r).tolist() == [len(plan.indices(s, r)) for s in range(plan.steps)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=by_cost())
 def test_fewer_repeats_than_ranks_and_no_more_steps(case: dict) -> None:
     """One shape per step repeats up to ranks - 1 images of every bucket, for a step of its own."""
@@ -77,7 +77,7 @@ def test_fewer_repeats_than_ranks_and_no_more_steps(case: dict) -> None:
         assert plan.hash == one_shape.hash
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=by_cost())
 def test_ranks_of_a_mixed_step_are_neighbours_by_cost(case: dict) -> None:
     """Between the largest and the smallest cost of a step lies no batch of another mixed one."""
@@ -153,7 +153,7 @@ def test_another_number_of_ranks_trains_what_is_left(remainder: str, case: dict,
         assert (seen + left).tolist() == np.bincount(part.items, minlength=plan.images).tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(case=by_cost(), mode=st.sampled_from(["rotate", "weighted"]))
 def test_equal_epochs_are_equally_long(case: dict, mode: str) -> None:
     ids, k = case["bucket_ids"], len(case["bucket_sizes"])

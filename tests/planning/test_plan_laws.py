@@ -64,7 +64,7 @@ def test_the_images_of_a_step_do_not_depend_on_the_number_of_ranks(remainder, or
                 assert sorted(together) == alone
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=cases())
 def test_keep_makes_as_many_batches_as_sd_scripts(case: dict) -> None:
     case.update(world_size=1, regularization=None)
@@ -123,7 +123,7 @@ def test_the_average_of_ranks_is_the_mean_of_the_batch(remainder: str, case: dic
             assert math.isclose(part[image], batch.count(image) / len(batch), rel_tol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=cases())
 def test_repeats_of_an_image_meet_only_where_they_must(case: dict) -> None:
     case["world_size"] = 1
@@ -143,7 +143,7 @@ def test_repeats_of_an_image_meet_only_where_they_must(case: dict) -> None:
             assert (times <= -(-counts[images] // full[k])).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=cases(), world=st.integers(1, 4))
 def test_every_bucket_is_spread_evenly(case: dict, world: int) -> None:
     case["world_size"] = world
@@ -157,7 +157,7 @@ def test_every_bucket_is_spread_evenly(case: dict, world: int) -> None:
         assert np.abs(done - even).max() <= 1 + present * m / total + 1e-9
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(case=cases())
 def test_runs_are_as_long_as_asked(case: dict) -> None:
     plan = plan_epoch(**case, order="runs")
@@ -193,7 +193,7 @@ def test_over_epochs_order_differs_and_coverage_does_not(remainder: str, order: 
 
 
 @given(epochs=st.integers(1, 12), first=st.integers(0, 40), seed=st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_fractions_are_exact_over_epochs(epochs: int, first: int, seed: int) -> None:
     ids = np.arange(30) % 3
     repeats = np.array([0.1, 2.5, 1 / 3] * 10)
@@ -208,7 +208,7 @@ def test_fractions_are_exact_over_epochs(epochs: int, first: int, seed: int) -> 
 
 
 @given(epochs=st.integers(1, 9), first=st.integers(0, 40), seed=st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_regularization_images_are_used_equally(epochs: int, first: int, seed: int) -> None:
     ids = np.arange(40) % 3
     mask = np.arange(40) >= 13

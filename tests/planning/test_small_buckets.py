@@ -37,7 +37,7 @@ def test_what_is_never_trained_is_named(case: dict, epochs: int) -> None:
     assert np.flatnonzero(counts == 0).tolist() == never_trained(planner).tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(case=cases())
 def test_nothing_is_said_to_be_lost_that_some_epoch_trains(case: dict) -> None:
     """Fractional repeats and regularization too, of which epochs train more or less."""

@@ -35,7 +35,7 @@ def table(sizes, **columns) -> ImageTable:
 sides = st.integers(0, 4000)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(sides, sides), max_size=40), st.sampled_from(RULES), st.integers(1, 9), st.data())
 def test_counts_add_up(sizes, rule, batch_size, data) -> None:
     repeats = np.array(data.draw(st.lists(st.integers(0, 5), min_size=len(sizes), max_size=len(sizes))), dtype=np.int64)

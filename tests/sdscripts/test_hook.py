@@ -82,8 +82,14 @@ def test_where_an_unknown_version_is_imported_already_install_says_so(unknown_ve
     "train",
     [
         "library.train_util.DatasetGroup([[1, 2]])",  # when the group is made
-        "g = object.__new__(library.train_util.DatasetGroup); g.datasets = []; DataLoader(g)",  # or loaded
-        "d = type('D', (Dataset,), {'image_data': {}, 'buckets_indices': []})(); DataLoader(d, shuffle=False)",
+        pytest.param(  # or loaded
+            "g = object.__new__(library.train_util.DatasetGroup); g.datasets = []; DataLoader(g)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "d = type('D', (Dataset,), {'image_data': {}, 'buckets_indices': []})(); DataLoader(d, shuffle=False)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_no_training_goes_on_without_the_plan(unknown_version, train):
