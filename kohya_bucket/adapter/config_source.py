@@ -217,10 +217,10 @@ def _guesses(value: Any) -> Iterator[Any]:
             yield parts[0]
             yield from _guesses(parts[0])
     elif isinstance(value, list):
-        if all(isinstance(one, (int, float)) for one in value):
+        if all(isinstance(one, (int, float)) and abs(one) < 1 << 53 for one in value):
             yield [float(one) for one in value]
         yield from value[:1]
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1 << 53:
         yield float(value)
         yield from (kind(value) for kind in (int, bool) if kind(value) == value)
 

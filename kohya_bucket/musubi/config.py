@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ from kohya_bucket.adapter.config_source import (
     WHOLE,
     WHOLES,
     Place,
+    Range,
     Source,
     Type,
     check_range,
     load_source,
     read_table,
     unknown_key,
-)  # fmt: skip
+)
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.buckets.choices import EXTRACTIONS
 from kohya_bucket.checks import nearest
@@ -52,19 +53,24 @@ __all__ = [
 ]
 
 
+def _key(type_: Type, default: Any, *, general: bool = False, allowed: Range | None = None) -> Any:
+    """One key: its type and default, whether it may stand in [general], and its range."""
+    return field(default=default, metadata={"type": type_, "general": general, "allowed": allowed})
+
+
 @dataclass(frozen=True)
 class DatasetKeys:
-    """What images and clips have in common. Sizes are (width, height)."""
+    """What images and clips have in common. Sizes are (width, height). The fields are the keys."""
 
-    resolution: tuple[int, int] = (960, 544)
-    enable_bucket: bool = False
-    bucket_no_upscale: bool = False
-    caption_extension: str | None = None
-    batch_size: int = 1
-    num_repeats: int = 1
-    cache_directory: str | None = None
-    control_directory: str | None = None
-    fp_latent_window_size: int = 9
+    resolution: tuple[int, int] = _key(SIZE, (960, 544), general=True, allowed=SIDES)
+    enable_bucket: bool = _key(FLAG, False, general=True)
+    bucket_no_upscale: bool = _key(FLAG, False, general=True)
+    caption_extension: str | None = _key(TEXT, None, general=True)
+    batch_size: int = _key(WHOLE, 1, general=True, allowed=ONE_OR_MORE)
+    num_repeats: int = _key(WHOLE, 1, general=True)
+    cache_directory: str | None = _key(TEXT, None)
+    control_directory: str | None = _key(TEXT, None)
+    fp_latent_window_size: int = _key(WHOLE, 9)
 
     @property
     def directory(self) -> str | None:
@@ -86,14 +92,14 @@ class DatasetKeys:
 class ImageKeys(DatasetKeys):
     """A data set of images."""
 
-    image_directory: str | None = None
-    image_jsonl_file: str | None = None
-    multiple_target: bool = False
-    fp_1f_clean_indices: tuple[int, ...] | None = None
-    fp_1f_target_index: int | None = None
-    fp_1f_no_post: bool = False
-    no_resize_control: bool = False
-    control_resolution: tuple[int, int] | None = None
+    image_directory: str | None = _key(TEXT, None)
+    image_jsonl_file: str | None = _key(TEXT, None)
+    multiple_target: bool = _key(FLAG, False)
+    fp_1f_clean_indices: tuple[int, ...] | None = _key(WHOLES, None)
+    fp_1f_target_index: int | None = _key(WHOLE, None)
+    fp_1f_no_post: bool = _key(FLAG, False)
+    no_resize_control: bool = _key(FLAG, False)
+    control_resolution: tuple[int, int] | None = _key(SIZE, None)
 
     @property
     def directory(self) -> str | None:
@@ -108,14 +114,14 @@ class ImageKeys(DatasetKeys):
 class ClipKeys(DatasetKeys):
     """A data set of clips."""
 
-    video_directory: str | None = None
-    video_jsonl_file: str | None = None
-    target_frames: tuple[int, ...] = (1,)
-    frame_extraction: str = "head"
-    frame_stride: int = 1
-    frame_sample: int = 1
-    max_frames: int = 129
-    source_fps: float | None = None
+    video_directory: str | None = _key(TEXT, None)
+    video_jsonl_file: str | None = _key(TEXT, None)
+    target_frames: tuple[int, ...] = _key(WHOLES, (1,))
+    frame_extraction: str = _key(TEXT, "head")
+    frame_stride: int = _key(WHOLE, 1)
+    frame_sample: int = _key(WHOLE, 1)
+    max_frames: int = _key(WHOLE, 129)
+    source_fps: float | None = _key(FRACTION, None)
 
     @property
     def directory(self) -> str | None:
@@ -126,44 +132,17 @@ class ClipKeys(DatasetKeys):
         return self.video_jsonl_file
 
 
-GENERAL: Mapping[str, Type] = {
-    "caption_extension": TEXT,
-    "batch_size": WHOLE,
-    "num_repeats": WHOLE,
-    "resolution": SIZE,
-    "enable_bucket": FLAG,
-    "bucket_no_upscale": FLAG,
-}
+def _keys(of: type[DatasetKeys], *, general: bool = False) -> dict[str, Type]:
+    return {f.name: f.metadata["type"] for f in fields(of) if f.metadata["general"] or not general}
+
+
+GENERAL: Mapping[str, Type] = _keys(DatasetKeys, general=True)
 """Keys that every data set takes, and `[general]` for all of them."""
 
-_BOTH = {"cache_directory": TEXT, "control_directory": TEXT, "fp_latent_window_size": WHOLE}
-
-IMAGES: Mapping[str, Type] = {
-    **GENERAL,
-    **_BOTH,
-    "image_directory": TEXT,
-    "image_jsonl_file": TEXT,
-    "multiple_target": FLAG,
-    "fp_1f_clean_indices": WHOLES,
-    "fp_1f_target_index": WHOLE,
-    "fp_1f_no_post": FLAG,
-    "no_resize_control": FLAG,
-    "control_resolution": SIZE,
-}
+IMAGES: Mapping[str, Type] = _keys(ImageKeys)
 """Keys of a data set of images."""
 
-CLIPS: Mapping[str, Type] = {
-    **GENERAL,
-    **_BOTH,
-    "video_directory": TEXT,
-    "video_jsonl_file": TEXT,
-    "target_frames": WHOLES,
-    "frame_extraction": TEXT,
-    "frame_stride": WHOLE,
-    "frame_sample": WHOLE,
-    "max_frames": WHOLE,
-    "source_fps": FRACTION,
-}
+CLIPS: Mapping[str, Type] = _keys(ClipKeys)
 """Keys of a data set of clips."""
 
 _GENERAL, _IMAGES, _CLIPS = "[general]", "a data set of images", "a data set of clips"
@@ -185,8 +164,9 @@ _EXTRACTIONS = [name for name in EXTRACTIONS if name != "largest"]  # which is n
 
 def check_values(keys: DatasetKeys, place: str, architecture: Architecture | None, findings: Findings) -> None:
     """Report values that musubi-tuner takes and cannot train with, or not as meant."""
-    check_range("resolution", keys.resolution, SIDES, place, findings)
-    check_range("batch_size", keys.batch_size, ONE_OR_MORE, place, findings)
+    for one in fields(keys):
+        if one.metadata["allowed"] is not None:
+            check_range(one.name, getattr(keys, one.name), one.metadata["allowed"], place, findings)
     if keys.batch_size > 1 and architecture is not None and architecture.name == "mmh3":
         message = f"batch_size is {keys.batch_size}, but {architecture.title} trains one item at a time"
         findings.error("batch-size", place, f"{message}: musubi-tuner stops at the first batch", "set batch_size = 1")

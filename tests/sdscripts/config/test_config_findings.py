@@ -92,6 +92,8 @@ def test_all_slips_are_reported_in_one_run() -> None:
         ("network_multiplier = 1", "write network_multiplier = 1.0"),
         ("batch_size = '4'", "write batch_size = 4"),
         ("batch_size = 4.0", "write batch_size = 4"),
+        ("batch_size = inf", "must be a whole number"),
+        ("batch_size = [nan, 1e300]", "must be a whole number"),
         ("face_crop_aug_range = [2, 4]", "write face_crop_aug_range = [2.0, 4.0]"),
         ("kohya_bucket = { order = 'runs' }", "move it out, as [kohya_bucket]"),
         ("xyz = 1", "remove it; [[datasets]] knows batch_size, bucket_no_upscale"),
