@@ -35,7 +35,7 @@ from kohya_bucket.sdscripts.config import (
 from kohya_bucket.sdscripts.config.check import REFUSALS
 from kohya_bucket.sdscripts.config.finetuning import metadata_captions
 from kohya_bucket.sdscripts.config.keys import Level, known_keys
-from kohya_bucket.sdscripts.config.model import ImageList
+from kohya_bucket.sdscripts.config.model import DatasetTable
 from kohya_bucket.sdscripts.plan import overview
 
 PLACED: list[int] = []
@@ -141,7 +141,7 @@ def assert_same_values(config: Config, theirs: Any) -> None:
                 assert getattr(subset, name) == value, name
 
 
-def as_rows(images: ImageList) -> list[tuple[Any, ...]]:
+def as_rows(images: DatasetTable) -> list[tuple[Any, ...]]:
     conditioning = images.conditioning or ("",) * len(images)
     rows = zip(images.keys, images.paths, images.repeats.tolist(), images.is_reg.tolist(), conditioning, strict=True)
     return list(rows)
@@ -154,7 +154,7 @@ def their_rows(dataset: Any) -> list[tuple[Any, ...]]:
     ]
 
 
-def assert_same_images(images: ImageList, dataset: Any, seeded: bool) -> None:
+def assert_same_images(images: DatasetTable, dataset: Any, seeded: bool) -> None:
     if not seeded:
         assert len(images) == len(dataset.image_data)
         return

@@ -17,10 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
-from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
-from kohya_bucket.adapter.placing import place_images
 from kohya_bucket.adapter.ranks import collector_paused, is_first_process
 from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.sizes import IntArray
@@ -34,12 +32,13 @@ from kohya_bucket.sdscripts.config.files import (
     supported_extensions,
     written_ns,
 )
+from kohya_bucket.sdscripts.config.model import DatasetTable, Sizes
 from kohya_bucket.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord, Subset
 from kohya_bucket.sdscripts.tables import BatchTable, KeyTable
 from kohya_bucket.sdscripts.wording import bucket_table_lines, misread_lines, rule_text, skipped_lines
 from kohya_bucket.texts import one_line
 
-__all__ = ["get_image_size", "get_resolutions", "list_images", "make_buckets", "misread_buckets", "true_sizes"]
+__all__ = ["get_image_size", "get_resolutions", "list_images", "make_buckets", "misread_buckets", "table_of"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -91,24 +90,27 @@ def place_dataset(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedData
     Returns the images in their buckets, and (key, reason) of those that were taken out.
     """
     infos: list[ImageRecord] = list(dataset.image_data.values())
-    sizes, unreadable = true_sizes(dataset, infos, options.metadata_cache)
-    infos, sizes, unreadable = _large_enough(dataset, infos, sizes, unreadable)
+    table = table_of(dataset, infos)
+    sizes = table.sizes(options.metadata_cache)
+    if sizes.scan is not None and not sizes.scan.read.all():
+        raise KeyboardInterrupt
+    kept = _large_enough(dataset, table, sizes)
+    if len(kept) < len(infos):
+        for i in sorted(set(range(len(infos))) - set(kept)):
+            _take_out(dataset, infos[i])
+        infos, table, sizes = [infos[i] for i in kept], table.select(kept), sizes.select(kept)
     has_own_sizes = _has_own_sizes(dataset)
     if not has_own_sizes:
         dataset.bucket_manager = _new_manager(dataset)
-    names = [info.image_key for info in infos]
-    repeats = np.array([info.num_repeats for info in infos], dtype=np.int64)
-    placing = place_images(
-        names, sizes, repeats, dataset.batch_size, dataset_keys(dataset, options), options,
-        unreadable=unreadable, prescribed=dataset.bucket_manager.place if has_own_sizes else None,
-    )  # fmt: skip
+    prescribed = dataset.bucket_manager.place if has_own_sizes else None
+    placing = table.place(sizes, dataset.batch_size, dataset_keys(dataset, options), options, prescribed)
     placement = placing.placement
     if is_first_process() and placing.place is not None:
-        misread = misread_buckets([info.absolute_path for info in infos], sizes, placement, placing.place)
+        misread = misread_buckets(table.paths, sizes.rows, placement, placing.place)
         if misread:
             logger.warning("\n".join(misread_lines(misread)))
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
-    pairs = map(_pairs, (sizes, placement.bucket_sizes, placement.resized_sizes))
+    pairs = map(_pairs, (sizes.rows, placement.bucket_sizes, placement.resized_sizes))
     for keep, info, size, bucket, resized in zip(placing.kept.tolist(), infos, *pairs, strict=True):
         if keep:
             bucket = buckets.setdefault(bucket, bucket)
@@ -116,8 +118,8 @@ def place_dataset(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedData
     for i, _ in placing.left_out:
         _take_out(dataset, infos[i])
     if placing.trained.mode == "all":
-        _count_again(dataset, [info for info, keep in zip(infos, placing.kept, strict=True) if keep], placing.trained)
-    return placing.trained, [(names[i], reason) for i, reason in placing.left_out]
+        _count_again(dataset, table.is_reg[placing.kept], placing.trained)
+    return placing.trained, [(table.keys[i], reason) for i, reason in placing.left_out]
 
 
 def _has_own_sizes(dataset: Dataset) -> bool:
@@ -125,27 +127,21 @@ def _has_own_sizes(dataset: Dataset) -> bool:
     return bool(dataset.bucket_manager is not None and dataset.enable_bucket)
 
 
-def _large_enough(
-    dataset: Dataset, infos: list[ImageRecord], sizes: IntArray, unreadable: dict[int, str]
-) -> tuple[list[ImageRecord], IntArray, dict[int, str]]:
-    """Images of metadata that `skip_image_resolution` does not leave out, with their sizes; it is obeyed here.
+def _large_enough(dataset: Dataset, table: DatasetTable, sizes: Sizes) -> Sequence[int]:
+    """The rows of metadata that `skip_image_resolution` does not leave out; it is obeyed here.
 
     sd-scripts would go by caches whose names begin like an image's, and would count what it leaves out.
     """
     limit = getattr(dataset, "skip_image_resolution", None)
-    if limit is None or not all(hasattr(dataset.image_to_subset[info.image_key], "metadata_file") for info in infos):
-        return infos, sizes, unreadable
-    skips = skipped_images([info.absolute_path for info in infos], list(_pairs(sizes)), limit)
-    for i in skips.reasons:
-        _take_out(dataset, infos[i])
+    if limit is None or not all(hasattr(dataset.image_to_subset[key], "metadata_file") for key in table.keys):
+        return range(len(table))
+    skips = skipped_images(table.paths, list(_pairs(sizes.rows)), limit)
     if skips.reasons and is_first_process():
-        logger.info("%s of %s images left out by skip_image_resolution", len(skips.reasons), len(infos))
-        names = [(infos[i].image_key, reason) for i, reason in unreadable.items() if i in skips]
+        logger.info("%s of %s images left out by skip_image_resolution", len(skips.reasons), len(table))
+        names = [(table.keys[i], reason) for i, reason in sizes.unreadable.items() if i in skips]
         if names:
             logger.warning("\n".join(skipped_lines(names)))
-    kept = [i for i in range(len(infos)) if i not in skips]
-    reasons = {at: unreadable[i] for at, i in enumerate(kept) if i in unreadable}
-    return [infos[i] for i in kept], sizes[kept], reasons
+    return [i for i in range(len(table)) if i not in skips]
 
 
 def _pairs(rows: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
@@ -201,10 +197,9 @@ def _take_out(dataset: Dataset, info: ImageRecord) -> None:
         subset.img_count -= 1
 
 
-def _count_again(dataset: Dataset, infos: list[ImageRecord], images: PlacedDataset) -> None:
+def _count_again(dataset: Dataset, regular: npt.NDArray[np.bool_], images: PlacedDataset) -> None:
     """Count an image once for each resolution, in the numbers that sd-scripts prints and writes into metadata."""
     more = ((images.bucket_ids >= 0).sum(axis=1) - 1) * images.repeats
-    regular = np.array([bool(info.is_reg) for info in infos], dtype=np.bool_)
     dataset.num_train_images += int(more[~regular].sum())
     dataset.num_reg_images += int(more[regular].sum())
 
@@ -221,47 +216,31 @@ def _count_again(dataset: Dataset, infos: list[ImageRecord], images: PlacedDatas
 _CACHE_NAME = re.compile(r"(?P<stem>.*)_\d{4,}x\d{4,}(_[a-z0-9]+)?\.npz", re.IGNORECASE | re.DOTALL)
 
 
-def true_sizes(
-    dataset: Dataset, infos: Sequence[ImageRecord], metadata_cache: str = "auto"
-) -> tuple[IntArray, dict[int, str]]:
-    """Sizes of a dataset's images.
-
-    Args:
-        dataset: sd-scripts' dataset object, for its `image_to_subset`.
-        infos: [N] its image infos.
-        metadata_cache: the option of that name.
-
-    Returns:
-        [N, 2] int32 (width, height), (0, 0) where a file could not be read, and the reason for each of those.
-    """
+def table_of(dataset: Dataset, infos: Sequence[ImageRecord]) -> DatasetTable:
+    """Images of one of sd-scripts' own datasets, with the sizes that it knows and may be trusted with."""
     sizes = np.zeros((len(infos), 2), dtype=np.int32)
-    unknown, noted = [], []
+    noted = []
     subsets = [dataset.image_to_subset[info.image_key] for info in infos]
     for i, (info, subset) in enumerate(zip(infos, subsets, strict=True)):
         _put_image_back(info, subset)
-        stated = info.image_size
-        if stated is not None and hasattr(subset, "metadata_file"):
-            sizes[i] = stated
-        elif stated is not None and getattr(subset, "cache_info", False):
+        if info.image_size is not None and hasattr(subset, "metadata_file"):
+            sizes[i] = info.image_size
+        elif info.image_size is not None and getattr(subset, "cache_info", False):
             noted.append(i)
-        else:
-            unknown.append(i)
     written = {folder: written_ns(os.path.join(folder, CACHE_FILE)) for folder in {_folder(subsets[i]) for i in noted}}  # noqa: PTH118
     truly = are_stated_truly([infos[i].absolute_path for i in noted], [written[_folder(subsets[i])] for i in noted])
     for i, true in zip(noted, truly, strict=True):
         if true:
             sizes[i] = infos[i].image_size or (0, 0)
-        else:
-            unknown.append(i)
-    to_read = sorted(unknown)
-    reasons: dict[int, str] = {}
-    if to_read:
-        scan = scan_sizes([infos[i].absolute_path for i in to_read], metadata_cache)
-        if not scan.read.all():
-            raise KeyboardInterrupt
-        sizes[to_read] = scan.sizes
-        reasons = {to_read[i]: reason for i, _, reason in scan.failures}
-    return sizes, reasons
+    numbers: dict[int, int] = {}
+    return DatasetTable(
+        keys=tuple(info.image_key for info in infos),
+        paths=tuple(info.absolute_path for info in infos),
+        stated_sizes=sizes,
+        repeats=np.array([info.num_repeats for info in infos], dtype=np.int64),
+        is_reg=np.array([info.is_reg for info in infos], dtype=np.bool_),
+        subset=np.array([numbers.setdefault(id(s), len(numbers) + 1) for s in subsets], dtype=np.int32),
+    )
 
 
 def _folder(subset: Subset) -> str:

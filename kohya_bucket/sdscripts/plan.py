@@ -18,7 +18,6 @@ from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.adapter.lost_time import GpuRow, gpu_rows
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placed import PlacedDataset
-from kohya_bucket.adapter.placing import Placing, place_images
 from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.misfits import BARELY, enlargement, shortened
 from kohya_bucket.buckets.placement import Placement
@@ -27,8 +26,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.latents.architectures import Trainer
-from kohya_bucket.sdscripts.bucket_manager import BucketManager
-from kohya_bucket.sdscripts.config import Config, ImageList, ReadDataset
+from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset
 from kohya_bucket.texts import counted, some
 
 __all__ = [
@@ -40,8 +38,6 @@ __all__ = [
     "check_images",
     "name_unreadable",
     "overview",
-    "place_listed",
-    "sizes_of",
 ]
 
 
@@ -164,18 +160,18 @@ def overview(
 
 def _place(
     dataset: ReadDataset,
-    images: ImageList,
+    images: DatasetTable,
     options: AdapterOptions,
     progress: Progress | None,
     findings: Findings,
     trainer: Trainer,
 ) -> DatasetOverview:
-    sizes, unreadable, scan = sizes_of(images, options, progress)
-    stated = check_images(dataset, sizes, findings, options.metadata_cache, progress)
-    placing = place_listed(dataset, images, sizes, options, unreadable)
+    read = images.sizes(options.metadata_cache, progress)
+    stated = check_images(dataset, read.rows, findings, options.metadata_cache, progress)
+    placing = images.place(read, dataset.config.batch_size, dataset.config.dataset_keys, options)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
-    turned = [scan.orientation[scan.rotated()].tolist() for scan in (scan, stated) if scan is not None]
-    seen = DatasetOverview(dataset, placing.trained, sizes[placing.kept], left_out, tuple(itertools.chain(*turned)))
+    turned = [scan.orientation[scan.rotated()].tolist() for scan in (read.scan, stated) if scan is not None]
+    seen = DatasetOverview(dataset, placing.trained, read.rows[placing.kept], left_out, tuple(itertools.chain(*turned)))
     if images.predefined is None:
         _check_longest(seen, options, trainer, findings)
     return seen
@@ -192,49 +188,6 @@ def _check_longest(seen: DatasetOverview, options: AdapterOptions, trainer: Trai
         if loss is not None:
             message = f"at resolution {keys.resolution[0]}x{keys.resolution[1]} {loss.text}"
             findings.warning("short-buckets", config.place, message, f"max_bucket_reso = {longest}")
-
-
-# The images of a dataset config, placed as training places them.
-
-
-def sizes_of(
-    images: ImageList, options: AdapterOptions, progress: Progress | None = None
-) -> tuple[IntArray, dict[int, str], SizeScan | None]:
-    """Sizes of images: as their metadata states them, or else from their headers, which are kept for other commands.
-
-    Returns:
-        [N, 2] (width, height), (0, 0) where unreadable; why, by position; what was read.
-    """
-    sizes = images.stated_sizes.copy()
-    unknown = np.flatnonzero(sizes.min(axis=1, initial=1) <= 0)
-    if not len(unknown):
-        return sizes, {}, None
-    scan = scan_sizes([images.paths[i] for i in unknown], options.metadata_cache, progress)
-    sizes[unknown] = scan.sizes
-    return sizes, {int(unknown[i]): reason for i, _, reason in scan.failures}, scan
-
-
-def place_listed(
-    dataset: ReadDataset,
-    images: ImageList,
-    sizes: IntArray,
-    options: AdapterOptions,
-    unreadable: dict[int, str] | None = None,
-) -> Placing:
-    """Some images of a data set, those that are trained or those that are held back, in their buckets.
-
-    Raises:
-        ConfigError, BucketSettingsError: options that exclude each other, or from which no buckets follow.
-    """
-    prescribed = None
-    if images.predefined:
-        manager = BucketManager(False, None, None, None, None)
-        manager.set_predefined_resos(images.predefined)
-        prescribed = manager.place
-    return place_images(
-        images.keys, sizes, images.repeats, dataset.config.batch_size, dataset.config.dataset_keys, options,
-        unreadable=unreadable, prescribed=prescribed,
-    )  # fmt: skip
 
 
 # The images that cannot be read, of a config whose mistakes keep it from being planned.

@@ -18,11 +18,11 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
-from kohya_bucket.sdscripts.config import Config, ImageList, Kind, ReadDataset, SubsetConfig
+from kohya_bucket.sdscripts.config import Config, DatasetTable, Kind, ReadDataset, SubsetConfig
 from kohya_bucket.sdscripts.config.dreambooth import cached_captions
 from kohya_bucket.sdscripts.config.files import caption_of
 from kohya_bucket.sdscripts.config.finetuning import metadata_captions
-from kohya_bucket.sdscripts.plan import place_listed, sizes_of
+from kohya_bucket.sdscripts.config.model import Sizes
 
 __all__ = ["CachedSizes", "cached_sizes", "collection_names", "items_of", "wanted_by_config"]
 
@@ -66,9 +66,9 @@ def wanted_by_config(
     out = []
     for number, (dataset, collection, images) in enumerate([*training, *validation]):
         if len(images):
-            sizes, _, _ = sizes_of(images, options, progress)
+            sizes = images.sizes(options.metadata_cache, progress)
             for part in cached_sizes(dataset, images, sizes, options, gpus, collection):
-                found = _of_dataset(dataset, images, sizes, part, encoding, images_root, content_hash)
+                found = _of_dataset(dataset, images, sizes.rows, part, encoding, images_root, content_hash)
                 out += [replace(wanted, dataset=number) for wanted in found]
     return _with_shared_wishes(out)
 
@@ -103,7 +103,7 @@ def items_of(part: LatentItems) -> Iterator[tuple[str, int, int]]:
 
 def _of_dataset(
     dataset: ReadDataset,
-    images: ImageList,
+    images: DatasetTable,
     sizes: IntArray,
     part: CachedSizes,
     encoding: EncodeOptions,
@@ -184,8 +184,8 @@ class CachedSizes:
 
 def cached_sizes(
     dataset: ReadDataset,
-    images: ImageList,
-    sizes: IntArray,
+    images: DatasetTable,
+    sizes: Sizes,
     options: AdapterOptions,
     gpus: Iterable[int],
     collection: str,
@@ -194,14 +194,14 @@ def cached_sizes(
 
     Args:
         images: those that are trained, or those that are held back for validation.
-        sizes: [N, 2] their sizes.
+        sizes: their sizes.
         gpus: numbers of processes that will train.
         collection: of the dataset; with `resolutions`, each has its own.
 
     Raises:
         ConfigError, BucketSettingsError: settings that exclude each other, or from which no buckets follow.
     """
-    placing = place_listed(dataset, images, sizes, options)
+    placing = images.place(sizes, dataset.config.batch_size, dataset.config.dataset_keys, options)
     columns, trained = placing.per_resolution, placing.trained
     names = [f"{width}x{height}" for width, height in options.resolutions or ()] or [collection]
     own = _own_column(columns)
@@ -219,7 +219,7 @@ def cached_sizes(
         rows = placed[image[bucket == target]]
         width, height = trained.buckets[target]
         only = BucketSet.from_dims([(width, height)])
-        placement = InSet(sizes[rows], only, np.zeros(len(rows), dtype=np.int32)).placement()
+        placement = InSet(sizes.rows[rows], only, np.zeros(len(rows), dtype=np.int32)).placement()
         name = f"{names[int(trained.resolution_of_bucket[target])]} to {width}x{height}".strip()
         out.append(CachedSizes(rows, placement, name, True))
     return out

@@ -18,7 +18,7 @@ from kohya_bucket.latents.items import EncodeOptions
 from kohya_bucket.sdscripts.config import Config, read_config
 from kohya_bucket.sdscripts.config.keys import NEWEST
 from kohya_bucket.sdscripts.doctor import config_section
-from kohya_bucket.sdscripts.make_buckets import true_sizes
+from kohya_bucket.sdscripts.make_buckets import table_of
 from kohya_bucket.sdscripts.plan import overview
 from kohya_bucket.sdscripts.wanted_latents import wanted_by_config
 from tests.pictures import make_pictures
@@ -60,13 +60,13 @@ def by_training(path: Path) -> Sizes:
         images = dataset.images
         stated = [tuple(size) if size[0] > 0 else None for size in images.stated_sizes.tolist()]
         infos = [
-            SimpleNamespace(image_key=key, absolute_path=path, image_size=size)
+            SimpleNamespace(image_key=key, absolute_path=path, image_size=size, num_repeats=1, is_reg=False)
             for key, path, size in zip(images.keys, images.paths, stated, strict=True)
         ]
         trained: Any = SimpleNamespace(image_to_subset=dict.fromkeys(images.keys, subset))
-        found, unreadable = true_sizes(trained, infos, options_of(read).metadata_cache)  # type: ignore[arg-type]
-        assert not unreadable
-        sizes.append(found.tolist())
+        found = table_of(trained, infos).sizes(options_of(read).metadata_cache)  # type: ignore[arg-type]
+        assert not found.unreadable
+        sizes.append(found.rows.tolist())
     return sizes
 
 

@@ -2,7 +2,7 @@
 
 from kohya_bucket.adapter.findings import Finding, Findings, Severity
 from kohya_bucket.sdscripts.config.keys import NEWEST, Change, DatasetConfig, Kind, Release, SubsetConfig, Supports
-from kohya_bucket.sdscripts.config.model import ImageList
+from kohya_bucket.sdscripts.config.model import DatasetTable
 from kohya_bucket.sdscripts.config.read import Config, ReadDataset, read_config, read_folders
 
 __all__ = [
@@ -10,9 +10,9 @@ __all__ = [
     "Change",
     "Config",
     "DatasetConfig",
+    "DatasetTable",
     "Finding",
     "Findings",
-    "ImageList",
     "Kind",
     "ReadDataset",
     "Release",

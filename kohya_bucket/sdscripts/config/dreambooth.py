@@ -26,7 +26,7 @@ from kohya_bucket.sdscripts.config.files import (
     written_ns,
 )
 from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, SubsetConfig
-from kohya_bucket.sdscripts.config.model import Entry, ImageList, Reading, Registry, usable_subsets
+from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, usable_subsets
 from kohya_bucket.texts import counted, some
 
 __all__ = ["balanced", "cached_captions", "list_controlnet", "list_dreambooth", "split"]
@@ -77,7 +77,7 @@ def _next(subsets: object, used: bool) -> SubsetConfig | None:
         return None
 
 
-def as_list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> ImageList:
+def as_list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:
     """The finished list."""
     registry = list_dreambooth(dataset, reading, training)
     if training:
@@ -252,7 +252,7 @@ def _report_regularization(dataset: DatasetConfig, regular: list[Entry], wanted:
 # Before 0.10.2 every control image had to belong to one.
 
 
-def list_controlnet(dataset: DatasetConfig, reading: Reading) -> ImageList:
+def list_controlnet(dataset: DatasetConfig, reading: Reading) -> DatasetTable:
     """The images with their control images."""
     registry = list_dreambooth(dataset, reading)
     registry.report(dataset.subsets, reading.findings)

@@ -21,13 +21,13 @@ from kohya_bucket.sdscripts.config.files import (
     why_missing,
 )
 from kohya_bucket.sdscripts.config.keys import NEWEST, Change, DatasetConfig, Release, SubsetConfig
-from kohya_bucket.sdscripts.config.model import Entry, ImageList, Reading, Registry, usable_subsets
+from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, usable_subsets
 from kohya_bucket.texts import json_mistake, some
 
 __all__ = ["list_finetuning", "metadata_captions"]
 
 
-def list_finetuning(dataset: DatasetConfig, reading: Reading) -> ImageList:
+def list_finetuning(dataset: DatasetConfig, reading: Reading) -> DatasetTable:
     """The images of all metadata files; in 0.10 those with the longest keys first, in 0.9 in file order."""
     registry = Registry()
     joined = Change.IMAGE_LISTS in reading.release

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.adapter.kept_sizes import scan_sizes
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.placing import Placing, place_images
+from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.images.sizes import SizeScan
+from kohya_bucket.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.config.keys import NEWEST, DatasetConfig, Kind, Release, SubsetConfig
 from kohya_bucket.texts import some
 
-__all__ = ["Entry", "ImageList", "Reading", "Registry", "usable_subsets"]
+__all__ = ["DatasetTable", "Entry", "Reading", "Registry", "Sizes", "usable_subsets"]
 
 
 @dataclass(frozen=True)
-class ImageList:
-    """The images of one dataset, in the order in which sd-scripts holds them.
+class DatasetTable:
+    """The images of one dataset as columns, in the order in which sd-scripts holds them.
+
+    A config gives it, or sd-scripts' own object; training, plans, `doctor` and `precompute` place images from it.
 
     Attributes:
         keys: [N] the keys under which sd-scripts keeps them: the paths, or the keys of the metadata.
@@ -46,6 +57,71 @@ class ImageList:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def select(self, rows: Sequence[int]) -> DatasetTable:
+        """Some of the images."""
+        return replace(
+            self,
+            keys=tuple(self.keys[i] for i in rows),
+            paths=tuple(self.paths[i] for i in rows),
+            stated_sizes=self.stated_sizes[rows],
+            repeats=self.repeats[rows],
+            is_reg=self.is_reg[rows],
+            subset=self.subset[rows],
+            conditioning=tuple(self.conditioning[i] for i in rows) if self.conditioning else (),
+        )
+
+    def sizes(self, metadata_cache: str = "auto", progress: Progress | None = None) -> Sizes:
+        """As metadata states them, or else from headers, which are kept for other commands.
+
+        Args:
+            metadata_cache: the option of that name.
+            progress: called as `progress(done, total)` while headers are read.
+        """
+        sizes = self.stated_sizes.copy()
+        unknown = np.flatnonzero(sizes.min(axis=1, initial=1) <= 0)
+        if not len(unknown):
+            return Sizes(sizes, {}, None)
+        scan = scan_sizes([self.paths[i] for i in unknown.tolist()], metadata_cache, progress)
+        sizes[unknown] = scan.sizes
+        return Sizes(sizes, {int(unknown[i]): reason for i, _, reason in scan.failures}, scan)
+
+    def place(
+        self, sizes: Sizes, batch_size: int, keys: DatasetKeys, options: AdapterOptions,
+        prescribed: Callable[[Any], Placement] | None = None,
+    ) -> Placing:  # fmt: skip
+        """The images in their buckets; see `place_images`.
+
+        Raises:
+            ConfigError, BucketSettingsError: options that exclude each other, or from which no buckets follow.
+        """
+        if self.predefined:
+            manager = BucketManager(False, None, None, None, None)
+            manager.set_predefined_resos(self.predefined)
+            prescribed = manager.place
+        return place_images(
+            self.keys, sizes.rows, self.repeats, batch_size, keys, options,
+            unreadable=sizes.unreadable, prescribed=prescribed,
+        )  # fmt: skip
+
+
+class Sizes(NamedTuple):
+    """Sizes of N images.
+
+    Attributes:
+        rows: [N, 2] int32 (width, height), (0, 0) where unreadable.
+        unreadable: why, by position.
+        scan: what was read of the files; None where nothing was.
+    """
+
+    rows: IntArray
+    unreadable: dict[int, str]
+    scan: SizeScan | None
+
+    def select(self, rows: Sequence[int]) -> Sizes:
+        """Those of some of the images."""
+        reasons = {at: self.unreadable[i] for at, i in enumerate(rows) if i in self.unreadable}
+        return Sizes(self.rows[rows], reasons, self.scan)
 
 
 @dataclass
@@ -137,12 +213,12 @@ class Registry:
                 keys,
             )
 
-    def as_list(self, predefined: tuple[tuple[int, int], ...] | None = None) -> ImageList:
+    def as_list(self, predefined: tuple[tuple[int, int], ...] | None = None) -> DatasetTable:
         """The entries as columns."""
         entries = list(self.entries.values())
         count = len(entries)
         sizes = np.array([e.size or (0, 0) for e in entries], dtype=np.int32).reshape(count, 2)
-        return ImageList(
+        return DatasetTable(
             keys=tuple(e.key for e in entries),
             paths=tuple(e.path for e in entries),
             stated_sizes=sizes,

@@ -30,7 +30,7 @@ from kohya_bucket.sdscripts.config.keys import (
     arguments,
     config_name,
 )
-from kohya_bucket.sdscripts.config.model import ImageList, Reading
+from kohya_bucket.sdscripts.config.model import DatasetTable, Reading
 from kohya_bucket.texts import counted, some
 
 __all__ = ["Config", "ReadDataset", "RunFile", "read_config", "read_folders", "run_file", "source_from_folders"]
@@ -43,8 +43,8 @@ class ReadDataset:
     """One dataset with its images; `validation` is None where nothing is held back."""
 
     config: DatasetConfig
-    images: ImageList
-    validation: ImageList | None = None
+    images: DatasetTable
+    validation: DatasetTable | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _read(
     base = source.path.resolve().parent if source.path else None
     kept = (checked.kohya_bucket or {}).get("metadata_cache")
     reading = Reading(findings, release, base, check_captions, kept if isinstance(kept, str) and kept else "auto")
-    read: list[tuple[DatasetConfig, ImageList]] = []
+    read: list[tuple[DatasetConfig, DatasetTable]] = []
     for dataset in datasets:
         images = _list(dataset, reading)
         if images.predefined is not None:
@@ -171,7 +171,7 @@ def _read(
     return Config(source.path, tuple(out), checked.kohya_bucket, findings, trainer=trainer)
 
 
-def _list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> ImageList:
+def _list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:
     if not training and dataset.kind is not Kind.DREAMBOOTH:
         reading = replace(reading, findings=Findings(), check_captions=False)
     if dataset.kind is Kind.FINE_TUNING:
