@@ -22,7 +22,7 @@ from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.encode.batch_encoder import noise_seed
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.npz.read_write import read_npz
-from kohya_bucket.sdscripts.caching.session import CacheItem, settle_latents
+from kohya_bucket.sdscripts.caching.session import CacheItem, ensure_npz_current
 from kohya_bucket.sdscripts.caching.shards import ShardCache
 
 
@@ -119,7 +119,7 @@ def test_what_sdscripts_encodes_is_read_and_kept(unpatched, family, tmp_path):
     items = []
     for info, path in zip(infos, cached_by_sdscripts(family, infos), strict=True):
         item = CacheItem(info.absolute_path, info.bucket_reso, info.image_size, True, False)
-        assert settle_latents(path, item, family.arch) == ([], False)
+        assert ensure_npz_current(path, item, family.arch) == ([], False)
         found = read_npz(path, info.bucket_reso, family.arch)
         cache.save(item, found.latents, found.crop_ltrb, found.flipped)
         items.append((item, path))

@@ -39,8 +39,8 @@ from kohya_bucket.sdscripts.caching.session import (  # noqa: E402
     CacheItem,
     architecture_of,
     architecture_read_by,
+    ensure_npz_current,
     save_latents,
-    settle_latents,
 )
 from kohya_bucket.sdscripts.caching.text import check_text_npz, savez  # noqa: E402
 from kohya_bucket.sdscripts.checkout import npz_version  # noqa: E402
@@ -179,7 +179,7 @@ def test_the_check_names_what_sdscripts_would_train_or_stop_at(family, tmp_path)
                  torch.from_numpy(latents.flipped), torch.from_numpy(latents.alpha_mask))  # fmt: skip
 
     def reasons(**changes):
-        return as_text(settle_latents(path, replace(item, **changes), family.arch)[0])
+        return as_text(ensure_npz_current(path, replace(item, **changes), family.arch)[0])
 
     assert reasons() == ""
     assert family.strategy.is_disk_cached_latents_expected(BUCKET, str(path), True, True)

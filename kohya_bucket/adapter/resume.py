@@ -121,12 +121,12 @@ class ResumeHooks:
         else:
             self._resume(self.sampler, Path(input_dir))
 
-    def went_on(self, sampler: PlanSampler, point: ResumePoint, folder: Path) -> None:
+    def on_resumed(self, sampler: PlanSampler, point: ResumePoint, folder: Path) -> None:
         """The sampler stands where the state in `folder` was saved."""
         if is_first_process():
             logger.info("going on with batch %d of epoch %d", point.done + 1, point.epoch)
 
-    def found_no_place(self, sampler: PlanSampler, folder: Path, error: NoPlaceError) -> None:
+    def on_no_place(self, sampler: PlanSampler, folder: Path, error: NoPlaceError) -> None:
         """The state in `folder` does not say at which image of this data set it was saved."""
         if is_first_process():
             logger.warning("%s: the epoch starts again from its first image", one_line(error))
@@ -154,9 +154,9 @@ class ResumeHooks:
         try:
             position = read_position(folder, sampler.planner, sampler.planned_ranks)
         except NoPlaceError as error:
-            self.found_no_place(sampler, folder, error)
+            self.on_no_place(sampler, folder, error)
         else:
-            self.went_on(sampler, sampler.resume(position), folder)
+            self.on_resumed(sampler, sampler.resume(position), folder)
 
     def _on_start(self, first: int) -> None:
         # The accelerator counts the batches of an epoch; states are saved, and gradients accumulated, by it. With

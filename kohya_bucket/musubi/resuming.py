@@ -21,8 +21,8 @@ logger = logging.getLogger("kohya_bucket")
 class MusubiResume(ResumeHooks):
     """One training run of musubi-tuner."""
 
-    def went_on(self, sampler: PlanSampler, point: ResumePoint, folder: Path) -> None:
-        super().went_on(sampler, point, folder)
+    def on_resumed(self, sampler: PlanSampler, point: ResumePoint, folder: Path) -> None:
+        super().on_resumed(sampler, point, folder)
         if is_first_process():
             logger.info(
                 "the trainer itself counts steps and epochs from 0 again: the rest of epoch %d is its first epoch, and "

@@ -91,7 +91,7 @@ def own_random(seed: int) -> Iterator[None]:
         random.setstate(state)
 
 
-# Images weigh the same on any number of GPUs through the batch's `loss_weights`; not every trainer heeds them.
+# Images weigh the same on any number of GPUs through the batch's `loss_weights`; not every trainer reads them.
 
 
 _KEY = "loss_weights"
@@ -108,7 +108,7 @@ def weighed(batch: dict[str, object], scale: float) -> dict[str, object]:
 def say_what_is_not_weighed(sampler: PlanSampler) -> None:
     """Warn where ranks of a step train unequal numbers of images and the trainer takes the mean of each rank's."""
     unequal = sampler.unequal_steps
-    if unequal and is_first_process() and not _trainer_heeds_weights():
+    if unequal and is_first_process() and not _trainer_uses_weights():
         logger.warning(
             "%d of %d steps leave GPUs with unequal numbers of images, and this trainer ignores loss_weights: "
             "images on the GPU with fewer count for more; remainder = 'pad' makes the numbers equal",
@@ -117,7 +117,7 @@ def say_what_is_not_weighed(sampler: PlanSampler) -> None:
         )
 
 
-def _trainer_heeds_weights() -> bool:
+def _trainer_uses_weights() -> bool:
     """Whether the program that runs, or one that it is built on, reads the weights of its batches.
 
     sd-scripts' programs lie beside its `library`; `sdxl_train.py` and `fine_tune.py` do not read them.

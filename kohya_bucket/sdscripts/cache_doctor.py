@@ -28,7 +28,7 @@ from kohya_bucket.sdscripts.config import Config
 from kohya_bucket.sdscripts.doctor import version_of
 from kohya_bucket.sdscripts.wanted_latents import items_of, wanted_by_config
 
-__all__ = ["Lacking", "cache_section", "check_room", "nbytes_of"]
+__all__ = ["Lacking", "cache_section", "check_disk_space", "nbytes_of"]
 
 _ENCODING = EncodeOptions("", "float32", "latents", False, False, "auto", "")
 
@@ -98,7 +98,7 @@ def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
         if found is not None:
             lacking.append(Lacking(arch.name, arch.values_per_pixel, found))
     lacking = lacking or _of_any_family(parts)
-    check_room(section, lacking, None)
+    check_disk_space(section, lacking, None)
 
 
 def _files_of(
@@ -143,7 +143,7 @@ def _shards(section: Section, parts: Sequence[LatentItems], folder: Place) -> No
             lacking.append(part.subset(np.flatnonzero(found.to_do).tolist()))
         _say(section, str(folder), sum(map(len, parts)), reasons)
     if isinstance(folder, Path):
-        check_room(section, _of_any_family(lacking), folder)
+        check_disk_space(section, _of_any_family(lacking), folder)
 
 
 def _in_store(store: LatentStore, part: LatentItems) -> Comparison:
@@ -184,7 +184,7 @@ class Lacking:
     parts: Sequence[LatentItems]
 
 
-def check_room(section: Section, lacking: Sequence[Lacking], store: Path | None) -> None:
+def check_disk_space(section: Section, lacking: Sequence[Lacking], store: Path | None) -> None:
     """Compare what is to be written with what is free, disk by disk.
 
     Args:

@@ -64,7 +64,7 @@ class TrainerResume(ResumeHooks):
     def accumulation(self) -> int:
         return int(self._argument("gradient_accumulation_steps") or 1)
 
-    def went_on(self, sampler: PlanSampler, point: ResumePoint, folder: Path) -> None:
+    def on_resumed(self, sampler: PlanSampler, point: ResumePoint, folder: Path) -> None:
         asked, counted, update = self._asked(), counted_by_trainer(folder), self._update_at(point)
         if asked is None or asked == update:
             other = "" if counted in (None, update) else f" (update {counted} of the saved run, whose updates differ)"
@@ -72,12 +72,12 @@ class TrainerResume(ResumeHooks):
         else:
             self._begin_at(sampler, asked, f" as asked for, though the state was saved after update {update}")
 
-    def found_no_place(self, sampler: PlanSampler, folder: Path, error: NoPlaceError) -> None:
+    def on_no_place(self, sampler: PlanSampler, folder: Path, error: NoPlaceError) -> None:
         asked = self._asked()
         if asked is None and self._argument("skip_until_initial_step"):
             asked = counted_by_trainer(folder)
         if asked is None:
-            super().found_no_place(sampler, folder, error)
+            super().on_no_place(sampler, folder, error)
         else:
             self._begin_at(sampler, asked, f" in this run's own order: {error}")
 

@@ -19,8 +19,8 @@ from kohya_bucket.sdscripts.caching.session import (
     CacheItem,
     architecture_of,
     architecture_read_by,
+    ensure_npz_current,
     save_latents,
-    settle_latents,
 )
 from kohya_bucket.sdscripts.caching.text import check_text_npz, savez
 
@@ -56,7 +56,7 @@ def test_a_saved_cache_is_checked_by_everything_it_depends_on(tmp_path, image):
     assert (known.source_bytes, known.source_mtime_ns, "") == source_identity(image)
 
     def reasons(**changes):
-        return settle_latents(path, replace(item, **changes), SDXL)[0]
+        return ensure_npz_current(path, replace(item, **changes), SDXL)[0]
 
     assert reasons() == reasons(vae="") == reasons(flip=False) == []
     for changes, reason in (

@@ -26,10 +26,10 @@ from kohya_bucket.sdscripts.caching.session import (
     CachingSession,
     architecture_of,
     architecture_read_by,
+    ensure_npz_current,
     forget_wishes,
     replaced,
     save_latents,
-    settle_latents,
 )
 from kohya_bucket.sdscripts.caching.shards import ShardSession, remember_cache
 from kohya_bucket.sdscripts.wording import recached_lines
@@ -129,7 +129,7 @@ class NpzSession(CachingSession):
 
     def why_missing(self, path: str, item: CacheItem) -> list[Reason]:
         """Also puts latents that serve where this sd-scripts finds them: another version may have written them."""
-        reasons, moved = settle_latents(path, item, self.arch)
+        reasons, moved = ensure_npz_current(path, item, self.arch)
         self.moved += moved
         return reasons
 

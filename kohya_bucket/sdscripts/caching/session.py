@@ -37,10 +37,10 @@ __all__ = [
     "architecture_of",
     "architecture_read_by",
     "as_array",
+    "ensure_npz_current",
     "forget_wishes",
     "replaced",
     "save_latents",
-    "settle_latents",
 ]
 
 
@@ -82,10 +82,10 @@ class CacheItem:
         """
         unknown = () if self.vae else (Stale.VAE,)
         try:
-            print_ = self.fingerprint(dtype)
+            fingerprint = self.fingerprint(dtype)
         except OSError:
-            print_, unknown = self._fingerprint(dtype, -1, -1), (*unknown, Stale.SOURCE)
-        entry = StoreEntry(Path(self.image).name, print_, as_pair(self.original_size), (0.0, 0.0, 0.0, 0.0))
+            fingerprint, unknown = self._fingerprint(dtype, -1, -1), (*unknown, Stale.SOURCE)
+        entry = StoreEntry(Path(self.image).name, fingerprint, as_pair(self.original_size), (0.0, 0.0, 0.0, 0.0))
         return entry, unknown
 
     def _fingerprint(self, dtype: str, nbytes: int, mtime: int) -> Fingerprint:
@@ -134,7 +134,7 @@ def architecture_read_by(strategy: Any) -> Architecture | None:
     )
 
 
-def settle_latents(path: str | os.PathLike[str], item: CacheItem, arch: Architecture) -> tuple[list[Reason], bool]:
+def ensure_npz_current(path: str | os.PathLike[str], item: CacheItem, arch: Architecture) -> tuple[list[Reason], bool]:
     """Why an item must be encoded, and none if it is in the npz as `arch` reads it; see `settle_npz`.
 
     Returns the reasons, and whether latents that lay elsewhere were put there. They are stale if the file is missing,
@@ -173,9 +173,9 @@ def save_latents(
         plain, as_pair(item.original_size), (left, top, right, bottom), mirrored,
         None if alpha_mask is None else as_array(alpha_mask),
     )  # fmt: skip
-    print_ = item.fingerprint()
+    fingerprint = item.fingerprint()
     write_npz(
-        Path(path), found, as_pair(item.bucket_reso), family, print_, source_name=Path(item.image).name, sync=sync
+        Path(path), found, as_pair(item.bucket_reso), family, fingerprint, source_name=Path(item.image).name, sync=sync
     )  # fmt: skip
 
 

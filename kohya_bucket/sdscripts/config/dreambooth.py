@@ -26,7 +26,7 @@ from kohya_bucket.sdscripts.config.files import (
     written_ns,
 )
 from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, SubsetConfig
-from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, usable_subsets
+from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, is_used
 from kohya_bucket.texts import counted, some
 
 __all__ = ["balanced", "cached_captions", "list_controlnet", "list_dreambooth", "split"]
@@ -48,10 +48,13 @@ def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = T
     wanted = 0
     # Findings about folders belong to the training pass; a second pass would repeat them.
     quiet = reading if training else replace(reading, findings=Findings(), check_captions=False)
-    subsets = usable_subsets(dataset, training, quiet.findings)
-    subset = next(subsets, None)
-    while subset is not None:
+    seen: set[str | None] = set()
+    for subset in dataset.subsets:
+        if not is_used(subset, seen, training, quiet.findings):
+            continue
         images = _images_of(subset, dataset, registry, quiet, training)
+        if images:
+            seen.add(subset.source)
         repeats = subset.num_repeats if training else 1
         wanted += 0 if subset.is_reg else repeats * len(images)
         for image in images:
@@ -61,20 +64,12 @@ def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = T
                 regular.append(entry)
             else:
                 registry.add(entry)
-        subset = _next(subsets, bool(images))
     for entry, count in zip(regular, balanced([e.repeats for e in regular], wanted), strict=True):
         if count:
             registry.add(replace(entry, repeats=count))
     if training:
         _report_regularization(dataset, regular, wanted, quiet.findings)
     return registry
-
-
-def _next(subsets: object, used: bool) -> SubsetConfig | None:
-    try:
-        return subsets.send(used)  # type: ignore[attr-defined,no-any-return]
-    except StopIteration:
-        return None
 
 
 def as_list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:

@@ -21,7 +21,7 @@ from kohya_bucket.sdscripts.config.files import (
     why_missing,
 )
 from kohya_bucket.sdscripts.config.keys import NEWEST, Change, DatasetConfig, Release, SubsetConfig
-from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, usable_subsets
+from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, is_used
 from kohya_bucket.texts import json_mistake, some
 
 __all__ = ["list_finetuning", "metadata_captions"]
@@ -31,7 +31,11 @@ def list_finetuning(dataset: DatasetConfig, reading: Reading) -> DatasetTable:
     """The images of all metadata files; in 0.10 those with the longest keys first, in 0.9 in file order."""
     registry = Registry()
     joined = Change.IMAGE_LISTS in reading.release
-    for subset in usable_subsets(dataset, True, reading.findings):
+    seen: set[str | None] = set()
+    for subset in dataset.subsets:
+        if not is_used(subset, seen, True, reading.findings):
+            continue
+        seen.add(subset.source)
         metadata = _read_metadata(subset, reading)
         if not metadata:
             continue

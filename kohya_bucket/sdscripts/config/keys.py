@@ -219,11 +219,9 @@ class SubsetConfig:
     )
 
     @property
-    def identity(self) -> tuple[str | None, ...]:
-        """What sd-scripts compares to find a subset that was given twice."""
-        if self.kind is Kind.FINE_TUNING:
-            return (self.metadata_file,)
-        return (self.image_dir,)
+    def source(self) -> str | None:
+        """Where its images come from: what sd-scripts compares to find a subset that was given twice."""
+        return self.metadata_file if self.kind is Kind.FINE_TUNING else self.image_dir
 
 
 @dataclass(frozen=True)

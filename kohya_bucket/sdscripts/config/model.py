@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +20,10 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
-from kohya_bucket.sdscripts.config.keys import NEWEST, DatasetConfig, Kind, Release, SubsetConfig
+from kohya_bucket.sdscripts.config.keys import NEWEST, Kind, Release, SubsetConfig
 from kohya_bucket.texts import some
 
-__all__ = ["DatasetTable", "Entry", "Reading", "Registry", "Sizes", "usable_subsets"]
+__all__ = ["DatasetTable", "Entry", "Reading", "Registry", "Sizes", "is_used"]
 
 
 @dataclass(frozen=True)
@@ -146,25 +146,20 @@ class Reading:
     written_caches: dict[str, list[str]] = field(default_factory=dict)
 
 
-def usable_subsets(dataset: DatasetConfig, training: bool, findings: Findings) -> Iterator[SubsetConfig]:
-    """The subsets that sd-scripts does not pass over: repeats of 1 or more, and each folder or file once.
+def is_used(subset: SubsetConfig, seen: set[str | None], training: bool, findings: Findings) -> bool:
+    """Whether sd-scripts takes a subset: with repeats of 1 or more, and each folder or file once.
 
-    A caller that finds a subset empty must `send(False)`: it then does not count as given.
+    Args:
+        seen: folders or files of the subsets before it; one that turned out to be empty does not count.
     """
-    seen: set[tuple[str | None, ...]] = set()
-    for subset in dataset.subsets:
-        repeats = subset.num_repeats if training or subset.kind is not Kind.DREAMBOOTH else 1
-        name = subset.metadata_file if subset.kind is Kind.FINE_TUNING else subset.image_dir
-        if repeats < 1:
-            message = f"num_repeats is {repeats}, so sd-scripts skips {name!r}"
-            findings.warning("no-repeats", subset.place, message, "set it to 1 or more, or remove the subset")
-            continue
-        if subset.identity in seen:
-            message = f"{name!r} was given before in this dataset; sd-scripts uses the first and skips this one"
-            findings.warning("duplicate-subset", subset.place, message, "remove one; use num_repeats to repeat it")
-            continue
-        if (yield subset) is not False:
-            seen.add(subset.identity)
+    repeats = subset.num_repeats if training or subset.kind is not Kind.DREAMBOOTH else 1
+    if repeats < 1:
+        message = f"num_repeats is {repeats}, so sd-scripts skips {subset.source!r}"
+        findings.warning("no-repeats", subset.place, message, "set it to 1 or more, or remove the subset")
+    elif subset.source in seen:
+        message = f"{subset.source!r} was given before in this dataset; sd-scripts uses the first and skips this one"
+        findings.warning("duplicate-subset", subset.place, message, "remove one; use num_repeats to repeat it")
+    return repeats >= 1 and subset.source not in seen
 
 
 # The growing image list of one dataset: entries under keys, as sd-scripts' `register_image` keeps them.
