@@ -33,7 +33,6 @@ from kohya_bucket.sdscripts.config import (
     read_folders,
 )  # fmt: skip
 from kohya_bucket.sdscripts.config.check import REFUSALS
-from kohya_bucket.sdscripts.config.finetuning import metadata_captions
 from kohya_bucket.sdscripts.config.keys import Level, known_keys
 from kohya_bucket.sdscripts.config.model import DatasetTable
 from kohya_bucket.sdscripts.plan import overview
@@ -164,10 +163,10 @@ def assert_same_images(images: DatasetTable, dataset: Any, seeded: bool) -> None
             assert tuple(info.image_size) == tuple(stated)
 
 
-def assert_same_captions(dataset: ReadDataset, other: Any, release: Release) -> None:
-    of_subset = [metadata_captions(subset, release) for subset in dataset.config.subsets]
-    for key, number in zip(dataset.images.keys, dataset.images.subset.tolist(), strict=True):
-        assert of_subset[number - 1][key] == other.image_data[key].caption
+def assert_same_captions(dataset: ReadDataset, other: Any) -> None:
+    captions = dataset.images.captions or (None,) * len(dataset.images)
+    for key, caption in zip(dataset.images.keys, captions, strict=True):
+        assert (caption or "") == (other.image_data[key].caption or "")
 
 
 def assert_same_plan(mine: Config, others: Any) -> None:
@@ -220,8 +219,8 @@ def compare(config: dict[str, Any], folder: Path, real: SimpleNamespace, *given:
         split = dataset.config.validation_split > 0 and dataset.config.validation_seed is None
         assert_same_images(dataset.images, other, seeded=not split)
         SKIPPED.append(len(dataset.images.skipped))
-        if dataset.config.kind is Kind.FINE_TUNING and Change.IMAGE_LISTS in real.release:
-            assert_same_captions(dataset, other, real.release)
+        if (dataset.config.kind is not Kind.FINE_TUNING or Change.IMAGE_LISTS in real.release) and not split:
+            assert_same_captions(dataset, other)
     assert_same_plan(mine, train.datasets)
     held_back = [d for d in mine.datasets if d.validation is not None]
     assert len(held_back) == (len(validation.datasets) if validation is not None else 0)

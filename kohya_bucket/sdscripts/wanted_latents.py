@@ -18,10 +18,7 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
-from kohya_bucket.sdscripts.config import Config, DatasetTable, Kind, ReadDataset, SubsetConfig
-from kohya_bucket.sdscripts.config.dreambooth import cached_captions
-from kohya_bucket.sdscripts.config.files import caption_of
-from kohya_bucket.sdscripts.config.finetuning import metadata_captions
+from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset, SubsetConfig
 from kohya_bucket.sdscripts.config.model import Sizes
 
 __all__ = ["CachedSizes", "cached_sizes", "collection_names", "items_of", "wanted_by_config"]
@@ -56,7 +53,7 @@ def wanted_by_config(
         gpus: numbers of processes that will train; with the batch size of the config they decide what is moved.
 
     Raises:
-        ConfigError: options that exclude each other, or a caption file at which sd-scripts stops.
+        ConfigError: options that exclude each other.
     """
     options = options or AdapterOptions()
     pairs = list(zip(config.datasets, collection_names(config), strict=True))
@@ -126,8 +123,7 @@ def _of_dataset(
             encoding, flip=encoding.flip or flip, mask=encoding.mask or mask, interpolation=interpolation,
             collection=part.collection,
         )  # fmt: skip
-        owners = [subsets[int(images.subset[i])] for i in rows.tolist()]
-        captions = _captions(paths, [images.keys[i] for i in rows.tolist()], owners)
+        captions = [images.captions[i] for i in rows.tolist()] if images.captions else None
         out.append(
             LatentItems.from_placement(
                 paths, sizes[rows], part.placement.select(members), own, images_root, captions=captions,
@@ -147,19 +143,6 @@ def _way(subset: SubsetConfig, dataset: ReadDataset) -> tuple[bool, bool, str] |
     return (
         subset.flip_aug, subset.alpha_mask, subset.resize_interpolation or dataset.config.resize_interpolation or "auto"
     )  # fmt: skip
-
-
-def _captions(paths: Sequence[str], keys: Sequence[str], subsets: Sequence[SubsetConfig]) -> list[str | None]:
-    """What sd-scripts would train each image with, from its caption file or from the metadata that it reads instead."""
-    known: dict[int, dict[str, str]] = {}
-    out: list[str | None] = []
-    for path, key, subset in zip(paths, keys, subsets, strict=True):
-        listed = subset.kind is Kind.FINE_TUNING
-        if subset.number not in known:
-            known[subset.number] = metadata_captions(subset) if listed else cached_captions(subset)
-        caption = known[subset.number].get(key)
-        out.append(caption_of(path, subset) if caption is None and not listed else caption)
-    return out
 
 
 # At which sizes the images of a dataset are cached: their own, those of other resolutions, and where they may move.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.items import EncodeOptions
-from kohya_bucket.sdscripts.config import read_config
+from kohya_bucket.sdscripts.config import Severity, read_config
 from kohya_bucket.sdscripts.wanted_latents import wanted_by_config
 
 CONFIG = "[[datasets]]\nresolution = 512\nenable_bucket = true\n[[datasets.subsets]]\nimage_dir = 'data'\n{}\n"
@@ -25,7 +25,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def stored(subset: str = "") -> dict[str, str | None]:
     Path("c.toml").write_text(CONFIG.format(subset), encoding="utf-8")
-    read = read_config("c.toml", check_captions=False)
+    read = read_config("c.toml")
     parts = wanted_by_config(read, EncodeOptions("vae"), Path.cwd())
     return {Path(p).name: c for part in parts for p, c in zip(part.paths, part.captions or [], strict=True)}
 
@@ -48,8 +48,9 @@ def test_the_first_line_or_every_one_that_is_not_blank() -> None:
 def test_a_caption_at_which_sd_scripts_stops_is_named(caption: bytes, why: str) -> None:
     image("a", b"fine")
     image("b", caption)
-    with pytest.raises(ConfigError, match=f"b.caption {why}.*, which makes sd-scripts stop"):
-        stored("class_tokens = 'cat'")
+    assert stored("class_tokens = 'cat'") == {"a.png": "fine", "b.png": "cat"}
+    (error,) = read_config("c.toml").findings.of(Severity.ERROR)
+    assert re.search(f"b.caption {why}.*, which makes sd-scripts stop", error.message)
 
 
 def test_captions_of_metadata(workplace: Path) -> None:

@@ -15,10 +15,10 @@ from kohya_bucket.sdscripts.config.files import (
     CACHE_FILE,
     Folder,
     are_stated_truly,
-    check_captions,
     check_stems,
     missing_folder,
     note_ignored,
+    read_captions,
     read_folder,
     skipped_images,
     supported_extensions,
@@ -29,7 +29,7 @@ from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, SubsetConf
 from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, is_used
 from kohya_bucket.texts import counted, some
 
-__all__ = ["balanced", "cached_captions", "list_controlnet", "list_dreambooth", "split"]
+__all__ = ["balanced", "list_controlnet", "list_dreambooth", "split"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class _Listed:
     path: str
     noted: tuple[int, int] | None = None
     trusted: bool = True
+    caption: str | None = None
 
 
 def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = True) -> Registry:
@@ -47,7 +48,7 @@ def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = T
     regular: list[Entry] = []
     wanted = 0
     # Findings about folders belong to the training pass; a second pass would repeat them.
-    quiet = reading if training else replace(reading, findings=Findings(), check_captions=False)
+    quiet = reading if training else replace(reading, findings=Findings())
     seen: set[str | None] = set()
     for subset in dataset.subsets:
         if not is_used(subset, seen, training, quiet.findings):
@@ -59,7 +60,7 @@ def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = T
         wanted += 0 if subset.is_reg else repeats * len(images)
         for image in images:
             size = image.noted if image.trusted else None
-            entry = Entry(image.path, image.path, repeats, subset.number, size, subset.is_reg)
+            entry = Entry(image.path, image.path, repeats, subset.number, size, subset.is_reg, image.caption)
             if subset.is_reg:
                 regular.append(entry)
             else:
@@ -103,8 +104,9 @@ def _images_of(
         return []
     images = _large_enough(images, dataset, subset, registry, reading)
     paths = [image.path for image in images]
-    if fresh and reading.check_captions:
-        check_captions(paths, folder.names, subset, findings)
+    if fresh and reading.captions:
+        captions = read_captions(paths, folder.names, subset, findings)
+        images = [replace(image, caption=caption) for image, caption in zip(images, captions, strict=True)]
     check_stems(paths, where, findings)
     # a share above 1 trains nothing, as in sd-scripts; an infinite one, at which it stops, is reported with the values
     if 0 < dataset.validation_split < math.inf:
@@ -114,7 +116,7 @@ def _images_of(
             _report_cache_and_split(subset, fresh, reading)
             images = split(images, dataset.validation_split, dataset.validation_seed, training)
     if fresh and subset.cache_info:
-        reading.written_caches[_cache_path(subset)] = [image.path for image in images]
+        reading.written_caches[_cache_path(subset)] = images
     return images
 
 
@@ -137,28 +139,16 @@ def _cache_path(subset: SubsetConfig) -> str:
     return os.path.join(subset.image_dir or "", CACHE_FILE)
 
 
-def cached_captions(subset: SubsetConfig) -> dict[str, str]:
-    """{image: caption} of the `metadata_cache.json` that sd-scripts reads in place of caption files; none without it.
-
-    Raises:
-        OSError, ValueError: the file cannot be read; listing the images says why.
-    """
-    path = _cache_path(subset)
-    if not subset.cache_info or not os.path.isfile(path):
-        return {}
-    with open(path, encoding="utf-8") as file:
-        return {image: str(entry["caption"]) for image, entry in json.load(file).items()}
-
-
 def _cached(subset: SubsetConfig, folder: Folder, dataset: DatasetConfig, reading: Reading) -> list[_Listed] | None:
     """The images that a `metadata_cache.json` lists, with their stated sizes; None where there is none yet."""
     path = _cache_path(subset)
     if path in reading.written_caches:
-        return [_Listed(image) for image in reading.written_caches[path]]
+        return list(reading.written_caches[path])
     if not os.path.isfile(path):
         return None
     findings, where = reading.findings, subset.place
     noted: dict[str, tuple[int, int]] = {}
+    captions: dict[str, str] = {}
     try:
         with open(path, encoding="utf-8") as file:
             for image, entry in json.load(file).items():
@@ -166,7 +156,7 @@ def _cached(subset: SubsetConfig, folder: Folder, dataset: DatasetConfig, readin
                 noted[image] = int(width), int(height)
                 if max(noted[image]) >= 1 << 31:
                     raise ValueError(f"{image} has the resolution {entry['resolution']}")
-                entry["caption"]
+                captions[image] = str(entry["caption"])
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         message = f"{path} is not usable ({type(error).__name__}: {error}), and sd-scripts stops at it"
         findings.error("broken-cache", where, message, "delete it; it is written again", (path,))
@@ -190,7 +180,8 @@ def _cached(subset: SubsetConfig, folder: Folder, dataset: DatasetConfig, readin
             f"({some(gone)})"
         )
         findings.error("missing-image", where, message, "delete the file; it is written again", gone)
-    return [_Listed(image, size, true) for (image, size), true in zip(noted.items(), truly, strict=True)]
+    sizes = zip(noted.items(), truly, strict=True)
+    return [_Listed(image, size, true, captions[image]) for (image, size), true in sizes]
 
 
 def _report_cache_and_split(subset: SubsetConfig, fresh: bool, reading: Reading) -> None:

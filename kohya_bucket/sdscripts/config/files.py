@@ -30,11 +30,10 @@ __all__ = [
     "Folder",
     "Skips",
     "are_stated_truly",
-    "caption_of",
-    "check_captions",
     "check_stems",
     "image_named",
     "missing_folder",
+    "read_captions",
     "read_folder",
     "skipped_images",
     "supported_extensions",
@@ -177,23 +176,33 @@ def why_missing(path: str, base: Path | None) -> str:
 _USUAL = (".txt", ".caption", ".tags", ".text")
 
 
-def check_captions(images: Sequence[str], names: frozenset[str], subset: SubsetConfig, findings: Findings) -> None:
-    """Name images without caption, captions under another extension, and files at which sd-scripts stops.
+def read_captions(
+    images: Sequence[str], names: frozenset[str], subset: SubsetConfig, findings: Findings
+) -> list[str | None]:
+    """[N] the captions that sd-scripts trains of images of a folder; None where there is none.
+
+    The first line of an image's file, or with `enable_wildcard` all lines that are not blank; the class tokens where
+    there is no file. Images without caption, captions under another extension, and files at which sd-scripts stops are
+    named.
 
     Args:
-        images: those of the subset.
+        images: [N] those of the subset.
         names: of everything in their folder.
     """
+    captions: list[str | None] = []
     missing: list[str] = []
     blank: list[str] = []
     broken: list[str] = []
     elsewhere: Counter[str] = Counter()
     for path in images:
+        caption = None
         try:
             caption = _read_caption(path, subset)
         except ConfigError as error:
             broken.append(str(error))
             continue
+        finally:
+            captions.append(subset.class_tokens if caption is None else caption)
         if caption == "":
             blank.append(path)
         elif caption is None:
@@ -208,6 +217,7 @@ def check_captions(images: Sequence[str], names: frozenset[str], subset: SubsetC
         findings.warning("blank-caption", subset.place, f"{message} ({some(blank)})", "put the caption first", blank)
     if missing:
         _report_missing(missing, elsewhere, len(images), subset, findings)
+    return captions
 
 
 def _report_missing(
@@ -228,21 +238,12 @@ def _report_missing(
         findings.warning("no-captions", where, message, "add captions or class_tokens", missing)
 
 
-def caption_of(image: str, subset: SubsetConfig) -> str | None:
-    """The caption that sd-scripts trains of an image of a folder; None if it has none.
-
-    The first line of its file, or with `enable_wildcard` all lines that are not blank; the class tokens where there
-    is no file.
+def _read_caption(image: str, subset: SubsetConfig) -> str | None:
+    """The caption in an image's file; None without a file.
 
     Raises:
         ConfigError: a file that is not UTF-8, empty, or cannot be read: sd-scripts stops at it.
     """
-    caption = _read_caption(image, subset)
-    return subset.class_tokens if caption is None else caption
-
-
-def _read_caption(image: str, subset: SubsetConfig) -> str | None:
-    """The caption in an image's file; None without a file."""
     stem = os.path.splitext(image)[0]
     parts, extension = stem.split("_"), subset.caption_extension
     # beside the image, then without the four numbers of a face's position

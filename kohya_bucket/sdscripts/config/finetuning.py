@@ -20,11 +20,11 @@ from kohya_bucket.sdscripts.config.files import (
     warn_of_skips,
     why_missing,
 )
-from kohya_bucket.sdscripts.config.keys import NEWEST, Change, DatasetConfig, Release, SubsetConfig
+from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, Release, SubsetConfig
 from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, is_used
 from kohya_bucket.texts import json_mistake, some
 
-__all__ = ["list_finetuning", "metadata_captions"]
+__all__ = ["list_finetuning"]
 
 
 def list_finetuning(dataset: DatasetConfig, reading: Reading) -> DatasetTable:
@@ -41,6 +41,7 @@ def list_finetuning(dataset: DatasetConfig, reading: Reading) -> DatasetTable:
             continue
         entries = _entries_0_10(metadata, subset, reading.release) if joined else _entries_0_9(metadata, subset)
         for entry in _trained(list(entries), dataset, subset, registry, reading):
+            entry.caption = _caption(metadata[entry.key], subset, reading.release)
             registry.add(entry)
         if joined and Change.TAGS_ALONE not in reading.release:
             _report_lost_tags(metadata, subset, reading)
@@ -51,24 +52,16 @@ def list_finetuning(dataset: DatasetConfig, reading: Reading) -> DatasetTable:
     return registry.as_list(predefined)
 
 
-def metadata_captions(subset: SubsetConfig, release: Release = NEWEST) -> dict[str, str]:
-    """{key: caption} of a subset's metadata file, with the tags behind it, as sd-scripts trains them since 0.10.
-
-    Raises:
-        OSError, ValueError: the file cannot be read; `list_finetuning` says why.
-    """
-    out = {}
-    for key, entry in _parse(subset.metadata_file or "", release).items():
-        caption, tags = (entry.get(name) if isinstance(entry.get(name), str) else "" for name in ("caption", "tags"))
-        if subset.enable_wildcard and tags:
-            tags = tags.replace("\n", subset.caption_separator)
-            lines = [f"{line}{subset.caption_separator}{tags}" for line in caption.split("\n") if line.strip()]
-            if not lines and Change.TAGS_ALONE in release:
-                lines = [tags]
-            out[key] = "\n".join(lines)
-        else:
-            out[key] = subset.caption_separator.join(filter(None, (caption, tags)))
-    return out
+def _caption(entry: dict[str, Any], subset: SubsetConfig, release: Release) -> str:
+    """The caption of a metadata's entry, with the tags behind it, as sd-scripts trains them since 0.10."""
+    caption, tags = entry.get("caption") or "", entry.get("tags") or ""
+    if not (subset.enable_wildcard and tags):
+        return subset.caption_separator.join(filter(None, (caption, tags)))
+    tags = tags.replace("\n", subset.caption_separator)
+    lines = [f"{line}{subset.caption_separator}{tags}" for line in caption.split("\n") if line.strip()]
+    if not lines and Change.TAGS_ALONE in release:
+        lines = [tags]
+    return "\n".join(lines)
 
 
 def _trained(

@@ -40,6 +40,7 @@ class DatasetTable:
         repeats: [N] int64, how often an epoch trains each image.
         is_reg: [N] bool, regularization images.
         subset: [N] int32, number of the subset, from 1.
+        captions: [N] what is trained with each; None where there is none; empty where captions were not read.
         conditioning: [N] the control images of a ControlNet dataset, "" where there is none; empty otherwise.
         predefined: the bucket sizes that the metadata prescribes (sd-scripts 0.9 with prepared metadata).
         skipped: (key, reason) of the images that `skip_image_resolution` leaves out; they are in no other column.
@@ -51,6 +52,7 @@ class DatasetTable:
     repeats: npt.NDArray[np.int64]
     is_reg: npt.NDArray[np.bool_]
     subset: IntArray
+    captions: tuple[str | None, ...] = ()
     conditioning: tuple[str, ...] = ()
     predefined: tuple[tuple[int, int], ...] | None = None
     skipped: tuple[tuple[str, str], ...] = ()
@@ -68,6 +70,7 @@ class DatasetTable:
             repeats=self.repeats[rows],
             is_reg=self.is_reg[rows],
             subset=self.subset[rows],
+            captions=tuple(self.captions[i] for i in rows) if self.captions else (),
             conditioning=tuple(self.conditioning[i] for i in rows) if self.conditioning else (),
         )
 
@@ -132,7 +135,7 @@ class Reading:
         findings: where to report.
         release: the version of sd-scripts to follow.
         base: the folder of the config file.
-        check_captions: open every caption file, as sd-scripts does.
+        captions: open every caption file, as sd-scripts does.
         metadata_cache: the option of that name, for sizes that decide which images there are.
         written_caches: image lists that sd-scripts would write into `metadata_cache.json` files while it reads
             this config, and would read again for later datasets. Nothing is written here.
@@ -141,9 +144,9 @@ class Reading:
     findings: Findings
     release: Release = NEWEST
     base: Path | None = None
-    check_captions: bool = True
+    captions: bool = True
     metadata_cache: str = "auto"
-    written_caches: dict[str, list[str]] = field(default_factory=dict)
+    written_caches: dict[str, list[Any]] = field(default_factory=dict)
 
 
 def is_used(subset: SubsetConfig, seen: set[str | None], training: bool, findings: Findings) -> bool:
@@ -175,6 +178,7 @@ class Entry:
     subset: int
     size: tuple[int, int] | None = None
     is_reg: bool = False
+    caption: str | None = None
     conditioning: str = ""
 
 
@@ -220,6 +224,7 @@ class Registry:
             repeats=np.array([e.repeats for e in entries], dtype=np.int64),
             is_reg=np.array([e.is_reg for e in entries], dtype=np.bool_),
             subset=np.array([e.subset for e in entries], dtype=np.int32),
+            captions=tuple(e.caption for e in entries) if any(e.caption is not None for e in entries) else (),
             conditioning=tuple(e.conditioning for e in entries) if any(e.conditioning for e in entries) else (),
             predefined=predefined,
             skipped=tuple(self.skipped),

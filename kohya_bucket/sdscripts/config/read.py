@@ -173,7 +173,7 @@ def _read(
 
 def _list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:
     if not training and dataset.kind is not Kind.DREAMBOOTH:
-        reading = replace(reading, findings=Findings(), check_captions=False)
+        reading = replace(reading, findings=Findings())
     if dataset.kind is Kind.FINE_TUNING:
         return list_finetuning(dataset, reading)
     if dataset.kind is Kind.CONTROLNET:

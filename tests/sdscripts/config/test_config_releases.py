@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kohya_bucket.sdscripts.config import Config, Finding, Release, Severity, SubsetConfig, read_config
-from kohya_bucket.sdscripts.config.finetuning import metadata_captions
-from kohya_bucket.sdscripts.config.keys import Kind
+from kohya_bucket.sdscripts.config import Config, Finding, Release, Severity, read_config
 
 
 @pytest.fixture(autouse=True)
@@ -82,9 +80,13 @@ def test_tags_without_a_caption_are_lost_up_to_0_11_1() -> None:
     assert (finding.severity, finding.names) == (Severity.WARNING, ("a.png", "b.jpg"))
     for other in (read(wildcards), read(wildcards, "0.9.1"), read(METADATA, "0.11.1")):
         assert not found(other, "lost-tags")
-    subset = SubsetConfig(1, "", Kind.FINE_TUNING, metadata_file="meta.json", enable_wildcard=True)
-    assert metadata_captions(subset) == {"a.png": "t", "b.jpg": "t", "c.1.webp": "x,t"}
-    assert metadata_captions(subset, Release.of("0.11.1")) == {"a.png": "", "b.jpg": "", "c.1.webp": "x,t"}
+    for version, alone in (("main", "t"), ("0.11.1", "")):
+        images = read(wildcards, version).datasets[0].images
+        assert dict(zip(images.keys, images.captions, strict=True)) == {
+            "a.png": alone,
+            "b.jpg": alone,
+            "c.1.webp": "x,t",
+        }
 
 
 def test_control_images_to_spare_stop_it_before_0_10_2() -> None:
