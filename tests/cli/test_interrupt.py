@@ -58,7 +58,14 @@ def test_build_cache_keeps_what_it_has_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
-@pytest.mark.parametrize("arguments", [("plan", "c.toml", "--json"), ("compare", "data"), ("analyze", "data")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "c.toml", "--json"),
+        pytest.param(("compare", "data"), marks=pytest.mark.slow),
+        pytest.param(("analyze", "data"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_command_says_in_one_line_that_it_was_interrupted(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     make_pictures(tmp_path / "data", [(300 + i, 300) for i in range(210)])
     config = (

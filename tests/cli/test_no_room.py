@@ -23,7 +23,6 @@ COMMANDS = [
     ("build-cache", "{data}", "--quiet", "--output", "{out}/sizes.parquet"),
     ("buckets-from-dataset", "{data}", "--num", "2", "--output", "{out}/set.toml"),
     ("chart", "--preset", "sdxl", "--output", "{out}/chart.svg"),
-    ("chart", "--preset", "sdxl", "--output", "{out}/chart.png"),
     ("simulate", "{data}/0.png", "--preview", "{out}/preview.png"),
     ("patch", "install", "{out}/checkout"),
     ("patch", "remove", "{out}/checkout"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from kohya_bucket.cli import app
+from kohya_bucket.cli import app, main
 from kohya_bucket.errors import KohyaBucketError
 
 ROOT = Path(__file__).parents[2]
@@ -163,15 +164,19 @@ def test_a_threshold_that_json_cannot_hold(folder: Path, threshold: str) -> None
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437"])
-def test_drawings_are_plain_where_the_output_cannot_show_them(folder: Path, encoding: str) -> None:
+def test_drawings_are_plain_where_the_output_cannot_show_them(
+    folder: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A redirected output has the system's code page on Windows; names it lacks are escaped."""
     (folder / "0.png").rename(folder / "ж.png")
-    command = [sys.executable, "-m", "kohya_bucket", "analyze", str(folder), "--preset", "sdxl"]
-    done = subprocess.run(
-        command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)}
-    )
-    assert done.returncode == 0, done.stderr
-    text = done.stdout.decode(encoding)
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.argv", ["kohya-bucket", "analyze", str(folder), "--preset", "sdxl"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    out.flush()
+    text = out.buffer.getvalue().decode(encoding)
     assert "######" in text or "██████" in text
     assert "\\u25" not in text
     assert "\\u2192" not in text
