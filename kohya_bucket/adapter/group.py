@@ -14,9 +14,7 @@ import numpy.typing as npt
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
-from kohya_bucket.planning import ORDERS, EpochPlan, EpochPlanner
-from kohya_bucket.planning.remainders import policies_of
-from kohya_bucket.planning.resume import TrainedPart
+from kohya_bucket.planning import ORDERS, EpochPlanner
 
 __all__ = ["GroupPlanner", "ImagesInBuckets"]
 
@@ -90,17 +88,6 @@ class GroupPlanner:
         grid = None if options.model is None else TOKEN_GRIDS[options.model]
         self._tokens = None if grid is None else grid.tokens(self.bucket_sizes, [n for i in images for n in i.frames])
 
-    def plan(self, seed: int, epoch: int, world_size: int, trained: Sequence[TrainedPart] = ()) -> EpochPlan:
-        """The plan of one epoch, or what is left of it.
-
-        With the same global batch as before, the rest holds the very steps that would have followed. With another
-        one, the images that are still owed are planned anew, so that none is trained twice or missed.
-
-        Args:
-            trained: what was trained of the epoch already, in order.
-        """
-        return self.planner(world_size).plan(seed, epoch, trained)
-
     def planner(self, world_size: int, same_shape: bool | str | None = None) -> EpochPlanner:
         """What plans any epoch for a number of processes; with `same_shape`, in another way than the options say."""
         options = self.options
@@ -147,27 +134,12 @@ class GroupPlanner:
         options = self.options
         return {
             **self.planner(world_size).fingerprint,
-            "image_names": hashlib.blake2b(self._names, digest_size=8).hexdigest(),
+            "image_names": self._names,
             "max_pixels": options.max_pixels,
             "same_shape": options.same_shape,
         }
 
     @cached_property
-    def digest(self) -> str:
-        """What states held that were saved before they held a fingerprint: of the data, and of options."""
-        parts = (self.bucket_ids, self.repeats, self.bucket_sizes, self.first_image)
-        data = b"".join(np.ascontiguousarray(p, dtype="<i8").tobytes() + b"|" for p in parts)
-        options = self.options
-        plan: tuple[Any, ...] = (
-            options.remainder, options.order, options.run_length, options.max_pixels, options.same_shape
-        )  # fmt: skip
-        if options.several_sizes:
-            plan += (options.merge_max_crop, options.resolutions, options.resolution_mode, options.resolution_weights)
-        if len(policies := policies_of(options.remainder, options.small_buckets)) > 1:
-            plan += (policies[1].name,)
-        return hashlib.sha256(data + self._names + repr(plan).encode()).hexdigest()
-
-    @cached_property
-    def _names(self) -> bytes:
+    def _names(self) -> str:
         names = "\0".join(os.path.basename(key) for keys in self._keys for key in keys)  # noqa: PTH119
-        return names.encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

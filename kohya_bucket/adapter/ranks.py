@@ -6,23 +6,13 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
-from kohya_bucket.adapter.bad_images import BadImages
 from kohya_bucket.errors import KohyaBucketError
 
-__all__ = [
-    "collector_paused",
-    "is_first_process",
-    "quiet_worker",
-    "rank",
-    "stop_all_ranks_on_error",
-    "wait_for_ranks",
-    "world_size",
-]
+__all__ = ["collector_paused", "is_first_process", "stop_all_ranks_on_error", "wait_for_ranks"]
 
 
 def is_first_process() -> bool:
@@ -40,49 +30,6 @@ def collector_paused() -> Iterator[None]:
     finally:
         if running:
             gc.enable()
-
-
-def quiet_worker(
-    then: Callable[[int], Any] | None, prepare: Callable[[], None], bad_images: BadImages
-) -> Callable[[int], None]:
-    """A loader's `worker_init_fn` that leaves the memory a forked worker shares untouched.
-
-    Args:
-        then: the trainer's own, called last.
-        prepare: called first: a spawned worker has imported the trainer's modules afresh.
-        bad_images: where the worker counts what it cannot read.
-    """
-    return partial(_start_worker, then, prepare, bad_images)
-
-
-def _start_worker(
-    then: Callable[[int], Any] | None, prepare: Callable[[], None], bad_images: BadImages, worker: int
-) -> None:
-    prepare()
-    bad_images.count_here()
-    # The garbage collector writes into every object it looks at, which copies its page.
-    gc.freeze()
-    if then is not None:
-        then(worker)
-
-
-def world_size() -> int:
-    """How many processes train together."""
-    return _of_group("get_world_size", 1)
-
-
-def rank() -> int:
-    """Which of them this one is."""
-    return _of_group("get_rank", 0)
-
-
-def _of_group(question: str, alone: int) -> int:
-    import torch.distributed
-
-    distributed = torch.distributed
-    return (
-        int(getattr(distributed, question)()) if distributed.is_available() and distributed.is_initialized() else alone
-    )
 
 
 _waits: Counter[str] = Counter()
@@ -125,9 +72,9 @@ def stop_all_ranks_on_error() -> Iterator[None]:
 
 def _store_and_ranks() -> tuple[Any, int]:
     """What the processes of a run share, and their number; None where there is one."""
-    import torch.distributed
+    from torch.distributed import distributed_c10d
 
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return None, 1
-    return distributed.distributed_c10d._get_default_store(), distributed.get_world_size()
+    from kohya_bucket.datasets.agreement import world
+
+    ranks = world()[0]
+    return (None, 1) if ranks == 1 else (distributed_c10d._get_default_store(), ranks)

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.messages import exit_with_message
 from kohya_bucket.adapter.ranks import is_first_process
@@ -23,9 +21,8 @@ from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import write_file
 from kohya_bucket.planning import EpochPosition
-from kohya_bucket.planning.batch_sizes import one_or_all
-from kohya_bucket.planning.resume import OtherDataError, ResumePoint, position_of
-from kohya_bucket.texts import counted, one_line, parse_json, read_text
+from kohya_bucket.planning.resume import OtherDataError, ResumePoint
+from kohya_bucket.texts import one_line, parse_json, read_text
 
 __all__ = ["STATE_FILE", "NoPlaceError", "ResumeHooks", "read_position", "write_position"]
 
@@ -54,8 +51,6 @@ def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosit
         raise NoPlaceError(f"{folder} was saved without kohya_bucket")
     try:
         state = parse_json(read_text(file))
-        if isinstance(state, dict) and "format" in state:
-            return _before_fingerprints(state, planner)
         return EpochPosition.from_state_dict(state, planner.fingerprint(ranks))
     except OtherDataError as error:
         raise NoPlaceError(
@@ -63,17 +58,8 @@ def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosit
         ) from error
     except KohyaBucketError as error:
         raise NoPlaceError(f"{folder}: {error}") from error
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise NoPlaceError(f"{file} is damaged ({type(error).__name__}: {error})") from error
-
-
-def _before_fingerprints(state: Mapping[str, Any], planner: GroupPlanner) -> EpochPosition:
-    """A state as it was written while it held a digest: `format` 1, with seed and epoch in each part."""
-    if state["format"] != 1 or state["images"] != planner.digest:
-        raise OtherDataError("its place", [f"{counted(state['count'], 'image')} then, {len(planner.bucket_ids)} now"])
-    first = state["trained"][0]
-    parts = [(one_or_all(np.array(part["global_batch"])), part["steps"]) for part in state["trained"]]
-    return position_of(first["seed"], first["epoch"], parts)
 
 
 logger = logging.getLogger("kohya_bucket")

@@ -6,9 +6,11 @@ items is one step of the plan: one bucket, one shape, a batch for each rank.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
@@ -22,10 +24,9 @@ from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.guard import Planned, end_run
 from kohya_bucket.adapter.lost_time import advice, left_over
-from kohya_bucket.adapter.ranks import is_first_process, quiet_worker, rank, world_size
-from kohya_bucket.datasets.agreement import gather
-from kohya_bucket.planning import EpochPlan, EpochPosition
-from kohya_bucket.planning.batch_sizes import one_or_all
+from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.datasets.agreement import gather, world
+from kohya_bucket.planning import EpochPlan, EpochPlanner, EpochPosition
 from kohya_bucket.planning.fingerprint import agree
 from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.texts import counted, one_line
@@ -67,12 +68,12 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self.current_epoch = current_epoch
         self._clock = clock
         self._current_step = current_step
-        self.world_size = world_size()
+        self.world_size, self._rank = world()
         self.planned_ranks = self.world_size if planner.options.same_shape else 1
-        self.seed = _agree(planner, self.planned_ranks, seed) if self.world_size > 1 else seed
+        self.seed = self._agreed(seed) if self.world_size > 1 else seed
         self.bad_images = BadImages(planner.first_image.tolist())
-        self.on_start: Callable[[int], None] = _ignore
-        self.on_end: Callable[[], None] = _nothing
+        self.on_start: Callable[[int], object] = lambda _: None
+        self.on_end: Callable[[], object] = lambda: None
         self.exhausted = False  # all batches of the present epoch are dealt out, though not all may be trained
         self._unreadable = 0  # so many before the present epoch
         self.repeat_first = False  # the next iteration begins with each process' first batch twice
@@ -96,29 +97,29 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         """The whole plan of the present epoch."""
         now = (self.seed, self.epoch)
         if self._made is None or self._made[0] != now:
-            self._made = (now, self.planner.plan(self.seed, self.epoch, self.planned_ranks))
+            self._made = (now, self._planner.plan(*now))
         return self._made[1]
 
     def resume(self, position: EpochPosition) -> ResumePoint:
         """Train what is left of an epoch in the next iteration, and later epochs after it."""
         self.seed = position.seed
-        rest = self.planner.plan(self.seed, position.epoch, self.planned_ranks, position.done)
+        rest = self._planner.plan(self.seed, position.epoch, position.done)
         if rest.steps == 0:  # the epoch was complete
             position = position.next_epoch()
-            rest = self.planner.plan(self.seed, position.epoch, self.planned_ranks)
+            rest = self._planner.plan(self.seed, position.epoch)
         self._rest = position, rest
         return ResumePoint(rest.epoch, self._first(rest), self._length(rest) // self.world_size)
 
     def begin_at(self, epoch: int, batches: int) -> ResumePoint:
         """Leave out `batches` batches of each process at the beginning of an epoch that this run plans."""
         steps = batches * self.world_size // self.planned_ranks
-        return self.resume(EpochPosition(self.seed, epoch).at_step(steps, *self._trained_with))
+        return self.resume(self._planner.position(EpochPosition(self.seed, epoch), steps))
 
     def position(self, batches: int) -> EpochPosition:
         """Where the present epoch stands, when each process has trained so many of its batches (0: all)."""
         first, end = self._current.first_step, self._current.first_step + self._current.steps
         step = min(batches * self.world_size // self.planned_ranks, end) if batches else end
-        return self._start.at_step(max(step, first), *self._trained_with)
+        return self._planner.position(self._start, max(step, first))
 
     def summary(self, batches: int) -> str:
         """One line on what the present epoch trained, when each process has trained so many of its batches (0: all)."""
@@ -133,7 +134,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         """Of the batch with which this process has trained so many of the present epoch (0: all)."""
         plan = self._current
         last = batches - self._first(plan) if batches else self._length(plan) // self.world_size
-        return self._loss_scale(plan, (last - 1) * self.world_size + rank())
+        return self._loss_scale(plan, (last - 1) * self.world_size + self._rank)
 
     @property
     def unequal_steps(self) -> int:
@@ -147,7 +148,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
     @property
     def largest_batch(self) -> int:
         """No batch of one process has more images, in any epoch: by a budget, it may be more than the trainer's own."""
-        planner = self.planner.planner(self.planned_ranks)
+        planner = self._planner
         held = planner.demand_model.images_per_bucket * int(self.planner.repeats.max(initial=1))
         full = planner.global_batch // self.planned_ranks
         if any(policy.reason is not None and not policy.leaves_out for policy in planner.options.policies):
@@ -160,10 +161,19 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         return self.planner.fingerprint(self.planned_ranks)
 
     @property
-    def _trained_with(self) -> tuple[int | list[int], int | None]:
-        """The global batch, and the number of processes where the plan depends on it."""
-        planner = self.planner.planner(self.planned_ranks)
-        return one_or_all(planner.global_batch), planner.ranks
+    def _planner(self) -> EpochPlanner:
+        return self.planner.planner(self.planned_ranks)
+
+    def _agreed(self, seed: int) -> int:
+        """Rank 0's seed, after making sure that all ranks hold the same images."""
+        everyone = agree(
+            {**self.fingerprint, "samples": int(self.planner.repeats.sum()), "seed": seed},
+            gather,
+            "holds another data set",
+            "Every process must see the same files and settings; with a validation split, set validation_seed",
+            ignore=("seed",),
+        )
+        return int(everyone[0]["seed"])
 
     def __len__(self) -> int:
         return self._length(self.plan)
@@ -236,26 +246,6 @@ def own_batch_scale(lengths: npt.NDArray[np.integer[Any]], rank: int, world_size
     return world_size * float(lengths[rank]) / float(lengths.sum()) if rank < len(lengths) else 0.0
 
 
-def _ignore(_: int) -> None:
-    """Nobody wants to know where an iteration begins."""
-
-
-def _nothing() -> None:
-    """Nobody wants to know where an epoch ended."""
-
-
-def _agree(planner: GroupPlanner, ranks: int, seed: int) -> int:
-    """Rank 0's seed, after making sure that all ranks hold the same images."""
-    everyone = agree(
-        {**planner.fingerprint(ranks), "samples": int(planner.repeats.sum()), "seed": seed},
-        gather,
-        "holds another data set",
-        "Every process must see the same files and settings; with a validation split, set validation_seed",
-        ignore=("seed",),
-    )
-    return int(everyone[0]["seed"])
-
-
 def call_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a `DataLoader` call by name; none at all for a call that is none."""
     try:
@@ -286,5 +276,17 @@ def with_plan(arguments: dict[str, Any], sampler: PlanSampler, in_worker: Callab
         # Every iterator draws a number. From the process's own generator, that would shift a resumed run's noise.
         planned["generator"] = torch.Generator().manual_seed(sampler.seed % 2**63)
     if planned.get("num_workers"):
-        planned["worker_init_fn"] = quiet_worker(planned.get("worker_init_fn"), in_worker, sampler.bad_images)
+        own = planned.get("worker_init_fn")
+        planned["worker_init_fn"] = partial(_start_worker, own, in_worker, sampler.bad_images)
     return planned
+
+
+def _start_worker(
+    then: Callable[[int], Any] | None, prepare: Callable[[], None], bad_images: BadImages, worker: int
+) -> None:
+    prepare()
+    bad_images.count_here()
+    # The garbage collector writes into every object it looks at, which copies its page.
+    gc.freeze()
+    if then is not None:
+        then(worker)

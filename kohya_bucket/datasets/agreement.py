@@ -15,7 +15,14 @@ from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import EpochPlan
 from kohya_bucket.planning.fingerprint import agree
 
-__all__ = ["agree_on", "gather", "summary_of"]
+__all__ = ["agree_on", "gather", "summary_of", "world"]
+
+
+def world() -> tuple[int, int]:
+    """(number of ranks, this rank), as torch.distributed knows them; (1, 0) without it."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size(), dist.get_rank()
+    return 1, 0
 
 
 def time_out() -> timedelta:
@@ -43,7 +50,7 @@ def summary_of(plan: EpochPlan) -> dict[str, Any]:
 
 def gather(mine: Mapping[str, Any], group: Any = None) -> list[Mapping[str, Any]]:
     """What every rank of a process group gives, by rank; the default group is all ranks of a run."""
-    everyone: list[Any] = [None] * dist.get_world_size()
+    everyone: list[Any] = [None] * world()[0]
     dist.all_gather_object(everyone, mine, group=group)
     return everyone
 
@@ -59,7 +66,7 @@ def agree_on(plan: EpochPlan) -> None:
         RanksDifferError: the plans differ, with the difference, on every rank.
         PlanError: a rank did not come.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if world()[0] == 1:
         return
 
     def gather_soon(mine: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from kohya_bucket.checks import as_flag, integer, one_of, whole
-from kohya_bucket.datasets.agreement import agree_on
+from kohya_bucket.datasets.agreement import agree_on, world
 from kohya_bucket.datasets.planned_index import rank_indices
 from kohya_bucket.errors import PlanError
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -266,12 +265,12 @@ class BucketBatchSampler(Sampler[list[int]]):
         plan = self._plan_for(replicas)
         if replicas > 1:
             agree_on(plan)
-        trained_with = (planner := self._planner(replicas)).fingerprint["global_batch"], planner.ranks
+        planner = self._planner(replicas)
         self._live_steps = plan.first_step + plan.steps
         for step, batches in enumerate(zip(*(rank_indices(plan, r) for r in ranks), strict=True)):
             for number, batch in enumerate(batches):
                 if number == len(batches) - 1:
-                    self._live = start.at_step(plan.first_step + step + 1, *trained_with)
+                    self._live = planner.position(start, plan.first_step + step + 1)
                 yield batch
         self._start = start.next_epoch()
 
@@ -301,7 +300,7 @@ class BucketBatchSampler(Sampler[list[int]]):
                     "not of the run; images would be missed after a resume"
                 )
             read_to_its_end = 0 < self._live_steps <= step
-            position = position.at_step(step, planner.fingerprint["global_batch"], planner.ranks)
+            position = planner.position(position, step)
         if read_to_its_end:
             position = position.next_epoch()
         return position.state_dict(planner.fingerprint)
@@ -329,11 +328,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             if self._replicas is not None and self._replicas[0] != ranks:
                 raise PlanError(f"num_replicas is {self._replicas[0]}, but accelerate runs {ranks} processes")
             return ranks, int(shard.process_index), shard
-        if self._replicas is not None:
-            return *self._replicas, None
-        if dist.is_available() and dist.is_initialized():
-            return dist.get_world_size(), dist.get_rank(), None
-        return 1, 0, None
+        return *(self._replicas or world()), None
 
     def _planner(self, replicas: int) -> EpochPlanner:
         if replicas not in self._planners:

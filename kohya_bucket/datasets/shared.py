@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-from kohya_bucket.datasets.agreement import gather, time_out
+from kohya_bucket.datasets.agreement import gather, time_out, world
 from kohya_bucket.errors import KohyaBucketError, why_not_written
 from kohya_bucket.files import write_file
 
@@ -52,7 +52,7 @@ def shared_on_node(make: Callable[[], Made], folder: str | os.PathLike[str] | No
     Raises:
         KohyaBucketError: the rank that makes it failed, or has no room for the file; on every rank.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if world()[0] == 1:
         return make()
     group = dist.new_group(backend="gloo", timeout=time_out())
     try:

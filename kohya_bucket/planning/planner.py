@@ -21,6 +21,7 @@ from kohya_bucket.planning.ledger import Change, LedgerReason, LedgerRows
 from kohya_bucket.planning.options import PlanOptions, known_options
 from kohya_bucket.planning.plan import EpochPlan, MixedSteps
 from kohya_bucket.planning.remainders import KEEP, apply_policies
+from kohya_bucket.planning.resume import EpochPosition
 from kohya_bucket.planning.stream import Purpose, stream
 from kohya_bucket.planning.windows import Windows, checked_shards
 
@@ -140,10 +141,10 @@ class EpochPlanner:
             plan = plan.after(steps)
         return plan
 
-    @property
-    def ranks(self) -> int | None:
-        """What a trained part of an epoch is to be saved with, where the plan depends on it."""
-        return self.world_size if self.options.by_cost else None
+    def position(self, start: EpochPosition, step: int) -> EpochPosition:
+        """Where a run stands that went on from `start` with these plans and has trained `step` steps of the epoch."""
+        ranks = self.world_size if self.options.by_cost else None  # the plan depends on them
+        return start.at_step(step, one_or_all(self.global_batch), ranks)
 
     def _stage(self, part: Done) -> tuple[_GlobalBatch, int, int]:
         """(global batch, ranks, steps) of a trained part. Ranks only count where the plan depends on them."""

@@ -10,7 +10,7 @@ from kohya_bucket.checks import integer, whole
 from kohya_bucket.errors import PlanError, ResumeError
 from kohya_bucket.planning.fingerprint import differences
 
-__all__ = ["EpochPosition", "OtherDataError", "ResumePoint", "TrainedPart", "position_of"]
+__all__ = ["EpochPosition", "OtherDataError", "ResumePoint", "TrainedPart"]
 
 STATE_VERSION = 1
 _SEED_BITS = 128  # any integer is a seed, but a longer one is a damaged state
@@ -128,25 +128,13 @@ class EpochPosition:
             raise ResumeError(f"{_DAMAGED}: its fingerprint is {state['fingerprint']!r}")
         try:
             changed = differences(state["fingerprint"], fingerprint, ignore=("global_batch",))
-            position = position_of(state["seed"], state["epoch"], state["done"])
+            done = tuple(_part(size, steps, *ranks) for size, steps, *ranks in state["done"])
+            position = cls(_seed(state["seed"]), whole("epoch", state["epoch"], 0, bits=31), done)
         except (TypeError, ValueError) as error:
             raise ResumeError(f"{_DAMAGED}: {error}") from error
         if changed:
             raise OtherDataError(f"epoch {position.epoch}, step {position.step}", changed)
         return position
-
-
-def position_of(seed: Any, epoch: Any, done: Any) -> EpochPosition:
-    """A position from values that were read somewhere.
-
-    Raises:
-        TypeError, ValueError: one of them is none that a position was saved with.
-    """
-    return EpochPosition(
-        _seed(seed),
-        whole("epoch", epoch, 0, bits=31),
-        tuple(_part(size, steps, *ranks) for size, steps, *ranks in done),
-    )
 
 
 def _seed(value: Any) -> int:

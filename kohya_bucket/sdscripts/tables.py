@@ -99,7 +99,7 @@ class BatchTable(Sequence[Any]):
         if self._planned is None or self._planned[0] != now:
             if self._planner is None:
                 self._planner = GroupPlanner([self.images], self.options)
-            self._planned = (now, self._planner.plan(*now, world_size=1))
+            self._planned = (now, self._planner.planner(1).plan(*now))
         return self._planned[1]
 
     def __len__(self) -> int:

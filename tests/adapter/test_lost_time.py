@@ -15,10 +15,10 @@ from kohya_bucket.adapter.lost_time import lost_time, plans_of
 @pytest.fixture
 def said(monkeypatch, caplog):
     """What a run with a table says at its start, on so many GPUs."""
-    monkeypatch.setattr(sampler_module, "_agree", lambda *given: given[-1])
+    monkeypatch.setattr(sampler_module.PlanSampler, "_agreed", lambda _, seed: seed)
 
     def start(table, gpus, batch_size=2):
-        monkeypatch.setattr(sampler_module, "world_size", lambda: gpus)
+        monkeypatch.setattr(sampler_module, "world", lambda: (gpus, 0))
         caplog.clear()
         made = sampler_of(table, batch_size)
         return made, [line for line in caplog.messages if "same_shape" in line]

@@ -68,7 +68,7 @@ def test_equal_costs_are_resumed_on_any_number_of_processes(monkeypatch, worlds,
     monkeypatch.setattr("kohya_bucket.adapter.sampler.gather", lambda mine: [mine])
     counted, position, mixed = np.zeros(IMAGES), None, 0
     for world, steps in zip(worlds, (stop_at, 10**6), strict=True):
-        monkeypatch.setattr("kohya_bucket.adapter.sampler.world_size", lambda world=world: world)
+        monkeypatch.setattr("kohya_bucket.adapter.sampler.world", lambda world=world: (world, 0))
         sampler = sampler_of({"same_shape": "cost"}, 3)
         if position is not None:
             state = json.loads(json.dumps(position.state_dict(sampler.fingerprint)))
@@ -96,7 +96,7 @@ def _images_of(step):
 
 def test_ranks_take_the_first_ones_seed_and_refuse_other_data(monkeypatch):
     told = []
-    monkeypatch.setattr("kohya_bucket.adapter.sampler.world_size", lambda: 2)
+    monkeypatch.setattr("kohya_bucket.adapter.sampler.world", lambda: (2, 0))
     monkeypatch.setattr("kohya_bucket.adapter.sampler.gather", lambda mine: [*told[:1], told.append(mine) or mine])
     assert sampler_of({}, 2, seed=7).seed == 7
     assert sampler_of({}, 2, seed=8).seed == 7

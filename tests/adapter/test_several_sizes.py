@@ -78,7 +78,7 @@ def test_moves_are_known_before_training(case, ranks, seed):
     moved = set(planner.planner(ranks).moved_pairs())
     lengths = set()
     for epoch in range(7):
-        plan = planner.plan(seed, epoch, ranks)
+        plan = planner.planner(ranks).plan(seed, epoch)
         lengths.add(plan.steps)
         rows = plan.ledger()
         away = rows.to_bucket != rows.bucket
@@ -103,7 +103,7 @@ def test_all_sizes_of_all_epochs_are_known_for_the_numbers_of_processes_named(ca
     for ranks in (1, 3):
         planner = GroupPlanner([images], table)
         for epoch in range(5):
-            plan = planner.plan(seed, epoch, ranks)
+            plan = planner.planner(ranks).plan(seed, epoch)
             trained = {
                 (image, images.buckets[int(plan.bucket_of_step[step])])
                 for step in range(plan.steps)

@@ -81,6 +81,7 @@ def test_a_rank_that_stops_ends_the_waiting_of_the_others(
     store = torch.distributed.HashStore()
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
     settings = AdapterOptions(latent_cache=kind, latent_cache_dir=str(tmp_path / "store"))
 

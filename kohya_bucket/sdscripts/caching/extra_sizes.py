@@ -17,7 +17,8 @@ from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.moved_images import moved_images
-from kohya_bucket.adapter.ranks import is_first_process, world_size
+from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.datasets.agreement import world
 from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.sdscripts.objects import Dataset, HeldDataset, ImageRecord, inner_of
 from kohya_bucket.sdscripts.tables import BatchTable
@@ -149,7 +150,7 @@ def _variants(dataset: Dataset) -> list[_Variant]:
         return []
     images = table.images
     found: list[_Variant] = []
-    for members, buckets in (images.pairs, moved_images(images, table.options, [world_size()])):
+    for members, buckets in (images.pairs, moved_images(images, table.options, [world()[0]])):
         for i, k in zip(members.tolist(), buckets.tolist(), strict=True):
             info: ImageRecord = dataset.image_data[images.keys[i]]
             size, resized = images.size_at(i, k)
