@@ -6,7 +6,7 @@ import pytest
 from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
 from several_sizes import batches_of, cache_group, config_of, sizes_of
 
-from kohya_bucket.adapter import replaced_images
+from kohya_bucket.adapter import batches
 
 COUNT = 31
 STOP = {"on_bad_image": "stop"}
@@ -14,7 +14,7 @@ STOP = {"on_bad_image": "stop"}
 
 @pytest.fixture(autouse=True)
 def _nothing_told(monkeypatch):
-    monkeypatch.setattr(replaced_images, "_told", set())
+    monkeypatch.setattr(batches, "_told", set())
 
 
 @pytest.fixture

@@ -1,14 +1,28 @@
-"""A loader's index that carries its images with it, so that no worker needs state that could be late."""
+"""A batch of the plan as a loader's index, and what is trained in place of images that cannot be read.
+
+Trainers would end the run in a traceback. Pictures, masks, control images and cached files are all read here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import ctypes
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.sharedctypes import RawArray
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ImageKey", "PlannedBatch"]
+from kohya_bucket.errors import KohyaBucketError, StorageError
+from kohya_bucket.images.formats import not_loaded
+from kohya_bucket.texts import one_line
+
+__all__ = ["BadImages", "ImageKey", "PlannedBatch", "batch_of_the_readable", "counted_here"]
+
+_TRIES = 8  # of images in the place of another, each of which is read
+
+logger = logging.getLogger("kohya_bucket")
 
 
 class PlannedBatch(int):
@@ -63,3 +77,135 @@ class ImageKey(str):
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)
+
+
+class BadImages:
+    """How often each image of a group could not be read; a loader's workers and its trainer share the numbers.
+
+    Args:
+        first_image: [D + 1] number of each dataset's first image in the group, and of all images.
+    """
+
+    def __init__(self, first_image: Sequence[int]) -> None:
+        self._first = [int(number) for number in first_image]
+        self._shared = RawArray(ctypes.c_int32, self._first[-1] + 1)  # the last one: all together
+
+    def note(self, dataset: int, image: int) -> None:
+        """An image of a dataset could not be read."""
+        self._shared[self._first[dataset] + image] += 1
+        self._shared[self._first[-1]] += 1
+
+    def __bool__(self) -> bool:
+        return self.total > 0
+
+    @property
+    def total(self) -> int:
+        """How often so far, all images together."""
+        return int(self._shared[self._first[-1]])
+
+    @property
+    def counts(self) -> npt.NDArray[np.int32]:
+        """[N] how often so far, by an image's number in the group; a copy."""
+        return np.array(self._shared[: self._first[-1]], dtype=np.int32)
+
+    def count_here(self) -> None:
+        """Let what is read in this process from now on be counted here."""
+        _here[:] = [self]
+
+
+_here: list[BadImages] = []
+
+
+def counted_here() -> BadImages | None:
+    """Where this process counts; None where no plan has been drawn from."""
+    return _here[0] if _here else None
+
+
+_told: set[tuple[int, int]] = set()
+
+
+class InBuckets(Protocol):
+    """The images of a data set: their names, and (image, bucket) of each bucket that trains one."""
+
+    @property
+    def keys(self) -> Sequence[str]: ...
+
+    @property
+    def pairs(self) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]: ...
+
+
+def batch_of_the_readable(
+    make: Callable[[PlannedBatch], Any], index: PlannedBatch, images: InBuckets, error: Exception, on_bad_image: str
+) -> Any:
+    """The batch of `index` without the images that cannot be read.
+
+    Args:
+        make: makes a batch.
+        index: the batch that could not be made.
+        images: its data set's.
+        error: why.
+        on_bad_image: the option of this name.
+
+    Raises:
+        KohyaBucketError: `on_bad_image` is "stop".
+        Exception: `error`, where it is not an image's fault, or no image can be read in its place.
+    """
+    from torch.utils.data import get_worker_info
+
+    if isinstance(error, StorageError):  # nor can others, and all would be left out
+        raise error
+    bad = {image: why for image in dict.fromkeys(index.images.tolist()) if (why := _why_unreadable(make, index, image))}
+    if not bad:
+        raise error
+    if on_bad_image == "stop" and get_worker_info() is None:  # a worker cannot end the run: it counts
+        image, why = next(iter(bad.items()))
+        raise KohyaBucketError(f"{images.keys[image]}: {why}: repair or remove it, or leave on_bad_image out")
+    good = [image for image in index.images.tolist() if image not in bad]
+    spare = _spare(make, index, images, {*good, *bad})
+    for image, why in bad.items():
+        found = next(spare, None)
+        good += [] if found is None else [found]
+        _tell(index.dataset, image, images, why, found)
+    if not good:
+        raise error
+    return make(_with_images(index, good))
+
+
+def _spare(
+    make: Callable[[PlannedBatch], Any], index: PlannedBatch, images: InBuckets, taken: set[int]
+) -> Iterator[int]:
+    """Readable images of the same bucket that the batch does not hold, in an order that depends on its seed alone."""
+    image, bucket = images.pairs
+    others = np.setdiff1d(image[bucket == index.bucket], list(taken))
+    np.random.RandomState(index.seed & 0xFFFFFFFF).shuffle(others)
+    for other in others[:_TRIES].tolist():
+        if not _why_unreadable(make, index, other):
+            yield other
+
+
+def _why_unreadable(make: Callable[[PlannedBatch], Any], index: PlannedBatch, image: int) -> str:
+    """Why not even a batch of this image alone can be made; an empty text where it can."""
+    try:
+        make(_with_images(index, [image]))
+    except (MemoryError, StorageError):
+        raise
+    except Exception as error:
+        return not_loaded(error)
+    return ""
+
+
+def _with_images(index: PlannedBatch, images: list[int]) -> PlannedBatch:
+    return PlannedBatch.make(
+        int(index), index.epoch, index.dataset, np.array(images, dtype=np.int32), index.seed, index.bucket,
+        index.global_step, index.loss_scale,
+    )  # fmt: skip
+
+
+def _tell(dataset: int, image: int, images: InBuckets, why: str, instead: int | None) -> None:
+    counts = counted_here()
+    if counts is not None:
+        counts.note(dataset, image)
+    if (dataset, image) not in _told:
+        _told.add((dataset, image))
+        place = "" if instead is None else f"; {images.keys[instead]} trains in its place"
+        logger.warning("%s", one_line(f"{images.keys[image]} is left out: {why}{place}"))

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from kohya_bucket.adapter.guard import end_run, watch, watch_no_longer
-from kohya_bucket.adapter.messages import exit_with_message
+from kohya_bucket.adapter.guard import end_run, exit_with_message, watch, watch_no_longer
 from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table
 from kohya_bucket.adapter.patching import ImportWatch, Patches, Replacement
 from kohya_bucket.adapter.ranks import is_first_process

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Finding", "Findings", "Severity"]
+__all__ = ["Finding", "Findings", "Section", "Severity"]
 
 
 class Severity(enum.Enum):
@@ -100,3 +100,28 @@ class Findings:
     def codes(self) -> list[str]:
         """The code of each finding, worst first."""
         return [f.code for f in self]
+
+
+@dataclass
+class Section:
+    """One part of what the doctor says.
+
+    Attributes:
+        title: what was looked at.
+        facts: (name, value) of what is as it is.
+        findings: what is wrong with it, and what to do.
+    """
+
+    title: str
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
+
+    @property
+    def stops(self) -> bool:
+        """Something here would stop the training."""
+        return bool(self.findings.of(Severity.ERROR))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        facts = [{"name": name, "text": text} for name, text in self.facts]
+        return {"title": self.title, "facts": facts, "findings": [f.as_dict() for f in self.findings]}

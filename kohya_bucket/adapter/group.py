@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.planning import ORDERS, EpochPlanner
 
-__all__ = ["GroupPlanner", "ImagesInBuckets"]
+__all__ = ["GroupPlanner", "ImagesInBuckets", "moved_images"]
 
 
 class ImagesInBuckets(Protocol):
@@ -143,3 +144,32 @@ class GroupPlanner:
     def _names(self) -> str:
         names = "\0".join(os.path.basename(key) for keys in self._keys for key in keys)  # noqa: PTH119
         return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+
+def moved_images(
+    images: PlacedDataset, options: AdapterOptions, world_sizes: Iterable[int]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]]:
+    """([M] image, [M] bucket): what `merge` and `catch_all` may train elsewhere, image and size once each.
+
+    Sizes at which an image is trained anyway, with several resolutions, are not among them.
+
+    Args:
+        images: one dataset.
+        options: the `[kohya_bucket]` table.
+        world_sizes: numbers of processes to train with. Without `same_shape`, the plan does not depend on them.
+    """
+    image, bucket = images.pairs
+    planner = GroupPlanner([images], options)
+    ranks = set(world_sizes) if options.same_shape else {1}
+    pairs = sorted({pair for n in ranks for pair in planner.planner(n).moved_pairs()})
+    if not pairs:
+        return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.int32)
+    asked = [image[bucket == source] for source, _ in pairs]
+    moved = np.concatenate(asked)
+    target = np.repeat(np.array([target for _, target in pairs], dtype=np.int32), [len(rows) for rows in asked])
+    sizes = np.array(images.buckets, dtype=np.int64)
+    _, size_number = np.unique(sizes, axis=0, return_inverse=True)
+    size_number = size_number.reshape(-1)  # numpy 2.0 gives it another shape
+    keys, first = np.unique(moved * len(sizes) + size_number[target], return_index=True)
+    at = first[~np.isin(keys, image * len(sizes) + size_number[bucket])]
+    return moved[at], target[at]

@@ -9,13 +9,15 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
 from kohya_bucket.adapter.patching import Patches, Replacement
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.texts import one_line
 
-__all__ = ["Planned", "Watched", "end_run", "watch", "watch_no_longer"]
+__all__ = ["Planned", "Watched", "end_run", "exit_with_message", "watch", "watch_no_longer"]
 
 _doors: list[Watched] = []
 _patches = Patches()
@@ -104,6 +106,21 @@ def end_run(line: str) -> NoReturn:
     """One line, and exit code 2."""
     print(f"kohya_bucket: {one_line(line)}", file=sys.stderr, flush=True)
     raise SystemExit(2)
+
+
+@contextmanager
+def exit_with_message() -> Iterator[None]:
+    """What a user can mend ends the run with one line, not with a traceback through the trainer.
+
+    From a loader's worker, torch brings it to the trainer's process; of one that exits, it would know nothing.
+    """
+    try:
+        yield
+    except KohyaBucketError as error:
+        torch_data = sys.modules.get("torch.utils.data")
+        if torch_data is not None and torch_data.get_worker_info() is not None:
+            raise
+        raise SystemExit(f"kohya_bucket: {one_line(error)}") from error
 
 
 def _holds_plan(signature: inspect.Signature, args: Any, kwargs: Any) -> bool:

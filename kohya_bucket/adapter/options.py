@@ -19,13 +19,14 @@ from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choice
 from kohya_bucket.checks import nearest, one_of
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
+from kohya_bucket.latents.remote.remote_path import Place, as_given
 from kohya_bucket.planning import ORDERS, REMAINDERS, RESOLUTION_MODES
 from kohya_bucket.planning.options import COST
 from kohya_bucket.planning.remainders import policies_of
 from kohya_bucket.planning.resolutions import weighted_cycle
 from kohya_bucket.texts import counted, parse_json, parse_toml, read_text
 
-__all__ = ["ENVIRONMENT_VARIABLE", "TABLE", "AdapterOptions", "environment_table"]
+__all__ = ["ENVIRONMENT_VARIABLE", "TABLE", "AdapterOptions", "environment_table", "store_folder"]
 
 TABLE = "kohya_bucket"
 ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
@@ -277,3 +278,13 @@ def environment_table() -> list[tuple[str, Mapping[str, Any]]]:
     if not isinstance(table, dict):
         raise ConfigError(f"{place}: must hold a table of options, not {type(table).__name__}")
     return [(place, table.get(TABLE, table))]
+
+
+def store_folder(options: AdapterOptions, first_image: str | os.PathLike[str]) -> Place:
+    """`latent_cache_dir`, or the folder `kohya_bucket_latents` beside a data set's first image.
+
+    Wherever training is started, it finds the same folder, and whoever moves the images takes it along.
+    """
+    if options.latent_cache_dir:
+        return as_given(options.latent_cache_dir)
+    return Path(first_image).absolute().parent / "kohya_bucket_latents"

@@ -19,8 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
-from kohya_bucket.adapter.bad_images import BadImages
-from kohya_bucket.adapter.batches import PlannedBatch
+from kohya_bucket.adapter.batches import BadImages, PlannedBatch
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.guard import Planned, end_run
 from kohya_bucket.adapter.lost_time import advice, left_over

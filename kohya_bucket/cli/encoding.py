@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kohya_bucket.adapter.store_folder import store_folder
+from kohya_bucket.adapter.options import store_folder
 from kohya_bucket.cli.configs import adapter_options
 from kohya_bucket.cli.console import plain_console, say, scan_progress
 from kohya_bucket.cli.options import (

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.batches import PlannedBatch
-from kohya_bucket.adapter.replaced_images import batch_of_the_readable
+from kohya_bucket.adapter.batches import PlannedBatch, batch_of_the_readable
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.musubi.objects import BatchManager, Bucket, Group, Item
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from kohya_bucket.adapter.findings import Section
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.section import Section
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import undecodable

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.adapter.batches import PlannedBatch
+from kohya_bucket.adapter.batches import PlannedBatch, batch_of_the_readable
 from kohya_bucket.adapter.ranks import is_first_process
-from kohya_bucket.adapter.replaced_images import batch_of_the_readable
 from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.caching.extra_sizes import at_planned_size

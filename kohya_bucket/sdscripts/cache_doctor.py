@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.section import Section
-from kohya_bucket.adapter.store_folder import store_folder
+from kohya_bucket.adapter.findings import Section
+from kohya_bucket.adapter.options import AdapterOptions, store_folder
 from kohya_bucket.buckets.sizes import size_keys
 from kohya_bucket.errors import LatentStoreError, StorageError
 from kohya_bucket.extras import pip_install

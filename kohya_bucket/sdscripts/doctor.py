@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from kohya_bucket.adapter.findings import Section
 from kohya_bucket.adapter.options import AdapterOptions, environment_table
-from kohya_bucket.adapter.section import Section
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import EXTRAS, PURPOSES, pip_install, where_this_came_from

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placed import PlacedDataset
+from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.adapter.ranks import collector_paused, is_first_process
 from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.sizes import IntArray

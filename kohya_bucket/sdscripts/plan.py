@@ -17,7 +17,7 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.adapter.lost_time import GpuRow, gpu_rows
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placed import PlacedDataset
+from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.misfits import BARELY, enlargement, shortened
 from kohya_bucket.buckets.placement import Placement

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kohya_bucket.adapter.batches import ImageKey, PlannedBatch
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placed import PlacedDataset
+from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.planning import EpochPlan
 from kohya_bucket.sdscripts.objects import Group, HeldDataset, inner_of

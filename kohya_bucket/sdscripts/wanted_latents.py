@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.moved_images import moved_images
+from kohya_bucket.adapter.group import moved_images
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import BucketSet
 from kohya_bucket.buckets.placement import Placement

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placed import PlacedDataset
+from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.latents.fingerprint import Reason, as_text
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.texts import counted, one_line, some

@@ -13,7 +13,7 @@ from kohya_bucket import BucketSettingsError, KohyaBuckets
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placed import PlacedDataset
+from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.sdscripts.tables import BatchTable, KeyTable
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from kohya_bucket import ConfigError
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
-from kohya_bucket.adapter.group import GroupPlanner
-from kohya_bucket.adapter.moved_images import moved_images
+from kohya_bucket.adapter.group import GroupPlanner, moved_images
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import place_all, place_images, refuse_conflicts
 from kohya_bucket.sdscripts.tables import BatchTable, KeyTable

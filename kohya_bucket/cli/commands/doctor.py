@@ -16,7 +16,7 @@ from kohya_bucket.cli.options import refuse_beside
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kohya_bucket.adapter.section import Section
+    from kohya_bucket.adapter.findings import Section
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _SHOWN = 10

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
-from kohya_bucket.adapter.moved_images import moved_images
+from kohya_bucket.adapter.group import moved_images
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.datasets.agreement import world
 from kohya_bucket.errors import ConfigError, LatentStoreError

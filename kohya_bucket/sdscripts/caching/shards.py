@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.placed import PlacedDataset
+from kohya_bucket.adapter.options import store_folder
+from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
-from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.buckets.sizes import IntArray, as_pair
 from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.latents.architectures import Architecture, LatentSpace

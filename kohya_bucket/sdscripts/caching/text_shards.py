@@ -16,9 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.options import AdapterOptions, store_folder
 from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
-from kohya_bucket.adapter.store_folder import store_folder
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.fingerprint import Reason, Stale
 from kohya_bucket.latents.npz.read_write import write_arrays
