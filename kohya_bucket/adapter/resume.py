@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.group import GroupPlanner
-from kohya_bucket.adapter.guard import exit_with_message
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.errors import KohyaBucketError

@@ -20,8 +20,8 @@ import torch
 from torch.utils.data import Sampler
 
 from kohya_bucket.adapter.batches import BadImages, PlannedBatch
+from kohya_bucket.adapter.door import Planned, end_run
 from kohya_bucket.adapter.group import GroupPlanner
-from kohya_bucket.adapter.guard import Planned, end_run
 from kohya_bucket.adapter.lost_time import advice, left_over
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.datasets.agreement import gather, world

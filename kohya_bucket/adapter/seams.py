@@ -237,7 +237,7 @@ class Owners:
             if value is _MISSING:
                 break
             # as it stands there: a static method is one, and not yet the function
-            owner, name, value = value, part, _static(value, part)
+            owner, name, value = value, part, inspect.getattr_static(value, part, _MISSING)
         return owner, name, value
 
     def named(self, name: str) -> Any:
@@ -261,10 +261,3 @@ class Owners:
         for name, module in list(sys.modules.items()):
             if name.startswith(f"{self.package}.") and isinstance(module, ModuleType) and module is not self.home:
                 yield module
-
-
-def _static(owner: Any, name: str) -> Any:
-    for base in getattr(owner, "__mro__", (owner,)):
-        if name in vars(base):
-            return vars(base)[name]
-    return _MISSING

@@ -70,25 +70,26 @@ class TakesAmong(_Named):
 class Uses(_Named):
     """A function whose own code, functions within it included, reads or writes these names."""
 
+    lacks = "does not use"
+
     def __call__(self, found: Any) -> str:
         code = getattr(found, "__code__", None)
         if code is None:
             return "is not a function of its own"
-        used = {name for part in _codes(code) for name in part.co_names}
-        missing = set(self.names) - used
-        return f"does not use {', '.join(sorted(missing))}" if missing else ""
+        missing = set(self.names) - {name for part in _codes(code) for name in self.in_code(part)}
+        return f"{self.lacks} {', '.join(sorted(missing))}" if missing else ""
+
+    def in_code(self, code: CodeType) -> Iterable[str]:
+        return code.co_names
 
 
-class Says(_Named):
+class Says(Uses):
     """A function in whose own code these texts stand, as keys of what it returns do."""
 
-    def __call__(self, found: Any) -> str:
-        code = getattr(found, "__code__", None)
-        if code is None:
-            return "is not a function of its own"
-        said = {constant for part in _codes(code) for constant in _texts(part.co_consts)}
-        missing = set(self.names) - said
-        return f"has no {', '.join(map(repr, sorted(missing)))}" if missing else ""
+    lacks = "has no text"
+
+    def in_code(self, code: CodeType) -> Iterable[str]:
+        return _texts(code.co_consts)
 
 
 class Fields(_Named):

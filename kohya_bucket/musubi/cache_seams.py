@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kohya_bucket.adapter.guard import exit_with_message
+from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.seams import Door, Owners, Place, Seam, Subject
 from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses
 from kohya_bucket.errors import ConfigError

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from kohya_bucket.adapter.guard import end_run
+from kohya_bucket.adapter.door import end_run
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.images.listing import from_here
 from kohya_bucket.latents.fingerprint import Reason

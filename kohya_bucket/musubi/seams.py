@@ -8,7 +8,7 @@ from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.config_source import load_source
-from kohya_bucket.adapter.guard import exit_with_message
+from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject, calling_frame
 from kohya_bucket.adapter.shapes import Behaves, Inherits, Offers, Takes, Uses
 from kohya_bucket.errors import ConfigError

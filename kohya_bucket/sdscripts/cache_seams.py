@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kohya_bucket.adapter.guard import exit_with_message
+from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject
 from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses, parameters_of
 from kohya_bucket.images.resize import INTERPOLATIONS, resampler, resize_and_crop

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from kohya_bucket.adapter.batches import PlannedBatch
-from kohya_bucket.adapter.guard import exit_with_message
+from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject, calling_frame
 from kohya_bucket.adapter.shapes import Behaves, Fields, Inherits, Offers, Says, Takes, TakesAmong, Uses
 from kohya_bucket.sdscripts import make_buckets as own

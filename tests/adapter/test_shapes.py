@@ -76,7 +76,7 @@ class LatentItems(Protocol):
         (Uses("pace"), len, "is not a function of its own"),
         (Says("metres"), Base.far.fget, ""),
         (Says("deep"), Base.far.fget, ""),
-        (Says("miles"), Base.far.fget, "has no 'miles'"),
+        (Says("miles"), Base.far.fget, "has no text miles"),
         (Fields("left", "right"), Step, ""),
         (Fields("left"), Step, "has the fields ('left', 'right'), expected ('left',)"),
         (Inherits("made"), Child, ""),

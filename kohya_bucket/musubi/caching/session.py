@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from kohya_bucket.adapter.guard import end_run
+from kohya_bucket.adapter.door import end_run
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.latents.fingerprint import Reason, Stale
