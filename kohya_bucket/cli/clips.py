@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.buckets.clip_trainers import CLIP_TRAINERS, ClipModel
 from kohya_bucket.buckets.clips import ClipBuckets
-from kohya_bucket.cli.configs import is_musubi_config
+from kohya_bucket.cli.configs import is_musubi_config, musubi_config
 from kohya_bucket.cli.console import scan_progress
 from kohya_bucket.cli.options import CLIP_SIZE, ClipOptions, RuleOptions, given, refuse_beside
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import ClipScan, list_clips, read_clips
 from kohya_bucket.musubi.architectures import architecture_named
-from kohya_bucket.musubi.config import ClipKeys, DatasetKeys, MusubiConfig, read_config
+from kohya_bucket.musubi.config import ClipKeys, DatasetKeys
 from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.musubi.rules import ANY, clip_rule, picture_rule, rates_of
 from kohya_bucket.reports.compare import PlacedClips
@@ -109,7 +108,7 @@ def _of_config(
         raise ConfigError(f"{config} is no config of musubi-tuner, the only one here that trains clips")
     if beside := given(context, own):
         raise ConfigError(f"--config {config} brings its own rules: leave out {' and '.join(beside)}")
-    out, read = [], _read_config(config, how.arch)
+    out, read = [], musubi_config(config, how.arch)
     for number, keys in enumerate(read.datasets, 1):
         if isinstance(keys, ClipKeys) is (clip is not None):
             width, height = keys.resolution
@@ -125,14 +124,6 @@ def _way(name: str, keys: DatasetKeys, model: Architecture | None, clip: Clip | 
     if clip is not None and isinstance(keys, ClipKeys):
         taken = TakenClip(clip, clip_rule(keys, model), keys.source_fps)
     return name, picture_rule(keys, model), taken
-
-
-def _read_config(path: Path, arch: str | None) -> MusubiConfig:
-    """A config of musubi-tuner without mistakes. `ConfigError` for another."""
-    read = read_config(path, None if arch is None else architecture_named(arch))
-    if wrong := read.findings.of(Severity.ERROR):
-        raise ConfigError(f"{path}: {wrong[0].text}")
-    return read
 
 
 @dataclass(frozen=True)
@@ -260,7 +251,7 @@ def _sets_of_config(path: Path, arch: str | None, workers: int | None, quiet: bo
     Raises:
         KohyaBucketError: the config has a mistake or no clips, or they cannot be read.
     """
-    out, read = [], _read_config(path, arch)
+    out, read = [], musubi_config(path, arch)
     for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
         if isinstance(keys, ClipKeys) and (paths := list_items(keys, place, read.findings, read.architecture).paths):
             scan = _read(paths, f"{path}, dataset {number}", workers, quiet)

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.cli.options import RuleOptions
     from kohya_bucket.latents.architectures import Trainer
+    from kohya_bucket.musubi.config import MusubiConfig
     from kohya_bucket.sdscripts.config import Config, Release
 
 __all__ = [
-    "Arch", "adapter_options", "given_config", "is_musubi_config", "only_one", "release_at_hand",
+    "Arch", "adapter_options", "given_config", "is_musubi_config", "musubi_config", "only_one", "release_at_hand",
     "rules_of_config", "trainer_at_hand", "version_for",
 ]  # fmt: skip
 
@@ -109,6 +110,18 @@ def is_musubi_config(path: Path) -> bool:
     from kohya_bucket.musubi.config import is_musubi
 
     return is_musubi(_content(path))
+
+
+def musubi_config(path: Path, arch: str | None) -> MusubiConfig:
+    """A config of musubi-tuner without mistakes, for the model that `--arch` names. `ConfigError` for another."""
+    from kohya_bucket.adapter.findings import Severity
+    from kohya_bucket.musubi.architectures import architecture_named
+    from kohya_bucket.musubi.config import read_config
+
+    read = read_config(path, None if arch is None else architecture_named(arch))
+    if wrong := read.findings.of(Severity.ERROR):
+        raise ConfigError(f"{path}: {wrong[0].text}")
+    return read
 
 
 def _content(path: Path) -> Any:

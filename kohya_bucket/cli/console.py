@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -22,6 +23,7 @@ _PLAIN = {"→": "->", "…": "...", "█": "#", **dict(zip("▁▂▃▄▅▆�
 
 _FILE_WIDTH = 140
 _ANY_WIDTH = 10_000
+_SECONDS_BETWEEN_LINES = 10
 
 
 def say_plainly(*streams: TextIO) -> None:
@@ -88,20 +90,36 @@ codecs.register_error(_ENCODING_ERRORS, _in_other_words)
 
 
 @contextlib.contextmanager
-def scan_progress(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None] | None]:
-    """A `progress(done, total)` function, or None where nobody would see it."""
-    if quiet:
-        yield None
-        return
+def scan_progress(title: str, *, quiet: bool = False, done_as: str = "") -> Iterator[Callable[[int, int], None] | None]:
+    """A `progress(done, total)` function, or None where nobody would see it.
+
+    With `done_as`, e.g. "encoded", the rate is shown too, and where there is no terminal a line now and then.
+    """
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if quiet or not (console.is_terminal or done_as):
         yield None
+        return
+    start = last = time.monotonic()
+
+    def rate(done: int) -> float:
+        return done / max(1e-9, time.monotonic() - start)
+
+    def line(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > _SECONDS_BETWEEN_LINES or (done == total and total):
+            last = time.monotonic()
+            left = f", {(total - done) / rate(done):.0f} s left" if done and done < total else ""
+            say(f"{done_as} {done} of {total}, {rate(done):.1f}/s{left}", err=True)
+
+    if not console.is_terminal:
+        yield line
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    per_second = [TextColumn("{task.fields[rate]}")] if done_as else []
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), *per_second, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(title, total=None, rate="")
+        yield lambda done, total: bar.update(task, completed=done, total=total, rate=f"{rate(done):.1f}/s")

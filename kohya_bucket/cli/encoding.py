@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kohya_bucket.adapter.options import store_folder
 from kohya_bucket.cli.configs import adapter_options
-from kohya_bucket.cli.console import plain_console, say, scan_progress
+from kohya_bucket.cli.console import say, scan_progress
 from kohya_bucket.cli.options import (
     ClusterOptions,
     RuleOptions,
@@ -145,6 +142,9 @@ def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:
     return common_root(paths, output)
 
 
+_say = partial(say, err=True)
+
+
 @dataclass(frozen=True)
 class Work:
     """What is to be encoded, and how, wherever that happens. Both methods give how many images could not be."""
@@ -156,7 +156,6 @@ class Work:
     quiet: bool
     batch_size: int
     workers: int | None
-    console: Console = field(default_factory=partial(plain_console, stderr=True))
 
     def here(self, vae: VaeOptions, format: str, sd_scripts: str) -> int:
         from kohya_bucket.latents.encode.precompute import encode_items, end_launch, launched
@@ -182,7 +181,7 @@ class Work:
         from kohya_bucket.latents.on_ray.encode_on_ray import encode_on_ray, encoders
 
         load, on_gpu = partial(load_vae, **vae.load_options()), not (vae.device or "").startswith("cpu")
-        with encoders(load, cluster.concurrency, on_gpu=on_gpu, say=self._say) as crew:
+        with encoders(load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
             todo = self._parts(crew.facts().identity, "ray")
             return self._encode(todo, partial(encode_on_ray, crew=crew), [{}] * len(todo))
 
@@ -196,10 +195,10 @@ class Work:
         further: list[PrecomputeReport] = []
         failed = 0
         for part, own in zip(todo, options, strict=True):
-            with _Shown(self.console, self.quiet) as show:
+            with scan_progress("encoding", quiet=self.quiet, done_as="encoded") as show:
                 report = encode(
                     part.wanted, output_dir=self.output, images_root=part.root, batch_size=self.batch_size,
-                    workers=self.workers, progress_callback=show, say=self._say, **own,
+                    workers=self.workers, progress_callback=show, say=_say, **own,
                 )  # fmt: skip
             failed += len(report.failed)
             if part.wanted.further:
@@ -210,45 +209,6 @@ class Work:
             say("at further sizes:")
             _print_report(joined(further))
         return failed
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, markup=False)
-
-
-class _Shown:
-    """Progress with rate and remaining time, on a terminal; a line now and then elsewhere."""
-
-    def __init__(self, console: Console, quiet: bool) -> None:
-        self._console = console
-        self._quiet = quiet
-        self._bar: Progress | None = None
-        self._last = self._start = time.monotonic()
-        self._first: int | None = None
-
-    def __enter__(self) -> Any:
-        if self._quiet:
-            return None
-        if self._console.is_terminal:
-            columns = (TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-                       TimeRemainingColumn())  # fmt: skip
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("", total=None, rate="")
-            self._bar.start()
-        return self._show
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def _show(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        rate = done / max(1e-9, now - self._start)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total, rate=f"{rate:.1f}/s")
-        elif now - self._last > 10 or (done == total and total):
-            self._last = now
-            left = f", {(total - done) / rate:.0f} s left" if done and done < total else ""
-            self._console.print(f"encoded {done} of {total}, {rate:.1f}/s{left}", highlight=False)
 
 
 def _print_report(report: PrecomputeReport) -> None:
@@ -305,15 +265,15 @@ def encode_captions(
         load_text_encoder, options.text_encoder, lengths=options.max_length or [], dtype=dtype, device=device,
         layer=options.layer, apply_mask=options.apply_mask,
     )  # fmt: skip
-    console, name = plain_console(stderr=True), collection or "text"
-    with _Shown(console, quiet) as show:
+    name = collection or "text"
+    with scan_progress("encoding", quiet=quiet, done_as="encoded") as show:
         if on_ray:
             from kohya_bucket.latents.on_ray.text import text_on_ray
 
             report = text_on_ray(
                 output, load, name=name, batch_size=batch_size, concurrency=cluster.concurrency,
                 on_gpu=not (device or "").startswith("cpu"), progress=show,
-                say=lambda text: console.print(text, soft_wrap=True, markup=False),
+                say=_say,
             )  # fmt: skip
         else:
             rank, processes = launched()

@@ -18,6 +18,7 @@ import typer
 from kohya_bucket.buckets.choices import EXTRACTIONS, described
 from kohya_bucket.buckets.rules.options import RuleOptions as OptionsOfRules
 from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
+from kohya_bucket.checks import one_of
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS
 
@@ -141,10 +142,8 @@ _ENGINES: dict[str, Engine] = {"local": "auto", "ray": "ray"}
 
 
 def engine_of(name: str) -> Engine:
-    """The scan's engine. `KohyaBucketError` for another name."""
-    if name not in _ENGINES:
-        raise KohyaBucketError(f"--engine {name}: use one of {', '.join(_ENGINES)}")
-    return _ENGINES[name]
+    """The scan's engine. `ConfigError` for another name."""
+    return _ENGINES[one_of("--engine", name, _ENGINES, ConfigError)]
 
 
 _MOST_GPUS = 65_536
@@ -444,8 +443,8 @@ class VaeOptions:
 
         if not self.vae:
             raise ConfigError("no VAE to encode with: add --vae, e.g. --vae stabilityai/sdxl-vae")
-        if self.arch and self.arch not in ARCHITECTURES:
-            raise ConfigError(f"--arch is {self.arch!r}, but must be one of {', '.join(ARCHITECTURES)}")
+        if self.arch:
+            one_of("--arch", self.arch, ARCHITECTURES, ConfigError)
 
     def load_options(self) -> dict[str, Any]:
         """The same as `load_vae` takes them."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
 from kohya_bucket.adapter.findings import Finding, Severity
-from kohya_bucket.cli.configs import adapter_options
+from kohya_bucket.cli.configs import adapter_options, musubi_config
 from kohya_bucket.cli.console import say, scan_progress
 from kohya_bucket.cli.options import RuleOptions
 from kohya_bucket.cli.sources import images_in, not_read, tars_in
@@ -24,9 +24,7 @@ from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_v
 from kohya_bucket.images.parallel import Engine
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer
-from kohya_bucket.musubi.architectures import architecture_named
 from kohya_bucket.musubi.config import ClipKeys
-from kohya_bucket.musubi.config import read_config as read_musubi
 from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.musubi.rules import ANY, clip_rule, picture_rule, rates_of
 from kohya_bucket.reports.subject import ClipFacts, ImageTable, Subject
@@ -179,12 +177,10 @@ def from_musubi_config(
     Raises:
         ConfigError: the config cannot be read, or names nothing that is there.
     """
-    read = read_musubi(path, None if arch is None else architecture_named(arch))
+    read = musubi_config(path, arch)
     model = read.architecture or ANY
     trainer = Trainer(f"{model.title} in musubi-tuner", {"musubi-tuner": model.steps})
     subjects = []
-    if wrong := read.findings.of(Severity.ERROR):
-        raise ConfigError(f"{path}: {wrong[0].text}")
     for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
         listed = list_items(keys, place, read.findings, read.architecture)
         if not listed.paths:

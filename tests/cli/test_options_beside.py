@@ -70,7 +70,7 @@ def test_a_config_of_which_nothing_can_be_trained_is_an_error(config: str, folde
         ("--concurrency 2", "1", "--concurrency says how many encoders Ray starts: add --engine ray, or leave it out"),
         ("--engine ray --format npz", "1", "--engine ray writes shards: leave out --format npz"),
         ("--engine ray", "2", "start the command once, without torchrun"),
-        ("--engine spark", "1", "--engine spark: use one of local, ray"),
+        ("--engine spark", "1", "--engine is 'spark', but must be one of local, ray"),
     ],
 )
 def test_engines(monkeypatch: pytest.MonkeyPatch, folder: Path, options: str, ranks: str, words: str) -> None:

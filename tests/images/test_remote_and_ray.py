@@ -165,7 +165,7 @@ def test_an_unknown_engine_is_named(folder: Path) -> None:
     from kohya_bucket import cli
 
     done = CliRunner().invoke(cli.app, ["build-cache", str(folder), "-o", "x.parquet", "--engine", "spark"])
-    assert "--engine spark: use one of local, ray" in str(done.exception)
+    assert "--engine is 'spark', but must be one of local, ray" in str(done.exception)
 
 
 @pytest.mark.parametrize("text", ["s3://bucket/a", "file:///a", "hf://x", "simplecache::s3://bucket/a"])

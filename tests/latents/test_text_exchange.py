@@ -175,7 +175,7 @@ def test_the_commands(tmp_path, command_line):
     same_outputs({k: v for k, v in read_arrays(path).items() if k not in MARKS}, want[images[0]])
     for arguments, why in (
         (["export", out, "--arch", "flux", "--text"], "name their folder by --images"),
-        (["export", out, "--arch", "sd", "--text", "--images", tmp_path / "a"], "use one of sdxl, sd3, flux"),
+        (["export", out, "--arch", "sd", "--text", "--images", tmp_path / "a"], "must be one of sdxl, sd3, flux"),
         (["prune", out / "text", "--gone"], "holds captions, not images"),
     ):
         code, _, errors = command_line("cache", *arguments)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 _LOW_FILL = 0.75
 _DEFAULT = "sd-scripts"  # its own buckets
-_QUICKLY_SOLVED = 64  # buckets of which the optimum is found in about a second
 _OF_OTHER_RULES = (
     "rule", "preset", "bucket_config", "bucket_no_upscale", "switching", "no_upscale_fit", "max_crop",
 )  # fmt: skip
@@ -88,12 +87,11 @@ def buckets_from_dataset(
         refuse_beside(context, f"--target {target} is an area for sides of any length", beside)
     size, *sides = (options.size, *options.limits) if target is None else ((target, target), None, None)
     images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
-    generate = partial(
-        generate_buckets, images.sizes, num_buckets=options.num_buckets, target=size,
+    result = generate_buckets(
+        images.sizes, method=method, min_fill=min_fill, num_buckets=options.num_buckets, target=size,
         vae_factor=options.bucket_reso_steps, seed=seed, name=name, min_side=sides[0], max_side=sides[1],
         description=f"Generated ({method}) from {counted(len(images.sizes), 'image')}",
     )  # fmt: skip
-    result = generate(method=method, min_fill=min_fill)
     made = _Compared("auto", FixedBuckets(result.bucket_set), images.sizes)
     compared = [] if compare_to is None else [_Compared(compare_to, _set_named(compare_to), images.sizes)]
     default = _default_rule(options, target)
@@ -109,10 +107,12 @@ def buckets_from_dataset(
     _print(result, made.loss, compared, size[0] * size[1])
     for one in compared:
         if one.name == _DEFAULT and made.loss > one.loss:
-            _say_worse(made, one.buckets)
-            if method == "kmeans" and options.num_buckets <= _QUICKLY_SOLVED:
-                best = generate(method="optimal", min_fill=min_fill).bucket_set
-                _say_better(made, _Compared("optimal", FixedBuckets(best), images.sizes), options.num_buckets)
+            crop = counted(made.buckets, "bucket", "crops", "crop")
+            say()
+            say(
+                f"{'This' if made.buckets == 1 else 'These'} {crop} more than sd-scripts' own {one.buckets}: "
+                "raise --num, or train with sd-scripts' own"
+            )
     say()
     if output is None:
         say("To train with it, write it to a file: --output my_buckets.toml")
@@ -125,7 +125,10 @@ class _Compared:
     """A rule with its own set, and what it crops of the images on average, as `analyze` has it."""
 
     def __init__(self, name: str, rule: BucketRule, sizes: IntArray) -> None:
-        self.name, self.buckets, self.loss = name, len(rule.bucket_set or ()), _mean_loss(rule, sizes)
+        import numpy as np
+
+        self.name, self.buckets = name, len(rule.bucket_set or ())
+        self.loss = float(np.nanmean(rule.place(sizes).crop_loss))
 
 
 def _refuse_other(output: Path) -> None:
@@ -137,15 +140,8 @@ def _refuse_other(output: Path) -> None:
     except KohyaBucketError as error:
         raise KohyaBucketError(
             f"--output is {output}, a file that is not a bucket set, and it would be overwritten: give another "
-            "name, or "
-            "delete it first"
+            "name, or delete it first"
         ) from error
-
-
-def _mean_loss(rule: BucketRule, sizes: IntArray) -> float:
-    import numpy as np
-
-    return float(np.nanmean(rule.place(sizes).crop_loss))
 
 
 def _set_named(compare_to: str) -> BucketRule:
@@ -166,19 +162,6 @@ def _default_rule(options: RuleOptions, target: int | None) -> BucketRule | None
         return None
 
 
-def _say_worse(made: _Compared, own: int) -> None:
-    say()
-    say(
-        f"{'This' if made.buckets == 1 else 'These'} {counted(made.buckets, 'bucket', 'crops', 'crop')} more than "
-        f"sd-scripts' own {own}: raise --num, or train with sd-scripts' own"
-    )
-
-
-def _say_better(made: _Compared, optimal: _Compared, num: int) -> None:
-    if optimal.loss < made.loss:
-        say(f"--method optimal crops {optimal.loss:.2%} with --num {num}")
-
-
 def _say_use(output: Path, steps: int) -> None:
     """The lines of a dataset config that train with the file."""
     import toml
@@ -191,11 +174,8 @@ def _say_use(output: Path, steps: int) -> None:
 
 
 def _print(result: AutoBucketResult, loss: float, compared: Sequence[_Compared], area: int) -> None:
-    how = (
-        (f"k-means converged in {counted(result.iterations, 'iteration')}")
-        if result.method == "kmeans"
-        else "exact optimum"
-    )
+    converged = f"k-means converged in {counted(result.iterations, 'iteration')}"
+    how = converged if result.method == "kmeans" else "exact optimum"
     say()
     say(f"Generated {counted(len(result.bucket_set), 'bucket')} (requested {result.requested_k}, {how}):")
     for bucket, centre, size in zip(result.bucket_set, result.cluster_centers, result.cluster_sizes, strict=True):

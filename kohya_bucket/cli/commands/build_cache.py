@@ -42,8 +42,7 @@ def build_cache(
     if output.is_file() and output.stat().st_size and not (is_metadata_cache(str(output)) or is_tar_index(str(output))):
         raise KohyaBucketError(
             f"--output is {output}, a file that build-cache did not write, and it would be overwritten: give "
-            "another name, or "
-            "delete it first"
+            "another name, or delete it first"
         )
     if (tars := tars_in(path, output if refresh and output.is_file() else None)) is not None:
         tars.save(output)

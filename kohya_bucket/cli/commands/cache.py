@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kohya_bucket.checks import one_of
 from kohya_bucket.cli.configs import version_for
 from kohya_bucket.cli.console import say, scan_progress
 from kohya_bucket.cli.options import FOR_HELP, AsJson, Quiet
@@ -59,7 +60,7 @@ def status(
         ]
         typer.echo(json.dumps(vars(found) | {"groups": groups, "healthy": found.healthy}, indent=1))
     else:
-        print_status(found, store)
+        _print_status(found, store)
     if not found.healthy:
         raise typer.Exit(1)
 
@@ -73,7 +74,7 @@ def verify(store: _Store, quiet: Quiet = False) -> None:
     with scan_progress("reading", quiet=quiet) as progress:
         bad = state.verify(opened, progress=progress)
     sources = opened.strings("source")
-    print_rows([*files, *((sources[i], problem) for i, problem in bad)], limit=None)
+    _print_rows([*files, *((sources[i], problem) for i, problem in bad)], limit=None)
     say(f"{counted(len(opened), 'item')} read, {len(bad)} damaged, {counted(len(files), 'file')} unusable")
     if bad or files:
         again = "precompute encodes it again" if opened.of_images else "training encodes these captions again"
@@ -116,7 +117,7 @@ def prune(
             raise ConfigError(f"{store} has no collection {collection!r}, but {opened.collections()}")
         drop |= {i for i, name in enumerate(opened.strings("collection")) if name == collection}
     done = prune_store(opened, drop, damaged=damaged, images_root=images, dry_run=dry_run)
-    print_rows(done.damaged)
+    _print_rows(done.damaged)
     would = "would be " if dry_run else ""
     say(
         f"{counted(done.dropped, 'item')} {would}dropped, {counted(len(done.removed), 'file')} {would}removed, "
@@ -124,7 +125,7 @@ def prune(
     )
     for name in done.foreign:
         say(f"{name} stays: add --images DIR to write it anew" if name == "store.json" else f"{name} stays: not ours")
-    print_files_in_use(done)
+    _print_files_in_use(done)
 
 
 def pack(
@@ -144,7 +145,7 @@ def pack(
     done = pack_store(opened, to, shard_bytes=shard_mb << 20, cluster_by=cluster_by)
     now = len(_open(to or store).shards)
     say(f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, {now} now")
-    print_files_in_use(done)
+    _print_files_in_use(done)
 
 
 def import_(
@@ -178,7 +179,7 @@ def import_(
     from kohya_bucket.latents.store.layout import common_root
 
     if text:
-        import_texts(path, output, arch, caption_extension, quiet=quiet)
+        _import_texts(path, output, arch, caption_extension, quiet=quiet)
         return
     family = _arch(arch)
     if vae and vae_hash:
@@ -190,7 +191,7 @@ def import_(
             vae=vae_hash_of(vae, family) if vae else vae_hash, interpolation=interpolation, collection=collection,
             progress=progress,
         )  # fmt: skip
-    print_exchange(done, "imported")
+    _print_exchange(done, "imported")
 
 
 def export(
@@ -209,14 +210,14 @@ def export(
 ) -> None:
     """Write a store's latents, or outputs of text encoders, as npz that unmodified sd-scripts trains from."""
     if text:
-        export_texts(store, images, arch, caption_extension, quiet=quiet)
+        _export_texts(store, images, arch, caption_extension, quiet=quiet)
         return
     from kohya_bucket.latents.npz.exchange import export_npz
 
     family = _arch(arch).read_by(version_for(for_))
     with scan_progress("exporting", quiet=quiet) as progress:
         done = export_npz(_open(store), family, output, images_root=images, collection=collection, progress=progress)
-    print_exchange(done, "exported")
+    _print_exchange(done, "exported")
 
 
 def _open(store: Path) -> LatentStore:
@@ -226,15 +227,13 @@ def _open(store: Path) -> LatentStore:
 
 
 def _arch(name: str) -> Architecture:
-    if name not in ARCHITECTURES:
-        raise ConfigError(f"--arch {name!r}: use one of {', '.join(ARCHITECTURES)}")
-    return ARCHITECTURES[name]
+    return ARCHITECTURES[one_of("--arch", name, ARCHITECTURES, ConfigError)]
 
 
 _SHOWN = 10
 
 
-def print_status(found: StoreStatus, store: Path) -> None:
+def _print_status(found: StoreStatus, store: Path) -> None:
     """What is in a store, and what is wrong with it."""
     per_item = found.nbytes / max(1, found.items)
     say(
@@ -257,13 +256,13 @@ def print_status(found: StoreStatus, store: Path) -> None:
     if found.no_images:
         say("the images are not here, so their state is unknown; give their folder with --images")
     else:
-        print_rows([(path, "its image is gone") for path in found.absent])
-    print_rows([(path, "its image changed: stale") for path in found.changed])
-    print_rows(found.damage)
+        _print_rows([(path, "its image is gone") for path in found.absent])
+    _print_rows([(path, "its image changed: stale") for path in found.changed])
+    _print_rows(found.damage)
     say("everything is up to date" if found.healthy else "see above")
 
 
-def print_rows(rows: list[tuple[str, str]], limit: int | None = _SHOWN) -> None:
+def _print_rows(rows: list[tuple[str, str]], limit: int | None = _SHOWN) -> None:
     """(name, text) pairs, a line each; with a limit, how many more there are."""
     shown = rows if limit is None else rows[:limit]
     for name, text in shown:
@@ -272,7 +271,7 @@ def print_rows(rows: list[tuple[str, str]], limit: int | None = _SHOWN) -> None:
         say(f"… and {len(rows) - len(shown)} more")
 
 
-def print_files_in_use(done: MaintenanceReport) -> None:
+def _print_files_in_use(done: MaintenanceReport) -> None:
     """Files that could not be removed."""
     if done.in_use:
         say(
@@ -282,13 +281,13 @@ def print_files_in_use(done: MaintenanceReport) -> None:
         )
 
 
-def print_exchange(done: Exchange, verb: str, what: str = "latents") -> None:
+def _print_exchange(done: Exchange, verb: str, what: str = "latents") -> None:
     """How many latents, or outputs of text encoders, were imported or exported, and which were not."""
-    print_rows(done.skipped)
+    _print_rows(done.skipped)
     say(f"{done.done} {what} {verb}, {len(done.skipped)} skipped")
 
 
-def import_texts(folders: list[str], output: Path, arch: str, ending: str, *, quiet: bool) -> None:
+def _import_texts(folders: list[str], output: Path, arch: str, ending: str, *, quiet: bool) -> None:
     """The npz beside the images of `folders` into the captions of the store in `output`."""
     from kohya_bucket.images import list_images
     from kohya_bucket.latents.store.layout import common_root
@@ -303,10 +302,10 @@ def import_texts(folders: list[str], output: Path, arch: str, ending: str, *, qu
         done = import_text_npz(
             images, captions, folder, family, images_root=common_root(images, folder), progress=progress
         )
-    print_exchange(done, "imported", "outputs")
+    _print_exchange(done, "imported", "outputs")
 
 
-def export_texts(store: Path, images_root: Path | None, arch: str, ending: str, *, quiet: bool) -> None:
+def _export_texts(store: Path, images_root: Path | None, arch: str, ending: str, *, quiet: bool) -> None:
     """The captions of a store as npz beside the images that have these captions."""
     from kohya_bucket.images import list_images
     from kohya_bucket.latents.text.captions import TEXT_FOLDER
@@ -320,15 +319,13 @@ def export_texts(store: Path, images_root: Path | None, arch: str, ending: str, 
     images = list_images([str(images_root)])
     with scan_progress("exporting", quiet=quiet) as progress:
         done = export_text_npz(opened, images, _captions(images, ending), family, progress=progress)
-    print_exchange(done, "exported", "outputs")
+    _print_exchange(done, "exported", "outputs")
 
 
 def _family(name: str) -> TextFamily:
     from kohya_bucket.latents.text.npz_files import TEXT_FAMILIES
 
-    if name not in TEXT_FAMILIES:
-        raise ConfigError(f"--arch {name!r} with --text: use one of {', '.join(TEXT_FAMILIES)}")
-    return TEXT_FAMILIES[name]
+    return TEXT_FAMILIES[one_of("--arch with --text", name, TEXT_FAMILIES, ConfigError)]
 
 
 def _older_caption(image: str, family: TextFamily, ending: str) -> str | None:
