@@ -442,4 +442,4 @@ def test_nothing_of_every_image_is_kept_once_loaders_are_made(patched, strategie
     assert strategy in latents._names
     assert len(latents_of(patched, group)) == 7
     assert strategy not in latents._names
-    assert strategy not in session._wishes
+    assert strategy not in session._requested

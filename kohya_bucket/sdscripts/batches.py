@@ -138,7 +138,7 @@ def _trainer_uses_weights() -> bool:
 
 
 def drop_unwanted_masks(batch: Any, keys: Sequence[str], subset_of: Mapping[str, Subset]) -> Any:
-    """The batch of these images, in this order, without the masks that nobody asked for.
+    """The batch of these images, in this order, without the masks that no subset asks for.
 
     An image without a mask beside others with one counts whole, as in sd-scripts: its mask is all ones.
     """

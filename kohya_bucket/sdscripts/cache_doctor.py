@@ -219,7 +219,7 @@ def nbytes_of(part: LatentItems, values_per_pixel: float, *, npz: bool) -> int:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Bytes free where `folder` is or will be; None if nobody can tell."""
+    """Bytes free where `folder` is or will be; None when unknown."""
     try:
         return shutil.disk_usage(_existing(folder)).free
     except OSError:

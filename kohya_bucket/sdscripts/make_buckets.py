@@ -1,4 +1,4 @@
-"""What stands in for methods of sd-scripts' dataset classes once the adapter is installed.
+"""Replacements for methods of sd-scripts' dataset classes.
 
 Each function here takes the place of the method of the same name; `dataset` is sd-scripts' own object.
 """
@@ -38,7 +38,7 @@ from kohya_bucket.sdscripts.tables import BatchTable, KeyTable
 from kohya_bucket.sdscripts.wording import bucket_table_lines, misread_lines, rule_text, skipped_lines
 from kohya_bucket.texts import one_line
 
-__all__ = ["get_image_size", "get_resolutions", "list_images", "make_buckets", "misread_buckets", "table_of"]
+__all__ = ["get_image_size", "get_resolutions", "make_buckets", "misread_buckets", "table_of"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -322,21 +322,3 @@ def _is_extended_webp(path: Path) -> bool:
     except OSError:
         return False
     return head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X"
-
-
-# The image files of a folder.
-
-
-def list_images(directory: str, extensions: Sequence[str]) -> list[str]:
-    """The image files in one folder, sorted: what a glob per extension finds, with one look into the folder.
-
-    As with a glob, names that begin with a dot are left out, and letter case counts where the system's paths have it.
-    """
-    folder = os.path.split(os.path.join(directory, "*"))[0]  # noqa: PTH118
-    endings = tuple({os.path.normcase(extension) for extension in extensions})
-    try:
-        names = os.listdir(folder or os.curdir)  # noqa: PTH208
-    except OSError:
-        return []
-    found = [name for name in names if not name.startswith(".") and os.path.normcase(name).endswith(endings)]
-    return sorted(os.path.join(folder, name) for name in found)  # noqa: PTH118

@@ -144,7 +144,7 @@ _COUNTED_DOWN = "… - _"  # updates that are left, for the progress bar: a plai
 
 
 class InitialStep(int):
-    """Updates that are trained already, which stand in `epoch` (from 0), whatever is computed from them.
+    """Updates that are trained already, which lie in `epoch` (from 0), whatever is computed from them.
 
     Only what the trainer does to its `initial_step` has another result than with a plain number: times the
     accumulation, less the batches of an epoch, and divided by the updates of one. `max_train_steps - initial_step`

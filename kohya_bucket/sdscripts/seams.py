@@ -19,7 +19,7 @@ from kohya_bucket.sdscripts import objects
 from kohya_bucket.sdscripts.batches import note_epoch, numbered_item, planned_item
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.cache_seams import CACHING, TEXT_CACHING, has_strategies
-from kohya_bucket.sdscripts.make_buckets import list_images
+from kohya_bucket.sdscripts.config.files import read_folder
 from kohya_bucket.sdscripts.objects import Dataset, DelegatingDataset, Group
 from kohya_bucket.sdscripts.resuming import is_known
 from kohya_bucket.sdscripts.tables import BatchTable
@@ -56,7 +56,10 @@ def _glob_images(place: Place, directory: str, base: str = "*") -> list[str]:
     if base != "*" or glob.has_magic(directory):
         found: list[str] = place.original(directory, base)
         return found
-    return list_images(directory, place.door.owners.named("IMAGE_EXTENSIONS"))
+    try:
+        return read_folder(directory, place.door.owners.named("IMAGE_EXTENSIONS")).images
+    except OSError:
+        return []
 
 
 def _get_image_size(place: Place, self: Dataset, image_path: str) -> tuple[int, int]:

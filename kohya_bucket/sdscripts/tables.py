@@ -1,7 +1,7 @@
-"""Stand-ins for the two tables that sd-scripts' datasets look batches up in.
+"""Replacements for the two tables that sd-scripts' datasets look batches up in.
 
 `BaseDataset.__getitem__(index)` asks `self.buckets_indices[index]` which slice of which bucket to train and
-then `self.bucket_manager.buckets[...]` for the image keys. Both stand-ins also accept a `PlannedBatch`, an
+then `self.bucket_manager.buckets[...]` for the image keys. Both also accept a `PlannedBatch`, an
 index that carries its images and its epoch with it, so that no worker needs state that could be late.
 """
 

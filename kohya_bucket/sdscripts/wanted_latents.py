@@ -67,23 +67,23 @@ def wanted_by_config(
             for part in cached_sizes(dataset, images, sizes, options, gpus, collection):
                 found = _of_dataset(dataset, images, sizes.rows, part, encoding, images_root, content_hash)
                 out += [replace(wanted, dataset=number) for wanted in found]
-    return _with_shared_wishes(out)
+    return _with_shared_requests(out)
 
 
-def _with_shared_wishes(parts: list[LatentItems]) -> list[LatentItems]:
+def _with_shared_requests(parts: list[LatentItems]) -> list[LatentItems]:
     """Flips and masks of an item for all datasets that share it: of two ways of making it, the later would win."""
     if len({(part.encoding.flip, part.encoding.mask) for part in parts}) < 2:
         return parts
-    wishes: dict[tuple[str, int, int], tuple[bool, bool]] = {}
+    requested: dict[tuple[str, int, int], tuple[bool, bool]] = {}
     for part in parts:
         for item in items_of(part):
-            flip, mask = wishes.get(item, (False, False))
-            wishes[item] = flip or part.encoding.flip, mask or part.encoding.mask
+            flip, mask = requested.get(item, (False, False))
+            requested[item] = flip or part.encoding.flip, mask or part.encoding.mask
     out = []
     for part in parts:
         groups: dict[tuple[bool, bool], list[int]] = {}
         for i, item in enumerate(items_of(part)):
-            groups.setdefault(wishes[item], []).append(i)
+            groups.setdefault(requested[item], []).append(i)
         pieces = [
             replace(part.subset(group), encoding=replace(part.encoding, flip=flip, mask=mask))
             for (flip, mask), group in groups.items()

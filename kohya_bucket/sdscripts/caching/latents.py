@@ -27,7 +27,7 @@ from kohya_bucket.sdscripts.caching.session import (
     architecture_of,
     architecture_read_by,
     ensure_npz_current,
-    forget_wishes,
+    forget_requests,
     replaced,
     save_latents,
 )
@@ -91,7 +91,7 @@ def _hash_of(model: Any) -> str:
 def forget_files() -> None:
     """Let go of what datasets share, of which there is a row for each image, once all have cached."""
     forget_names()
-    forget_wishes()
+    forget_requests()
 
 
 # Latents in sd-scripts' own npz files, for one caching call.

@@ -38,7 +38,7 @@ __all__ = [
     "architecture_read_by",
     "as_array",
     "ensure_npz_current",
-    "forget_wishes",
+    "forget_requests",
     "replaced",
     "save_latents",
 ]
@@ -194,10 +194,10 @@ def as_array(values: Any) -> npt.NDArray[np.float32]:
 
 Size = tuple[int, int]
 
-Wishes = dict[tuple[str, Size], tuple[bool, bool]]  # by file and bucket: (flipped, mask)
+Requested = dict[tuple[str, Size], tuple[bool, bool]]  # by file and bucket: (flipped, mask)
 
-# by strategy, of which sd-scripts has one in each run: what each of its datasets wanted so far
-_wishes: WeakKeyDictionary[Any, list[tuple[ref[Any], Wishes]]] = WeakKeyDictionary()
+# by strategy, of which sd-scripts has one in each run: what each of its datasets has needed so far
+_requested: WeakKeyDictionary[Any, list[tuple[ref[Any], Requested]]] = WeakKeyDictionary()
 
 
 @dataclass
@@ -208,7 +208,7 @@ class CachingSession:
         items: by cache path and bucket.
         sizes: bucket by cache path and the height and width of its latents.
         paths: cache path by image, and by size where that is not the image's own.
-        shared: what data sets before this one want of an item that is theirs too, by cache path and bucket.
+        shared: what data sets before this one need of an item that is theirs too, by cache path and bucket.
         reasons: why an image is encoded again.
     """
 
@@ -220,14 +220,16 @@ class CachingSession:
     items: dict[tuple[str, Size], CacheItem] = field(default_factory=dict)
     paths: dict[tuple[str, Size | None], str] = field(default_factory=dict)
     sizes: dict[tuple[str, tuple[int, ...]], Size] = field(default_factory=dict)
-    shared: Wishes = field(default_factory=dict)
+    shared: Requested = field(default_factory=dict)
     reasons: dict[str, list[Reason]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         infos = list(self.dataset.image_data.values())
-        earlier = [wishes for dataset, wishes in _wishes.setdefault(self.strategy, []) if dataset() is not None]
-        mine: Wishes = {}
-        _wishes[self.strategy].append((ref(self.dataset), mine))
+        earlier = [
+            requested for dataset, requested in _requested.setdefault(self.strategy, []) if dataset() is not None
+        ]
+        mine: Requested = {}
+        _requested[self.strategy].append((ref(self.dataset), mine))
         for info, path in zip(infos, self.paths_of(infos), strict=True):
             subset = self.dataset.image_to_subset[info.image_key]
             self.paths[str(info.absolute_path), _variant_size(info.absolute_path)] = path
@@ -246,7 +248,7 @@ class CachingSession:
             )
             file = file_key(item.image), bucket
             mine[file] = item.flip, item.alpha_mask
-            known = [wishes[file] for wishes in earlier if file in wishes]
+            known = [requested[file] for requested in earlier if file in requested]
             if known:
                 self.shared[path, bucket] = any(flip for flip, _ in known), any(mask for _, mask in known)
 
@@ -254,7 +256,7 @@ class CachingSession:
         raise NotImplementedError
 
     def methods(self) -> dict[str, Callable[..., Any]]:
-        """What stands in for the strategy's methods."""
+        """Replacements for the strategy's methods, by name."""
         return {
             "get_latents_npz_path": self._path,
             "is_disk_cached_latents_expected": self._is_expected,
@@ -323,9 +325,9 @@ def _variant_size(path: str) -> Size | None:
     return path.bucket if isinstance(path, SizedPath) else None
 
 
-def forget_wishes() -> None:
-    """Let go of what data sets wanted, of which there is a row for each image, once all have cached."""
-    _wishes.clear()
+def forget_requests() -> None:
+    """Forget what data sets need, of which there is a row for each image, once all have cached."""
+    _requested.clear()
 
 
 @contextmanager

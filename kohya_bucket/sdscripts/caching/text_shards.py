@@ -74,7 +74,7 @@ class TextShardSession:
             logger.info("text-encoder outputs are kept in %s", one_line(root))
 
     def methods(self) -> dict[str, Callable[..., Any]]:
-        """What stands in for the strategy's methods."""
+        """Replacements for the strategy's methods, by name."""
         return {"get_outputs_npz_path": self._keys.__getitem__, "is_disk_cached_outputs_expected": self._is_expected}
 
     def holds(self, path: Any) -> bool:

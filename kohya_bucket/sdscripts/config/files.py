@@ -11,7 +11,7 @@ import importlib.util
 import ntpath
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -84,13 +84,16 @@ class Folder:
     folders: list[str] = field(default_factory=list)
 
 
-def read_folder(path: str) -> Folder:
+def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
     """List a folder. Nothing is opened.
+
+    Args:
+        extensions: of images; by default those that sd-scripts reads here.
 
     Raises:
         OSError: the folder cannot be listed.
     """
-    known = supported_extensions()
+    known = supported_extensions() if extensions is None else frozenset(extensions)
     # The prefix that glob gives its results: without doubled or trailing separators.
     prefix = os.path.split(os.path.join(path, "*"))[0]
     names, images, ignored, folders = [], [], [], []
