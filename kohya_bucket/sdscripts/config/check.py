@@ -308,10 +308,13 @@ def _check_validation(dataset: DatasetConfig, findings: Findings) -> None:
 
 
 def note_overruled(given: Mapping[str, Any], checked: CheckedConfig, findings: Findings) -> None:
-    """Say which command line values the config overrules. `given` is named as in the config."""
+    """Say which command line values that decide buckets, batches or caches the config overrules.
+
+    `given` is named as in the config.
+    """
     datasets = [dataset.table for dataset in checked.datasets]
     subsets = [subset for dataset in checked.datasets for subset in dataset.subsets]
-    for name, value in sorted(given.items()):
+    for name, value in sorted((name, value) for name, value in given.items() if KEYS[name].decides):
         holders = [table[name] for table in [checked.general, *datasets, *subsets] if name in table]
         if any(holder != value for holder in holders):
             message = f"--{name} {_shown(value)} is ignored, because the config has {name} = {_shown(holders[0])}"

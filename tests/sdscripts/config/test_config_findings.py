@@ -337,6 +337,10 @@ def test_command_line_values_that_the_config_overrules() -> None:
     assert config.datasets[0].config.batch_size == 3
     assert config.datasets[0].config.resolution == (512, 512)
     assert "--resolution 1024,1024 is ignored, because the config has resolution" in found(config, "overruled").text
+    text = GOOD.replace("resolution = 512", "resolution = 512\nkeep_tokens = 2")
+    read_alike = read(text, given={"resolution": (512, 512), "keep_tokens": 3})  # which decides about captions alone
+    assert read_alike.datasets[0].config.subsets[0].keep_tokens == 2
+    assert "overruled" not in read_alike.findings.codes()
 
 
 @pytest.mark.parametrize("share", ["inf", "nan", "-1.0", "1e400"])
