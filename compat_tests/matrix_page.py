@@ -21,6 +21,8 @@ environment, with the trainer's real data sets, loaders and trainers.
 - **training runs**: runs of a real trainer, started with `python -m kohya_bucket.launch` or from a patched checkout,
   that finished and trained the expected images: `train_network.py` of sd-scripts, and those of musubi-tuner below.
 - **limited**: what the trainer's own code still does in that version.
+- a version whose name ends in **-by-hand** is an approximation: the checkout before it, with those files of the release
+  that could be had and the rest changed by hand after its changelog.
 """
 _TRAINERS = ("sd-scripts", "musubi-tuner")
 _BY_HAND = "-by-hand"  # what the name of a version ends in that was put together from parts of a release

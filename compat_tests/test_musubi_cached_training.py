@@ -68,7 +68,7 @@ TRAINERS = {
     "qwen_image": ("qi", ("--mixed_precision", "bf16")),
     "flux_kontext": ("fk", ()),
 }
-KIND = "{}_train_network.py, one epoch, from caches that were made through the door"
+KIND = "{}_train_network.py, cached"
 
 
 @pytest.mark.parametrize(
