@@ -53,34 +53,12 @@ if TYPE_CHECKING:
         underutilized_buckets,
     )
 else:
+    from kohya_bucket import buckets
+
     __getattr__ = importer(
         __name__,
         {
-            "kohya_bucket.buckets": [
-                "AutoBuckets",
-                "Bucket",
-                "BucketRule",
-                "BucketSet",
-                "ExactBuckets",
-                "FixedBuckets",
-                "KohyaBuckets",
-                "NovelAIBuckets",
-                "Placement",
-                "Reason",
-                "SwitchingPoint",
-                "assign_many",
-                "assign_many_indices",
-                "best_bucket",
-                "bucket_set_to_toml",
-                "crop_loss",
-                "generate_buckets",
-                "list_presets",
-                "load_from_json",
-                "load_from_toml",
-                "load_preset",
-                "rule_from_name",
-                "switching_points",
-            ],
+            "kohya_bucket.buckets": buckets.__all__,
             "kohya_bucket.datasets.images": ["BucketedDataset"],
             "kohya_bucket.datasets.latents": ["BucketedLatentDataset"],
             "kohya_bucket.datasets.items": ["BucketResize"],

@@ -96,12 +96,7 @@ class KeptSizes(Protocol):
     """Sizes that an earlier scan read: a `MetadataCache`."""
 
     def refresh(
-        self,
-        paths: Iterable[str | os.PathLike[str]] | None = None,
-        *,
-        workers: int | None = None,
-        engine: Engine = "auto",
-        progress: Progress | None = None,
+        self, paths: Sequence[str], *, workers: int | None, engine: Engine, progress: Progress | None
     ) -> KeptSizes:
         """The same of exactly `paths`, where only what changed is read."""
         ...

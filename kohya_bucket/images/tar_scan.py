@@ -8,8 +8,8 @@ from __future__ import annotations
 import io
 import logging
 import tarfile
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,16 +39,14 @@ def split_key(name: str) -> tuple[str, str]:
     return (folder + slash + stem, ending.lower()) if stem and dot else ("", "")
 
 
-def grouped(
-    shard: str, members: Iterable[tuple[str, tuple[int, int]]]
-) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+def grouped(shard: str, members: Iterable[tuple[str, Place]]) -> Iterator[tuple[str, dict[str, Place]]]:
     """(key, {ending: (offset, length)}) of each sample, from a tar's members in their order.
 
     Raises:
         KohyaBucketError: a name is there twice in one sample.
     """
     current: str = ""
-    sample: dict[str, tuple[int, int]] = {}
+    sample: dict[str, Place] = {}
     for name, place in members:
         key, ending = split_key(name)
         if not key:
@@ -151,32 +149,35 @@ ROW = np.dtype([
 ])  # fmt: skip
 """A sample, as `TarIndex.rows` describes it."""
 
-_Scanned = tuple[npt.NDArray[Any], list[str], dict[int, str], Oddities]
+Place = tuple[int, int]
+"""Offset and length of a member's bytes in its shard."""
+
+_Samples = Iterable[tuple[str, dict[str, Place]]]
+_Look = Callable[[Place], tuple[int, int, int]]
+"""(width, height, orientation) of the image at a place; raises `UnreadableImageError`."""
 
 
-def scan_shard(caption: str | None, image: str | None, shard: Shard) -> _Scanned:
+def scan_shard(
+    caption: str | None, image: str | None, shard: Shard
+) -> tuple[npt.NDArray[Any], list[str], dict[int, str], Oddities]:
     """Of one shard the rows, keys and reasons as a `TarIndex` has them, and what is odd about it."""
-    return _index_shard(shard.path, caption, image) if shard.members is None else _from_index(shard, caption, image)
-
-
-def _from_index(shard: Shard, caption: str | None, image: str | None) -> _Scanned:
-    """The rows of a shard whose index says all: the tar is not opened."""
     rows: list[tuple[int, ...]] = []
     keys: list[str] = []
     reasons: dict[int, str] = {}
     odd = Oddities(image, caption)
-    members = shard.members or ()
-    size_of = {(m.offset, m.length): m.size for m in members}
-    for key, places in grouped(shard.path, ((m.name, (m.offset, m.length)) for m in members)):
-        ending = odd.image_of(key, places)
-        if ending is None:
-            continue
-        size = size_of[places[ending]]
-        if size is None:
-            reasons[len(rows)] = f"{shard.index} states no size of it"
-        rows.append((0, *places[ending], *(size or (0, 0)), 0, *places.get(caption or "", (0, 0))))
-        keys.append(key)
-    if rows and len(reasons) == len(rows):
+    with _opened(shard.path) if shard.members is None else _indexed(shard) as (samples, look):
+        for key, members in samples:
+            ending = odd.image_of(key, members)
+            if ending is None:
+                continue
+            try:
+                size = look(members[ending])
+            except UnreadableImageError as error:
+                size = 0, 0, 1
+                reasons[len(rows)] = str(error)
+            rows.append((0, *members[ending], *size, *members.get(caption or "", (0, 0))))
+            keys.append(key)
+    if shard.members is not None and rows and len(reasons) == len(rows):
         raise KohyaBucketError(
             f"{shard.index}: states no sizes of images: make it with `webshart extract-metadata "
             "--include-image-geometry`, or name the tar files, whose headers are read then"
@@ -184,42 +185,38 @@ def _from_index(shard: Shard, caption: str | None, image: str | None) -> _Scanne
     return np.array(rows, dtype=ROW), keys, reasons, odd
 
 
-def _index_shard(shard: str, caption: str | None, image: str | None) -> _Scanned:
-    rows: list[tuple[int, ...]] = []
-    keys: list[str] = []
-    reasons: dict[int, str] = {}
-    odd = Oddities(image, caption)
+@contextmanager
+def _indexed(shard: Shard) -> Iterator[tuple[_Samples, _Look]]:
+    """A shard whose index says all: the tar is not opened."""
+    members = shard.members or ()
+    size_of = {(m.offset, m.length): m.size for m in members}
+
+    def look(place: Place) -> tuple[int, int, int]:
+        if (size := size_of[place]) is None:
+            raise UnreadableImageError(f"{shard.index} states no size of it")
+        return *size, 0
+
+    yield grouped(shard.path, ((m.name, (m.offset, m.length)) for m in members)), look
+
+
+@contextmanager
+def _opened(shard: str) -> Iterator[tuple[_Samples, _Look]]:
+    """A shard that is read: in pieces, and as a file by `tarfile`."""
     try:
-        with _opened(shard) as (source, file):
+        with ExitStack() as stack:
+            source: Source
+            if is_url(shard):
+                source = Blocks(RemoteFile(shard))
+                file: Any = io.BufferedReader(RawFile(source))
+            else:
+                source = stack.enter_context(open(shard, "rb", buffering=0)).fileno()
+                file = stack.enter_context(open(shard, "rb"))
             _refuse_compressed(shard, read_at(source, 0, 8))
-            for key, members in _samples(shard, source, file):
-                ending = odd.image_of(key, members)
-                if ending is None:
-                    continue
-                place, text = members[ending], members.get(caption or "", (0, 0))
-                try:
-                    width, height, orientation, _ = header_of(Region(source, *place))
-                except UnreadableImageError as error:
-                    width, height, orientation = 0, 0, 1
-                    reasons[len(rows)] = str(error)
-                rows.append((0, *place, width, height, orientation, *text))
-                keys.append(key)
+            yield _samples(shard, source, file), lambda place: header_of(Region(source, *place))[:3]
     except KohyaBucketError:
         raise
     except (tarfile.TarError, OSError, ValueError, OverflowError) as error:  # the last two: numbers that are none
         raise KohyaBucketError(f"{shard}: cannot be read as a tar file ({error}); copy or build it again") from None
-    return np.array(rows, dtype=ROW), keys, reasons, odd
-
-
-@contextmanager
-def _opened(shard: str) -> Iterator[tuple[Source, Any]]:
-    """A shard to be read in pieces, and as a file for `tarfile`."""
-    if is_url(shard):
-        blocks = Blocks(RemoteFile(shard))
-        yield blocks, io.BufferedReader(RawFile(blocks))
-        return
-    with open(shard, "rb", buffering=0) as raw, open(shard, "rb") as file:
-        yield raw.fileno(), file
 
 
 def _refuse_compressed(shard: str, start: bytes) -> None:
@@ -231,7 +228,7 @@ def _refuse_compressed(shard: str, start: bytes) -> None:
             )
 
 
-def _samples(shard: str, source: Source, file: Any) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+def _samples(shard: str, source: Source, file: Any) -> Iterator[tuple[str, dict[str, Place]]]:
     """(key, {ending: (offset, length)}) of each sample, its members in their order."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
         yield from grouped(shard, _places(shard, tar))
@@ -242,7 +239,7 @@ def _samples(shard: str, source: Source, file: Any) -> Iterator[tuple[str, dict[
             _log.warning("%s: ends without the mark of a tar's end: it may be cut off", one_line(shard))
 
 
-def _places(shard: str, tar: tarfile.TarFile) -> Iterator[tuple[str, tuple[int, int]]]:
+def _places(shard: str, tar: tarfile.TarFile) -> Iterator[tuple[str, Place]]:
     for member in tar:
         # Otherwise tarfile remembers every member of the shard.
         tar.members = []  # type: ignore[attr-defined]

@@ -104,13 +104,13 @@ def test_the_index_is_kept_and_only_changed_shards_are_read_again(
     index = tmp_path / "index.parquet"
     first = dataset_from_shards(shards, RULE, index=index)
     opened: list[str] = []
-    real = tar_scan._index_shard
+    real = tar_scan._opened
 
-    def counted(shard: str, *endings: str | None) -> Any:
+    def counted(shard: str) -> Any:
         opened.append(Path(shard).name)
-        return real(shard, *endings)
+        return real(shard)
 
-    monkeypatch.setattr(tar_scan, "_index_shard", counted)
+    monkeypatch.setattr(tar_scan, "_opened", counted)
     again = dataset_from_shards(shards, RULE, index=index)
     assert opened == []
     assert (again.source.index.rows == first.source.index.rows).all()
