@@ -77,8 +77,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self._unreadable = 0  # so many before the present epoch
         self.repeat_first = False  # the next iteration begins with each process' first batch twice
         self._shift = 0
-        self._made: tuple[tuple[int, int], EpochPlan] | None = None
-        self._rest: tuple[EpochPosition, EpochPlan] | None = None
+        self._rest: EpochPosition | None = None
         self._start = EpochPosition(self.seed, self.epoch)
         self._current = self.plan
         if current_epoch is not None and is_first_process():
@@ -94,19 +93,14 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
     @property
     def plan(self) -> EpochPlan:
         """The whole plan of the present epoch."""
-        now = (self.seed, self.epoch)
-        if self._made is None or self._made[0] != now:
-            self._made = (now, self._planner.plan(*now))
-        return self._made[1]
+        return self._planner.plan_at(EpochPosition(self.seed, self.epoch))
 
     def resume(self, position: EpochPosition) -> ResumePoint:
         """Train what is left of an epoch in the next iteration, and later epochs after it."""
         self.seed = position.seed
-        rest = self._planner.plan(self.seed, position.epoch, position.done)
-        if rest.steps == 0:  # the epoch was complete
+        if self._planner.plan_at(position).steps == 0:  # the epoch was complete
             position = position.next_epoch()
-            rest = self._planner.plan(self.seed, position.epoch)
-        self._rest = position, rest
+        self._rest, rest = position, self._planner.plan_at(position)
         return ResumePoint(rest.epoch, self._first(rest), self._length(rest) // self.world_size)
 
     def begin_at(self, epoch: int, batches: int) -> ResumePoint:
@@ -182,11 +176,12 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             self.on_end()
             self._unreadable = self.bad_images.total
         if self._rest is not None and self.current_epoch is not None:
-            (self._start, plan), self._rest = self._rest, None
-            self._shift = plan.epoch - int(self.current_epoch.value)
+            self._start, self._rest = self._rest, None
+            self._shift = self._start.epoch - int(self.current_epoch.value)
         else:
-            plan, self._start = self.plan, EpochPosition(self.seed, self.epoch)
-        self._current, self.exhausted = plan, False
+            self._start = EpochPosition(self.seed, self.epoch)
+        self._current = plan = self._planner.plan_at(self._start)
+        self.exhausted = False
         if self.current_epoch is not None:
             self.on_start(self._first(plan))
         again, self.repeat_first = self.world_size if self.repeat_first else 0, False

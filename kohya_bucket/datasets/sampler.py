@@ -196,7 +196,6 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._replicas = _replicas(num_replicas, rank)
         self._arguments = (batch_size, options)
         self._planners: dict[int, EpochPlanner] = {}
-        self._planned: tuple[tuple[int, EpochPosition], EpochPlan] | None = None
         self._start = self._live = EpochPosition(integer("seed", seed), 0)
         self._live_steps = 0
         self._by_accelerate = False
@@ -236,7 +235,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def plan(self) -> EpochPlan:
         """The plan that the next iteration trains, or what is left of it."""
-        return self._plan_for(self._view()[0])
+        return self._planner(self._view()[0]).plan_at(self._start)
 
     def ledger(self) -> Ledger:
         """The ledger of that plan: see `Ledger`."""
@@ -254,7 +253,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             # accelerate then neither waits for full batches nor fills up the last ones with images of the first.
             shard.batch_size, shard.even_batches = None, False
         start = self._start
-        if start.done and self._plan_for(replicas).steps == 0:
+        if start.done and self._planner(replicas).plan_at(start).steps == 0:
             # Saved behind the last step, but before the end was noticed: the rest of that epoch is empty.
             self._start = self._live = start.next_epoch()
             return iter(())
@@ -262,10 +261,10 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def _batches(self, start: EpochPosition, replicas: int, ranks: Iterable[int]) -> Iterator[list[int]]:
         self._start = start
-        plan = self._plan_for(replicas)
+        planner = self._planner(replicas)
+        plan = planner.plan_at(start)
         if replicas > 1:
             agree_on(plan)
-        planner = self._planner(replicas)
         self._live_steps = plan.first_step + plan.steps
         for step, batches in enumerate(zip(*(rank_indices(plan, r) for r in ranks), strict=True)):
             for number, batch in enumerate(batches):
@@ -317,7 +316,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._live_steps = 0
 
     def _steps_of_epoch(self, replicas: int) -> int:
-        plan = self._plan_for(replicas)
+        plan = self._planner(replicas).plan_at(self._start)
         return plan.first_step + plan.steps
 
     def _view(self) -> tuple[int, int, Any]:
@@ -335,12 +334,6 @@ class BucketBatchSampler(Sampler[list[int]]):
             batch_size, options = self._arguments
             self._planners[replicas] = EpochPlanner(self.bucket_indices, batch_size, world_size=replicas, **options)
         return self._planners[replicas]
-
-    def _plan_for(self, replicas: int) -> EpochPlan:
-        wanted, start = (replicas, self._start), self._start
-        if self._planned is None or self._planned[0] != wanted:
-            self._planned = wanted, self._planner(replicas).plan(start.seed, start.epoch, start.done)
-        return self._planned[1]
 
 
 def _replicas(num_replicas: int | None, rank: int | None) -> tuple[int, int] | None:

@@ -110,6 +110,7 @@ class EpochPlanner:
             )
         self.period = period
         self._longest: dict[tuple[int, int, bytes], int] = {}
+        self._last: tuple[EpochPosition, EpochPlan] | None = None
         self.fingerprint = fingerprint_of(
             ids,
             self.demand_model.images_per_bucket,
@@ -140,6 +141,12 @@ class EpochPlanner:
                 plan, moved = replace(rest, first_step=plan.first_step), rest.ledger_rows
             plan = plan.after(steps)
         return plan
+
+    def plan_at(self, position: EpochPosition) -> EpochPlan:
+        """The plan from a position on; the last one is kept, so that whoever asks again gets the same object."""
+        if self._last is None or self._last[0] != position:
+            self._last = position, self.plan(position.seed, position.epoch, position.done)
+        return self._last[1]
 
     def position(self, start: EpochPosition, step: int) -> EpochPosition:
         """Where a run stands that went on from `start` with these plans and has trained `step` steps of the epoch."""

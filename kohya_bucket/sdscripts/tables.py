@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any, overload
 
@@ -20,7 +21,7 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.images.text_column import TextColumn
-from kohya_bucket.planning import EpochPlan
+from kohya_bucket.planning import EpochPlan, EpochPlanner, EpochPosition
 from kohya_bucket.sdscripts.objects import Group, HeldDataset, inner_of
 
 __all__ = ["BatchTable", "Few", "ImageColumns", "KeyTable", "column_of", "compact"]
@@ -91,16 +92,13 @@ class BatchTable(Sequence[Any]):
         self.options = options
         self._make_entry = make_entry
         self._clock = clock
-        self._planner: GroupPlanner | None = None
-        self._planned: tuple[tuple[int, int], EpochPlan] | None = None
+
+    @cached_property
+    def _planner(self) -> EpochPlanner:
+        return GroupPlanner([self.images], self.options).planner(1)
 
     def _plan(self) -> EpochPlan:
-        now = (int(self._clock.seed), int(self._clock.current_epoch))
-        if self._planned is None or self._planned[0] != now:
-            if self._planner is None:
-                self._planner = GroupPlanner([self.images], self.options)
-            self._planned = (now, self._planner.planner(1).plan(*now))
-        return self._planned[1]
+        return self._planner.plan_at(EpochPosition(int(self._clock.seed), int(self._clock.current_epoch)))
 
     def __len__(self) -> int:
         return self._plan().steps
@@ -121,7 +119,7 @@ class BatchTable(Sequence[Any]):
         return self._make_entry(index, len(index.images), 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_planner": None, "_planned": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_planner"}
 
 
 # A dataset's image records as columns: sd-scripts keeps an object of about 900 bytes per image.

@@ -73,7 +73,7 @@ def test_equal_costs_are_resumed_on_any_number_of_processes(monkeypatch, worlds,
         if position is not None:
             state = json.loads(json.dumps(position.state_dict(sampler.fingerprint)))
             sampler.resume(EpochPosition.from_state_dict(state, sampler.fingerprint))
-        if sampler._rest is not None and sampler._rest[1].epoch == 2:
+        if sampler._rest is not None and sampler._rest.epoch == 2:
             break  # the epoch was complete
         batches = list(sampler)[: steps * world]
         assert len(batches) % world == 0
