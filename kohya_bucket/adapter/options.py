@@ -19,7 +19,7 @@ from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choice
 from kohya_bucket.checks import nearest, one_of
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
-from kohya_bucket.latents.remote.remote_path import Place, as_given
+from kohya_bucket.latents.remote.remote_path import StorePath, as_given
 from kohya_bucket.planning import ORDERS, REMAINDERS, RESOLUTION_MODES
 from kohya_bucket.planning.options import COST
 from kohya_bucket.planning.remainders import policies_of
@@ -280,7 +280,7 @@ def environment_table() -> list[tuple[str, Mapping[str, Any]]]:
     return [(place, table.get(TABLE, table))]
 
 
-def store_folder(options: AdapterOptions, first_image: str | os.PathLike[str]) -> Place:
+def store_folder(options: AdapterOptions, first_image: str | os.PathLike[str]) -> StorePath:
     """`latent_cache_dir`, or the folder `kohya_bucket_latents` beside a data set's first image.
 
     Wherever training is started, it finds the same folder, and whoever moves the images takes it along.

@@ -30,7 +30,7 @@ from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.encode.worker import PrecomputeReport
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
-from kohya_bucket.latents.remote.remote_path import Place
+from kohya_bucket.latents.remote.remote_path import StorePath
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.sdscripts.config import Config, Severity, read_config
 from kohya_bucket.sdscripts.wanted_latents import wanted_by_config
@@ -84,7 +84,7 @@ class Planned:
     gpus: list[int]
     gpus_said: bool
 
-    def store(self) -> Place | None:
+    def store(self) -> StorePath | None:
         """Where training with this config looks for shards; None where it looks for npz.
 
         Raises:

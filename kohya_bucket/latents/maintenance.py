@@ -22,7 +22,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets.sizes import size_keys
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import TEMPORARY_AGE
-from kohya_bucket.latents.remote.remote_path import Place
+from kohya_bucket.latents.remote.remote_path import StorePath
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import REMEDY, Layout
 from kohya_bucket.latents.store.state import temporary_files, verify, verify_files
@@ -94,7 +94,7 @@ def remove_shards(store: LatentStore, names: Sequence[str], done: MaintenanceRep
     store.refresh()
 
 
-def remove_file(path: Place, done: MaintenanceReport) -> None:
+def remove_file(path: StorePath, done: MaintenanceReport) -> None:
     try:
         path.unlink()
         done.removed.append(path.name)
@@ -244,7 +244,7 @@ def prune(
     done.dropped = len(dropped)
     done.copied = sum(len(live[name]) for name in loose)
     done.freed = sum(int(store.shards[n].nbytes * (1 - len(live[n]) / max(1, rows[n]))) for n in loose)
-    old: list[Place] = [
+    old: list[StorePath] = [
         Path(path) for path in temporary_files(store) if time.time() - os.path.getmtime(path) > TEMPORARY_AGE
     ]
     for name in set(bad_files) - set(loose):

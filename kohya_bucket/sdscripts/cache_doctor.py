@@ -20,7 +20,7 @@ from kohya_bucket.latents.fingerprint import Reason, Stale
 from kohya_bucket.latents.items import Comparison, EncodeOptions, LatentItems, compare
 from kohya_bucket.latents.npz.check import why_npz_stale
 from kohya_bucket.latents.npz.names import paths_of_run
-from kohya_bucket.latents.remote.remote_path import Place
+from kohya_bucket.latents.remote.remote_path import StorePath
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.sdscripts.config import Config
@@ -60,8 +60,8 @@ def cache_section(read: Config, options: AdapterOptions) -> Section:
     return section
 
 
-def _by_store(parts: Sequence[LatentItems], options: AdapterOptions) -> dict[Place, list[LatentItems]]:
-    found: dict[Place, list[LatentItems]] = {}
+def _by_store(parts: Sequence[LatentItems], options: AdapterOptions) -> dict[StorePath, list[LatentItems]]:
+    found: dict[StorePath, list[LatentItems]] = {}
     first_image: dict[int, str] = {}
     for part in parts:
         first = first_image.setdefault(part.dataset, str(part.paths[0]))
@@ -126,7 +126,7 @@ def _why(part: LatentItems, i: int, path: Path, arch: Architecture) -> list[Reas
     return why_npz_stale(path, part.entry(i), arch, Path(part.paths[i]), ignoring=(Stale.VAE,))
 
 
-def _shards(section: Section, parts: Sequence[LatentItems], folder: Place) -> None:
+def _shards(section: Section, parts: Sequence[LatentItems], folder: StorePath) -> None:
     lacking = list(parts)
     if folder.exists() and not folder.is_dir():
         message = f"latent_cache_dir is {str(folder)!r}, which is a file, so no latent can be stored there"

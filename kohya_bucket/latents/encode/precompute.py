@@ -23,7 +23,7 @@ from kohya_bucket.latents.encode.sinks import NpzSink, ShardSink, Sink
 from kohya_bucket.latents.encode.worker import PrecomputeReport, PrecomputeWorker, share_of
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.npz.names import paths_of_run
-from kohya_bucket.latents.remote.remote_path import Place, RemotePath, as_given
+from kohya_bucket.latents.remote.remote_path import RemotePath, StorePath, as_given
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import common_root, is_text
 from kohya_bucket.latents.store.writer import write_manifest
@@ -108,7 +108,7 @@ def launched() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def end_launch(output: Place | None) -> None:
+def end_launch(output: StorePath | None) -> None:
     """Wait for the other processes of a launch, and let the first index the store in `output`, if there is one.
 
     torchrun ends all processes when one ends with an error, such as one for a broken image: so none ends before all are

@@ -23,7 +23,7 @@ from kohya_bucket.latents.items import LatentItems, compare
 from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.names import has_whole_name
 from kohya_bucket.latents.npz.read_write import NpzLatents, convert_values, mask_values, write_npz
-from kohya_bucket.latents.remote.remote_path import Place
+from kohya_bucket.latents.remote.remote_path import StorePath
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.texts import counted
@@ -125,7 +125,7 @@ class ShardSink:
     """Writes into a `LatentStore`."""
 
     def __init__(
-        self, root: Place, wanted: LatentItems, space: LatentSpace, images_root: Path, *, shard_bytes: int,
+        self, root: StorePath, wanted: LatentItems, space: LatentSpace, images_root: Path, *, shard_bytes: int,
         flush_seconds: float | None,
     ) -> None:  # fmt: skip
         self._wanted = wanted

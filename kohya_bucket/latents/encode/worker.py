@@ -27,7 +27,7 @@ from kohya_bucket.images.resize import resize_and_crop, to_floats
 from kohya_bucket.latents.encode.batch_encoder import BatchEncoder, Encoded, noise_seed
 from kohya_bucket.latents.encode.sinks import Background, EncodedBatch, Sink
 from kohya_bucket.latents.items import LatentItems
-from kohya_bucket.latents.remote.remote_path import Place
+from kohya_bucket.latents.remote.remote_path import StorePath
 from kohya_bucket.latents.vae.encoder import VAEEncoder
 
 __all__ = [
@@ -61,7 +61,7 @@ class PrecomputeReport:
         seconds: how long it took; `device_idle`: how much of that no batch was in the encoder.
     """
 
-    output: Place | None
+    output: StorePath | None
     total: int
     current: int = 0
     encoded: int = 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import BinaryIO
 
-__all__ = ["Place", "RemotePath", "as_given", "open_to_read", "place_of", "sizes_in", "write_new"]
+__all__ = ["RemotePath", "StorePath", "as_given", "open_to_read", "place_of", "sizes_in", "write_new"]
 
 _HEAD = 1 << 16
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):[/\\]")  # one letter is a drive
@@ -105,10 +105,10 @@ class RemotePath(os.PathLike[str]):
         storage.delete(self.url)
 
 
-Place: TypeAlias = "Path | RemotePath"
+StorePath: TypeAlias = "Path | RemotePath"
 
 
-def as_given(text: str | os.PathLike[str]) -> Place:
+def as_given(text: str | os.PathLike[str]) -> StorePath:
     """An address as such, anything else as a path.
 
     Raises:
@@ -124,13 +124,13 @@ def as_given(text: str | os.PathLike[str]) -> Place:
     return Path(text)
 
 
-def place_of(root: str | os.PathLike[str]) -> Place:
+def place_of(root: str | os.PathLike[str]) -> StorePath:
     """An address as such, anything else as an absolute path."""
     place = as_given(root)
     return place if isinstance(place, RemotePath) else Path(os.path.abspath(place))
 
 
-def sizes_in(folder: Place, ending: str) -> dict[str, int]:
+def sizes_in(folder: StorePath, ending: str) -> dict[str, int]:
     """Name -> length in bytes of the files in a folder that end so and are not hidden; none where it is absent."""
     if isinstance(folder, RemotePath):
         return {name: n for name, n in folder.sizes().items() if name.endswith(ending) and name[0] != "."}
@@ -143,7 +143,7 @@ def sizes_in(folder: Place, ending: str) -> dict[str, int]:
     return sizes
 
 
-def write_new(path: Place, parts: Iterable[Any]) -> int:
+def write_new(path: StorePath, parts: Iterable[Any]) -> int:
     """Write a file under a name that nobody else uses, whole or not at all; returns its length in bytes.
 
     Raises:
@@ -158,7 +158,7 @@ def write_new(path: Place, parts: Iterable[Any]) -> int:
     return len(data)
 
 
-def open_to_read(path: Place) -> BinaryIO:
+def open_to_read(path: StorePath) -> BinaryIO:
     """A file to read from, at any position."""
     return _RemoteReader(path.url) if isinstance(path, RemotePath) else open(path, "rb")  # type: ignore[return-value]
 

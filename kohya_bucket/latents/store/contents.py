@@ -25,7 +25,7 @@ import numpy as np
 
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.architectures import LatentSpace
-from kohya_bucket.latents.remote.remote_path import Place, RemotePath
+from kohya_bucket.latents.remote.remote_path import RemotePath, StorePath
 from kohya_bucket.latents.store.entries import arrow, check_rows, decode, schema
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.shards import ENTRIES, ShardInfo, given_arrays, read_header
@@ -140,7 +140,7 @@ def _describer(layout: Layout, sizes: dict[str, int]) -> Callable[[str], tuple[A
 
 def _newest_manifest(layout: Layout, known: Shards, damage: list[tuple[str, str]]) -> tuple[Any, Shards, bool]:
     """Rows and shards of the newest manifest that can be read, and whether its rows are as `Contents` has them."""
-    tried: set[Place] = set()
+    tried: set[StorePath] = set()
     while left := [path for path in layout.manifests() if path not in tried]:
         path = left[0]
         tried.add(path)
@@ -153,7 +153,7 @@ def _newest_manifest(layout: Layout, known: Shards, damage: list[tuple[str, str]
     return None, {}, False
 
 
-def manifest_of(layout: Layout, path: Place, known: Shards) -> tuple[Any, Shards, bool]:
+def manifest_of(layout: Layout, path: StorePath, known: Shards) -> tuple[Any, Shards, bool]:
     """Rows and shards of a manifest, and whether its rows are as `Contents` has them; `known`: shards seen before.
 
     Raises:

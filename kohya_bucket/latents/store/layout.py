@@ -14,7 +14,7 @@ from pathlib import Path
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.images.origins import apart
 from kohya_bucket.images.remote import is_url
-from kohya_bucket.latents.remote.remote_path import Place, RemotePath, open_to_read, place_of, sizes_in, write_new
+from kohya_bucket.latents.remote.remote_path import RemotePath, StorePath, open_to_read, place_of, sizes_in, write_new
 from kohya_bucket.latents.remote.storage import check_exclusive
 
 __all__ = ["REMEDY", "Layout", "absolute", "common_root", "is_text", "paths_of", "relative_source"]
@@ -33,7 +33,7 @@ class Layout:
     """Paths inside a store."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root: Place = place_of(root)
+        self.root: StorePath = place_of(root)
         self.shards = self.root / "shards"
         self.store_file = self.root / "store.json"
 
@@ -75,7 +75,7 @@ class Layout:
             return Path(images) if os.path.isabs(images) else Path(self.root.url, images)
         return Path(os.path.normpath(self.root / images))
 
-    def own_file(self, name: str) -> Place | None:
+    def own_file(self, name: str) -> StorePath | None:
         """Where a shard or a manifest lies; None if no writer of ours gives such a name."""
         if _SHARD.fullmatch(name):
             return self.shards / name
@@ -85,7 +85,7 @@ class Layout:
         """Whether a writer of ours gives such a name to a file of a store."""
         return name == self.store_file.name or self.own_file(name) is not None
 
-    def new_shard(self, bucket_size: tuple[int, int], dtype: str, tag: str = "") -> Place:
+    def new_shard(self, bucket_size: tuple[int, int], dtype: str, tag: str = "") -> StorePath:
         """Name for a shard that ends with `tag`; one that no other shard has where that is ""."""
         tag = tag or uuid.uuid4().hex[:16]
         return self.shards / f"{bucket_size[0]}x{bucket_size[1]}-{dtype}-{tag}.safetensors"
@@ -94,19 +94,19 @@ class Layout:
         """Name -> length in bytes of every shard there; files of other names are none of ours."""
         return {name: n for name, n in sizes_in(self.shards, ".safetensors").items() if _SHARD.fullmatch(name)}
 
-    def manifests(self) -> list[Place]:
+    def manifests(self) -> list[StorePath]:
         """Manifests, newest first: that of the greatest number, see `new_manifest`."""
         own = [path for path in self.root.glob("manifest-*.parquet") if _MANIFEST.fullmatch(path.name)]
         return sorted(own, key=lambda path: (_number(path), path.name), reverse=True)
 
-    def new_manifest(self, data: bytes) -> Place:
+    def new_manifest(self, data: bytes) -> StorePath:
         """Name for a manifest: one more than the greatest number there, then a hash of its content, by which damage is
         noticed. (The number was the time before stores counted; a clock that runs ahead made an old one newest.)
         """
         number = 1 + max((_number(path) for path in self.manifests()), default=0)
         return self.root / f"manifest-{number:020d}-{content_tag(data)}.parquet"
 
-    def read_manifest(self, path: Place) -> bytes:
+    def read_manifest(self, path: StorePath) -> bytes:
         """Content of a manifest; `LatentStoreError` if it is not what was written under this name."""
         if path.stat().st_size > _MOST_MANIFEST:
             raise LatentStoreError(f"manifest {path} is damaged: none is that long")
@@ -116,7 +116,7 @@ class Layout:
         return data
 
 
-def _number(manifest: Place) -> int:
+def _number(manifest: StorePath) -> int:
     digits = manifest.stem.split("-")[1]
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS else -1
 
@@ -178,7 +178,7 @@ def is_text(source: str) -> bool:
     return True
 
 
-def _relative(path: Path, start: Place) -> str:
+def _relative(path: Path, start: StorePath) -> str:
     if isinstance(start, RemotePath):
         return Path(os.path.abspath(path)).as_posix()
     try:

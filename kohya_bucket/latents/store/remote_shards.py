@@ -24,7 +24,7 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.remote.node_cache import LIMIT_VARIABLE, NodeCache
-from kohya_bucket.latents.remote.remote_path import Place, RemotePath
+from kohya_bucket.latents.remote.remote_path import RemotePath, StorePath
 from kohya_bucket.latents.remote.storage import Range, read_merged, read_ranges
 from kohya_bucket.latents.store.entries import ItemTable
 from kohya_bucket.latents.store.shards import SPANS, MappedShards, ShardInfo, Tensors, TensorSpec
@@ -215,7 +215,7 @@ class _Fetcher:
 
 
 def shard_files(
-    folder: Place, shards: Mapping[str, ShardInfo], check: Callable[[ShardInfo, Path], str | None]
+    folder: StorePath, shards: Mapping[str, ShardInfo], check: Callable[[ShardInfo, Path], str | None]
 ) -> MappedShards:
     """The files of a store's shards: mapped, or in object storage; `check` as for `RemoteShards`."""
     if not isinstance(folder, RemotePath):

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.dtypes import CODES, LATENT_DTYPES, STORED_AS, carrier
-from kohya_bucket.latents.remote.remote_path import Place, open_to_read, write_new
+from kohya_bucket.latents.remote.remote_path import StorePath, open_to_read, write_new
 from kohya_bucket.latents.store.layout import REMEDY
 
 __all__ = [
@@ -77,7 +77,7 @@ class TensorSpec:
 
 
 def write_shard(
-    path: Place, tensors: dict[str, tuple[str, npt.NDArray[Any]]], entries: bytes, metadata: dict[str, str]
+    path: StorePath, tensors: dict[str, tuple[str, npt.NDArray[Any]]], entries: bytes, metadata: dict[str, str]
 ) -> tuple[int, dict[str, TensorSpec]]:
     """Write `tensors` (name -> storage type and array of bits) and the rows' description as one new file.
 
@@ -101,7 +101,7 @@ def write_shard(
     return write_new(path, parts), specs
 
 
-def read_header(path: Place) -> tuple[dict[str, TensorSpec], bytes, dict[str, str]]:
+def read_header(path: StorePath) -> tuple[dict[str, TensorSpec], bytes, dict[str, str]]:
     """Places of the tensors, the description of the rows, and the metadata of a shard.
 
     Raises:

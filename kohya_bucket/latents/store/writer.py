@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import LatentSpace
-from kohya_bucket.latents.remote.remote_path import Place, write_new
+from kohya_bucket.latents.remote.remote_path import StorePath, write_new
 from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.store.entries import StoreEntry, encode, placed
 from kohya_bucket.latents.store.exact_arrays import Packed, check_outputs, checksum, joined
@@ -215,7 +215,7 @@ class StoreWriter:
         self._write(path, pending, above, checksums, tensors, description, metadata)
 
     def _write(
-        self, path: Place, pending: _Pending, above: int, checksums: dict[str, list[int]],
+        self, path: StorePath, pending: _Pending, above: int, checksums: dict[str, list[int]],
         tensors: dict[str, tuple[str, Bits]], description: dict[str, Any], metadata: dict[str, str],
     ) -> None:  # fmt: skip
         """One shard, whole."""
@@ -254,7 +254,7 @@ def _checksums(rows: Iterable[Bits]) -> list[int]:
     return [zlib.crc32(np.ascontiguousarray(row).data) for row in rows]
 
 
-def write_manifest(store: LatentStore, table: Any = None) -> Place | None:
+def write_manifest(store: LatentStore, table: Any = None) -> StorePath | None:
     """Index all shards of an open store in one new manifest, and remove those it replaces.
 
     Args:

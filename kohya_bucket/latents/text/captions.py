@@ -12,7 +12,7 @@ import numpy as np
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.dtypes import EXACT
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
-from kohya_bucket.latents.remote.remote_path import Place
+from kohya_bucket.latents.remote.remote_path import StorePath
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.exact_arrays import Array, pack
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -103,7 +103,7 @@ class TextCache:
         collection: the family's name.
     """
 
-    root: Place
+    root: StorePath
     collection: str
     _store: LatentStore | None = field(default=None, init=False)
     _writer: StoreWriter | None = field(default=None, init=False)

@@ -23,7 +23,7 @@ from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import Reason, Stale, why_stale
 from kohya_bucket.latents.npz.exchange import npz_item
-from kohya_bucket.latents.remote.remote_path import Place
+from kohya_bucket.latents.remote.remote_path import StorePath
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
@@ -56,7 +56,7 @@ class ShardCache:
             processes, whichever of them encodes an image.
     """
 
-    root: Place
+    root: StorePath
     arch: Architecture
     images_root: Path
     dtype: str = "float32"
