@@ -240,7 +240,7 @@ def check_table(root: Path, n: int) -> list[tuple[str, str]]:
     with StoreWriter(root / "many", images_root=images, flush_seconds=None, shard_bytes=8 * 25_000) as writer:
         for start in range(0, n, len(small)):
             rows = wanted.rows(range(start, min(start + len(small), n)))
-            writer.add_rows(rows, small[: len(rows)], space=LatentSpace())
+            writer.add_rows(rows, small[: len(rows["source"])], space=LatentSpace())
     write_manifest(LatentStore(root / "many"))
     rows = []
     start = time.perf_counter()

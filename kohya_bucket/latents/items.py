@@ -17,7 +17,7 @@ from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.fingerprint import Fingerprint, Stale, differences, source_changes
-from kohya_bucket.latents.store.entries import SIDES, StoreEntry, arrow, row_schema
+from kohya_bucket.latents.store.entries import SIDES, Columns, StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import absolute, relative_source
 
@@ -154,12 +154,12 @@ class LatentItems:
             out[cases == case] = name
         return out
 
-    def rows(self, items: Sequence[int]) -> Any:
-        """Arrow table of these items for the store, see `row_schema`."""
-        pa, _, _ = arrow()
+    def rows(self, items: Sequence[int]) -> Columns:
+        """Columns of these items for the store, see `store.entries.placed`."""
         at, encoding = np.asarray(items, dtype=np.int64), self.encoding
-        same = vars(encoding)
-        columns: dict[str, Any] = {
+        words = ("collection", "vae", "dtype", "kind", "flip", "mask")
+        columns: dict[str, Any] = {name: [getattr(encoding, name)] * len(at) for name in words}
+        columns |= {
             "source": [self.sources[i] for i in items], "source_bytes": self.source_bytes[at],
             "source_mtime_ns": self.source_mtime_ns[at],
             "source_hash": [""] * len(at) if self.source_hashes is None else [self.source_hashes[i] for i in items],
@@ -169,10 +169,7 @@ class LatentItems:
         for name in ("bucket", "resized", "original"):
             sizes = getattr(self, f"{name}_sizes")[at]
             columns |= {f"{name}_width": sizes[:, 0], f"{name}_height": sizes[:, 1]}
-        columns |= {f"ltrb_{side}": self.crop_ltrb[at, k] for k, side in enumerate(SIDES)}
-        return pa.table([
-            pa.array(columns[f.name] if f.name in columns else [same[f.name]] * len(at), f.type) for f in row_schema()
-        ], schema=row_schema())  # fmt: skip
+        return columns | {f"ltrb_{side}": self.crop_ltrb[at, k] for k, side in enumerate(SIDES)}
 
     def columns(self, items: npt.NDArray[np.int64]) -> dict[str, Any]:
         """What these items depend on, as `fingerprint.differences` compares it."""

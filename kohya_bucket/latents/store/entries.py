@@ -24,6 +24,7 @@ from kohya_bucket.latents.store.shards import KINDS, ShardInfo
 
 __all__ = [
     "SIDES",
+    "Columns",
     "ItemTable",
     "StoreEntry",
     "arrow",
@@ -31,11 +32,12 @@ __all__ = [
     "decode",
     "encode",
     "placed",
-    "row_schema",
     "schema",
 ]
 
+Columns = Mapping[str, Any]  # by a column's name, one value for each row
 SIDES = ("left", "top", "right", "bottom")
+_BOX = tuple(f"ltrb_{side}" for side in SIDES)
 FORMAT = "kohya_bucket.latents"
 VERSION = 1
 
@@ -61,18 +63,16 @@ class StoreEntry:
     caption: str | None = None
     collection: str = ""
 
-    def rows(self) -> Any:
-        """The item as a table of one row, see `row_schema`."""
-        pa, _, _ = arrow()
+    def row(self) -> dict[str, Any]:
+        """The item's columns, see `placed`."""
         known = self.fingerprint
-        columns: dict[str, Any] = vars(known) | {"collection": self.collection, "source": self.source}
-        pairs = {"bucket": known.bucket_size, "resized": known.resized_size, "original": self.original_size}
-        for name, (width, height) in pairs.items():
-            columns |= {f"{name}_width": width, f"{name}_height": height}
-        columns |= dict(zip(("crop_left", "crop_top"), known.crop, strict=True))
-        columns |= {f"ltrb_{side}": float(at) for side, at in zip(SIDES, self.crop_ltrb, strict=True)}
-        columns["caption"] = self.caption
-        return pa.table([pa.array([columns[f.name]], f.type) for f in row_schema()], schema=row_schema())
+        row = vars(known) | {"collection": self.collection, "source": self.source, "caption": self.caption}
+        row["bucket_width"], row["bucket_height"] = row.pop("bucket_size")
+        row["resized_width"], row["resized_height"] = row.pop("resized_size")
+        row["original_width"], row["original_height"] = self.original_size
+        row["crop_left"], row["crop_top"] = row.pop("crop")
+        row["ltrb_left"], row["ltrb_top"], row["ltrb_right"], row["ltrb_bottom"] = self.crop_ltrb
+        return row
 
 
 def arrow() -> tuple[Any, Any, Any]:
@@ -114,24 +114,24 @@ def schema() -> Any:
     return pa.schema(fields)
 
 
-_PLACES_OF_ROWS = ("written_ns", "shard", "row", "mask_row", "crc_plain", "crc_flipped", "crc_mask")
+def placed(rows: Sequence[Columns | StoreEntry], places: Columns) -> Any:
+    """One table of rows that were written.
 
-
-def row_schema() -> Any:
-    """Columns of a row before it is written, without where it lies; words are plain texts."""
+    Args:
+        rows: parts of them, single ones or columns of several: those of `schema` but where a row lies.
+        places: that, of all rows.
+    """
     pa, _, _ = arrow()
-    fields = [f for f in schema() if f.name not in _PLACES_OF_ROWS]
-    return pa.schema([f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in fields])
-
-
-def placed(rows: Sequence[Any], places: Mapping[str, Any]) -> Any:
-    """One table of rows that were written; `places` has the columns that say where each lies."""
-    pa, _, _ = arrow()
-    table = pa.concat_tables(rows).combine_chunks()
-    columns = [pa.array(places[f.name], f.type) if f.name in places else
-               table[f.name].combine_chunks().dictionary_encode() if pa.types.is_dictionary(f.type) else table[f.name]
-               for f in schema()]  # fmt: skip
-    return pa.table(columns, schema=schema())
+    columns: dict[str, list[Any]] = {name: [] for name in schema().names if name not in places}
+    for part in rows:
+        if isinstance(part, StoreEntry):
+            for name, value in part.row().items():
+                columns[name].append(value)
+        else:
+            for name, values in part.items():
+                columns[name] += values.tolist() if isinstance(values, np.ndarray) else values
+    found = columns | dict(places)
+    return pa.table([pa.array(found[f.name], f.type) for f in schema()], schema=schema())
 
 
 def encode(table: Any, description: dict[str, Any]) -> bytes:
@@ -166,7 +166,6 @@ _NUMBERS = (
     "source_bytes", "source_mtime_ns", "bucket_width", "bucket_height", "resized_width", "resized_height", "crop_left",
     "crop_top", "flip", "mask",
 )  # fmt: skip
-_BOX = tuple(f"ltrb_{side}" for side in SIDES)
 
 
 _SIDES = ("width", "height")

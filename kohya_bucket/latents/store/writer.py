@@ -21,7 +21,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.remote.remote_path import StorePath, write_new
 from kohya_bucket.latents.store.contents import Assigned, Generations
-from kohya_bucket.latents.store.entries import StoreEntry, encode, placed
+from kohya_bucket.latents.store.entries import Columns, StoreEntry, encode, placed
 from kohya_bucket.latents.store.exact_arrays import Packed, check_outputs, checksum, joined
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
@@ -30,6 +30,9 @@ from kohya_bucket.latents.store.shards import SPANS, write_shard
 __all__ = ["StoreWriter", "write_manifest"]
 
 Bits = npt.NDArray[Any]
+
+
+_OF_A_SHARD = ("bucket_width", "bucket_height", "dtype", "kind", "flip", "mask", "collection")
 
 
 class _Kind(NamedTuple):
@@ -56,7 +59,7 @@ class _TextKind(NamedTuple):
 class _Pending:
     """Rows that wait to be written as one shard."""
 
-    rows: list[Any] = field(default_factory=list)
+    rows: list[Columns | StoreEntry] = field(default_factory=list)
     numbers: list[int | None] = field(default_factory=list)  # as given
     turns: list[int] = field(default_factory=list)
     nbytes: int = 0
@@ -105,20 +108,20 @@ class StoreWriter:
         space: LatentSpace, written_ns: int | None = None,
     ) -> None:  # fmt: skip
         """Add one item; as `add_rows`, without the first axis."""
-        masks = [mask] if entry.fingerprint.mask else None
-        self.add_rows(
-            entry.rows(), plain[None], flipped=None if flipped is None else flipped[None], masks=masks, space=space,
-            numbers=None if written_ns is None else [written_ns],
-        )  # fmt: skip
+        known = entry.fingerprint
+        key = _Kind(known.bucket_size, known.dtype, known.kind, known.flip, known.mask, entry.collection, plain.shape,
+                    space)  # fmt: skip
+        numbers = None if written_ns is None else [written_ns]
+        self._add(key, entry, plain[None], None if flipped is None else flipped[None], [mask], numbers)
 
     def add_rows(
-        self, rows: Any, plain: Bits, *, flipped: Bits | None = None, masks: Sequence[Bits | None] | None = None,
+        self, rows: Columns, plain: Bits, *, flipped: Bits | None = None, masks: Sequence[Bits | None] | None = None,
         space: LatentSpace, numbers: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         """Add items of one bucket, type, kind and collection.
 
         Args:
-            rows: Arrow table of B rows, see `row_schema`; it says dtype, kind, flip and mask.
+            rows: columns of B rows, see `placed`; they say dtype, kind, flip and mask.
             plain: [B, C, h, w] latents or [B, 2, C, h, w] mean and standard deviation, in the dtype's carrier type.
             flipped: the same of the mirrored images.
             masks: B alpha channels [H, W] of the bucket's pixels, None where the image is opaque; None: not stored.
@@ -126,22 +129,25 @@ class StoreWriter:
             numbers: those that decide between two items of one key, see `Generations`; None: above all that are in
                 the store when this is committed.
         """
-        first = rows.slice(0, 1).to_pylist()[0]
-        if (first["flip"], first["mask"]) != (flipped is not None, masks is not None):
-            raise ValueError(f"{first['source']}: its row says flip={first['flip']}, mask={first['mask']}")
-        bucket_size = first["bucket_width"], first["bucket_height"]
-        key = _Kind(bucket_size, first["dtype"], first["kind"], first["flip"], first["mask"], first["collection"],
-                    plain.shape[1:], space)  # fmt: skip
-        pending = self._enter(key, rows, numbers)
+        width, height, dtype, kind, flip, mask, collection = (rows[name][0] for name in _OF_A_SHARD)
+        key = _Kind((int(width), int(height)), dtype, kind, flip, mask, collection, plain.shape[1:], space)
+        self._add(key, rows, plain, flipped, [None] * len(plain) if masks is None else masks, numbers)
+
+    def _add(
+        self, key: _Kind, rows: Columns | StoreEntry, plain: Bits, flipped: Bits | None, masks: Sequence[Bits | None],
+        numbers: Sequence[int] | None,
+    ) -> None:  # fmt: skip
+        if key.flip != (flipped is not None):
+            raise ValueError(f"{rows}: flip is {key.flip}")
+        pending = self._enter(key, rows, len(plain), numbers)
         pending.plain.append(plain)
         if flipped is not None:
             pending.flipped.append(flipped)
-        for mask in [None] * len(plain) if masks is None else masks:
-            pending.mask_rows.append(-2 if masks is None else -1 if mask is None else len(pending.masks))
-            if mask is not None:
+        for mask in masks:
+            pending.mask_rows.append(-2 if not key.mask else -1 if mask is None else len(pending.masks))
+            if key.mask and mask is not None:
                 pending.masks.append(mask)
-        parts = [plain, flipped, *(masks or ())]
-        pending.nbytes += sum(part.nbytes for part in parts if part is not None)
+        pending.nbytes += sum(part.nbytes for part in (plain, flipped, *masks) if part is not None)
         self._commit_full(key)
 
     def add_text(self, entry: StoreEntry, arrays: Mapping[str, Packed], *, written_ns: int | None = None) -> None:
@@ -157,18 +163,20 @@ class StoreWriter:
         """
         check_outputs(arrays)
         key = _TextKind(entry.collection, tuple((name, packed.layout) for name, packed in sorted(arrays.items())))
-        pending = self._enter(key, entry.rows(), None if written_ns is None else [written_ns])
+        pending = self._enter(key, entry, 1, None if written_ns is None else [written_ns])
         pending.texts.append(dict(sorted(arrays.items())))
         pending.nbytes += sum(packed.bits.nbytes for packed in arrays.values())
         self._commit_full(key)
 
-    def _enter(self, key: _Kind | _TextKind, rows: Any, numbers: Sequence[int] | None) -> _Pending:
+    def _enter(
+        self, key: _Kind | _TextKind, rows: Columns | StoreEntry, n: int, numbers: Sequence[int] | None
+    ) -> _Pending:
         """Where items wait, their rows begun."""
         pending = self._pending.setdefault(key, _Pending())
         pending.rows.append(rows)
-        pending.numbers += [None] * len(rows) if numbers is None else numbers
-        pending.turns += range(self._added + 1, self._added + 1 + len(rows))
-        self._added += len(rows)
+        pending.numbers += [None] * n if numbers is None else numbers
+        pending.turns += range(self._added + 1, self._added + 1 + n)
+        self._added += n
         return pending
 
     def _commit_full(self, key: _Kind | _TextKind) -> None:
