@@ -18,7 +18,7 @@ from pathlib import Path
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
 
-__all__ = ["CheckoutError", "CheckoutPatch", "PatchStatus", "Trial", "main", "try_adapter"]
+__all__ = ["CheckoutError", "CheckoutPatch", "PatchStatus", "Trial", "main"]
 
 BEGIN = "# >>> kohya_bucket >>>"
 END = "# <<< kohya_bucket <<<"
@@ -111,33 +111,8 @@ class Trial:
     error: str = ""
 
 
-def try_adapter(folder: Path, door: str, imports: Sequence[str]) -> Trial:
-    """Import a trainer with the adapter, by the Python that runs this, and write nothing there.
-
-    Args:
-        folder: what its modules are imported from.
-        door: the module that opens its door.
-        imports: the trainer's modules.
-    """
-    # where this package is run from a folder, the new process would not find it
-    code = f"import sys; sys.path.append({str(_PACKAGES)!r}); from {__name__} import main; main()"
-    environment = os.environ | {"PYTHONUTF8": "1", "HF_HUB_OFFLINE": "1"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(folder), door, *imports], capture_output=True, text=True,
-            encoding="utf-8", errors="replace", timeout=_TIMEOUT, check=False, env=environment,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Trial(error=f"it was not done after {_TIMEOUT:.0f} s")
-    for line in done.stdout.splitlines():
-        if line.startswith(_MARK):
-            return Trial(**json.loads(line.removeprefix(_MARK)))
-    last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-    return Trial(error=last[0] if last else f"exit code {done.returncode}")
-
-
 def main() -> None:
-    """The other process: its arguments are those of `try_adapter`, the answer a line that begins with a mark."""
+    """The process of a trial: its arguments are folder, door and modules, its answer is the line with the mark."""
     print(_MARK + json.dumps(asdict(_try_here(sys.argv[1], sys.argv[2], sys.argv[3:]))), flush=True)
 
 
@@ -251,7 +226,21 @@ class CheckoutPatch:
 
     def attempt(self, root: Path) -> Trial:
         """Import the checkout at `root` with the adapter, in a process of its own, and write nothing there."""
-        return try_adapter(root / self.import_folder, self.door, self.imports)
+        # where this package is run from a folder, the new process would not find it
+        code = f"import sys; sys.path.append({str(_PACKAGES)!r}); from {__name__} import main; main()"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", code, str(root / self.import_folder), self.door, *self.imports],
+                capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT, check=False,
+                env=os.environ | {"PYTHONUTF8": "1", "HF_HUB_OFFLINE": "1"},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return Trial(error=f"it was not done after {_TIMEOUT:.0f} s")
+        for line in done.stdout.splitlines():
+            if line.startswith(_MARK):
+                return Trial(**json.loads(line.removeprefix(_MARK)))
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        return Trial(error=last[0] if last else f"exit code {done.returncode}")
 
     def _file_of(self, folder: Path) -> Path:
         return self.find(folder) / self.file

@@ -42,9 +42,9 @@ Plans = Callable[[int, bool | str], EpochPlan]
 """The plan of an epoch for a number of processes, with a value of `same_shape`."""
 
 
-def plans_of(group: GroupPlanner, seed: int = 0, epoch: int = 1) -> Plans:
+def plans_of(group: GroupPlanner, seed: int = 0) -> Plans:
     """Those of a group, each made once."""
-    return cache(lambda ranks, same_shape: group.planner(ranks, same_shape).plan(seed, epoch))
+    return cache(lambda ranks, same_shape: group.planner(ranks, same_shape).plan(seed, 1))
 
 
 def lost_time(plans: Plans, gpus: int, seed: int = 0) -> LostTime:

@@ -14,12 +14,10 @@ from kohya_bucket.images.formats import (
     UnreadableImageError,
     explain_os_error,
     in_short,
-    sniff,
 )
 
 __all__ = [
     "load_plugin",
-    "load_plugin_for",
     "open_with_pillow",
     "pixel_limit",
 ]
@@ -93,11 +91,6 @@ def open_with_pillow(file: BinaryIO, kind: ImageFormat) -> tuple[int, int, int, 
         raise UnreadableImageError(
             f"its {kind.name} header is damaged ({type(error).__name__}: {in_short(error)})"
         ) from None
-
-
-def load_plugin_for(head: bytes) -> None:
-    """Make Pillow ready for a file that begins with `head`."""
-    load_plugin(sniff(head))
 
 
 def pixel_limit() -> int | None:

@@ -35,7 +35,7 @@ from kohya_bucket.images.scan import STAT, Job
 from kohya_bucket.images.stamps import Stamp, check_unchanged, hash_bytes, hash_file, read_unchanged, stamp_of
 from kohya_bucket.images.tar_index import TarIndex
 
-__all__ = ["Container", "Origins", "apart", "container_of", "in_container"]
+__all__ = ["Container", "Origins", "apart", "container_of"]
 
 _IN_TAR = re.compile(r"(.+?\.tar)#(.+)", re.DOTALL | re.IGNORECASE)
 _IN_TABLE = re.compile(
@@ -104,11 +104,6 @@ def apart(name: str) -> tuple[str, str]:
     """The path of a container and the rest of an image's name, from "#" on; of any other image its path and ""."""
     found = (_IN_TABLE.fullmatch(name) or _IN_TAR.fullmatch(name)) if "#" in name else None
     return (found[1], name[found.end(1) :]) if found else (name, "")
-
-
-def in_container(name: str) -> bool:
-    """Whether an image of that name is in a container, and no file of its own."""
-    return container_of(name) is not None
 
 
 def container_of(name: str) -> Container | None:

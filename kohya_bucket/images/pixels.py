@@ -23,8 +23,8 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.by_pillow import load_plugin_for
-from kohya_bucket.images.formats import UnreadableImageError, not_decoded
+from kohya_bucket.images.by_pillow import load_plugin
+from kohya_bucket.images.formats import UnreadableImageError, not_decoded, sniff
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.remote import fetched
 from kohya_bucket.images.scan import Job, Work
@@ -117,7 +117,7 @@ def load_picture(
         else:
             with open(source, "rb") as opened:
                 head = opened.read(64)
-        load_plugin_for(head)
+        load_plugin(sniff(head))
         with Image.open(file) as image:
             return _picture(image, alpha, obey_exif, fit)
 

@@ -93,7 +93,7 @@ def test_what_cannot_be_written_leaves_what_was_there(
     tmp_path: Path, folder: Path, place: NoRoom, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr("kohya_bucket.adapter.checkout_patch.try_adapter", lambda *_: Trial(active=True))
+    monkeypatch.setattr("kohya_bucket.adapter.checkout_patch.CheckoutPatch.attempt", lambda *_: Trial(active=True))
     out, store = place.folder, tmp_path / "store"
     arguments = [part.format(data=folder, out=out, store=store) for part in command]
     if command[0] == "cache":

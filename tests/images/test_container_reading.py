@@ -19,7 +19,7 @@ from PIL import Image
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import arrow_files, image_rows, parallel, pieces
 from kohya_bucket.images.image_rows import scan_rows
-from kohya_bucket.images.origins import Container, Origins, apart, container_of, in_container
+from kohya_bucket.images.origins import Container, Origins, apart, container_of
 from kohya_bucket.images.parallel import check_cancelled, for_each
 from kohya_bucket.images.stamps import stamp_of
 from kohya_bucket.images.tar_index import TarIndex
@@ -69,7 +69,6 @@ def make_arrow(path: Path, images: list[bytes | None], batch: int = 5, options=N
 ])  # fmt: skip
 def test_a_name_says_which_container(name: str, container: Container | None) -> None:
     assert container_of(name) == container
-    assert in_container(name) == (container is not None)
     if container is not None:
         assert apart(name) == (container.path, name[len(container.path) :])
 
@@ -79,7 +78,7 @@ def test_a_file_with_such_a_name_is_a_file(tmp_path: Path) -> None:
     for name in ("a.tar#b.png", "p.parquet#3", "x.tar#1/c.png"):
         (tmp_path / name).write_bytes(png(1))
         images = Origins.named([str(tmp_path / name)])
-        assert (images.container.tolist(), images.containers, in_container(images.names[0])) == ([-1], (), False)
+        assert (images.container.tolist(), images.containers, container_of(images.names[0])) == ([-1], (), None)
         assert images.pixels(0).shape == (2, 3, 3)
         assert paths_of(relative_source(images.names, tmp_path), tmp_path) == images.names
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets.geometry import cover_resize
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.files import GroupedSync, make_folder
-from kohya_bucket.images.origins import in_container
+from kohya_bucket.images.origins import container_of
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.resize import choose_interpolation
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
@@ -249,7 +249,7 @@ def export_npz(
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
     if far := next((sources[i] for i in items if is_url(sources[i])), None):
         raise LatentStoreError(f"{far}: this image is in object storage, where no npz can lie beside it")
-    if inside := next((paths[i] for i in items if in_container(paths[i])), None):
+    if inside := next((paths[i] for i in items if container_of(paths[i])), None):
         raise LatentStoreError(f"{inside}: this image is in a file with others, where no npz can lie beside it")
     for source in () if output is None else (sources[i] for i in items):
         if os.path.isabs(source) or source.startswith("../"):

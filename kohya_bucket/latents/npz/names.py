@@ -17,7 +17,7 @@ from pathlib import Path
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.listing import file_key
-from kohya_bucket.images.origins import in_container
+from kohya_bucket.images.origins import container_of
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.items import LatentItems
@@ -172,7 +172,7 @@ def paths_beside(images: Sequence[str], root: Path | None, images_root: Path) ->
     """
     if far := next((image for image in images if is_url(image)), None):
         raise LatentStoreError(f"{far}: npz files lie in folders, not in object storage: use --format shards")
-    if inside_other := next(filter(in_container, images), None):
+    if inside_other := next(filter(container_of, images), None):
         raise LatentStoreError(
             f"{inside_other}: npz files lie beside image files, and this image is in a file with others: use --format "
             "shards"
