@@ -35,7 +35,7 @@ class Line:
 
     points: list[tuple[float, float]]
     colour: str
-    width: float
+    width: float = 1.0
 
     def svg(self) -> str:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
@@ -86,16 +86,20 @@ class Dot:
 
 @dataclass(frozen=True)
 class Text:
-    """A text, placed as `Drawing.text` says."""
+    """A text whose middle line is at y; `anchor` is start, middle or end.
+
+    `upright` turns it to be read upwards; it then starts, ends or is centred at y along the page's height, and its
+    middle line is at x.
+    """
 
     x: float
     y: float
     text: str
-    size: int
-    colour: str
-    anchor: str
-    upright: bool
-    bold: bool
+    size: int = 12
+    colour: str = "#222222"
+    anchor: str = "start"
+    upright: bool = False
+    bold: bool = False
 
     def svg(self) -> str:
         turn = f' transform="rotate(-90 {self.x:.1f} {self.y:.1f})"' if self.upright else ""
@@ -146,25 +150,8 @@ class Drawing:
     title: str = ""
     shapes: list[Shape] = field(default_factory=list)
 
-    def line(self, points: list[tuple[float, float]], colour: str, width: float = 1.0) -> None:
-        """A line through two or more points."""
-        self.shapes.append(Line(points, colour, width))
-
-    def box(self, x: float, y: float, width: float, height: float, colour: str) -> None:
-        """A filled rectangle; (x, y) is its upper left corner."""
-        self.shapes.append(Box(x, y, width, height, colour))
-
-    def dot(self, x: float, y: float, radius: float, colour: str) -> None:
-        """A filled circle."""
-        self.shapes.append(Dot(x, y, radius, colour))
-
-    def text(
-        self, x: float, y: float, text: str, size: int = 12, colour: str = "#222222", anchor: str = "start",
-        upright: bool = False, bold: bool = False,
-    ) -> None:  # fmt: skip
-        """A text whose middle line is at y; `anchor` is start, middle or end. `upright` turns it to be read upwards;
-        it then starts, ends or is centred at y along the page's height, and its middle line is at x."""
-        self.shapes.append(Text(x, y, text, size, colour, anchor, upright, bold))
+    def add(self, shape: Shape) -> None:
+        self.shapes.append(shape)
 
     def to_svg(self) -> str:
         """The drawing as an SVG document."""
@@ -253,11 +240,11 @@ def aspect_chart(
     panel = 302 + rug
     heading = title or f"{bucket_set.name or 'bucket set'}: {len(bucket_set)} buckets"
     drawing = Drawing(_WIDTH, 64 + panel * len(sides), title=f"{heading}, switching by {method}")
-    drawing.text(_LEFT, 24, heading, size=18, bold=True)
+    drawing.add(Text(_LEFT, 24, heading, size=18, bold=True))
     note = f"blue: buckets; orange: where images switch to the next bucket ({method})"
     if rug:
         note += f"; bars: {counted(len(images), 'image')}"
-    drawing.text(_LEFT, 48, note, size=13, colour="#555555")
+    drawing.add(Text(_LEFT, 48, note, size=13, colour="#555555"))
     for number, side in enumerate(sides):
         _panel(drawing, side, 64 + panel * number, reach, rug)
     return drawing
@@ -294,30 +281,30 @@ def _panel(drawing: Drawing, side: _Side, top: float, reach: float, rug: int) ->
     def at(aspect: FloatArray | float) -> FloatArray:
         return np.asarray(left + np.log(np.minimum(aspect, reach)) / np.log(reach) * (right - left))
 
-    drawing.text(left, top + 14, side.title, size=15, bold=True)
+    drawing.add(Text(left, top + 14, side.title, size=15, bold=True))
     if rug:
         beyond = int((side.images > reach).sum())
         count = f"{counted(len(side.images), 'image')}" + (f", {beyond:,} of them beyond the axis" if beyond else "")
-        drawing.text(left + 108, top + 15, count, size=12, colour="#555555")
-    drawing.text(right, top + 14, side.unit, size=12, colour="#555555", anchor="end")
+        drawing.add(Text(left + 108, top + 15, count, size=12, colour="#555555"))
+    drawing.add(Text(right, top + 14, side.unit, size=12, colour="#555555", anchor="end"))
     strip = top + 154 + rug
     edges = np.concatenate([[left], at(side.points), [right]])
     for j in range(len(edges) - 1):
-        drawing.box(edges[j], strip, edges[j + 1] - edges[j], 26, _BANDS[j % 2])
+        drawing.add(Box(edges[j], strip, edges[j + 1] - edges[j], 26, _BANDS[j % 2]))
     if rug:
         _bars(drawing, side, strip - 6, reach)
     _labels(drawing, at(side.aspects), side.names, strip - rug - 8, strip + 13, _BLUE, above=True)
     for x in at(side.aspects):
-        drawing.dot(float(x), strip + 13, 4, _BLUE)
+        drawing.add(Dot(float(x), strip + 13, 4, _BLUE))
     for x in at(side.points):
-        drawing.line([(float(x), strip - 4), (float(x), strip + 30)], _ORANGE, 1.4)
+        drawing.add(Line([(float(x), strip - 4), (float(x), strip + 30)], _ORANGE, 1.4))
     _labels(drawing, at(side.points), [f"{p:.4f}" for p in side.points], strip + 44, strip + 30, _ORANGE, above=False)
     axis = strip + 112
-    drawing.line([(left, axis), (right, axis)], _GREY)
+    drawing.add(Line([(left, axis), (right, axis)], _GREY))
     for tick in (t for t in _TICKS if t <= reach):
         x = float(at(float(tick)))
-        drawing.line([(x, axis), (x, axis + 5)], _GREY)
-        drawing.text(x, axis + 14, f"{tick:g}", size=11, colour="#555555", anchor="middle")
+        drawing.add(Line([(x, axis), (x, axis + 5)], _GREY))
+        drawing.add(Text(x, axis + 14, f"{tick:g}", size=11, colour="#555555", anchor="middle"))
 
 
 def _labels(
@@ -330,8 +317,8 @@ def _labels(
     places = spread_labels(marks, _GAP, _LEFT, _WIDTH - _RIGHT)
     bend = at + 4 if above else at - 4
     for mark, place, name in zip(marks.tolist(), places.tolist(), names, strict=True):
-        drawing.line([(place, bend), (mark, bend + 10 if above else bend - 10), (mark, mark_at)], colour, 0.7)
-        drawing.text(place, at, name, size=11, colour=colour, anchor="start" if above else "end", upright=True)
+        drawing.add(Line([(place, bend), (mark, bend + 10 if above else bend - 10), (mark, mark_at)], colour, 0.7))
+        drawing.add(Text(place, at, name, size=11, colour=colour, anchor="start" if above else "end", upright=True))
 
 
 def _bars(drawing: Drawing, side: _Side, base: float, reach: float) -> None:
@@ -342,4 +329,4 @@ def _bars(drawing: Drawing, side: _Side, base: float, reach: float) -> None:
     most = counts.max(initial=0)
     for j in np.flatnonzero(counts):
         height = max(1.0, 50 * counts[j] / most)
-        drawing.box(_LEFT + j * bar, base - height, bar - 1, height, "#9aa7b5")
+        drawing.add(Box(_LEFT + j * bar, base - height, bar - 1, height, "#9aa7b5"))

@@ -146,4 +146,4 @@ def _write(picture: Image.Image, text: str) -> None:
         return
     draw = ImageDraw.Draw(picture)
     draw.rectangle((0, picture.height - height, width, picture.height), fill="#16181a")
-    Text(size / 2, picture.height - height / 2, text, size, "#ffffff", "start", False, False).paint(picture, draw, 1)
+    Text(size / 2, picture.height - height / 2, text, size, "#ffffff").paint(picture, draw, 1)

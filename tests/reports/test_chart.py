@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import KohyaBuckets, load_preset, switching_points
-from kohya_bucket.reports.chart import Drawing, Text, aspect_chart, spread_labels
+from kohya_bucket.reports.chart import Box, Dot, Drawing, Line, Text, aspect_chart, spread_labels
 
 SETS = {"512": KohyaBuckets(512).bucket_set, "1024": KohyaBuckets(1024, 256, 2048).bucket_set}
 SETS |= {name: load_preset(name) for name in ("sdxl", "flux", "novelai")}
@@ -66,11 +66,11 @@ def test_labels_are_spread_apart_in_order_and_in_range(wanted, gap) -> None:
 
 def test_both_formats_hold_the_same_sheet() -> None:
     drawing = Drawing(200, 80, title='a "title" & more')
-    drawing.box(10, 10, 50, 20, "#ff0000")
-    drawing.dot(100, 40, 10, "#0000ff")
-    drawing.line([(0, 79), (199, 79)], "#00ff00", 2)
-    drawing.text(10, 60, "a < b & c")
-    drawing.text(190, 10, "up", upright=True, anchor="end", bold=True)
+    drawing.add(Box(10, 10, 50, 20, "#ff0000"))
+    drawing.add(Dot(100, 40, 10, "#0000ff"))
+    drawing.add(Line([(0, 79), (199, 79)], "#00ff00", 2))
+    drawing.add(Text(10, 60, "a < b & c"))
+    drawing.add(Text(190, 10, "up", upright=True, anchor="end", bold=True))
     root = ET.fromstring(drawing.to_svg())
     assert root.attrib["viewBox"] == "0 0 200 80"
     assert [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")] == ["a < b & c", "up"]

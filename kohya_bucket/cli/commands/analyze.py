@@ -145,12 +145,10 @@ def _write_list(analyses: Sequence[Analysis], target: Path) -> None:
     bad = list(dict.fromkeys(name for analysis in analyses for name in bad_files(analysis)))
     listed = [name for name in bad if not {"\n", "\r"} & set(name)]
     replace_file(target, "".join(f"{name}\n" for name in listed).encode("utf-8", "surrogateescape"))
-    unlisted = (
-        ""
-        if len(listed) == len(bad)
-        else f"; {counted(len(bad) - len(listed), 'name', 'has', 'have')} a line break, so the list leaves "
-        f"{'it' if len(bad) - len(listed) == 1 else 'them'} out"
-    )
+    unlisted = ""
+    if left := len(bad) - len(listed):
+        names = counted(left, "name", "has", "have")
+        unlisted = f"; {names} a line break, so the list leaves {'it' if left == 1 else 'them'} out"
     say(f"{counted(len(listed), 'path')} of images to repair, split or leave out in {target}{unlisted}", err=True)
 
 

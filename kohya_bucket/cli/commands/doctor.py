@@ -124,12 +124,10 @@ def _conclude(sections: list[Section]) -> None:
     found = [finding for section in sections for finding in section.findings]
     counts = {severity: sum(f.severity is severity for f in found) for severity in Severity}
     errors, warnings = counts[Severity.ERROR], counts[Severity.WARNING]
+    say()
     if errors:
-        say()
         say(f"{errors} found that would stop the training, {warnings} that would harm it")
     elif warnings:
-        say()
         say(f"nothing found that would stop the training, {warnings} that would harm it")
     else:
-        say()
         say("nothing found that would stop the training or harm it")
