@@ -18,24 +18,24 @@ from kohya_bucket.cli.options import SourceOptions
 from kohya_bucket.datasets.captions import caption_beside, caption_of_cell, caption_of_file
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import list_images, read_sizes
+from kohya_bucket.images.formats import IMAGE_EXTENSIONS, format_of_extension
 from kohya_bucket.images.image_rows import TABLE_ENDINGS, scan_rows
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.origins import Container, Origins
 from kohya_bucket.images.parallel import REQUESTS, for_each
 from kohya_bucket.images.remote import is_url, list_remote
+from kohya_bucket.images.shard_lists import is_shard_list
+from kohya_bucket.images.size_table import TABLE_SUFFIXES, read_size_table
 from kohya_bucket.images.stamps import read_unchanged
 from kohya_bucket.images.tar_index import TarIndex
+from kohya_bucket.sdscripts.config.files import supported_extensions
 from kohya_bucket.texts import counted, parse_json, read_text, some
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets.sizes import IntArray
     from kohya_bucket.images.parallel import Engine
-    from kohya_bucket.images.tar_index import TarIndex
 
-__all__ = [
-    "Found", "ImageSource", "SizedImages", "images_in", "matches", "not_read", "refuse_other_kinds", "shards_in",
-    "sizes_of", "source_in", "tables_in", "tars_in",
-]  # fmt: skip
+__all__ = ["ImageSource", "SizedImages", "images_in", "not_read", "sizes_of", "source_in", "tables_in", "tars_in"]
 
 
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -50,35 +50,37 @@ def tars_in(sources: Sequence[str], before: Path | None = None) -> TarIndex | No
     Raises:
         KohyaBucketError: tars beside something else, or one that cannot be read.
     """
-    shards = shards_in(sources)
+    shards = _shards_in(sources)
     if shards is None:
         return None
-    from kohya_bucket.images.tar_index import TarIndex
-
     return TarIndex.build(shards, before=None if before is None else TarIndex.load(before))
 
 
-def shards_in(sources: Sequence[str]) -> list[str] | None:
+def _shards_in(sources: Sequence[str]) -> list[str] | None:
     """The tars, and lists of them, that are named, each once; None where none is.
 
     Raises:
         KohyaBucketError: tars beside something else, or compressed ones.
     """
-    names = list(dict.fromkeys(matches(sources, (".tar",))))
+    names = _matches(sources, (".tar",))
     if packed := next((name for name in names if name.lower().endswith(_PACKED)), None):
         raise KohyaBucketError(
             f"{packed}: is compressed, so that its images cannot be read at random: unpack it to a plain .tar"
         )
-    # Several JSON files can be nothing else; of a single one, what is in it decides.
-    endings = (".tar", ".json") if len(names) > 1 else (".tar",)
-    shards = [name for name in names if name.lower().endswith(endings) or _is_index(name)]
+
+    def is_shard(name: str) -> bool:
+        # Several JSON files can be nothing else; of a single one, what is in it decides.
+        is_list = name.lower().endswith(".json") and (len(names) > 1 or is_shard_list(name))
+        return is_list or name.lower().endswith(".tar")
+
+    shards = [name for name in names if is_shard(name)]
     if not shards:
         return None
-    refuse_other_kinds(names, shards, "is a tar shard or lists some")
+    _refuse_other_kinds(names, shards, "is a tar shard or lists some")
     return shards
 
 
-def refuse_other_kinds(names: Sequence[str], of_a_kind: Sequence[str], what: str) -> None:
+def _refuse_other_kinds(names: Sequence[str], of_a_kind: Sequence[str], what: str) -> None:
     """Refuse sources of several kinds; `what` says of `of_a_kind` which they are."""
     if len(of_a_kind) < len(names):
         known = set(of_a_kind)
@@ -86,24 +88,18 @@ def refuse_other_kinds(names: Sequence[str], of_a_kind: Sequence[str], what: str
         raise KohyaBucketError(f"{of_a_kind[0]} {what}, and {other} is none: name one kind alone")
 
 
-def matches(sources: Sequence[str], endings: Sequence[str]) -> list[str]:
-    """What patterns match, and the other sources as they are; of addresses those with one of `endings`."""
-    return [name for source in sources for name in _matches(source, endings)]
-
-
-def _matches(source: str, endings: Sequence[str]) -> list[str]:
-    if is_url(source):
-        wanted = glob.has_magic(source) and source.lower().endswith(tuple(endings))
-        return list_remote(source, True, endings) or [source] if wanted else [source]
-    return sorted(glob.glob(source)) if glob.has_magic(source) and not Path(source).exists() else [source]  # noqa: PTH207
-
-
-def _is_index(name: str) -> bool:
-    if not name.lower().endswith(".json"):
-        return False
-    from kohya_bucket.images.shard_lists import is_shard_list
-
-    return is_shard_list(name)
+def _matches(sources: Sequence[str], endings: Sequence[str]) -> list[str]:
+    """What patterns match, and the other sources as they are, each once; of addresses those with one of `endings`."""
+    names: list[str] = []
+    for source in sources:
+        found: list[str] = []
+        if is_url(source) and glob.has_magic(source) and source.lower().endswith(tuple(endings)):
+            found = list_remote(source, True, endings)
+        elif not is_url(source) and glob.has_magic(source) and not Path(source).exists():
+            names += sorted(glob.glob(source))  # noqa: PTH207
+            continue
+        names += found or [source]
+    return list(dict.fromkeys(names))
 
 
 _HUB = "hf://datasets/"
@@ -118,11 +114,11 @@ def tables_in(sources: Sequence[str]) -> list[str] | None:
     Raises:
         KohyaBucketError: tables beside something else, several splits at once, or a damaged data set.
     """
-    names = list(dict.fromkeys(matches(sources, TABLE_ENDINGS)))
+    names = _matches(sources, TABLE_ENDINGS)
     tables = [name for name in names if name.lower().endswith(TABLE_ENDINGS) or _is_saved(name) or _is_on_hub(name)]
     if not tables:
         return None
-    refuse_other_kinds(names, tables, "is a table of images")
+    _refuse_other_kinds(names, tables, "is a table of images")
     files = [file for name in tables for file in _files_of(name)]
     return list(dict.fromkeys(absolute_paths(files)))
 
@@ -190,9 +186,6 @@ def images_in(sources: list[str], *, recursive: bool = True, extensions: Collect
     Args:
         extensions: endings that count in folders; by default those of images.
     """
-    from kohya_bucket.images import list_images
-    from kohya_bucket.images.formats import IMAGE_EXTENSIONS
-
     paths = list_images(sources, recursive=recursive, extensions=extensions or IMAGE_EXTENSIONS)
     if not paths:
         raise KohyaBucketError(f"{', '.join(sources)}: no images found there")
@@ -201,9 +194,6 @@ def images_in(sources: list[str], *, recursive: bool = True, extensions: Collect
 
 def not_read(paths: Sequence[str]) -> dict[str, str]:
     """{path: why} of images that sd-scripts takes for none by their names, such as GIFs: it does not train them."""
-    from kohya_bucket.images.formats import format_of_extension
-    from kohya_bucket.sdscripts.config.files import supported_extensions
-
     known = supported_extensions()
     endings = {path: Path(path).suffix for path in paths}
     return {
@@ -222,9 +212,6 @@ def sizes_of(
     Raises:
         KohyaBucketError: nothing readable there.
     """
-    from kohya_bucket.images import read_sizes
-    from kohya_bucket.images.size_table import TABLE_SUFFIXES, read_size_table
-
     source, foreign = ", ".join(sources), dict[str, str]()
     if (tars := tars_in(sources)) is not None:
         sizes = tars.sizes
@@ -277,7 +264,7 @@ def source_in(sources: list[str], options: SourceOptions, *, recursive: bool) ->
     if ending == "." or not {"/", "\\", "\0"}.isdisjoint(ending):
         raise ConfigError(f"--caption-extension is {options.caption_extension!r}: give an ending such as .txt")
     options = replace(options, caption_extension=ending)
-    if (shards := shards_in(sources)) is not None:
+    if (shards := _shards_in(sources)) is not None:
         return _Tars(shards, options)
     if (tables := tables_in(sources)) is not None:
         return _Tables(tables, options)

@@ -106,6 +106,9 @@ class OneBucket(SetRule):
         readable = sizes.min(axis=1, initial=1) > 0
         return InSet(sizes, self.bucket_set, np.where(readable, 0, -1).astype(np.int32))
 
+    def __repr__(self) -> str:
+        return f"OneBucket({self.bucket_set[0]})"
+
 
 def best_bucket(width: int, height: int, bucket_set: BucketSet) -> Bucket:
     """The bucket that `FixedBuckets(bucket_set)` gives one image: the nearest in log aspect.
