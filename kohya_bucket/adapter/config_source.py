@@ -323,14 +323,17 @@ def read_table(
 
 
 def unknown_key(
-    key: str, here: str, tables: Mapping[str, Collection[str]], elsewhere: Mapping[str, str] | None = None
-) -> tuple[str, str, str]:
+    key: str, here: str, tables: Mapping[str, Collection[str]], elsewhere: Mapping[str, str] | None = None,
+    others: Collection[str] = (), hint: str = "",
+) -> tuple[str, str, str]:  # fmt: skip
     """Code, message and remedy for a key that does not belong into a table.
 
     Args:
         here: the table's name.
         tables: the keys of all tables, by name.
         elsewhere: what keys are called that mean the same in other programs.
+        others: further keys that may have been meant.
+        hint: what to do besides if the key resembles none.
     """
     homes = " or ".join(name for name, keys in tables.items() if key in keys)
     if homes:
@@ -342,7 +345,10 @@ def unknown_key(
     if near:
         homes = " or ".join(name for name, keys in tables.items() if near in keys)
         return "unknown-key", what, f"did you mean {near!r}? It belongs in {homes}"
-    return "unknown-key", what, f"remove it; {here} knows {', '.join(sorted(tables[here]))}"
+    near = near_key(key, others, elsewhere)
+    if near:
+        return "unknown-key", what, f"did you mean {near!r}?"
+    return "unknown-key", what, f"remove it; {here} knows {', '.join(sorted(tables[here]))}{hint}"
 
 
 def near_key(key: str, known: Collection[str], elsewhere: Mapping[str, str] | None = None) -> str | None:

@@ -145,35 +145,34 @@ class _Checker:
         tables = {
             one.value: set().union(*(known_keys(one, of, self.supports, self.release) for of in kinds)) for one in Level
         }
-        code, what, remedy = unknown_key(name, level.value, tables, _ELSEWHERE)
-        if key is not None and key.levels and code == "unknown-key":
+        others = [one for one in KEYS if KEYS[one].levels]
+        code, what, remedy = unknown_key(name, level.value, tables, _ELSEWHERE, others, _hint(name))
+        if name in others and code == "unknown-key":
             return "misplaced-key", f"this trainer does not read {name!r}", "remove it"
-        near = near_key(name, [one for one in KEYS if KEYS[one].levels], _ELSEWHERE)
-        if remedy.startswith("remove it") and near:
-            remedy = f"did you mean {near!r}?"
-        elif remedy.startswith("remove it"):
-            remedy += f"; an option of the trainer stands on its command line (--{name}) or in its --config_file"
         return code, what, remedy
 
     def unknown_at_top(self, name: str) -> None:
         near = near_key(name, _TOP)
+        levels = KEYS[name].levels if name in KEYS else (Level.DATASET,) if name == "subsets" else ()
         if near:
             brackets = "[[datasets]]" if near == "datasets" else f"[{near}]"
             what, remedy = f"there is no table {name!r}", f"did you mean {brackets}?"
-        elif name in KEYS or name == "subsets":
-            levels = KEYS[name].levels if name in KEYS else (Level.DATASET,)
+        elif levels:
             what = f"{name!r} stands at the top level, outside of every table"
             remedy = f"move it below {' or '.join(level.value for level in levels)}"
         else:
             what = f"there is no {'table' if isinstance(self.source.data[name], (dict, list)) else 'key'} {name!r}"
-            remedy = "a dataset config holds [general], [[datasets]] and [kohya_bucket] only"
-            remedy += f"; an option of the trainer stands on its command line (--{name}) or in its --config_file"
-        self.error("misplaced-key" if name in KEYS else "unknown-key", (name,), "", what, remedy, (name,))
+            remedy = f"a dataset config holds [general], [[datasets]] and [kohya_bucket] only{_hint(name)}"
+        self.error("misplaced-key" if levels else "unknown-key", (name,), "", what, remedy, (name,))
 
     def error(
         self, code: str, at: Place, where: str, message: str, remedy: str = "", names: tuple[str, ...] = ()
     ) -> None:
         self.findings.error(code, (self.source.line_of(*at) + where).rstrip(", "), message, remedy, names)
+
+
+def _hint(name: str) -> str:
+    return f"; an option of the trainer stands on its command line (--{name}) or in its --config_file"
 
 
 def check_config(

@@ -113,6 +113,7 @@ def test_remedies_for_dataset_keys(line: str, remedy: str) -> None:
         ("resolution = 512\n", "move it below [general] or [[datasets]]"),
         ("[training]\nx = 1\n", "a dataset config holds [general], [[datasets]] and [kohya_bucket] only"),
         ("learning_rate = 1e-4\n", "--learning_rate"),
+        ("train_inpainting = true\n", "stands on its command line (--train_inpainting)"),
         ("kohya_bucket = 1\n", "write [kohya_bucket]"),
     ],
 )
