@@ -18,7 +18,7 @@ from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.fingerprint import Reason, Stale
 from kohya_bucket.latents.items import Comparison, EncodeOptions, LatentItems, compare
-from kohya_bucket.latents.npz.check import why_npz_stale
+from kohya_bucket.latents.npz.check import find_npz
 from kohya_bucket.latents.npz.names import paths_of_run
 from kohya_bucket.latents.remote.remote_path import StorePath
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -123,7 +123,7 @@ def _files_of(
 
 def _why(part: LatentItems, i: int, path: Path, arch: Architecture) -> list[Reason]:
     # no VAE is loaded to compare with
-    return why_npz_stale(path, part.entry(i), arch, Path(part.paths[i]), ignoring=(Stale.VAE,))
+    return find_npz(path, part.entry(i), arch, Path(part.paths[i]), ignoring=(Stale.VAE,)).reasons
 
 
 def _shards(section: Section, parts: Sequence[LatentItems], folder: StorePath) -> None:

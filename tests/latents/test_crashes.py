@@ -22,7 +22,7 @@ from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.encode.sinks import NpzSink  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
 from kohya_bucket.latents.maintenance import prune  # noqa: E402
-from kohya_bucket.latents.npz.check import why_npz_bad, why_npz_stale  # noqa: E402
+from kohya_bucket.latents.npz.check import find_npz, why_npz_bad  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
 from kohya_bucket.latents.store.state import verify  # noqa: E402
@@ -144,7 +144,7 @@ def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
                 assert np.array_equal(found.latents, want[i].latents)
                 assert np.array_equal(found.flipped, want[i].flipped)
                 assert why_npz_bad(out / name, bucket, arch, flip=True, content=True) is None
-                if not why_npz_stale(out / name, wanted.entry(i), arch, images[i]):
+                if not find_npz(out / name, wanted.entry(i), arch, images[i]).reasons:
                     current.add(i)
             else:
                 assert not replacing

@@ -12,7 +12,7 @@ from kohya_bucket.latents.npz.names import further_path, usual_name
 from kohya_bucket.latents.npz.read_write import BROKEN, OpenNpz, bring_over, read_note
 from kohya_bucket.latents.store.entries import StoreEntry
 
-__all__ = ["FoundNpz", "find_npz", "holds_npz", "settle_npz", "why_npz_bad", "why_npz_stale"]
+__all__ = ["FoundNpz", "find_npz", "holds_npz", "settle_npz", "why_npz_bad"]
 
 Size = tuple[int, int]
 
@@ -58,13 +58,6 @@ def why_npz_bad(
     return reasons[0] if reasons else None
 
 
-def why_npz_stale(
-    path: Path, wanted: StoreEntry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
-) -> list[Reason]:
-    """Reasons why the latents must be made again for `wanted`; none if what is on disk serves, see `find_npz`."""
-    return find_npz(path, wanted, arch, image, ignoring=ignoring).reasons
-
-
 def find_npz(
     path: Path, wanted: StoreEntry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
 ) -> FoundNpz:
@@ -103,7 +96,7 @@ def find_npz(
 def settle_npz(
     path: Path, wanted: StoreEntry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
 ) -> tuple[list[Reason], bool]:
-    """`why_npz_stale`, and where latents serve that this family's readers would not take, put them where they do.
+    """`find_npz`'s reasons; and where latents serve that this family's readers would not take, put them where they do.
 
     Returns the reasons, and whether a file was written.
 

@@ -15,7 +15,7 @@ exceeded.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,7 +35,6 @@ __all__ = [
     "Contents",
     "Generations",
     "contents_of",
-    "contents_of_shards",
     "in_shards",
     "manifest_of",
     "self_described",
@@ -71,21 +70,6 @@ def contents_of(layout: Layout, known: Shards) -> Contents:
         found, whole = _look(layout, known)
         if whole:
             break
-    return found
-
-
-def contents_of_shards(layout: Layout, names: Sequence[str]) -> Contents:
-    """These shards alone, read from their own descriptions."""
-    found = Contents(None)
-    parts = []
-    for name in names:
-        try:
-            nbytes = (layout.shards / name).stat().st_size
-            table, found.shards[name] = self_described(layout, name, nbytes)
-            parts.append(table)
-        except (LatentStoreError, FileNotFoundError) as error:
-            found.damage.append((name, str(error)))
-    found.table = _newest_in_order(parts, found.shards)
     return found
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.remote.remote_path import RemotePath
-from kohya_bucket.latents.store.contents import Contents, contents_of, contents_of_shards, in_shards
+from kohya_bucket.latents.store.contents import Contents, contents_of, in_shards
 from kohya_bucket.latents.store.exact_arrays import Packed, checksum, split, unpack
 from kohya_bucket.latents.store.layout import REMEDY, Layout
 from kohya_bucket.latents.store.remote_shards import ReadAhead, shard_files
@@ -71,13 +71,6 @@ class LatentStore(ReadAhead):
     def refresh(self) -> None:
         """Look again at what is on disk, while other processes may add to it, pack or prune it."""
         self._show(contents_of(self.layout, self.shards))
-
-    def part(self, names: Sequence[str]) -> LatentStore:
-        """A store of these shards alone, read from their own descriptions; damaged ones are left out."""
-        part = object.__new__(type(self))
-        part.layout, part.verify = self.layout, self.verify
-        part._show(contents_of_shards(self.layout, names))
-        return part
 
     def release(self) -> None:
         """Let go of the files that are mapped, so that they can be removed on Windows too."""
