@@ -104,15 +104,7 @@ def buckets_from_dataset(
         typer.echo(json.dumps({"root": images.source, **summary}, indent=2))
         return
     say(str(images))
-    _print(result, made.loss, compared, size[0] * size[1])
-    for one in compared:
-        if one.name == _DEFAULT and made.loss > one.loss:
-            crop = counted(made.buckets, "bucket", "crops", "crop")
-            say()
-            say(
-                f"{'This' if made.buckets == 1 else 'These'} {crop} more than sd-scripts' own {one.buckets}: "
-                "raise --num, or train with sd-scripts' own"
-            )
+    _print(result, made, compared, size[0] * size[1])
     say()
     if output is None:
         say("To train with it, write it to a file: --output my_buckets.toml")
@@ -173,7 +165,7 @@ def _say_use(output: Path, steps: int) -> None:
         say(f"and bucket_reso_steps = {steps} in its [[datasets]]")
 
 
-def _print(result: AutoBucketResult, loss: float, compared: Sequence[_Compared], area: int) -> None:
+def _print(result: AutoBucketResult, made: _Compared, compared: Sequence[_Compared], area: int) -> None:
     converged = f"k-means converged in {counted(result.iterations, 'iteration')}"
     how = converged if result.method == "kmeans" else "exact optimum"
     say()
@@ -186,11 +178,19 @@ def _print(result: AutoBucketResult, loss: float, compared: Sequence[_Compared],
         )
     width = max(len(f"({name})") for name in ("auto", *(one.name for one in compared)))
     say()
-    say(f"Mean crop loss {'(auto)':<{width}}  {loss:6.2%}")
+    say(f"Mean crop loss {'(auto)':<{width}}  {made.loss:6.2%}")
     for one in compared:
-        points = (loss - one.loss) * 100
+        points = (made.loss - one.loss) * 100
         label = f"({one.name})"
         say(f"Mean crop loss {label:<{width}}  {one.loss:6.2%}  (auto is {points:+.2f} pts vs {one.name})")
+    for one in compared:
+        if one.name == _DEFAULT and made.loss > one.loss:
+            crop = counted(made.buckets, "bucket", "crops", "crop")
+            say()
+            say(
+                f"{'This' if made.buckets == 1 else 'These'} {crop} more than sd-scripts' own {one.buckets}: "
+                "raise --num, or train with sd-scripts' own"
+            )
 
 
 def _summary(
