@@ -449,7 +449,8 @@ class VaeOptions:
     def load_options(self) -> dict[str, Any]:
         """The same as `load_vae` takes them."""
         options = asdict(self)
-        return {**options, "architecture": options.pop("arch")}
+        architecture = options.pop("arch")
+        return options | {"architecture": architecture}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,11 @@ def images(tmp_path):
 def run(monkeypatch, command_line):
     """Runs a command; returns exit code, output and errors. The VAE is a stub."""
     encoders = {"mean": MeanEncoder, "posterior": PosteriorStub}
-    monkeypatch.setattr(diffusers_vae, "load_encoder", lambda name, **_: encoders[name]())
+
+    def load(name, *, device, architecture, dtype="bfloat16", tiling=0, slicing=0, xformers=0, compile=0):
+        return encoders[name]()  # no other option is one of `load_encoder`
+
+    monkeypatch.setattr(diffusers_vae, "load_encoder", load)
     return command_line
 
 
