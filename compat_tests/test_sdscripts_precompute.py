@@ -116,12 +116,12 @@ def test_what_is_moved_depends_on_the_number_of_gpus(patched, precompute, tmp_pa
     config = config_of(tmp_path, table_for("catch_all", kind, tmp_path), batch_size=2)
     precompute(config)
     cached(patched, config, without_encoder(monkeypatch), True)
-    monkeypatch.setattr(variants, "world_size", lambda: 2)
+    monkeypatch.setattr(variants, "world", lambda: (2, 0))
     with pytest.raises(TypeError, match="NoneType"):
         cached(patched, config, without_encoder(monkeypatch), True)
     assert "for training on 1, 2 GPUs in batches of 2" in precompute(config, "--gpus", "1,2")
     for gpus in (1, 2):
-        monkeypatch.setattr(variants, "world_size", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(variants, "world", lambda gpus=gpus: (gpus, 0))
         cached(patched, config, without_encoder(monkeypatch), True)
 
 
@@ -130,7 +130,7 @@ def test_other_options_that_decide_what_is_moved(patched, precompute, tmp_path, 
     config = config_of(tmp_path, {**TABLES["rotate and merge"], **options})
     said = precompute(config, "--gpus", "2")
     assert ("on 2 GPUs" in said) == ("same_shape" not in options)
-    monkeypatch.setattr(variants, "world_size", lambda: 2)
+    monkeypatch.setattr(variants, "world", lambda: (2, 0))
     cached(patched, config, without_encoder(monkeypatch), True)
 
 

@@ -120,8 +120,7 @@ def test_resume_on_as_many_ranks_goes_on_with_the_next_step(remainder: str, case
     planner = EpochPlanner(**{k: v for k, v in case.items() if k not in ("seed", "epoch")})
     whole = planner.plan(case["seed"], case["epoch"])
     stop = data.draw(st.integers(0, whole.steps))
-    size = planner.fingerprint["global_batch"]
-    position = EpochPosition(case["seed"], case["epoch"]).at_step(stop, size, planner.ranks)
+    position = planner.position(EpochPosition(case["seed"], case["epoch"]), stop)
     state = json.loads(json.dumps(position.state_dict(planner.fingerprint)))
     position = EpochPosition.from_state_dict(state, planner.fingerprint)
     rest = planner.plan(position.seed, position.epoch, position.done)
