@@ -32,7 +32,6 @@ from kohya_bucket.latents.encode.precompute import encode_items  # noqa: E402
 from kohya_bucket.latents.encode.worker import pieces_of  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
 from kohya_bucket.latents.on_ray.encode_on_ray import (  # noqa: E402
-    PieceWriter,
     encode_on_ray,
     encoders,
 )
@@ -40,6 +39,7 @@ from kohya_bucket.latents.on_ray.text import text_on_ray  # noqa: E402
 from kohya_bucket.latents.store.contents import Assigned  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.state import verify  # noqa: E402
+from kohya_bucket.latents.store.writer import StoreWriter  # noqa: E402
 from kohya_bucket.latents.text import transformers_encoder  # noqa: E402
 from kohya_bucket.latents.text.precompute_text import precompute_text  # noqa: E402
 from tests.latents import ray_driver  # noqa: E402
@@ -324,7 +324,7 @@ def test_images_in_s3(cluster, s3, images, tmp_path, expected):
     assert rows_of("s3://pictures/latents") == found
     assert bucket.ls("pictures/latents/shards")
     for _ in range(2):  # the first one ended before it could say that it had written
-        writer = PieceWriter("s3://pictures/twice", flush_seconds=None, assigned=Assigned(0, "key"))
+        writer = StoreWriter("s3://pictures/twice", flush_seconds=None, assigned=Assigned(0, "key"))
         writer.add(entry("a.png"), bits(0), space=SPACE)
         writer.flush()
     assert len(LatentStore("s3://pictures/twice").shards) == 1

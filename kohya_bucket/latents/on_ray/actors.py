@@ -12,7 +12,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.parallel import joined_ray
 from kohya_bucket.texts import counted
 
-__all__ = ["Actors", "FirstWins", "raise_cause"]
+__all__ = ["Actors", "raise_cause"]
 
 F = TypeVar("F", bound="Facts")
 P = TypeVar("P")
@@ -204,11 +204,3 @@ def raise_cause(error: Any) -> NoReturn:
     """Raise what another process raised, as it was raised there."""
     cause = getattr(error, "cause", None)
     raise cause if isinstance(cause, Exception) else error
-
-
-class FirstWins:
-    """A `StoreWriter` with assigned names: in object storage a shard that is there stays, with the same items."""
-
-    def _write(self, *arguments: Any) -> None:
-        with suppress(FileExistsError):
-            super()._write(*arguments)  # type: ignore[misc]

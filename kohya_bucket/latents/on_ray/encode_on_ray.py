@@ -26,7 +26,7 @@ from kohya_bucket.latents.encode.precompute import check_kind, check_target, dis
 from kohya_bucket.latents.encode.sinks import EncodedBatch, ShardSink, add_batch
 from kohya_bucket.latents.encode.worker import DecodedBatch, PrecomputeReport, PrecomputeWorker, pieces_of, prefetch
 from kohya_bucket.latents.items import LatentItems
-from kohya_bucket.latents.on_ray.actors import Actors, FirstWins, raise_cause
+from kohya_bucket.latents.on_ray.actors import Actors, raise_cause
 from kohya_bucket.latents.remote.remote_path import place_of
 from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.store.layout import Layout
@@ -34,7 +34,7 @@ from kohya_bucket.latents.store.writer import StoreWriter
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, check_encoder, encoder_hash, encoder_space
 from kohya_bucket.texts import some
 
-__all__ = ["Encoders", "PieceWriter", "Run", "check_seen", "encode_on_ray", "encoders"]
+__all__ = ["Encoders", "Run", "check_seen", "encode_on_ray", "encoders"]
 
 
 def decode_ahead(wanted: LatentItems, batch_size: int, ahead: int, *, as_floats: bool) -> Iterator[DecodedBatch]:
@@ -141,10 +141,6 @@ class Done:
     place: str
 
 
-class PieceWriter(FirstWins, StoreWriter):
-    """Writes the shards of a piece."""
-
-
 class PieceSink:
     """Encoded batches of one piece into shards of its own, in a folder that all machines see, or in object storage."""
 
@@ -152,7 +148,7 @@ class PieceSink:
         self._wanted = piece.wanted
         self._space = space
         self._assigned = Assigned(run.above, piece.key)
-        self._writer = PieceWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=self._assigned)
+        self._writer = StoreWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=self._assigned)
 
     def write(self, batch: EncodedBatch) -> None:
         add_batch(self._writer, batch, self._wanted, self._space)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.on_ray.actors import Actors, FirstWins
+from kohya_bucket.latents.on_ray.actors import Actors
 from kohya_bucket.latents.on_ray.encode_on_ray import check_seen
 from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.store.exact_arrays import pack
@@ -45,10 +45,6 @@ class _Run:
     batch_size: int
 
 
-class _PieceWriter(FirstWins, StoreWriter):
-    """Writes the shards of a piece."""
-
-
 class _TextOnRay:
     """The actor: it holds text encoders, and turns captions into shards of their outputs."""
 
@@ -66,7 +62,7 @@ class _TextOnRay:
         """Names of the shards that were written, and where this is."""
         key = hashlib.blake2b(caption_bytes(captions), digest_size=8).hexdigest()
         assigned = Assigned(run.above, f"{self._encoding!r} {run.name} {key}")
-        writer = _PieceWriter(run.root, flush_seconds=None, assigned=assigned)
+        writer = StoreWriter(run.root, flush_seconds=None, assigned=assigned)
         for start in range(0, len(captions), run.batch_size):
             batch = captions[start : start + run.batch_size]
             with self._turn:

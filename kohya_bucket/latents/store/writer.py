@@ -79,7 +79,8 @@ class StoreWriter:
         shard_bytes: a shard is committed when its tensors reach this size.
         flush_seconds: everything pending is committed when this long has passed, so that a crash loses
             little; None waits for full shards.
-        assigned: numbers and names that somebody else hands out; None: this writer takes its own.
+        assigned: numbers and names that somebody else hands out, so that a shard of that name has the same items, and
+            stays where it cannot be replaced; None: this writer takes its own.
 
     Raises:
         LatentStoreError: the folder cannot be written, or the disk is full. What was committed stays.
@@ -235,7 +236,8 @@ class StoreWriter:
         places = {"written_ns": numbers, "shard": [path.name] * n, "row": range(n), "mask_row": pending.mask_rows}
         shapes = {name: [dtype, list(bits.shape)] for name, (dtype, bits) in tensors.items()}
         entries = encode(placed(pending.rows, places | checksums), {"tensors": shapes} | description)
-        write_shard(path, tensors, entries, {"format": "kohya_bucket.latents"} | metadata)
+        with suppress(*([FileExistsError] if isinstance(self._generations, Assigned) else [])):
+            write_shard(path, tensors, entries, {"format": "kohya_bucket.latents"} | metadata)
 
 
 _TEXT_SPACE = LatentSpace(values="text", downsample_factor=1)
