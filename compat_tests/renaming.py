@@ -249,7 +249,7 @@ def unseen(name: str, checkout: Path, folder: Path) -> tuple[int, list[dict[str,
     def is_seen(row: dict[str, Any]) -> bool:
         if "error" in row or not row["count"]:
             return False
-        if ordering & set(row["subjects"]) and not row["active"] and row["why"]:
+        if not row["active"] and row["why"]:  # a name of one subject may be a parameter in another one, too
             return True
         if not ordering & set(row["subjects"]) and set(row["subjects"]) <= set(row["left_alone"]):
             return True
