@@ -89,6 +89,7 @@ def dataset(unpatched, tmp_path, kind):
 
 def last_error(log):
     """The exception that a run ended with, without what differs from run to run."""
+    log = re.sub(r"\[[^\[\]]*(?:it/s|s/it)[^\[\]]*\]", "", log)  # of a progress bar
     found = re.findall(r"\b(\w+(?:Error|Exception|Exit)): (.{0,160})", log)
     return ": ".join(found[-1]) if found else ""
 

@@ -116,11 +116,12 @@ def select_bucket(self, image_width, image_height):
 manager.select_bucket = select_bucket
 """
 OTHER_FILTER = """
+import types
 import cv2
-cv2.INTER_AREA = cv2.INTER_LINEAR
-from library import utils
-if hasattr(utils, "get_cv2_interpolation"):
-    utils.get_cv2_interpolation = lambda name: cv2.INTER_LINEAR
+from library import train_util, utils
+utils.get_cv2_interpolation = lambda name: cv2.INTER_LINEAR
+# the trainer's own cv2, not the one that the adapter compares with
+train_util.cv2 = types.SimpleNamespace(**{**vars(cv2), "INTER_AREA": cv2.INTER_LINEAR})
 """
 
 

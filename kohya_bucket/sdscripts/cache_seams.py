@@ -67,7 +67,7 @@ def _pixels(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
         raise ImportError("cv2")
     picture = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     chosen = "resize_interpolation" in parameters_of(theirs)
-    for resized, bucket in (((30, 20), (24, 20)), ((90, 60), (90, 48)), ((60, 40), (48, 40)), ((60, 41), (48, 40))):
+    for resized, bucket in (((42, 28), (40, 28)), ((90, 60), (90, 48)), ((60, 40), (48, 40)), ((60, 41), (48, 40))):
         by_name = INTERPOLATIONS[2:] if chosen else ()
         answers = {name: theirs(False, picture, bucket, resized, name)[0] for name in by_name}
         answers["auto" if chosen else "auto-0.9"] = theirs(False, picture, bucket, resized)[0]
