@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.datasets.planned_index import spare_images
 from kohya_bucket.errors import KohyaBucketError, StorageError
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.texts import one_line
 
 __all__ = ["BadImages", "ImageKey", "PlannedBatch", "batch_of_the_readable", "counted_here"]
 
-_TRIES = 8  # of images in the place of another, each of which is read
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -176,9 +176,7 @@ def _spare(
 ) -> Iterator[int]:
     """Readable images of the same bucket that the batch does not hold, in an order that depends on its seed alone."""
     image, bucket = images.pairs
-    others = np.setdiff1d(image[bucket == index.bucket], list(taken))
-    np.random.RandomState(index.seed & 0xFFFFFFFF).shuffle(others)
-    for other in others[:_TRIES].tolist():
+    for other in spare_images(image[bucket == index.bucket], taken, index.seed):
         if not _why_unreadable(make, index, other):
             yield other
 

@@ -17,6 +17,7 @@ from kohya_bucket.buckets.choices import listed
 from kohya_bucket.buckets.rules.options import Check, RuleOptions, choice, is_number, option, share, whole_number
 from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
 from kohya_bucket.checks import nearest, one_of
+from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.latents.remote.remote_path import StorePath, as_given
@@ -136,7 +137,7 @@ class AdapterOptions(RuleOptions):
     model: str | None = choice(None, lambda: TOKEN_GRIDS)
     cost: tuple[float, float] | None = option(None, _cost, tuple)
     same_shape: bool | str = option(True, _same_shape)
-    on_bad_image: str = choice("leave_out", lambda: ("leave_out", "stop"))
+    on_bad_image: str = choice("leave_out", lambda: ON_BAD_IMAGE)
     metadata_cache: str = option("auto", _text("auto, off or the path of a Parquet file"))
     latent_cache: str = choice("npz", lambda: ("npz", "shards"))
     text_cache: str = choice("npz", lambda: ("npz", "shards"))

@@ -25,7 +25,7 @@ from kohya_bucket.datasets.items import (
     cover_size,
     register_bucket_collation,
 )  # fmt: skip
-from kohya_bucket.datasets.planned_index import bucket_of, item_number
+from kohya_bucket.datasets.planned_index import bucket_of, item_number, spare_images
 from kohya_bucket.datasets.sources import FastSource, FileSource, ImageSource, checked_sizes
 from kohya_bucket.errors import FileChangedError, KohyaBucketError, StorageError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
@@ -40,7 +40,6 @@ __all__ = ["BucketedDataset"]
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3
-_TRIES = 8  # of images in the place of another
 
 register_bucket_collation()
 
@@ -264,9 +263,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
             if self.on_bad_image == "stop":
                 raise error.why from error.why.__cause__
             first = error.why
-        spare = np.setdiff1d(np.flatnonzero(self.bucket_indices == at), list(taken))
-        np.random.RandomState(number).shuffle(spare)
-        for other in spare[:_TRIES].tolist():
+        for other in spare_images(np.flatnonzero(self.bucket_indices == at), taken, number):
             try:
                 item = self._item(other, at, self._picture(other, at))
             except _BadImageError:

@@ -23,6 +23,7 @@ from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.checks import one_of
+from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.parallel import Progress
@@ -198,9 +199,6 @@ def build_item(
         original_size=torch.tensor(size, dtype=torch.int64),
         crop_ltrb=torch.from_numpy(crop[0].astype(np.float32)),
     )
-
-
-ON_BAD_IMAGE = ("leave_out", "stop")
 
 
 def check_settings(

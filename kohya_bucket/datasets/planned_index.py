@@ -1,15 +1,26 @@
-"""Numbers of items as loaders ask for them: plain, or with the bucket that an image is to be trained in."""
+"""Numbers of items as loaders ask for them: plain, or with the bucket that an image is to be trained in.
+
+Also which images may stand for one whose pixels cannot be read.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.planning import EpochPlan
 
-__all__ = ["PlannedIndex", "bucket_of", "item_number", "rank_indices"]
+__all__ = ["ON_BAD_IMAGE", "PlannedIndex", "bucket_of", "item_number", "rank_indices", "spare_images"]
+
+ON_BAD_IMAGE = ("leave_out", "stop")
+"""What may become of an image that cannot be read: another of its bucket trains, or the run ends."""
+
+_TRIES = 8  # of images in the place of another, each of which is read
 
 
 class PlannedIndex(int):
@@ -52,6 +63,14 @@ def item_number(index: Any, n: int) -> int:
     if not -n <= number < n:
         raise IndexError(f"item {number} of {n}")
     return number % n
+
+
+def spare_images(images: npt.NDArray[Any], taken: Iterable[int], seed: int) -> list[int]:
+    """Images of a bucket to try in the place of one: a few that are not taken, in an order that the seed decides."""
+    others = np.setdiff1d(images, list(taken))
+    np.random.RandomState(seed & 0xFFFFFFFF).shuffle(others)
+    tried: list[int] = others[:_TRIES].tolist()
+    return tried
 
 
 def rank_indices(plan: EpochPlan, rank: int) -> Iterator[list[int]]:
