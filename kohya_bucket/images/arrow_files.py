@@ -142,14 +142,14 @@ class ParquetRows:
 
     def __init__(self, path: str, image: str, caption: str | None) -> None:
         pa, pq = pyarrow_modules()
-        source, length = path, 0
         if is_url(path):
             far = RemoteFile(path)
-            length = far.length
-            source = pa.PythonFile(io.BufferedReader(RawFile(Blocks(far))), mode="r")
+            source, length = pa.PythonFile(io.BufferedReader(RawFile(Blocks(far))), mode="r"), far.length
+        else:
+            source, length = path, os.path.getsize(path)
         # So a column is read page by page; else a whole row group of it.
         self._file = pq.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)
-        rows, length = self._file.metadata.num_rows, length or os.path.getsize(path)
+        rows = self._file.metadata.num_rows
         if rows > length * _ROWS_PER_BYTE:
             raise KohyaBucketError(
                 f"{path}: claims {rows:,} rows in {length:,} bytes: build it again, without empty rows"

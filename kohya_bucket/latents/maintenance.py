@@ -42,7 +42,6 @@ class MaintenanceReport:
         removed: files that were deleted.
         in_use: files that could not be removed, because a program holds them open.
         damaged: (item or file, what is wrong with it).
-        foreign: damaged files that stay, since their names are not ours.
         freed: bytes.
     """
 
@@ -51,7 +50,6 @@ class MaintenanceReport:
     removed: list[str] = field(default_factory=list)
     in_use: list[str] = field(default_factory=list)
     damaged: list[tuple[str, str]] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
     freed: int = 0
 
 
@@ -247,14 +245,8 @@ def prune(
     old: list[StorePath] = [
         Path(path) for path in temporary_files(store) if time.time() - os.path.getmtime(path) > TEMPORARY_AGE
     ]
-    for name in set(bad_files) - set(loose):
-        own = store.layout.own_file(name)
-        if name == store.layout.store_file.name and images_root is not None:
-            continue
-        if own is None:
-            done.foreign.append(name)
-        else:
-            old.append(own)
+    own = (store.layout.own_file(name) for name in set(bad_files) - set(loose))
+    old += [path for path in own if path is not None]  # store.json is written anew, or stays
     if dry_run:
         done.removed = [*loose, *map(str, old)]
         return done

@@ -49,8 +49,8 @@ class RuleOptions:
     """What a user may choose for a rule.
 
     A field's metadata has `help`, the text of its option on the command line, `spelled`, further spellings there, and
-    `implied`, the values with which a
-    rule that does not accept the option does the same as without it; options without `implied` are never refused.
+    `implied`, the values with which a rule that does not accept the option does the same as without it; options without
+    `implied` are never refused.
 
     Attributes:
         switching: where one bucket hands over to the next: `midpoint`, `geometric` or `area`; by default the rule's

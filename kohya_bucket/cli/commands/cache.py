@@ -123,8 +123,9 @@ def prune(
         f"{counted(done.dropped, 'item')} {would}dropped, {counted(len(done.removed), 'file')} {would}removed, "
         f"about {done.freed / 1e6:.1f} MB {would}freed"
     )
-    for name in done.foreign:
-        say(f"{name} stays: add --images DIR to write it anew" if name == "store.json" else f"{name} stays: not ours")
+    store_file = opened.layout.store_file.name
+    if images is None and any(name == store_file for name, _ in done.damaged):
+        say(f"{store_file} stays: add --images DIR to write it anew")
     _print_files_in_use(done)
 
 
