@@ -34,7 +34,7 @@ def one(side: int = typer.Option(3, help="A side.")) -> None:
     print(side)
 app()
 """
-WORK = (("version",), ("simulate", "576x768"), ("chart",), ("plan", "configs/demo.toml"))
+WORK = (("--version",), ("simulate", "576x768"), ("buckets", "chart"), ("plan", "configs/demo.toml"))
 
 
 def once(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[float, float]:

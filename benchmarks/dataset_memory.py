@@ -76,7 +76,7 @@ def bucketsampler(n: int) -> Any:
     _source._PathSource.read_all_dims = lambda *_, **__: sizes(n)
     paths = [PATH.format(i // 1000, i) for i in range(n)]
     captions = [CAPTION.format(i) for i in range(n)]
-    return BucketedDataset(paths=paths, strategy=FixedBuckets(load_preset("sdxl")), captions=captions)
+    return BucketedDataset(paths=paths, rule=FixedBuckets(load_preset("sdxl")), captions=captions)
 
 
 def read_bucketsampler(dataset: Any) -> None:

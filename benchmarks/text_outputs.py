@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 from origin import commit
 
+from kohya_bucket.latents.captions import Caption, Encoding
 from kohya_bucket.latents.store.exact_arrays import pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter
-from kohya_bucket.latents.text.captions import Caption, Encoding
 from kohya_bucket.sdscripts.caching.behind_mask import without_unread
 
 TOKENS, REACH = 77, 91

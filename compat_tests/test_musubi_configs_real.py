@@ -13,7 +13,8 @@ import toml
 
 from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.musubi.config import CLIPS, DEPRECATED, GENERAL, IMAGES, SOURCES, read_config
+from kohya_bucket.musubi.config import read_config
+from kohya_bucket.musubi.keys import CLIPS, DEPRECATED, GENERAL, IMAGES, SOURCES
 
 HERE = Path(__file__).resolve().parent
 REFUSED = {"unknown-key", "misplaced-key", "wrong-type", "not-a-table"}

@@ -10,11 +10,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_each_image_at_each_resolution_in_every_epoch(musubi_source, tmp_path, ranks):
-    """One of them twice as often as the other; no step mixes them, on any number of processes."""
+    """One of them twice as often as the other, on any number of processes; with one shape per step."""
     config = make_data(musubi_source, tmp_path, family(musubi_source))
     make_caches(musubi_source, tmp_path / "smaller", family(musubi_source), side=64)
     more = ["[[datasets]]", f"image_directory = '{tmp_path / 'images'}'", f"cache_directory = '{tmp_path / 'smaller'}'"]
     more += ["resolution = [64, 64]", "num_repeats = 2", ""]
+    more += ["[kohya_bucket]", "same_shape = true", ""]
     config.write_text(config.read_text(encoding="utf-8") + "\n".join(more), encoding="utf-8")
     for epoch in epochs(musubi_source, tmp_path, config, ranks, count=2):
         assert all(len({tuple(row["size"]) for row in step}) == 1 for step in epoch)

@@ -1,12 +1,10 @@
-"""Other trainers' real code for clips, taken from a checkout, against the rules restated here, row by row.
+"""diffusion-pipe's real code for clips, taken from a checkout, against the rule restated here, row by row.
 
-Each test needs a checkout in the variable it names, e.g. DIFFUSION_PIPE_DIR=~/src/diffusion-pipe. Only the functions
+It needs a checkout in DIFFUSION_PIPE_DIR. Only the functions
 that decide are executed, taken out of their files; containers and tensors are stood in for by their sizes and rates.
 """
 
 import logging
-import math
-from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 
 from compat_tests.test_other_trainers import source, take
-from kohya_bucket.buckets.clip_trainers import DiffusionPipeClips, FinetrainersClips, OpenSoraClips
+from kohya_bucket.buckets.clip_trainers import DiffusionPipeClips
 from kohya_bucket.buckets.clips import FrameGrid
 from kohya_bucket.buckets.trainers import DiffusionPipeBuckets
 
@@ -112,68 +110,3 @@ def test_diffusion_pipe(lengths, framerate, stride, multiple, side, tmp_path) ->
 
     picture = DiffusionPipeBuckets(side, multiple=multiple)
     compare(DiffusionPipeClips(picture, lengths, framerate, FrameGrid(stride, 1)), theirs)
-
-
-class Video:
-    """As a tensor (frames, channels, height, width), as far as it is asked."""
-
-    def __init__(self, *shape: int) -> None:
-        self.shape = shape
-
-    def __getitem__(self, key):
-        return Video(len(key[0]), *self.shape[1:])
-
-
-@pytest.mark.parametrize(
-    "buckets",
-    [
-        [(832, 480, 49)],
-        [
-            (832, 480, 49),
-            (480, 832, 49),
-            (640, 640, 49),
-            (512, 288, 81),
-            (288, 512, 17),
-            (576, 576, 17),
-            (512, 512, 17),
-        ],
-    ],
-)
-def test_finetrainers(buckets) -> None:
-    file = source("FINETRAINERS_DIR", "finetrainers/functional/video.py")
-    evenly = SimpleNamespace(linspace=lambda *a: SimpleNamespace(long=lambda: np.linspace(*a).astype(int)))
-    taken = take(
-        file, {"find_nearest_video_resolution", "resize_to_nearest_bucket_video"}, torch=evenly,
-        bicubic_resize_video=lambda video, size: (*size[::-1], video.shape[0]),
-    )  # fmt: skip
-    listed = [bucket[::-1] for bucket in buckets]
-    RNG.shuffle(listed)
-    listed = [tuple(bucket) for bucket in np.asarray(listed).tolist()]
-
-    def theirs(width, height, frames, fps):
-        return taken.resize_to_nearest_bucket_video(Video(frames, 3, height, width), listed)[0]
-
-    compare(FinetrainersClips(buckets), theirs)
-
-
-@pytest.mark.parametrize(
-    ("side", "lengths", "fps_max"),
-    [(256, range(1, 130, 4), 24), (768, (5, 33, 97), 16), (723, (1, 25, 49), 24), (100, (1,), 30)],
-)
-def test_open_sora(side, lengths, fps_max, monkeypatch) -> None:
-    monkeypatch.delenv("AE_SPATIAL_COMPRESSION", raising=False)
-    aspect = source("OPEN_SORA_DIR", "opensora/datasets/aspect.py")
-    names = {"ASPECT_RATIO_LD_LIST", "get_ratio", "get_aspect_ratios_dict", "get_num_pexels_from_name",
-             "get_resolution_with_aspect_ratio", "get_closest_ratio"}  # fmt: skip
-    aspects = vars(take(aspect, names))
-    rates = vars(take(source("OPEN_SORA_DIR", "opensora/datasets/utils.py"), {"map_target_fps"}))
-    given = {k: v for k, v in {**aspects, **rates}.items() if not k.startswith("__")}
-    given |= {"OrderedDict": OrderedDict, "log_message": lambda *_: None, "math": math}
-    file = source("OPEN_SORA_DIR", "opensora/datasets/bucket.py")
-    bucket = take(file, {"Bucket"}, **given).Bucket({f"{side}px": dict.fromkeys(lengths, (1.0, 1))})
-
-    def theirs(width, height, frames, fps):
-        found = bucket.get_bucket_id(frames, height, width, fps, seed=0, fps_max=fps_max)
-        return None if found is None else bucket.get_thw(found)[::-1]
-
-    compare(OpenSoraClips(side, lengths, fps_max), theirs)

@@ -19,9 +19,9 @@ from sdscripts_support import random_sizes, write_images
 from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.encode.batch_encoder import noise_seed
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.npz.read_write import read_npz
+from kohya_bucket.latents.vae.encoder import noise_seed
 from kohya_bucket.sdscripts.caching.session import CacheItem, ensure_npz_current
 from kohya_bucket.sdscripts.caching.shards import ShardCache
 
@@ -114,7 +114,7 @@ def test_precomputed_npz_are_what_sdscripts_encodes(unpatched, family, tmp_path)
 def test_what_sdscripts_encodes_is_read_and_kept(unpatched, family, tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     _, infos = images_of(unpatched, tmp_path / "images")
-    cache = ShardCache(tmp_path / "store", family.arch, tmp_path / "images")
+    cache = ShardCache(tmp_path / "store", tmp_path / "images", family.arch)
     cache.refresh()
     items = []
     for info, path in zip(infos, cached_by_sdscripts(family, infos), strict=True):

@@ -20,21 +20,21 @@ from kohya_bucket.images import resize  # noqa: E402
 from kohya_bucket.images.pixels import load_pixels  # noqa: E402
 from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
-from kohya_bucket.latents.encode.batch_encoder import noise_seed, normalize  # noqa: E402
 from kohya_bucket.latents.fingerprint import (  # noqa: E402
     Fingerprint,
     Reason,
     Stale,
     as_text,
 )
-from kohya_bucket.latents.npz.check import why_npz_bad  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import (  # noqa: E402
     NpzLatents,
     read_npz,
-    stored_fingerprint,
+    write_arrays,
     write_npz,
 )
+from kohya_bucket.latents.npz.text import check_text_npz  # noqa: E402
+from kohya_bucket.latents.vae.encoder import noise_seed, normalize  # noqa: E402
 from kohya_bucket.sdscripts.caching.session import (  # noqa: E402
     CacheItem,
     architecture_of,
@@ -42,8 +42,8 @@ from kohya_bucket.sdscripts.caching.session import (  # noqa: E402
     ensure_npz_current,
     save_latents,
 )
-from kohya_bucket.sdscripts.caching.text import check_text_npz, savez  # noqa: E402
 from kohya_bucket.sdscripts.checkout import npz_version  # noqa: E402
+from tests.latents.latent_helpers import stored_fingerprint, why_npz_bad  # noqa: E402
 
 BUCKET = (128, 64)
 SIZE = (300, 150)
@@ -153,7 +153,7 @@ def test_a_shard_loads_as_the_npz_does(family, tmp_path):
     item = made(family.arch)
     item = replace(item, alpha_mask=np.round(item.alpha_mask * 255).astype(np.float32) / np.float32(255))
     save_by_sdscripts(family, tmp_path / "a.npz", item)
-    cache = ShardCache(tmp_path / "store", family.arch, tmp_path)
+    cache = ShardCache(tmp_path / "store", tmp_path, family.arch)
     wanted = CacheItem(str(image), BUCKET, SIZE, True, True)
     cache.refresh()
     assert cache.why_missing(wanted) == [Reason(Stale.MISSING)]
@@ -328,7 +328,7 @@ def test_text_encoder_outputs_in_place_of_numpys(unpatched, tmp_path):
     strategy = module.SdxlTextEncoderOutputsCachingStrategy(True, 1, False)
     arrays = {name: np.random.default_rng(0).random((3, 4)) for name in ("hidden_state1", "hidden_state2", "pool2")}
     np.savez(tmp_path / "theirs", **arrays)
-    savez(str(tmp_path / "ours"), **arrays)
+    write_arrays(tmp_path / "ours.npz", arrays)
     assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
     assert strategy.is_disk_cached_outputs_expected(str(tmp_path / "ours.npz"))
     assert check_text_npz(tmp_path / "ours.npz", arrays) is None

@@ -10,8 +10,8 @@ from training_runs import _tokenizers
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("ftfy", reason="ftfy, which sd-scripts requires, is not installed")
 
-from kohya_bucket.latents.text import transformers_encoder  # noqa: E402
-from kohya_bucket.latents.text.transformers_encoder import SAMPLE, tokens_hash  # noqa: E402
+from kohya_bucket.latents.encode import text_encoder  # noqa: E402
+from kohya_bucket.latents.encode.text_encoder import SAMPLE, tokens_hash  # noqa: E402
 
 CAPTIONS = ["it’s", "“quoted”", "ＡＢＣ", "caf&eacute; &amp; bar", "ﬁne", "naïve — don't", "two  words\tand\nlines"]
 CLIP = "openai_clip-vit-large-patch14"
@@ -43,8 +43,8 @@ def with_ftfy(folder):
 def test_tokens_are_those_of_the_trainer(unpatched, letters, pad):
     theirs, ours = with_ftfy(letters / CLIP), without_ftfy(letters / CLIP)
     theirs.pad_token = ours.pad_token = pad
-    encoder = object.__new__(transformers_encoder.TransformersTextEncoder)
-    encoder.__dict__.update(_tokenizers=[ours], _lengths=[77], _clean=[transformers_encoder._cleaner(ours)])
+    encoder = object.__new__(text_encoder.TransformersTextEncoder)
+    encoder.__dict__.update(_tokenizers=[ours], _lengths=[77], _clean=[text_encoder._cleaner(ours)])
     asked = {"max_length": 77, "padding": "max_length", "truncation": True, "return_tensors": "pt"}
     for caption in CAPTIONS:
         want = theirs(caption, **asked).input_ids
@@ -64,7 +64,7 @@ def test_a_fingerprint_is_the_same_with_every_transformers(unpatched, letters):
 def test_without_ftfy_a_line_says_so(letters, monkeypatch, caplog):
     monkeypatch.setitem(__import__("sys").modules, "ftfy", None)
     with caplog.at_level("WARNING", logger="kohya_bucket"):
-        clean = transformers_encoder._cleaner(without_ftfy(letters / CLIP))
+        clean = text_encoder._cleaner(without_ftfy(letters / CLIP))
     assert len(caplog.records) == 1
     assert clean("it’s") == "it’s"
 

@@ -1,9 +1,8 @@
-"""Indices that the real `wids` and `webshart` write, read as they read them."""
+"""Indices that the real `wids` writes, read as it reads them."""
 
 from __future__ import annotations
 
 import io
-import json
 import subprocess
 import sys
 import tarfile
@@ -16,7 +15,6 @@ pytest.importorskip("pyarrow")
 
 from PIL import Image
 
-from kohya_bucket.datasets.webdataset import TarSource
 from kohya_bucket.images.shard_lists import is_shard_list
 from kohya_bucket.images.tar_index import TarIndex
 
@@ -44,39 +42,6 @@ def tars(tmp_path: Path) -> list[Path]:
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
     return paths
-
-
-def test_webshart(tars: list[Path], tmp_path: Path) -> None:
-    webshart = pytest.importorskip("webshart", reason="webshart is not installed")
-    command = [sys.executable, "-c", "import webshart; webshart.main()", "extract-metadata", "--source", "./data"]
-    options = ["--destination", "./data/", "--include-image-geometry"]
-    subprocess.run([*command, *options], cwd=tmp_path, check=True, capture_output=True)
-    indices = [tar.with_suffix(".json") for tar in tars]
-    assert all(map(is_shard_list, indices))
-    read = TarIndex.build([str(tar) for tar in tars])
-    found = TarIndex.build([str(index) for index in indices])
-    assert found.shards == read.shards
-    assert list(found.keys) == list(read.keys)
-    for name in read.rows.dtype.names:
-        if name != "orientation":
-            assert found.rows[name].tolist() == read.rows[name].tolist(), name
-    assert [TarSource(found).caption(i) for i in (0, 59)] == ["caption 0 0", "caption 2 19"]
-    # its own reader has the same bytes and sizes
-    opened = webshart.discover_dataset(source=str(tmp_path / "data"))
-    for shard in range(3):
-        names = opened.list_files_in_shard(shard)
-        reader = opened.open_shard(shard)
-        stated = json.loads(indices[shard].read_text(encoding="utf-8"))["files"]
-        for row in range(20 * shard, 20 * shard + 20):
-            place = found.rows[row]
-            name = next(n for n in names if n.startswith(f"{found.keys[row]}.") and n.endswith(tuple(KINDS.values())))
-            with tars[shard].open("rb") as file:
-                file.seek(int(place["offset"]))
-                assert file.read(int(place["length"])) == bytes(reader.read_file(names.index(name)))
-            assert (stated[name]["width"], stated[name]["height"]) == (place["width"], place["height"])
-    for tar in tars:
-        tar.unlink()
-    assert TarIndex.build([str(index) for index in indices]).rows.tolist() == found.rows.tolist()
 
 
 @pytest.mark.parametrize("base", ["beside", "in a folder"])

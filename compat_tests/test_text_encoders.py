@@ -13,7 +13,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.datasets.latents import BucketedLatentDataset  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.latents.text.transformers_encoder import load_text_encoder  # noqa: E402
+from kohya_bucket.latents.encode.text_encoder import load_text_encoder  # noqa: E402
 from tests.command_line import command_line  # noqa: E402, F401
 from tests.latents.latent_helpers import fill  # noqa: E402
 

@@ -15,8 +15,8 @@ from kohya_bucket.cli.group import load_command  # noqa: E402
 
 _HEAD = """# Command line reference
 
-Every command with its options, as `kohya-bucket COMMAND --help` prints them. This page is made by
-`python docs/make_cli.py`; edit the help texts, not the page.
+Every command with all its options. `kohya-bucket COMMAND --help` prints the usual ones, `--help-all` all of them. This
+page is made by `python docs/make_cli.py`; edit the help texts, not the page.
 
 Options may be written with `-` or `_`: `--max-bucket-reso` and `--max_bucket_reso` are the same. Exit codes: 0, all
 went well; 1, something was found that needs attention; 2, a mistake in what was given, or files that could not be
@@ -57,7 +57,8 @@ def _row(names: str, parameter: Any) -> str:
     default = getattr(parameter.default, "value", parameter.default)
     is_value = isinstance(default, (str, int, float)) and not isinstance(default, bool)
     shown = "required" if parameter.required else f"`{default}`" if is_value and default else ""
-    return f"| {names} | {shown} | {_plain(parameter.help or '')} |"
+    text = parameter.help or parameter.rich_help_panel or ""
+    return f"| {names} | {shown} | {_plain(text)} |"
 
 
 def _plain(text: str) -> str:

@@ -26,7 +26,7 @@ def on_files(files: Any, config: Any) -> Any:
         return files
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, _EXPLORER)
-        subprocess.run([sys.executable, "-m", "kohya_bucket", "explore", "--out", str(out)], check=True)
+        subprocess.run([sys.executable, "-m", "kohya_bucket", "explore", "--no-open", "--out", str(out)], check=True)
         files.append(File.generated(config, _EXPLORER, content=out.read_text(encoding="utf-8")))
     return files
 

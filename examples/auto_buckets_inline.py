@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
         print(f"{name:>20}: {used} buckets used, mean crop loss {loss:.2%}")
     print("buckets:", ", ".join(map(str, ours.bucket_set)))
 
-    dataset = BucketedDataset(paths=paths, strategy=ours)
+    dataset = BucketedDataset(paths=paths, rule=ours)
     sampler = BucketBatchSampler(dataset, batch_size=4)
     print(f"{len(dataset)} images, {len(sampler)} batches per epoch")
 

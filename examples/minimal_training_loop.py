@@ -21,7 +21,7 @@ EPOCHS = 2
 
 
 def main(folder: Path) -> None:
-    # The buckets of sd-scripts at 128x128; for SDXL this would be KohyaBuckets(1024, 512, 2048, 64).
+    # The buckets of sd-scripts at 128x128; for SDXL this would be KohyaBuckets.for_arch("sdxl").
     dataset = BucketedDataset.from_folder(folder, KohyaBuckets(128, 64, 256, 32))
     sampler = BucketBatchSampler(dataset, batch_size=4, seed=0)
     loader = DataLoader(dataset, batch_sampler=sampler)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kohya_bucket.datasets.images import BucketedDataset
     from kohya_bucket.datasets.items import BucketResize
     from kohya_bucket.datasets.latents import BucketedLatentDataset
+    from kohya_bucket.datasets.loader import bucketed_loader
     from kohya_bucket.datasets.sampler import BucketBatchSampler
     from kohya_bucket.datasets.streaming import StreamingBuckets
     from kohya_bucket.datasets.webdataset import dataset_from_shards, stream_from_shards
@@ -62,6 +63,7 @@ else:
             "kohya_bucket.datasets.images": ["BucketedDataset"],
             "kohya_bucket.datasets.latents": ["BucketedLatentDataset"],
             "kohya_bucket.datasets.items": ["BucketResize"],
+            "kohya_bucket.datasets.loader": ["bucketed_loader"],
             "kohya_bucket.datasets.sampler": ["BucketBatchSampler"],
             "kohya_bucket.datasets.streaming": ["StreamingBuckets"],
             "kohya_bucket.datasets.webdataset": ["dataset_from_shards", "stream_from_shards"],
@@ -110,6 +112,7 @@ __all__ = [
     "best_bucket",
     "bucket_distribution",
     "bucket_set_to_toml",
+    "bucketed_loader",
     "crop_loss",
     "crop_loss_summary",
     "dataset_from_shards",

@@ -318,6 +318,7 @@ def read_table(
         if isinstance(value, bool) and wanted is not FLAG:
             message = f"{key} is {str(value).lower()}, which the trainer reads as {int(value)}"
             findings.warning("bool-as-number", place, message, "write a number", (key,))
+            value = int(value)
         taken[key] = wanted.taken(value)
     return taken
 

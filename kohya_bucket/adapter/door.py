@@ -10,6 +10,7 @@ data sets are, and in `DataLoader`, which they must go through.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import logging
 import os
@@ -17,6 +18,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -49,7 +51,10 @@ class TrainerDoor(ABC):
 
     trainer: str
     package: str
-    advice = "Update kohya-bucket, or train without it"
+    advice = (
+        "Update kohya-bucket; or train without it: leave out `-m kohya_bucket.launch`, or `kohya-bucket patch remove` "
+        "the checkout"
+    )
     owners: Owners
     resume: Any = None
 
@@ -82,9 +87,11 @@ class TrainerDoor(ABC):
         """The arguments of a `DataLoader` call with the plan; None where it is not a trainer's."""
 
     @property
-    @abstractmethod
     def in_worker(self) -> Callable[[], None]:
-        """A function of a module, so that it travels by name, that opens the door in a loader's worker process."""
+        """Opens the door in a loader's worker process, by its module's `install`: a spawned one has imported the
+        trainer afresh.
+        """
+        return partial(_install_from, type(self).__module__)
 
     def complete(self) -> dict[str, Any]:
         """Import what seams are about besides the home; returns classes of other packages by name."""
@@ -225,6 +232,10 @@ class TrainerDoor(ABC):
             return True
         file = getattr(module, "__file__", None)
         return bool(file) and str(file).startswith(str(self.root) + os.sep)
+
+
+def _install_from(module: str) -> None:
+    importlib.import_module(module).install(quiet=True)
 
 
 _doors: list[TrainerDoor] = []

@@ -1,12 +1,13 @@
-"""One plan for all datasets of a group: each step is one bucket of one of them."""
+"""One plan for all datasets of a group: each batch is of one bucket of one of them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.planning import ORDERS, EpochPlanner
 
-__all__ = ["GroupPlanner", "ImagesInBuckets", "moved_images"]
+__all__ = ["GroupPlanner", "ImagesInBuckets", "ItemsInBuckets", "moved_images"]
 
 
 class ImagesInBuckets(Protocol):
@@ -46,6 +47,43 @@ class ImagesInBuckets(Protocol):
 
     @property
     def no_upscale(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class ItemsInBuckets:
+    """N items of one data set whose buckets are known, each trained at one size.
+
+    Attributes:
+        keys: [N] their names.
+        repeats: [N] how often an epoch trains each.
+        bucket_ids: [N] int32 position of each in `bucket_keys`.
+        bucket_keys: [K] width and height, then what else must be equal in a batch.
+        frames: [K] frames of a clip, 1 of an image.
+        batch_size: items per process and step.
+    """
+
+    keys: Sequence[str]
+    repeats: npt.NDArray[np.int64]
+    bucket_ids: IntArray
+    bucket_keys: Sequence[tuple[Any, ...]]
+    frames: Sequence[int]
+    batch_size: int
+    no_upscale: ClassVar[bool] = False
+
+    @property
+    def buckets(self) -> list[tuple[int, int]]:
+        """[K] (width, height)."""
+        return [(int(key[0]), int(key[1])) for key in self.bucket_keys]
+
+    @property
+    def pairs(self) -> tuple[npt.NDArray[np.intp], IntArray]:
+        """([N] item, [N] bucket)."""
+        return np.arange(len(self.keys)), self.bucket_ids
+
+    @property
+    def resolution_of_bucket(self) -> npt.NDArray[np.intp]:
+        """[K] zeros: there is one resolution."""
+        return np.zeros(len(self.bucket_keys), dtype=np.intp)
 
 
 class GroupPlanner:
@@ -77,7 +115,7 @@ class GroupPlanner:
             ]
         ).astype(np.int32)
         self._no_upscale = np.repeat([i.no_upscale for i in images], buckets_of)
-        self._planners: dict[tuple[int, bool | str], EpochPlanner] = {}
+        self._planners: dict[int, EpochPlanner] = {}
         self.repeats = np.concatenate([i.repeats for i in images])
         self.bucket_sizes = np.array([size for i in images for size in i.buckets], dtype=np.int32).reshape(-1, 2)
         # Nothing moves from one dataset to another, nor from one resolution to another.
@@ -86,17 +124,19 @@ class GroupPlanner:
             [number * resolutions + i.resolution_of_bucket for number, i in enumerate(images)]
         ).astype(np.int64)
         self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
-        grid = None if options.model is None else TOKEN_GRIDS[options.model]
-        self._tokens = None if grid is None else grid.tokens(self.bucket_sizes, [n for i in images for n in i.frames])
+        frames = [n for i in images for n in i.frames]
+        if options.model is None:  # pixels, of one frame in four, as in the latents of most video models
+            self._tokens = self.bucket_sizes.astype(np.int64).prod(axis=1) * (
+                (np.array(frames, dtype=np.int64) + 3) // 4
+            )
+        else:
+            self._tokens = TOKEN_GRIDS[options.model].tokens(self.bucket_sizes, frames)
 
-    def planner(self, world_size: int, same_shape: bool | str | None = None) -> EpochPlanner:
-        """What plans any epoch for a number of processes; with `same_shape`, in another way than the options say."""
+    def planner(self, world_size: int) -> EpochPlanner:
+        """What plans any epoch for a number of processes."""
         options = self.options
-        # With batches of its own for each process, plans are asked for one process.
-        how = (options.same_shape or True) if same_shape is None else same_shape
-        key = world_size, how
-        if key not in self._planners:
-            self._planners[key] = EpochPlanner(
+        if world_size not in self._planners:
+            self._planners[world_size] = EpochPlanner(
                 self.bucket_ids,
                 None if options.has_budget else self.batch_sizes,
                 world_size=world_size,
@@ -117,9 +157,9 @@ class GroupPlanner:
                 resolutions=options.resolution_mode if options.resolutions else None,
                 resolution_weights=options.resolution_weights,
                 equal_epochs=True,
-                same_shape=how,
+                same_shape=options.same_shape or None,  # each process its own batches: a plan for one
             )
-        return self._planners[key]
+        return self._planners[world_size]
 
     def dataset_of(self, bucket: int) -> int:
         """Which dataset of the group a bucket belongs to."""
@@ -156,11 +196,11 @@ def moved_images(
     Args:
         images: one dataset.
         options: the `[kohya_bucket]` table.
-        world_sizes: numbers of processes to train with. Without `same_shape`, the plan does not depend on them.
+        world_sizes: numbers of processes to train with; they only count with same_shape=True.
     """
     image, bucket = images.pairs
     planner = GroupPlanner([images], options)
-    ranks = set(world_sizes) if options.same_shape else {1}
+    ranks = set(world_sizes) if options.same_shape is True else {1}
     pairs = sorted({pair for n in ranks for pair in planner.planner(n).moved_pairs()})
     if not pairs:
         return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.int32)

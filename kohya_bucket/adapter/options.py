@@ -21,10 +21,10 @@ from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.latents.remote.remote_path import StorePath, as_given
-from kohya_bucket.planning import ORDERS, REMAINDERS, RESOLUTION_MODES
 from kohya_bucket.planning.options import COST
-from kohya_bucket.planning.remainders import policies_of
-from kohya_bucket.planning.resolutions import weighted_cycle
+from kohya_bucket.planning.orders import ORDERS
+from kohya_bucket.planning.remainders import REMAINDERS, policies_of
+from kohya_bucket.planning.resolutions import RESOLUTION_MODES, weighted_cycle
 from kohya_bucket.texts import counted, parse_json, parse_toml, read_text
 
 __all__ = ["ENVIRONMENT_VARIABLE", "TABLE", "AdapterOptions", "environment_table", "store_folder"]
@@ -103,9 +103,10 @@ class AdapterOptions(RuleOptions):
         model: the transformer whose tokens and cost count, e.g. `flux` or `wan-1.3b`; `TOKEN_GRIDS` has them all.
         cost: [a, b], so that an image of L tokens costs a * L + b * L * L, as `kohya-bucket measure-cost` prints it;
             by default in tokens, with what the model's attention adds.
-        same_shape: every process trains the same shape in a step. `cost`: where a bucket has too few batches for all
-            processes, batches of nearly equal cost meet in a step, in place of repeats: of `model`, else of pixels.
-            Switched off, each process has batches of its own, as in sd-scripts, and waits for the largest.
+        same_shape: `cost`: where a bucket has too few batches for all processes, batches of nearly equal cost meet in
+            a step: of `model`, else of pixels. `true`: all processes train one bucket in every step, and repeat
+            images where it has too few; order `local` needs it. `false`: each process has batches of its own, as in
+            sd-scripts, and waits for the largest.
         on_bad_image: what happens to an image that turns out unreadable in training: `leave_out` names it and trains
             another of its bucket in its place; `stop` ends the run with one line.
         metadata_cache: where image sizes are kept between runs: `auto` (large data sets, in the user's cache
@@ -136,7 +137,7 @@ class AdapterOptions(RuleOptions):
     max_cost: float | None = option(None, _cost_bound)
     model: str | None = choice(None, lambda: TOKEN_GRIDS)
     cost: tuple[float, float] | None = option(None, _cost, tuple)
-    same_shape: bool | str = option(True, _same_shape)
+    same_shape: bool | str = option(COST, _same_shape)
     on_bad_image: str = choice("leave_out", lambda: ON_BAD_IMAGE)
     metadata_cache: str = option("auto", _text("auto, off or the path of a Parquet file"))
     latent_cache: str = choice("npz", lambda: ("npz", "shards"))
@@ -191,6 +192,8 @@ class AdapterOptions(RuleOptions):
                 merged[key] = option["read"](value)
         for check in (_check_resolutions, _check_small_buckets, _check_tokens, _check_order):
             check(merged)
+        if ORDERS[merged.get("order", "shuffled")].uses_shards:
+            merged.setdefault("same_shape", True)
         return cls(**merged)
 
 

@@ -66,9 +66,14 @@ logger = logging.getLogger("kohya_bucket")
 
 
 class ResumeHooks:
-    """One training run: the accelerator that saves and loads states, and the sampler whose place they hold."""
+    """One training run: the accelerator that saves and loads states, and the sampler whose place they hold.
 
-    def __init__(self) -> None:
+    Args:
+        caution: what the log says besides when a run is resumed; `{epoch}` is the epoch.
+    """
+
+    def __init__(self, caution: str = "") -> None:
+        self._caution = caution
         self.sampler: PlanSampler | None = None
         self.accelerator: Any = None
         self._loaded: Path | None = None
@@ -111,6 +116,8 @@ class ResumeHooks:
         """The sampler stands where the state in `folder` was saved."""
         if is_first_process():
             logger.info("going on with batch %d of epoch %d", point.done + 1, point.epoch)
+            if self._caution:
+                logger.info(self._caution.format(epoch=point.epoch))
 
     def on_no_place(self, sampler: PlanSampler, folder: Path, error: NoPlaceError) -> None:
         """The state in `folder` does not say at which image of this data set it was saved."""

@@ -1,7 +1,7 @@
 """The sampler behind a trainer's loader, whose items are whole batches: one plan, dealt out to the ranks in turn.
 
 accelerate deals the items out to the ranks in turn. The sampler yields a global order in which every run of world-size
-items is one step of the plan: one bucket, one shape, a batch for each rank.
+items is one step of the plan: a batch for each rank.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.utils.data import Sampler
 
 from kohya_bucket.adapter.batches import BadImages, PlannedBatch
 from kohya_bucket.adapter.door import Planned, end_run
+from kohya_bucket.adapter.gpu_table import left_over
 from kohya_bucket.adapter.group import GroupPlanner
-from kohya_bucket.adapter.lost_time import advice, left_over
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.datasets.agreement import gather, world
 from kohya_bucket.planning import EpochPlan, EpochPlanner, EpochPosition
@@ -80,10 +80,8 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self._rest: EpochPosition | None = None
         self._start = EpochPosition(self.seed, self.epoch)
         self._current = self.plan
-        if current_epoch is not None and is_first_process():
-            for line in (left_over(planner, self.planned_ranks).line, advice(planner, self.world_size, self.plan)):
-                if line:
-                    logger.warning("%s", one_line(line))
+        if current_epoch is not None and is_first_process() and (line := left_over(planner, self.planned_ranks).line):
+            logger.warning("%s", one_line(line))
 
     @property
     def epoch(self) -> int:

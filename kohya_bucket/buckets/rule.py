@@ -80,16 +80,16 @@ class SetRule(RuleBase):
         return self._bucket_set
 
 
-def check_rule(strategy: object) -> None:
+def check_rule(rule: object) -> None:
     """Refuse anything that is not a rule, before image headers are read.
 
     Raises:
         KohyaBucketError: it is a class, a bucket set, a name, or anything else that places no images.
     """
-    if isinstance(strategy, type) or not callable(getattr(strategy, "place", None)):
-        what = f"the class {strategy.__name__}" if isinstance(strategy, type) else repr(strategy)
+    if isinstance(rule, type) or not callable(getattr(rule, "place", None)):
+        what = f"the class {rule.__name__}" if isinstance(rule, type) else repr(rule)
         raise KohyaBucketError(
-            f"strategy is {what}, but must be a rule, e.g. KohyaBuckets(1024), or FixedBuckets(bucket_set) for a set"
+            f"rule is {what}, but must be a rule, e.g. KohyaBuckets(1024), or FixedBuckets(bucket_set) for a set"
         )
 
 

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from kohya_bucket.buckets.clip_trainers import CLIP_TRAINERS, ClipModel
-from kohya_bucket.buckets.clips import ClipBuckets
+from kohya_bucket.buckets.clip_trainers import DiffusionPipeClips
+from kohya_bucket.buckets.clips import ClipBuckets, ClipPlacement
+from kohya_bucket.buckets.trainers import DiffusionPipeBuckets
 from kohya_bucket.cli.configs import is_musubi_config, musubi_config
 from kohya_bucket.cli.console import scan_progress
 from kohya_bucket.cli.options import CLIP_SIZE, ClipOptions, RuleOptions, given, refuse_beside
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import ClipScan, list_clips, read_clips
 from kohya_bucket.musubi.architectures import architecture_named
-from kohya_bucket.musubi.config import ClipKeys, DatasetKeys
+from kohya_bucket.musubi.keys import ClipKeys, DatasetKeys
 from kohya_bucket.musubi.listing import list_items
-from kohya_bucket.musubi.rules import ANY, clip_rule, picture_rule, rates_of
-from kohya_bucket.reports.compare import PlacedClips
 from kohya_bucket.texts import counted, some
 
 if TYPE_CHECKING:
@@ -112,18 +111,18 @@ def _of_config(
     for number, keys in enumerate(read.datasets, 1):
         if isinstance(keys, ClipKeys) is (clip is not None):
             width, height = keys.resolution
-            name = f"dataset {number} ({width}x{height} for {(read.architecture or ANY).title})"
-            out.append(_way(name, keys, read.architecture, clip))
+            name = f"dataset {number} ({width}x{height} for {read.model.title})"
+            out.append(_way(name, keys, read.model, clip))
     if not out:
         raise ConfigError(f"{config}: none of its data sets is of {'images' if clip is None else 'clips'}")
     return out
 
 
-def _way(name: str, keys: DatasetKeys, model: Architecture | None, clip: Clip | None) -> WayToTrain:
+def _way(name: str, keys: DatasetKeys, model: Architecture, clip: Clip | None) -> WayToTrain:
     taken = None
     if clip is not None and isinstance(keys, ClipKeys):
-        taken = TakenClip(clip, clip_rule(keys, model), keys.source_fps)
-    return name, picture_rule(keys, model), taken
+        taken = TakenClip(clip, keys.clip_rule(model), keys.source_fps)
+    return name, keys.picture_rule(model), taken
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class TakenClip:
 
 
 _OWN = "musubi-tuner"
-CLIP_RULES = [_OWN, *CLIP_TRAINERS]
+CLIP_RULES = [_OWN, "diffusion-pipe"]
 """Names of rules for clips."""
 
 
@@ -201,24 +200,25 @@ class ComparedSet:
     model: Architecture
     given_rates: bool = False
 
-    def placed(self, names: list[str]) -> list[PlacedClips]:
-        """By each of the rules."""
+    def placed(self, names: list[str]) -> list[tuple[str, ClipPlacement]]:
+        """By each of the rules, with its name."""
         return [self._placed(name) for name in names]
 
-    def _placed(self, name: str) -> PlacedClips:
+    def _placed(self, name: str) -> tuple[str, ClipPlacement]:
         scan, keys, model = self.scan, self.keys, self.model
         if name == _OWN:
-            own = clip_rule(keys, model)
-            fps: npt.ArrayLike | None = rates_of(keys, model, scan.fps)
+            own = keys.clip_rule(model)
+            fps: npt.ArrayLike | None = keys.rates(model, scan.fps)
             if self.given_rates and own.target_fps is not None:
                 fps = np.where(scan.fps > 0, scan.fps, own.target_fps)
-            return PlacedClips(name, own.place(scan.sizes, scan.frames, fps))
+            return name, own.place(scan.sizes, scan.frames, fps)
         lengths = keys.target_frames
         if keys.frame_extraction == "full":
             lengths = tuple(range(model.grid.base, keys.max_frames + 1, model.grid.stride))
-        wanted = ClipModel(keys.resolution, lengths, model.grid, model.target_fps, model.steps)
-        rule = CLIP_TRAINERS[name](wanted)
-        return PlacedClips(name, rule.place(scan.sizes, scan.frames, scan.fps), rule.spread)
+        width, height = keys.resolution
+        picture = DiffusionPipeBuckets(round((width * height) ** 0.5), multiple=model.steps)
+        rule = DiffusionPipeClips(picture, lengths, model.target_fps, model.grid)
+        return name, rule.place(scan.sizes, scan.frames, scan.fps)
 
 
 def sets_of(context: typer.Context, sources: list[str], options: RuleOptions, how: ClipOptions, recursive: bool,
@@ -233,7 +233,7 @@ def sets_of(context: typer.Context, sources: list[str], options: RuleOptions, ho
         beside = [*options.fields, "target_frames", "frame_extraction"]
         refuse_beside(context, f"{config} brings its own rules", beside)
         return _sets_of_config(config, how.arch, workers, quiet)
-    model = None if how.arch is None else architecture_named(how.arch)
+    model = architecture_named(how.arch)
     size = options.size if given(context, ["resolution"]) else ClipKeys.resolution
     keys = how.keys(size, False, clip=True)
     assert isinstance(keys, ClipKeys)
@@ -242,7 +242,7 @@ def sets_of(context: typer.Context, sources: list[str], options: RuleOptions, ho
     if not paths:
         raise KohyaBucketError(f"{source}: no clips found there")
     scan = _read(paths, source, workers, quiet)
-    return [ComparedSet(_title(scan, source, keys, model), scan, keys, model or ANY, given_rates=True)]
+    return [ComparedSet(_title(scan, source, keys, model), scan, keys, model, given_rates=True)]
 
 
 def _sets_of_config(path: Path, arch: str | None, workers: int | None, quiet: bool) -> list[ComparedSet]:
@@ -253,10 +253,10 @@ def _sets_of_config(path: Path, arch: str | None, workers: int | None, quiet: bo
     """
     out, read = [], musubi_config(path, arch)
     for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
-        if isinstance(keys, ClipKeys) and (paths := list_items(keys, place, read.findings, read.architecture).paths):
+        if isinstance(keys, ClipKeys) and (paths := list_items(keys, place, read.findings, read.model)):
             scan = _read(paths, f"{path}, dataset {number}", workers, quiet)
-            title = _title(scan, f"{path}, dataset {number}", keys, read.architecture)
-            out.append(ComparedSet(title, scan, keys, read.architecture or ANY))
+            title = _title(scan, f"{path}, dataset {number}", keys, read.model)
+            out.append(ComparedSet(title, scan, keys, read.model))
     if not out:
         raise ConfigError(f"{path}: none of its data sets has clips; `compare` takes folders of images, not configs")
     return out
@@ -270,10 +270,9 @@ def _read(paths: Sequence[str], source: str, workers: int | None, quiet: bool) -
     return scan
 
 
-def _title(scan: ClipScan, source: str, keys: ClipKeys, model: Architecture | None) -> str:
+def _title(scan: ClipScan, source: str, keys: ClipKeys, model: Architecture) -> str:
     broken = f" ({len(scan.failures):,} unreadable left out)" if scan.failures else ""
     width, height = keys.resolution
-    rate = "as in the file" if model is None or model.target_fps is None else f"{model.target_fps:g} per second"
-    whose = "any model" if model is None else model.title
+    rate = "as in the file" if model.target_fps is None else f"{model.target_fps:g} per second"
     readable = counted(len(scan) - len(scan.failures), "clip")
-    return f"{readable} of {source}{broken}, {width}x{height} for {whose}, frames {rate}"
+    return f"{readable} of {source}{broken}, {width}x{height} for {model.title}, frames {rate}"

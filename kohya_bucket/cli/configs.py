@@ -118,7 +118,7 @@ def musubi_config(path: Path, arch: str | None) -> MusubiConfig:
     from kohya_bucket.musubi.architectures import architecture_named
     from kohya_bucket.musubi.config import read_config
 
-    read = read_config(path, None if arch is None else architecture_named(arch))
+    read = read_config(path, architecture_named(arch))
     if wrong := read.findings.of(Severity.ERROR):
         raise ConfigError(f"{path}: {wrong[0].text}")
     return read
@@ -169,9 +169,7 @@ def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
 
 Arch = Annotated[
     str | None,
-    typer.Option(
-        "--arch", help="What is trained: sd, sdxl, flux, …, or a trainer (flux_train.py); a GUI's preset tells."
-    ),
+    typer.Option(help="What is trained: sd, sdxl, flux, …, or flux_train.py; a GUI's preset tells."),
 ]
 
 

@@ -114,10 +114,10 @@ class Planned:
         return [Part(wanted, root) for wanted in found]
 
     def _say_what_it_is_for(self) -> None:
-        counts, same_shape = self.gpus, self.adapter.same_shape
+        counts, by_gpus = self.gpus, self.adapter.same_shape is True
         batches = " and ".join(str(n) for n in sorted({dataset.config.batch_size for dataset in self.read.datasets}))
-        where = f"on {', '.join(map(str, counts))} GPU{'s' * (counts != [1])} " if same_shape else ""
-        more = "" if self.gpus_said or not same_shape else "; for another number add --gpus"
+        where = f"on {', '.join(map(str, counts))} GPU{'s' * (counts != [1])} " if by_gpus else ""
+        more = "" if self.gpus_said or not by_gpus else "; for another number add --gpus"
         say(f"remainder {self.adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")
 
 
@@ -255,9 +255,9 @@ def encode_captions(
         raise ConfigError(f"{what}: leave out {' '.join(path)}")
     refuse_beside(context, what, [name for name in context.params if name not in own])
     from kohya_bucket.latents.encode.precompute import launched
+    from kohya_bucket.latents.encode.precompute_text import precompute_text
+    from kohya_bucket.latents.encode.text_encoder import load_text_encoder
     from kohya_bucket.latents.store.latent_store import LatentStore
-    from kohya_bucket.latents.text.precompute_text import precompute_text
-    from kohya_bucket.latents.text.transformers_encoder import load_text_encoder
 
     on_ray = cluster.on_ray()
     LatentStore(output)  # no model is loaded for a store that is not there
@@ -268,7 +268,7 @@ def encode_captions(
     name = collection or "text"
     with scan_progress("encoding", quiet=quiet, done_as="encoded") as show:
         if on_ray:
-            from kohya_bucket.latents.on_ray.text import text_on_ray
+            from kohya_bucket.latents.on_ray.encode_on_ray import text_on_ray
 
             report = text_on_ray(
                 output, load, name=name, batch_size=batch_size, concurrency=cluster.concurrency,
@@ -284,6 +284,8 @@ def encode_captions(
         for reason, n in report.reasons.items():
             say(f"{n} to do: {reason}")
         say(f"{report.encoded} encoded, {report.current} were current; {counted(report.total, 'caption')}, {output}")
+    if failed := len(report.failed):
+        raise KohyaBucketError(f"{counted(failed, 'caption')} could not be encoded, see above; all others are done")
 
 
 def load_vae(vae: str, **options: Any) -> Any:

@@ -8,11 +8,12 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 from typer.main import get_group
 
 from kohya_bucket._version import __version__
-from kohya_bucket.cli.commands import COMMANDS, HOMES
+from kohya_bucket.cli.commands import COMMANDS, SECTIONS
+from kohya_bucket.cli.help import PlainCommand, PlainGroup, write_section
 from kohya_bucket.errors import KohyaBucketError, why_not_written
 from kohya_bucket.texts import one_line
 
@@ -28,7 +29,7 @@ class _Unread(TyperCommand):
         return load_command(str(self.name)).make_context(info_name, args, parent, **extra)
 
 
-class _Commands(TyperGroup):
+class _Commands(PlainGroup):
     """The commands. Ctrl-C ends each of them with one line that says which was interrupted, and how far it was."""
 
     def __init__(self, **attrs: Any) -> None:
@@ -36,11 +37,9 @@ class _Commands(TyperGroup):
         for name, line in COMMANDS.items():
             self.add_command(_Unread(name, help=line))
 
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.default = False  # typer 0.29 imports pydantic (70 ms) to make that of None, for every command
-        return option
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, section in SECTIONS.items():
+            write_section(formatter, title, [(f"{name:<12}", line) for name, line in section.items()])
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -58,6 +57,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     # sd-scripts spells its options with underscores; people paste them.
     context_settings={
         "token_normalize_func": lambda token: token.replace("_", "-"),
@@ -97,11 +97,13 @@ def run() -> None:
 
 
 def load_command(name: str) -> Any:
-    """A command as typer makes it from its module. The line that lists it is the first of its help."""
-    home = HOMES.get(name, f".{name.replace('-', '_')}")
-    module = importlib.import_module(f"kohya_bucket.cli.commands{home}")
-    alone = typer.Typer()
+    """A command, or a group of them, as typer makes it from its module. Its help begins with the line that lists it."""
+    module = importlib.import_module(f"kohya_bucket.cli.commands.{name.replace('-', '_')}")
+    alone = typer.Typer(name=name, cls=PlainGroup, no_args_is_help=True, rich_markup_mode=None)
     module.register(alone)
-    command = get_group(alone).commands[name]
+    for made in alone.registered_commands:
+        made.cls = PlainCommand if made.cls is TyperCommand else made.cls
+    group = get_group(alone)
+    command: Any = group.commands.get(name, group)
     command.help = f"{COMMANDS[name]}\n\n{command.help}" if command.help else COMMANDS[name]
     return command

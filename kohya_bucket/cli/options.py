@@ -8,17 +8,20 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from kohya_bucket.buckets.choices import EXTRACTIONS, described
+from kohya_bucket.buckets.families import FAMILIES, family_named, is_family
 from kohya_bucket.buckets.rules.options import RuleOptions as OptionsOfRules
 from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
-from kohya_bucket.checks import one_of
+from kohya_bucket.checks import nearest, one_of
+from kohya_bucket.cli.help import ADVANCED, rare
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS
 
@@ -28,10 +31,10 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets.sizes import IntArray
     from kohya_bucket.images.parallel import Engine
     from kohya_bucket.latents.items import EncodeOptions
-    from kohya_bucket.musubi.config import DatasetKeys as ClipOrImageKeys
+    from kohya_bucket.musubi.keys import DatasetKeys as ClipOrImageKeys
 
 __all__ = [
-    "CLIP_SIZE", "ENGINE_HELP", "FOR_HELP", "AsJson", "ClipOptions", "ClusterOptions", "Quiet", "Recursive",
+    "CLIP_SIZE", "ENGINE_HELP", "FOR_HELP", "AsJson", "ClipOptions", "ClusterOptions", "Family", "Quiet", "Recursive",
     "RuleOptions", "SourceOptions", "Sources", "StoreOptions", "TableOrSources", "TextOptions", "TrainerArguments",
     "VaeOptions", "Workers", "check_output", "engine_of", "given", "gpu_counts", "path", "refuse_address",
     "refuse_beside", "with_option_groups",
@@ -47,7 +50,8 @@ def with_option_groups(
     """Let typer see, in place of each parameter of a command that is a dataclass, the dataclass' fields as options.
 
     A help text may have a gap `{}` for what a function says, which stands behind the option in its annotation. A field
-    of a table of options brings its help text as metadata; without one it is no option.
+    of a table of options brings its help text as metadata; without one it is no option. The dataclass' `panel` is the
+    title over its options.
 
     Args:
         without: fields that mean nothing to the command; they keep their defaults.
@@ -89,11 +93,16 @@ def _options_of(group: type, without: Collection[str], also: Mapping[str, str]) 
     hints = {name: _with_help(hint) for name, hint in get_type_hints(group, include_extras=True).items()}
     for field in fields(group):
         if text := field.metadata.get("help"):
-            option = typer.Option(*field.metadata.get("spelled", ()), help=text() if callable(text) else text)
-            hints[field.name] = Annotated[hints[field.name], option]
+            option = typer.Option if field.metadata.get("usual") else rare
+            text = text() if callable(text) else text
+            hints[field.name] = Annotated[hints[field.name], option(*field.metadata.get("spelled", ()), help=text)]
     for name in also:
         kind, option = get_args(hints[name])
-        hints[name] = Annotated[kind, typer.Option(f"--{name.replace('_', '-')}", also[name], help=option.help)]
+        names = f"--{name.replace('_', '-')}", also[name]
+        hints[name] = Annotated[kind, typer.Option(*names, help=option.help, rich_help_panel=option.rich_help_panel)]
+    for option in (option for hint in hints.values() for option in get_args(hint)[1:]):
+        if isinstance(option, OptionInfo):
+            option.rich_help_panel = option.rich_help_panel or getattr(group, "panel", None)
     kept = [field for field in fields(group) if field.name not in without and get_args(hints[field.name])[1:]]
     kept.sort(key=lambda field: "help" in field.metadata)  # those that a group inherits come last
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -124,10 +133,11 @@ def refuse_beside(context: typer.Context, what: str, names: Iterable[str]) -> No
 
 Sources = Annotated[list[str], typer.Argument(help="Folders, files, patterns, lists, tar shards.")]
 TableOrSources = Annotated[list[str], typer.Argument(help="Folders, files, lists, tar shards, or one table of sizes.")]
-Recursive = Annotated[bool, typer.Option(help="Look into subfolders.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="At most this many threads or processes.")]
+Recursive = Annotated[bool, rare(help="Look into subfolders.")]
+Workers = Annotated[int | None, rare(min=1, help="At most this many threads or processes.")]
+Family = Annotated[str | None, typer.Option("--arch", help="Usual sizes of a model: {}."), lambda: ", ".join(FAMILIES)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Quiet = Annotated[bool, rare("--quiet", "-q", help="Show no progress.")]
 
 
 def path(text: str) -> Path:
@@ -199,7 +209,7 @@ def refuse_address(option: str, output: Path) -> None:
 
 
 def _rules() -> str:
-    return described(rule_choices())
+    return ", ".join(rule_choices())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,16 +220,16 @@ class RuleOptions(OptionsOfRules):
     want it given; 512 is that of its own program that sorts images into buckets, `prepare_buckets_latents.py`.
     """
 
-    rule: Annotated[str | None, typer.Option(help="{}. Default: kohya."), _rules] = None
+    panel: ClassVar = "Buckets"
+
+    rule: Annotated[str | None, typer.Option(help="{}."), _rules] = None
     preset: Annotated[str | None, typer.Option("--preset", "-p", help="A bundled bucket set, e.g. sdxl.")] = None
     bucket_config: Annotated[
         Path | None, typer.Option("--bucket-config", "-c", help="A bucket set in a TOML or JSON file.")
     ] = None
-    resolution: Annotated[str, typer.Option(help="As in sd-scripts: 512 or 832,1216.")] = "512"
+    resolution: Annotated[str, typer.Option(help="512 or 832,1216.")] = "512"
     min_bucket_reso: Annotated[int, typer.Option(help="As in sd-scripts.")] = 256
-    max_bucket_reso: Annotated[int, typer.Option(min=1, help="As in sd-scripts; must not be below the resolution.")] = (
-        1024
-    )
+    max_bucket_reso: Annotated[int, typer.Option(min=1, help="As in sd-scripts.")] = 1024
     bucket_reso_steps: Annotated[int, typer.Option(help="As in sd-scripts.")] = 64
     bucket_no_upscale: Annotated[
         bool, typer.Option("--bucket-no-upscale", "--no-upscale", help="As in sd-scripts.")
@@ -260,6 +270,19 @@ class RuleOptions(OptionsOfRules):
         from kohya_bucket.sdscripts.config.keys import parse_resolution
 
         return parse_resolution(self.resolution)
+
+    def for_arch(self, context: typer.Context, arch: str | None) -> RuleOptions:
+        """With what people set for a family that `--arch` names, except for what is given beside it."""
+        if not arch or self.brings_sizes:
+            return self
+        usual = family_named(arch)
+        values: dict[str, Any] = {
+            "resolution": str(usual.resolution),
+            "min_bucket_reso": usual.min_size,
+            "max_bucket_reso": usual.max_size,
+            "bucket_reso_steps": usual.reso_steps,
+        }
+        return replace(self, **{name: value for name, value in values.items() if not given(context, [name])})
 
     @property
     def title(self) -> str:
@@ -308,6 +331,8 @@ class RuleOptions(OptionsOfRules):
 class SourceOptions:
     """Where images and captions are in what is named; each field is an option."""
 
+    panel: ClassVar = ADVANCED
+
     captions_file: Annotated[
         Path | None, typer.Option(help="A file with one caption per line. Default: what is beside each image.")
     ] = None
@@ -323,24 +348,21 @@ class SourceOptions:
     )
 
 
-_SILENT = "if the config does not set it"
-
-
 @dataclass(frozen=True)
 class TrainerArguments:
     """What sd-scripts' trainer is started with, if the config does not set it; each field is an option."""
 
-    resolution: Annotated[str | None, typer.Option(help="512 or 512,768, if the config does not set it")] = None
-    train_batch_size: Annotated[int | None, typer.Option("--train-batch-size", "--batch-size", min=1, help=_SILENT)] = (
-        None
-    )
-    enable_bucket: Annotated[bool, typer.Option("--enable-bucket", help=_SILENT)] = False
-    bucket_no_upscale: Annotated[bool, typer.Option("--bucket-no-upscale", help=_SILENT)] = False
-    min_bucket_reso: Annotated[int | None, typer.Option(help=_SILENT)] = None
-    max_bucket_reso: Annotated[int | None, typer.Option(help=_SILENT)] = None
-    bucket_reso_steps: Annotated[int | None, typer.Option(help=_SILENT)] = None
-    skip_image_resolution: Annotated[str | None, typer.Option(help=_SILENT)] = None
-    caption_extension: Annotated[str | None, typer.Option(help=_SILENT)] = None
+    panel: ClassVar = "If the config does not set it"
+
+    resolution: Annotated[str | None, typer.Option(help="512 or 512,768")] = None
+    train_batch_size: Annotated[int | None, typer.Option("--train-batch-size", "--batch-size", min=1)] = None
+    enable_bucket: Annotated[bool, typer.Option("--enable-bucket")] = False
+    bucket_no_upscale: Annotated[bool, typer.Option("--bucket-no-upscale")] = False
+    min_bucket_reso: Annotated[int | None, typer.Option()] = None
+    max_bucket_reso: Annotated[int | None, typer.Option()] = None
+    bucket_reso_steps: Annotated[int | None, typer.Option()] = None
+    skip_image_resolution: Annotated[str | None, typer.Option()] = None
+    caption_extension: Annotated[str | None, typer.Option()] = None
 
     def given(self) -> dict[str, Any]:
         """Their names and values, as `read_config` takes them; a flag that is off counts as not given."""
@@ -356,19 +378,42 @@ def _extractions() -> str:
 
 @dataclass(frozen=True)
 class ClipOptions:
-    """How musubi-tuner takes frames; each field is an option."""
+    """The model, and how musubi-tuner takes frames; each field is an option."""
 
     arch: Annotated[
-        str | None, typer.Option(help="As musubi-tuner trains this model: wan, hv, zi, …; with its 960,544 by default.")
+        str | None,
+        typer.Option(help="sdxl, sd15, flux, … set usual sizes; wan, hv, zi, … place as musubi-tuner does."),
     ] = None
-    target_frames: Annotated[str | None, typer.Option(help="Of a clip: 1,25,45; else all up to 129.")] = None
-    frame_extraction: Annotated[str, typer.Option(help="{}."), partial(_extractions)] = "head"
-    source_fps: Annotated[float | None, typer.Option(help="Of a clip: as in musubi-tuner, with --arch.")] = None
+    target_frames: Annotated[str | None, rare(help="Of a clip: 1,25,45; else all up to 129.")] = None
+    frame_extraction: Annotated[str, rare(help="Of a clip: {}."), partial(_extractions)] = "head"
+    source_fps: Annotated[float | None, rare(help="Of a clip: as in musubi-tuner, with --arch.")] = None
+
+    def family(self) -> tuple[str | None, ClipOptions]:
+        """The family of sd-scripts that `arch` names, which trains no clips, and the options without it.
+
+        Raises:
+            ConfigError: it is no family of musubi-tuner either.
+        """
+        if self.arch is None:
+            return None, self
+        if is_family(self.arch):
+            return self.arch, replace(self, arch=None)
+        from kohya_bucket.musubi.architectures import ARCHITECTURES, architecture_named
+
+        try:
+            architecture_named(self.arch)
+        except ConfigError:
+            known = f"sd-scripts ({', '.join(FAMILIES)}) or musubi-tuner ({', '.join(ARCHITECTURES)})"
+            near = nearest(self.arch, [*FAMILIES, *ARCHITECTURES])
+            raise ConfigError(
+                f"--arch is {self.arch!r}, but must be a family of {known}; the nearest is {near}"
+            ) from None
+        return None, self
 
     def keys(self, resolution: tuple[int, int], no_upscale: bool, clip: bool) -> ClipOrImageKeys:
         """The same as the keys of a data set. `ConfigError` for lengths that are none."""
         from kohya_bucket.buckets.clips import MOST_FRAMES
-        from kohya_bucket.musubi.config import ClipKeys, ImageKeys
+        from kohya_bucket.musubi.keys import ClipKeys, ImageKeys
 
         if not clip:
             return ImageKeys(resolution, enable_bucket=True, bucket_no_upscale=no_upscale)
@@ -400,6 +445,8 @@ def _families() -> str:
 class ClusterOptions:
     """Which engine, and how many encoders it has; each field is an option."""
 
+    panel: ClassVar = ADVANCED
+
     engine: Annotated[str, typer.Option(help="local, or ray: a Ray cluster.")] = "local"
     concurrency: Annotated[int | None, typer.Option(min=1, help="With ray: encoders; by default one for each GPU.")] = (
         None
@@ -425,26 +472,22 @@ class VaeOptions:
     """Which VAE, and how it runs; each field is an option."""
 
     vae: Annotated[str, typer.Option("--vae", help="Hub name, folder, or .safetensors file.")] = ""
-    dtype: Annotated[str, typer.Option(help="Stored and computed as float32, float16 or bfloat16.")] = "bfloat16"
     arch: Annotated[str, typer.Option(help="Model family: {}."), _families] = ""
-    device: Annotated[str | None, typer.Option(help="E.g. cuda:0; by default this process' GPU.")] = None
-    tiling: Annotated[bool, typer.Option("--tiling", help="Encode in tiles: less memory.")] = False
-    slicing: Annotated[bool, typer.Option("--slicing", help="Encode image by image: less memory.")] = False
-    xformers: Annotated[bool, typer.Option("--xformers", help="xformers' attention.")] = False
-    compile: Annotated[bool, typer.Option("--compile", help="Let torch.compile translate the VAE.")] = False
+    dtype: Annotated[str, rare(help="float32, float16 or bfloat16.")] = "bfloat16"
+    device: Annotated[str | None, rare(help="E.g. cuda:0; by default this process' GPU.")] = None
+    tiling: Annotated[bool, rare("--tiling", help="Encode in tiles: less memory.")] = False
+    slicing: Annotated[bool, rare("--slicing", help="Encode image by image: less memory.")] = False
+    xformers: Annotated[bool, rare("--xformers", help="xformers' attention.")] = False
+    compile: Annotated[bool, rare("--compile", help="Let torch.compile translate the VAE.")] = False
 
     def check(self) -> None:
         """What can be said without loading anything.
 
         Raises:
-            ConfigError: no VAE is named, or there is no such model family.
+            ConfigError: no VAE is named.
         """
-        from kohya_bucket.latents.architectures import ARCHITECTURES
-
         if not self.vae:
             raise ConfigError("no VAE to encode with: add --vae, e.g. --vae stabilityai/sdxl-vae")
-        if self.arch:
-            one_of("--arch", self.arch, ARCHITECTURES, ConfigError)
 
     def load_options(self) -> dict[str, Any]:
         """The same as `load_vae` takes them."""
@@ -458,12 +501,12 @@ class StoreOptions:
     """Which latents are made, and in which files they lie; each field is an option."""
 
     flip: Annotated[bool, typer.Option("--flip", help="Store the mirrored images too.")] = False
-    mask: Annotated[bool, typer.Option("--mask", help="Store the alpha channel too.")] = False
-    posterior: Annotated[bool, typer.Option("--posterior", help="Store mean and deviation, no sample.")] = False
+    mask: Annotated[bool, rare("--mask", help="Store the alpha channel too.")] = False
+    posterior: Annotated[bool, rare("--posterior", help="Store mean and deviation, no sample.")] = False
     format: Annotated[str, typer.Option(help="shards, or npz: sd-scripts' own files.")] = "shards"
-    for_: Annotated[str, typer.Option("--for", help=FOR_HELP)] = ""
-    interpolation: Annotated[str, typer.Option(help="Filter of the resize; auto is sd-scripts'.")] = "auto"
-    collection: Annotated[str, typer.Option(help="Part of the store, to keep several models apart.")] = ""
+    for_: Annotated[str, rare("--for", help=FOR_HELP)] = ""
+    interpolation: Annotated[str, rare(help="Filter of the resize; auto is sd-scripts'.")] = "auto"
+    collection: Annotated[str, rare(help="Part of the store, to keep several models apart.")] = ""
 
     def recipe(self, dtype: str, output: Path | None) -> EncodeOptions:
         """How latents are made with these options; the hash of the encoder is still missing.
@@ -490,12 +533,10 @@ class TextOptions:
         bool, typer.Option("--text", help="Captions: of the store in --output, or PATH is an sd-scripts trainer.")
     ] = False
     text_encoder: Annotated[
-        list[str] | None, typer.Option(help="With --text: CLIP or T5, hub name or folder; may be repeated.")
+        list[str] | None, rare(help="With --text: CLIP or T5, hub name or folder; may be repeated.")
     ] = None
     max_length: Annotated[
-        list[int] | None, typer.Option(min=1, help="Tokens of each text encoder, in their order; else its tokenizer's.")
+        list[int] | None, rare(min=1, help="Tokens of each text encoder, in their order; else its tokenizer's.")
     ] = None
-    layer: Annotated[int, typer.Option(help="Hidden state of text encoders: -1 the last, -2 as for SDXL.")] = -1
-    apply_mask: Annotated[
-        bool, typer.Option("--apply-mask", help="Text encoders leave out padding, which is 0 then.")
-    ] = False
+    layer: Annotated[int, rare(help="Hidden state of text encoders: -1 the last, -2 as for SDXL.")] = -1
+    apply_mask: Annotated[bool, rare("--apply-mask", help="Text encoders leave out padding, which is 0 then.")] = False

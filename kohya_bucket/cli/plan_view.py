@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kohya_bucket.adapter.findings import Findings
-from kohya_bucket.adapter.lost_time import GpuRow
+from kohya_bucket.adapter.gpu_table import GpuRow
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli.console import print_fitting, print_table, wide_console
 from kohya_bucket.images.headers import say_orientations
@@ -78,7 +78,6 @@ class Plan:
             _print_data(console, number, data, images)
         if self.gpus:
             _print_gpus(console, self.gpus, accumulate, self.trainer)
-            _print_lost(console, self.gpus, self.options.model if self.options else None)
         if len(self.findings):
             if self.head:
                 console.print()
@@ -173,7 +172,7 @@ def _times(repeats: list[int]) -> str:
 
 def of_musubi(read: MusubiConfig, seen: MusubiOverview | None, images: bool) -> Plan:
     """A config of musubi-tuner; `seen` is None where its mistakes keep it from being planned."""
-    head = {"config": str(read.path), "architecture": None if read.architecture is None else read.architecture.name}
+    head = {"config": str(read.path), "architecture": read.model.name or None}
     if seen is None:
         return Plan("musubi-tuner", read.findings, head)
     datasets = [_of_data(data, read, images) for data in seen.datasets]
@@ -181,13 +180,11 @@ def of_musubi(read: MusubiConfig, seen: MusubiOverview | None, images: bool) -> 
 
 
 def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
-    from kohya_bucket.musubi.config import ClipKeys
     from kohya_bucket.musubi.plan import seconds_lost
-    from kohya_bucket.musubi.rules import ANY, picture_mode
 
-    keys, what = data.keys, "clip" if isinstance(data.keys, ClipKeys) else "image"
+    keys, what = data.keys, data.keys.what
     width, height = keys.resolution
-    in_buckets, no_upscale = picture_mode(keys, read.architecture)
+    in_buckets, no_upscale = keys.mode(read.model)
     mode = "no upscaling" if no_upscale else "buckets" if in_buckets else "one size"
     times = "once" if keys.num_repeats == 1 else f"{keys.num_repeats} times"
     rows = _clip_rows(data) if images else []
@@ -211,15 +208,14 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
         }
     if images:
         entry["rows"] = rows
-    model = (read.architecture or ANY).title
-    title = f"{what}s, {width}x{height}, {mode}, for {model}, batch size {keys.batch_size}"
+    title = f"{what}s, {width}x{height}, {mode}, for {read.model.title}, batch size {keys.batch_size}"
     source = f"{keys.directory or keys.jsonl_file}: {counted(len(data.paths), what)}, {times} each"
     return PlannedData(title, [source, *_clip_lines(data, entry)], entry, rows=rows)
 
 
 def _clip_lines(data: PlacedData, entry: Mapping[str, Any]) -> list[str]:
     """How frames are taken from clips, and what is lost."""
-    from kohya_bucket.musubi.config import ClipKeys
+    from kohya_bucket.musubi.keys import ClipKeys
 
     keys = data.keys
     if not isinstance(keys, ClipKeys) or data.clips is None:
@@ -365,21 +361,6 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
             console.print(f"{row.gpus} GPUs: {row.ledger}", soft_wrap=True)
         if row.left_over:
             console.print(f"{row.gpus} GPUs: {row.left_over}", markup=False, soft_wrap=True)
-
-
-def _print_lost(console: Console, rows: Sequence[GpuRow], model: str | None) -> None:
-    """What each way of giving GPUs their batches loses, where there are several GPUs and it is known."""
-    known = [(row.gpus, row.lost) for row in rows if row.gpus > 1 and row.lost is not None]
-    if not known:
-        return
-    console.print()
-    console.print(f"[bold]Time lost to waiting and repeats[/bold], by the {f'cost of {model}' if model else 'pixels'}")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("GPUs", "shuffled", "one shape", "equal cost"):
-        table.add_column(name, justify="right")
-    for gpus, lost in known:
-        table.add_row(f"{gpus}", *(f"{share:.1%}" for share in lost))
-    print_table(console, table)
 
 
 def _print_findings(console: Console, findings: Findings, names: bool) -> None:

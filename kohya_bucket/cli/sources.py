@@ -195,18 +195,18 @@ def images_in(sources: list[str], *, recursive: bool = True, extensions: Collect
 def not_read(paths: Sequence[str]) -> dict[str, str]:
     """{path: why} of images that sd-scripts takes for none by their names, such as GIFs: it does not train them."""
     known = supported_extensions()
-    endings = {path: Path(path).suffix for path in paths}
+    endings = ((path, os.path.splitext(path)[1]) for path in paths)  # noqa: PTH122
     return {
         path: f"sd-scripts does not read {ending} files: convert it to PNG, JPEG or WebP"
-        for path, ending in endings.items()
-        if format_of_extension(ending) and (ending.lower() if os.name == "nt" else ending) not in known
+        for path, ending in endings
+        if (ending.lower() if os.name == "nt" else ending) not in known and format_of_extension(ending)
     }
 
 
 def sizes_of(
     sources: list[str], *, recursive: bool = True, workers: int | None = None, quiet: bool = False
 ) -> SizedImages:
-    """Read headers, of tar shards too, or what is named: a table (CSV, JSON, Parquet, also one of build-cache) or an
+    """Read headers, of tar shards too, or what is named: a table (CSV, JSON, Parquet, also one of `sizes build`) or an
     index of tar shards.
 
     Raises:

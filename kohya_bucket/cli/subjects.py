@@ -18,15 +18,15 @@ from kohya_bucket.cli.options import RuleOptions
 from kohya_bucket.cli.sources import images_in, not_read, tars_in
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
-from kohya_bucket.images import MetadataCache
+from kohya_bucket.images import MetadataCache, read_sizes
 from kohya_bucket.images.clips import read_clips
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_video
+from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import Engine
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer
-from kohya_bucket.musubi.config import ClipKeys
+from kohya_bucket.musubi.keys import ClipKeys
 from kohya_bucket.musubi.listing import list_items
-from kohya_bucket.musubi.rules import ANY, clip_rule, picture_rule, rates_of
 from kohya_bucket.reports.subject import ClipFacts, ImageTable, Subject
 from kohya_bucket.sdscripts.config import NEWEST, Config, ReadDataset, Release, read_config
 from kohya_bucket.texts import counted
@@ -55,6 +55,9 @@ class Reading:
         """The headers of `paths`, from the cache where it knows them."""
         before = MetadataCache.load(self.cache) if self.cache is not None and self.cache.exists() else None
         with scan_progress("reading headers", quiet=self.quiet) as progress:
+            if self.cache is None and not self.hash:
+                scan = read_sizes(absolute_paths(paths), workers=self.workers, engine=self.engine, progress=progress)
+                return ImageTable.from_scan(scan)
             read = MetadataCache.build if before is None else before.refresh
             known = read(paths, hash=self.hash, workers=self.workers, engine=self.engine, progress=progress)
         if self.cache is not None:
@@ -93,8 +96,9 @@ def from_folders(sources: list[str], options: RuleOptions, batch_size: int, read
     if (tars := tars_in(sources)) is not None:
         return [subject(name, _of_tars(tars))]
     paths = images_in(sources, recursive=reading.recursive, extensions=IMAGE_EXTENSIONS | VIDEO_EXTENSIONS)
-    clips = [path for path in paths if is_video(path)]
-    paths = [path for path in paths if not is_video(path)]
+    clips = list(filter(is_video, paths))
+    if clips:
+        paths = [path for path in paths if not is_video(path)]
     subjects = []
     if paths:
         images = reading.table(paths)
@@ -111,7 +115,7 @@ def from_folders(sources: list[str], options: RuleOptions, batch_size: int, read
 def _of_tars(index: TarIndex) -> ImageTable:
     """The images of tar shards, whose pixels are not looked at."""
     names = [index.name(i) for i in range(len(index))]
-    images = ImageTable.of(names, index.sizes, orientation=np.maximum(index.rows["orientation"], 1).astype(np.uint8))
+    images = ImageTable.of(names, index.sizes, orientation=index.rows["orientation"].astype(np.uint8))
     return replace(images, failures=index.reasons, captions=())
 
 
@@ -178,23 +182,23 @@ def from_musubi_config(
         ConfigError: the config cannot be read, or names nothing that is there.
     """
     read = musubi_config(path, arch)
-    model = read.architecture or ANY
+    model = read.model
     trainer = Trainer(f"{model.title} in musubi-tuner", {"musubi-tuner": model.steps})
     subjects = []
     for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
-        listed = list_items(keys, place, read.findings, read.architecture)
-        if not listed.paths:
+        paths = list_items(keys, place, read.findings, model)
+        if not paths:
             continue
         name = f"{path.stem}, dataset {number}" if len(read.datasets) > 1 else path.stem
         batch = batch_size or keys.batch_size
-        rule, facts = picture_rule(keys, read.architecture), None
+        rule, facts = keys.picture_rule(model), None
         if isinstance(keys, ClipKeys):
-            facts, images = reading.clips(listed.paths)
+            facts, images = reading.clips(paths)
             sizes, frames = facts.scan.sizes, facts.scan.frames
-            rates = rates_of(keys, read.architecture, facts.scan.fps)
-            facts = replace(facts, placement=clip_rule(keys, read.architecture).place(sizes, frames, rates))
+            rates = keys.rates(model, facts.scan.fps)
+            facts = replace(facts, placement=keys.clip_rule(model).place(sizes, frames, rates))
         else:
-            images = reading.table(listed.paths)
+            images = reading.table(paths)
             images = images.without(reading.undecodable(images))
         endings = () if keys.caption_extension is None else (keys.caption_extension,)
         images = _repeated(images, keys.num_repeats, endings)

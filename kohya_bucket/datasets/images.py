@@ -67,7 +67,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
 
     Args:
         paths: N image files.
-        strategy: the rule, such as `FixedBuckets(load_preset("sdxl"))` or `KohyaBuckets(1024)`.
+        rule: the rule, such as `FixedBuckets(load_preset("sdxl"))` or `KohyaBuckets(1024)`.
         captions: N texts; or a file name ending such as ".txt" for captions in files beside the images.
         transform: called on the finished [3, H, W] tensor; must keep its shape equal within a bucket.
         metadata_cache: sizes of files that have not changed are taken from it instead of their headers.
@@ -96,7 +96,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     def __init__(
         self,
         paths: Iterable[str | os.PathLike[str]],
-        strategy: BucketRule,
+        rule: BucketRule,
         *,
         captions: Sequence[str] | str | None = None,
         transform: Transform | None = None,
@@ -110,17 +110,15 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         progress: Progress | None = None,
     ) -> None:
         # before the headers of a million files are read
-        check_settings(strategy, transform, pixel_range, interpolation, decode, on_bad_image)
+        check_settings(rule, transform, pixel_range, interpolation, decode, on_bad_image)
         source = FileSource(
             paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif,
             workers=num_workers if num_workers != 0 else 1, progress=progress,
         )  # fmt: skip
-        self._place(source, strategy, transform, pixel_range, interpolation, decode, on_bad_image)
+        self._place(source, rule, transform, pixel_range, interpolation, decode, on_bad_image)
 
     @classmethod
-    def from_source(
-        cls, source: ImageSource, strategy: BucketRule, **settings: Unpack[ItemKeywords]
-    ) -> BucketedDataset:
+    def from_source(cls, source: ImageSource, rule: BucketRule, **settings: Unpack[ItemKeywords]) -> BucketedDataset:
         """A dataset over anything that has the five methods of `ImageSource`. Settings are as for the class.
 
         Raises:
@@ -128,22 +126,22 @@ class BucketedDataset(Dataset[dict[str, Any]]):
                 decode at a fraction and is asked to.
         """
         dataset = cls.__new__(cls)
-        dataset._place(source, strategy, **settings)
+        dataset._place(source, rule, **settings)
         return dataset
 
     @classmethod
     def from_paths(
-        cls, paths: Iterable[str | os.PathLike[str]], strategy: BucketRule, *,
+        cls, paths: Iterable[str | os.PathLike[str]], rule: BucketRule, *,
         captions: Sequence[str] | str | None = None, **options: Unpack[DatasetKeywords],
     ) -> BucketedDataset:  # fmt: skip
         """The constructor by another name."""
-        return cls(paths, strategy, captions=captions, **options)
+        return cls(paths, rule, captions=captions, **options)
 
     @classmethod
     def from_folder(
         cls,
         folder: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        strategy: BucketRule,
+        rule: BucketRule,
         *,
         recursive: bool = True,
         extensions: Collection[str] = IMAGE_EXTENSIONS,
@@ -157,11 +155,11 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         paths = list_images(folder, recursive=recursive, extensions=extensions)
         if not paths:
             raise KohyaBucketError(f"{folder}: no images found there")
-        return cls(paths, strategy, captions=captions, **options)
+        return cls(paths, rule, captions=captions, **options)
 
     @classmethod
     def from_hf(
-        cls, hf_dataset: Any, strategy: BucketRule, *, image_column: str = "image",
+        cls, hf_dataset: Any, rule: BucketRule, *, image_column: str = "image",
         caption_column: str | None = None, obey_exif: bool = True, **settings: Unpack[ItemKeywords],
     ) -> BucketedDataset:  # fmt: skip
         """A Hugging Face `datasets.Dataset` with a column of images.
@@ -183,22 +181,22 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         source = HuggingFaceSource(
             hf_dataset, image_column=image_column, caption_column=caption_column, obey_exif=obey_exif
         )
-        return cls.from_source(source, strategy, **settings)
+        return cls.from_source(source, rule, **settings)
 
     def _place(
-        self, source: ImageSource, strategy: BucketRule, transform: Transform | None = None,
+        self, source: ImageSource, rule: BucketRule, transform: Transform | None = None,
         pixel_range: PixelRange = (-1, 1), interpolation: str = "auto", decode: str = "exact",
         on_bad_image: str = "leave_out",
     ) -> None:  # fmt: skip
-        check_settings(strategy, transform, pixel_range, interpolation, decode, on_bad_image)
+        check_settings(rule, transform, pixel_range, interpolation, decode, on_bad_image)
         self.source = source
-        self.strategy = strategy
+        self.rule = rule
         self.transform = transform
         self.pixel_range, self.interpolation, self.decode = pixel_range, interpolation, decode
         self.on_bad_image = on_bad_image
         self.sizes, unreadable = checked_sizes(source, decode)
         self._unreadable = {i: reason for i, _, reason in unreadable}
-        placement = strategy.place(self.sizes)
+        placement = rule.place(self.sizes)
         if placement.bucket_set is None or not placement.placed.any():
             examples = "; ".join(f"{name}: {reason}" for _, name, reason in unreadable[:_SHOWN])
             why = f" ({examples})" if examples else ""
@@ -307,4 +305,4 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         return item
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} n={len(self)} n_buckets={len(self.bucket_set)} strategy={self.strategy!r}>"
+        return f"<{type(self).__name__} n={len(self)} n_buckets={len(self.bucket_set)} rule={self.rule!r}>"

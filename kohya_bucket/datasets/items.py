@@ -202,7 +202,7 @@ def build_item(
 
 
 def check_settings(
-    strategy: BucketRule, transform: object, pixel_range: object, interpolation: str, decode: str, on_bad_image: str
+    rule: BucketRule, transform: object, pixel_range: object, interpolation: str, decode: str, on_bad_image: str
 ) -> None:
     """Refuse what cannot work, before the sizes of a million images are read.
 
@@ -210,7 +210,7 @@ def check_settings(
         KohyaBucketError: no rule; a transform that is neither None nor a function; a range of pixels, a filter or a
             decoding that does not exist, or two that do not go together; another way with bad images.
     """
-    check_rule(strategy)
+    check_rule(rule)
     if transform is not None and not callable(transform):
         raise KohyaBucketError(f"transform is {transform!r}, but must be a function of a [3, H, W] tensor")
     check_pixel_range(pixel_range)

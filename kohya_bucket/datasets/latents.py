@@ -20,11 +20,11 @@ from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.planned_index import bucket_of, item_number
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import LatentSpace
+from kohya_bucket.latents.captions import TEXT_FOLDER, Caption
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE
 from kohya_bucket.latents.store.exact_arrays import unpack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.text.captions import TEXT_FOLDER, Caption
 
 __all__ = ["BucketedLatentDataset"]
 

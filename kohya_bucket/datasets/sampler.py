@@ -135,8 +135,9 @@ def with_shards(options: dict[str, Any], dataset: Any) -> dict[str, Any]:
 
 
 class BucketBatchSampler(Sampler[list[int]]):
-    """Yields lists of data set indices, all of one bucket; in each step, of the same bucket on every rank (or, with
-    same_shape="cost", of buckets of equal cost where it has to be).
+    """Yields lists of data set indices, all of one bucket.
+
+    In each step, all ranks train the same bucket, or buckets of nearly equal cost where one has too few images for all.
 
     Every epoch is `plan_epoch` of the arguments: each image exactly as often as asked, with exceptions only as
     the remainder policy makes them, all of them in `ledger()`. The sampler counts its epochs itself: an epoch

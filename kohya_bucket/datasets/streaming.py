@@ -196,7 +196,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
 
     Args:
         stream: an iterable of mappings, or a function that returns one for each pass.
-        strategy: the rule; one that decides by a single image's size (all but those that look at counts).
+        rule: the rule; one that decides by a single image's size (all but those that look at counts).
         batch_size: images per batch and rank.
         image_column, caption_column, name_column: keys of a sample; images may be all that `from_hf` accepts.
         buffer_size: images that wait for others of their bucket, over all ranks, per worker.
@@ -217,7 +217,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
     def __init__(
         self,
         stream: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]],
-        strategy: BucketRule,
+        rule: BucketRule,
         batch_size: int,
         *,
         image_column: str = "image",
@@ -236,7 +236,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         on_bad_image: str = "leave_out",
         obey_exif: bool = True,
     ) -> None:
-        check_settings(strategy, transform, pixel_range, interpolation, decode, on_bad_image)
+        check_settings(rule, transform, pixel_range, interpolation, decode, on_bad_image)
         batch_size, buffer_size = integer("batch_size", batch_size), integer("buffer_size", buffer_size)
         num_replicas, rank = integer("num_replicas", num_replicas), integer("rank", rank)
         if not 0 <= rank < num_replicas:
@@ -248,7 +248,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             )
         self._stream = stream
         self._passed = False
-        self.strategy = strategy
+        self.rule = rule
         self._columns = image_column, caption_column, name_column
         self._batching = batch_size, num_replicas, buffer_size, remainder
         self._shuffle, self._seed, self._rank = as_flag("shuffle", shuffle), integer("seed", seed) & _SEED_BITS, rank
@@ -264,7 +264,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
     def from_hf(
         cls,
         stream: Any,
-        strategy: BucketRule,
+        rule: BucketRule,
         batch_size: int,
         *,
         image_column: str = "image",
@@ -277,7 +277,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
 
         refuse_splits(stream)
         return cls(
-            undecoded(stream, image_column), strategy, batch_size, image_column=image_column,
+            undecoded(stream, image_column), rule, batch_size, image_column=image_column,
             caption_column=caption_column, name_column=name_column, **options,
         )  # fmt: skip
 
@@ -285,7 +285,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         batch_size, num_replicas, buffer_size, remainder = self._batching
         ranks = f" num_replicas={num_replicas} rank={self._rank}" if num_replicas > 1 else ""
         how = f"batch_size={batch_size} buffer_size={buffer_size} remainder={remainder!r}{ranks}"
-        return f"<{type(self).__name__} {how} strategy={self.strategy!r}>"
+        return f"<{type(self).__name__} {how} rule={self.rule!r}>"
 
     def set_epoch(self, epoch: int) -> None:
         """Another order for each epoch; handed on to the stream if it has such a method."""
@@ -348,7 +348,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             name = str(sample[name_column]) if name_column is not None else f"stream:{number}"
             try:
                 size = cell_size(cell, self._obey_exif)
-                placement = self.strategy.place(np.array([size], dtype=np.int32))
+                placement = self.rule.place(np.array([size], dtype=np.int32))
                 bucket, reason = placement.bucket(0), placement.reason(0).text
             except UnreadableImageError as error:
                 bucket, reason = None, str(error)

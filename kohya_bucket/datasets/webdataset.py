@@ -27,7 +27,7 @@ from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
 from kohya_bucket.images.pixels import Fit, Picture
 from kohya_bucket.images.stamps import read_unchanged
 from kohya_bucket.images.tar_index import TarIndex
-from kohya_bucket.images.tar_scan import BLOCK, Oddities, plain_ending, why_not_member
+from kohya_bucket.images.tar_scan import Oddities, plain_ending
 
 __all__ = ["TarSource", "dataset_from_shards", "expand_shards", "stream_from_shards"]
 
@@ -36,16 +36,12 @@ class TarSource:
     """The samples of a `TarIndex`. Nothing is unpacked, and no file stays open between samples.
 
     Raises:
-        KohyaBucketError: a shard has changed since it was indexed, or images are to be turned and it is unknown how.
+        KohyaBucketError: a shard has changed since it was indexed.
     """
 
     def __init__(self, index: TarIndex, *, obey_exif: bool = False) -> None:
         if not index.is_current():
             raise KohyaBucketError("a shard has changed or gone since it was indexed: build the index again")
-        if as_flag("obey_exif", obey_exif) and not index.rows["orientation"].all():
-            raise KohyaBucketError(
-                "obey_exif is set, but an index of webshart does not say how images are turned: name the tar files"
-            )
         self.index = index
         self._obey_exif = as_flag("obey_exif", obey_exif)
 
@@ -69,20 +65,9 @@ class TarSource:
 
     def picture(self, index: int, fit: Fit | None = None) -> Picture:
         row = self.index.rows[index]
-        stated = not row["orientation"]  # by an index of others, which may be of another tar
-        data = self._bytes(row, row["offset"] - stated * BLOCK, row["length"] + stated * BLOCK)
+        data = self._bytes(row, row["offset"], row["length"])
         try:
-            if not stated:
-                return cell_picture(data, self._obey_exif, fit)
-            if wrong := why_not_member(data[:BLOCK], self.index.keys[index], int(row["length"])):
-                raise UnreadableImageError(f"{wrong}: make the index of its shard again")
-            picture = cell_picture(data[BLOCK:], self._obey_exif, fit)
-            if picture.size != (row["width"], row["height"]):
-                raise UnreadableImageError(
-                    f"it has {picture.size[0]}x{picture.size[1]} pixels, but {row['width']}x{row['height']} by the "
-                    "index of its shard: make that again"
-                )
-            return picture
+            return cell_picture(data, self._obey_exif, fit)
         except UnreadableImageError as error:
             raise explained(self.name(index), error) from error
 
@@ -123,7 +108,7 @@ def expand_shards(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[st
 
 def dataset_from_shards(
     shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    strategy: BucketRule,
+    rule: BucketRule,
     *,
     index: str | os.PathLike[str] | None = None,
     image: str | None = None,
@@ -138,7 +123,7 @@ def dataset_from_shards(
     """A `BucketedDataset` over shards on this machine: exact plans, random access, nothing unpacked.
 
     Args:
-        shards: webdataset's notation or a list; or JSON files of `wids` or webshart, see `TarIndex.build`.
+        shards: webdataset's notation or a list; or a `wids` index, see `TarIndex.build`.
         index: a Parquet file to keep the index in. It is written on the first use; later only shards that are
             new or have changed are read again.
         image: ending of the member that is the image, such as "jpg"; None: the first image of a sample.
@@ -161,7 +146,7 @@ def dataset_from_shards(
     source = TarSource(built, obey_exif=obey_exif)
     return BucketedDataset.from_source(
         source,
-        strategy,
+        rule,
         transform=transform,
         pixel_range=pixel_range,
         interpolation=interpolation,
@@ -172,7 +157,7 @@ def dataset_from_shards(
 
 def stream_from_shards(
     shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    strategy: BucketRule,
+    rule: BucketRule,
     batch_size: int,
     *,
     image: str | None = None,
@@ -191,7 +176,7 @@ def stream_from_shards(
     if not names:
         raise KohyaBucketError("no shards: the list of tar files is empty")
     return StreamingBuckets(
-        _Shards(names, plain_ending(image), plain_ending(caption)), strategy, batch_size, caption_column="caption",
+        _Shards(names, plain_ending(image), plain_ending(caption)), rule, batch_size, caption_column="caption",
         name_column="name", **options,
     )  # fmt: skip
 

@@ -9,17 +9,14 @@ from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
-from kohya_bucket.images.formats import (
-    ImageFormat,
-    UnreadableImageError,
-    explain_os_error,
-    in_short,
-)
+from kohya_bucket.images.formats import MAX_SIDE, ImageFormat, UnreadableImageError, explain_os_error, in_short
 
 __all__ = [
     "load_plugin",
     "open_with_pillow",
     "pixel_limit",
+    "refuse_large",
+    "too_many_pixels",
 ]
 
 _FORMATS = {
@@ -70,6 +67,7 @@ def open_with_pillow(file: BinaryIO, kind: ImageFormat) -> tuple[int, int, int, 
     try:
         with Image.open(file) as image:
             width, height = image.size
+            refuse_large(width, height)
             found = _FORMATS.get(image.format or "", ImageFormat.OTHER)
             return width, height, _orientation(image, found), found
     except UnreadableImageError:
@@ -81,9 +79,7 @@ def open_with_pillow(file: BinaryIO, kind: ImageFormat) -> tuple[int, int, int, 
             raise UnreadableImageError(f"not an image ({_first_bytes(file)})") from None
         raise UnreadableImageError(f"its {kind.name} header is damaged or cut off") from None
     except Image.DecompressionBombError:
-        raise UnreadableImageError(
-            f"more than {pixel_limit():,} pixels, which Pillow refuses (PIL.Image.MAX_IMAGE_PIXELS)"
-        ) from None
+        raise UnreadableImageError(too_many_pixels(pixel_limit() or 0)) from None
     except OSError as error:
         raise UnreadableImageError(explain_os_error(error)) from None
     except Exception as error:
@@ -97,6 +93,19 @@ def pixel_limit() -> int | None:
     """Pixels beyond which `Image.open` refuses a file; None if the limit was switched off."""
     limit = Image.MAX_IMAGE_PIXELS
     return None if limit is None else 2 * limit
+
+
+def refuse_large(width: int, height: int) -> None:
+    """Raises `UnreadableImageError` for a size that Pillow refuses, or that arrays of sizes do not hold."""
+    if width > MAX_SIDE or height > MAX_SIDE:
+        raise UnreadableImageError(f"claims to have {width:,}x{height:,} pixels")
+    limit = pixel_limit()
+    if limit is not None and width * height > limit:
+        raise UnreadableImageError(too_many_pixels(limit))
+
+
+def too_many_pixels(limit: int) -> str:
+    return f"more than {limit:,} pixels, which Pillow refuses (PIL.Image.MAX_IMAGE_PIXELS)"
 
 
 def _orientation(image: Image.Image, kind: ImageFormat) -> int:

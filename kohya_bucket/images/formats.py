@@ -9,6 +9,7 @@ from functools import cache
 
 __all__ = [
     "IMAGE_EXTENSIONS",
+    "MAX_SIDE",
     "VIDEO_EXTENSIONS",
     "HeaderRow",
     "ImageFormat",
@@ -22,6 +23,9 @@ __all__ = [
     "not_loaded",
     "sniff",
 ]
+
+MAX_SIDE = 2**31 - 1
+"""Pixels of a side, as arrays of sizes hold them."""
 
 HeaderRow = tuple[int, int, int, int]
 """(width, height, EXIF orientation, `ImageFormat`) of one file, as plain numbers."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 from zlib import crc32
 
-from kohya_bucket.images.formats import HeaderRow, ImageFormat, UnreadableImageError, explain_os_error, sniff
+from kohya_bucket.images.formats import MAX_SIDE, HeaderRow, ImageFormat, UnreadableImageError, explain_os_error, sniff
 from kohya_bucket.images.pieces import HEAD_BYTES, Pieces, Source, as_file, length_of, read_at
 from kohya_bucket.images.remote import RemoteFile, is_url
 
@@ -83,6 +83,8 @@ def read_png(head: bytes, source: Source) -> HeaderRow | None:
         return None
     begin, width, height, depth_and_color, filtering, checksum, next_chunk = _png_header(head)
     if begin != _PNG_BEGIN or depth_and_color not in _DEPTH_AND_COLOR or filtering or crc32(head[12:29]) != checksum:
+        return None
+    if width > MAX_SIDE or height > MAX_SIDE:
         return None
     if next_chunk == b"IDAT":
         return width, height, 1, _PNG
@@ -291,9 +293,12 @@ def header_of(source: bytes | Pieces) -> HeaderRow:
         raise UnreadableImageError("an empty file (0 bytes)")
     head = read_at(source, 0, HEAD_BYTES)
     found = _readers[head[0]](head, source)
-    if found and found[0] and found[1]:
-        return found
-    return _by_pillow(source, head)
+    if not (found and found[0] and found[1]):
+        return _by_pillow(source, head)
+    from kohya_bucket.images.by_pillow import refuse_large
+
+    refuse_large(found[0], found[1])
+    return found
 
 
 def read_size(path: str | os.PathLike[str]) -> Header:

@@ -212,7 +212,7 @@ class MetadataCache:
         pyarrow_modules()
         if not os.path.isfile(file):
             raise KohyaBucketError(
-                f"{file}: no such metadata cache; make one with: kohya-bucket build-cache … --output"
+                f"{file}: no such metadata cache; make one with: kohya-bucket sizes build … --output"
             )
         with as_damage(
             f"{file}: not a metadata cache, or damaged", "name another, or build it again", error=KohyaBucketError
@@ -382,23 +382,29 @@ def is_metadata_cache(path: str) -> bool:
 def _as_table(cache: MetadataCache) -> Any:
     pa, _ = pyarrow_modules()
     n = len(cache)
-    offsets, pool = pa.py_buffer(cache.paths.offsets.astype(np.int64)), pa.py_buffer(cache.paths.pool)
-    reasons: list[str | None] = [None] * n
-    for i, reason in cache.reasons.items():
-        reasons[i] = reason
-    names = pa.array([kind.name for kind in ImageFormat])
+
+    # From buffers, for `pa.array` imports pandas, where that is installed.
+    def numbers(column: npt.NDArray[Any], kind: Any) -> Any:
+        return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
+
+    def texts(column: TextColumn) -> Any:
+        offsets = pa.py_buffer(column.offsets.astype(np.int64))
+        return pa.Array.from_buffers(pa.large_string(), len(column), [None, offsets, pa.py_buffer(column.pool)])
+
+    formats = texts(TextColumn.of([kind.name for kind in ImageFormat]))
     hashes = None if cache.hashes is None else cache.hashes.astype(f"U{HASH_LENGTH}")
+    reasons = [cache.reasons.get(i) for i in range(n)] if cache.reasons else None
     return pa.table(
         [
-            pa.Array.from_buffers(pa.large_string(), n, [None, offsets, pool]),
-            pa.array(np.ascontiguousarray(cache.sizes[:, 0])),
-            pa.array(np.ascontiguousarray(cache.sizes[:, 1])),
-            pa.array(cache.mtime_ns),
-            pa.array(cache.bytes),
-            pa.DictionaryArray.from_arrays(pa.array(cache.formats.astype(np.int8)), names),
-            pa.array(cache.orientation),
+            texts(cache.paths),
+            numbers(cache.sizes[:, 0], pa.int32()),
+            numbers(cache.sizes[:, 1], pa.int32()),
+            numbers(cache.mtime_ns, pa.int64()),
+            numbers(cache.bytes, pa.int64()),
+            pa.DictionaryArray.from_arrays(numbers(cache.formats, pa.int8()), formats),
+            numbers(cache.orientation, pa.uint8()),
             pa.nulls(n, pa.string()) if hashes is None else pa.array(hashes, pa.string(), mask=hashes == ""),
-            pa.array(reasons, pa.string()),
+            pa.nulls(n, pa.string()) if reasons is None else pa.array(reasons, pa.string()),
         ],
         names=_COLUMNS,
     ).replace_schema_metadata({_VERSION_KEY: str(_VERSION).encode()})
@@ -438,14 +444,20 @@ def _refuse_impossible(sizes: npt.NDArray[np.int32], orientation: npt.NDArray[np
 def _numbers(column: Any, dtype: Any) -> npt.NDArray[Any]:
     if column.null_count or column.type != np.dtype(dtype).name:
         raise ValueError(f"a column of {column.type} with {column.null_count} gaps where {np.dtype(dtype)} belongs")
-    return np.array(column.to_numpy(), dtype=dtype)
+    return _plain(column.combine_chunks(), dtype)
+
+
+def _plain(array: Any, dtype: Any) -> npt.NDArray[Any]:
+    """An Arrow array without gaps; its own `to_numpy` imports pandas, where that is installed."""
+    found = np.frombuffer(array.buffers()[1] or b"", dtype)
+    return np.array(found[array.offset : array.offset + len(array)])
 
 
 def _formats(column: Any, pa: Any) -> npt.NDArray[np.uint8]:
     names = _whole(column).cast(pa.string()).dictionary_encode().combine_chunks()
     members = ImageFormat.__members__
     codes = np.array([int(members.get(name, ImageFormat.OTHER)) for name in names.dictionary.to_pylist()], np.uint8)
-    return codes[names.indices.to_numpy()] if len(names) else np.zeros(0, np.uint8)
+    return codes[_plain(names.indices, np.int32)] if len(names) else np.zeros(0, np.uint8)
 
 
 def _hashes(column: Any) -> npt.NDArray[np.bytes_] | None:

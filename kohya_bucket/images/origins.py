@@ -62,7 +62,7 @@ class Container:
         return f"{self.path}#{'' if self.column == IMAGE_COLUMN else f'{self.column}/'}{row}"
 
     def checked(self) -> Container:
-        """The same with the stamp that it has now, which must be the one before; of a time of 0, only the length.
+        """The same with the stamp that it has now, which must be the one before.
 
         Raises:
             KohyaBucketError: it has changed, or is gone.
@@ -72,7 +72,7 @@ class Container:
         except OSError as error:
             raise KohyaBucketError(f"{self.path}: cannot be read ({explain_os_error(error)})") from None
         if self.stamp is not None:
-            check_unchanged(self.path, found, self.stamp if self.stamp[1] else (self.stamp[0], found[1]))
+            check_unchanged(self.path, found, self.stamp)
         return replace(self, stamp=found)
 
     def read(self, name: str, offset: int, length: int) -> bytes:

@@ -44,10 +44,12 @@ _REPORT_EVERY_S = 0.1
 
 
 class Work(NamedTuple):
-    """What is asked of each file, and the columns of its answer as numpy describes them."""
+    """What is asked of each file, the columns of its answer as numpy describes them, and whether helper processes may
+    be asked: not where they would import more than they save."""
 
     look: Look
     columns: list[tuple[str, str]]
+    in_helpers: bool = True
 
 
 def _stat(path: str) -> tuple[int, int]:
@@ -89,7 +91,7 @@ class Job:
         self.done: npt.NDArray[np.bool_] = np.zeros(len(paths), dtype=bool)
         self.failures: dict[int, str] = {}
         self.engines: list[Engine] = []
-        self._look = work.look
+        self._look, self._in_helpers = work.look, work.in_helpers
         self._nothing = np.zeros((), self.rows.dtype).item()
         self._engine = "alone" if workers == 1 and engine == "auto" else engine
         self._workers = workers
@@ -141,7 +143,7 @@ class Job:
         if wall > 0.002 and cpu < _COMPUTING * wall:
             return "threads"
         each = wall / max(1, self._finished - first)
-        worth = each > _SENDING_S and each * left > _WORTH_PROCESSES_S and self._processes() > 1
+        worth = self._in_helpers and each > _SENDING_S and each * left > _WORTH_PROCESSES_S and self._processes() > 1
         return "processes" if worth else "alone"
 
     def _processes(self) -> int:

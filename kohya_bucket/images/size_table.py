@@ -17,13 +17,13 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images.arrow_files import read_table
+from kohya_bucket.images.formats import MAX_SIDE
 from kohya_bucket.texts import parse_json, read_regular, read_text
 
 __all__ = ["TABLE_SUFFIXES", "SizeTable", "read_size_table"]
 
 TABLE_SUFFIXES = (".csv", ".json", ".parquet", ".pkl", ".pickle")
 
-MAX_SIDE = 2**31 - 1
 _COLUMNS = ("id", "width", "height")
 _MAX_PICKLE = 1 << 30
 _INTS = ("INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "LONG4")
@@ -55,7 +55,7 @@ def read_size_table(path: str | Path) -> SizeTable:
 
     - `.csv`: a header with the columns id, width, height.
     - `.json`: a list of objects with these keys, a list of `[id, width, height]`, or `{id: [width, height]}`.
-    - `.parquet`: these columns, or path instead of id as build-cache writes them (needs pyarrow).
+    - `.parquet`: these columns, or path instead of id as `sizes build` writes them (needs pyarrow).
     - `.pkl`, `.pickle`: what NovelAI's program reads, `{id: (width, height)}`; nothing in the file is executed.
 
     Raises:
@@ -169,7 +169,7 @@ def _parquet_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
     file = io.BytesIO(read_regular(path))
     try:
         names = pyarrow.parquet.read_schema(file).names
-        # A file of build-cache names its images by path.
+        # A file of `sizes build` names its images by path.
         columns = ["path" if "id" not in names and "path" in names else "id", "width", "height"]
         _need(path, ["id" if name == "path" else name for name in names])
         file.seek(0)

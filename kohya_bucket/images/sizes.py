@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.images.by_pillow import pixel_limit
+from kohya_bucket.images.by_pillow import pixel_limit, too_many_pixels
 from kohya_bucket.images.formats import ImageFormat, format_of_extension
 from kohya_bucket.images.headers import read_header
 from kohya_bucket.images.listing import refuse_one_path
@@ -20,8 +20,6 @@ from kohya_bucket.images.scan import Job, Work
 from kohya_bucket.images.text_column import TextColumn
 
 __all__ = ["KeptSizes", "ScanInterrupted", "SizeScan", "read_sizes"]
-
-_MAX_SIDE = 2**31 - 1
 
 
 def _verify(path: str) -> tuple[bool]:
@@ -83,13 +81,14 @@ class SizeScan:
 
     def mislabelled(self) -> list[tuple[int, str, str]]:
         """(index, path, what is wrong) of readable files whose name promises another format."""
-        out = []
-        for i in np.flatnonzero(self.readable).tolist():
-            promised = format_of_extension(os.path.splitext(self.paths[i])[1])
-            if promised and promised != self.formats[i]:
-                actual = ImageFormat(int(self.formats[i]))
-                out.append((i, self.paths[i], f"named as {promised.name}, but holds {actual.name}"))
-        return out
+        endings = (os.path.splitext(path)[1] for path in self.paths)
+        promised = np.fromiter(map(format_of_extension, endings), np.uint8, count=len(self))
+        wrong = np.flatnonzero(self.readable & (promised > 0) & (promised != self.formats)).tolist()
+        named, held = ([ImageFormat(kinds[i]).name for i in wrong] for kinds in (promised, self.formats))
+        return [
+            (i, self.paths[i], f"named as {one}, but holds {other}")
+            for i, one, other in zip(wrong, named, held, strict=True)
+        ]
 
 
 class KeptSizes(Protocol):
@@ -169,13 +168,10 @@ def _as_scan(job: Job, checked: Job | None) -> SizeScan:
     sizes = np.stack([rows["width"], rows["height"]], axis=1)
     read = job.done if checked is None else job.done & checked.done
     reasons = dict(job.failures)
-    for i in np.flatnonzero((sizes > _MAX_SIDE).any(axis=1)).tolist():
-        reasons[i] = f"claims to have {sizes[i, 0]:,}x{sizes[i, 1]:,} pixels"
-        sizes[i] = 0
-    limit = pixel_limit()
+    limit = pixel_limit()  # of this process; helper processes know the usual one only
     if limit is not None:
-        for i in np.flatnonzero(sizes[:, 0] * sizes[:, 1] > limit).tolist():
-            reasons[i] = f"more than {limit:,} pixels, which Pillow refuses (PIL.Image.MAX_IMAGE_PIXELS)"
+        large = np.flatnonzero(sizes[:, 0] * sizes[:, 1] > limit).tolist()
+        reasons |= dict.fromkeys(large, too_many_pixels(limit))
     if checked is not None:
         reasons = checked.failures | reasons
     failed = sorted(reasons)

@@ -1,10 +1,9 @@
 """Where each sample of tar shards lies, and how large its image is: one pass over the shards, then none.
 
 A sample is what the `webdataset` package takes for one: consecutive members whose names are equal up to the
-first dot of the last part. Only headers of images are read, wherever they lie in a shard; and nothing where an index of
-webshart says how large they are (`shard_lists.py`). What leads to an image
-less or to another one than meant is said in the log: samples without an image or with several, a caption ending
-that occurs nowhere, a shard that seems to be cut off.
+first dot of the last part. Only headers of images are read, wherever they lie in a shard. What leads to an image less
+or to another one than meant is said in the log: samples without an image or with several, a caption ending that occurs
+nowhere, a shard that seems to be cut off.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from kohya_bucket.files import replace_file
 from kohya_bucket.images.arrow_files import bounded_table, is_marked, pyarrow_modules
 from kohya_bucket.images.formats import explain_os_error
 from kohya_bucket.images.parallel import Engine, Progress, for_each
-from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.shard_lists import Shard, listed_shards
 from kohya_bucket.images.stamps import Stamp, stamp_of
 from kohya_bucket.images.tar_scan import ROW, plain_ending, scan_shard
@@ -46,7 +44,7 @@ class TarIndex:
         stamps: (bytes, mtime_ns) of each shard when it was indexed.
         keys: N names: the member's name up to the first dot of its last part.
         rows: [N] structured: shard (number), offset, length (bytes of the image's member), width, height (pixels,
-            stored; 0 where unreadable), orientation (0: not known), caption_offset, caption_length (0: none).
+            stored; 0 where unreadable), orientation, caption_offset, caption_length (0: none).
         reasons: why an image is unreadable, by row.
         caption: ending of the members that were taken for captions.
         image: ending of the members that were taken for images; None: whatever the first image of a sample is.
@@ -74,8 +72,7 @@ class TarIndex:
         """Index shards; those that are in `before` and have not changed are not opened.
 
         Args:
-            shards: tars, or addresses of tars; a `wids` index of tars; JSON files of webshart, one beside each tar.
-                With image geometry in those, no tar is opened, nor need it be there until an image is read.
+            shards: tars, or addresses of tars, or a `wids` index of tars.
             caption: ending of the member that holds a sample's caption, such as "txt" or "json".
             image: ending of the member that is a sample's image, such as "jpg"; None: its first image.
             engine: "ray" to index them on a cluster.
@@ -100,7 +97,7 @@ class TarIndex:
             if before is not None and shard in known and before.stamps[known[shard]] == stamps[number]
         }
         new = [number for number in range(len(listed)) if number not in kept]
-        indexed = for_each(partial(scan_shard, caption, image), [listed[i] for i in new], engine, progress)
+        indexed = for_each(partial(scan_shard, caption, image), [texts[i] for i in new], engine, progress)
         made = dict(zip(new, indexed, strict=True))
         keys: list[str] = []
         parts: list[npt.NDArray[Any]] = []
@@ -199,25 +196,14 @@ class TarIndex:
 
 
 def _stamp(shard: Shard) -> Stamp:
-    """That of a tar; (bytes, 0) of one whose members an index names, and that is not here."""
-    end = max((m.offset + m.length for m in shard.members or ()), default=0)
     try:
-        if is_url(shard.path) and shard.members is not None:
-            raise FileNotFoundError(2, "it is not asked for before an image is read")
         found = stamp_of(shard.path)
     except OSError as error:
-        if shard.members is None:
-            raise KohyaBucketError(f"{shard.path}: this shard cannot be read ({explain_os_error(error)})") from None
-        found = shard.nbytes or end, 0
+        raise KohyaBucketError(f"{shard.path}: this shard cannot be read ({explain_os_error(error)})") from None
     if shard.nbytes not in (None, found[0]):
         raise KohyaBucketError(
             f"{shard.path}: has {found[0]} bytes, but {shard.nbytes} by its index: one of the two is another "
             "version; fetch both again"
-        )
-    if end > found[0]:
-        raise KohyaBucketError(
-            f"{shard.index}: states a member that ends at byte {end}, but {shard.path} has {found[0]} bytes: make the "
-            "index again"
         )
     return found
 
@@ -237,5 +223,5 @@ def _refuse_impossible(rows: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -
         start, length = rows[f"{name}offset"], rows[f"{name}length"]
         if ((start < 0) | (length < 0) | (start > ends) | (length > ends - start)).any():
             raise ValueError("a sample after the end of its shard")
-    if min(rows["width"].min(), rows["height"].min()) < 0 or not 0 <= rows["orientation"].min() <= 8:
+    if min(rows["width"].min(), rows["height"].min()) < 0 or not 1 <= rows["orientation"].min() <= 8:
         raise ValueError("an image of less than no pixels, or an unknown orientation")

@@ -1,4 +1,4 @@
-"""What lies where in one tar shard: by one pass over it, or by its index, and then it is not opened.
+"""What lies where in one tar shard, by one pass over it.
 
 Also what the members of a sample are, image, caption, or something else, and what is odd about them.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import tarfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +22,9 @@ from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import check_cancelled
 from kohya_bucket.images.pieces import Blocks, RawFile, Region, Source, read_at
 from kohya_bucket.images.remote import RemoteFile, is_url
-from kohya_bucket.images.shard_lists import Shard
 from kohya_bucket.texts import one_line
 
-__all__ = ["BLOCK", "ROW", "Oddities", "grouped", "plain_ending", "scan_shard", "split_key", "why_not_member"]
+__all__ = ["ROW", "Oddities", "plain_ending", "scan_shard"]
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3
@@ -139,10 +138,7 @@ class Oddities:
 
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-BLOCK = 512
-"""Bytes of a member's header."""
-
-_LONGEST_NAME = 100  # in such a header
+_BLOCK = 512  # bytes of a member's header
 ROW = np.dtype([
     ("shard", "i4"), ("offset", "i8"), ("length", "i8"), ("width", "i4"), ("height", "i4"), ("orientation", "i4"),
     ("caption_offset", "i8"), ("caption_length", "i8"),
@@ -152,56 +148,33 @@ ROW = np.dtype([
 Place = tuple[int, int]
 """Offset and length of a member's bytes in its shard."""
 
-_Samples = Iterable[tuple[str, dict[str, Place]]]
-_Look = Callable[[Place], tuple[int, int, int]]
-"""(width, height, orientation) of the image at a place; raises `UnreadableImageError`."""
-
 
 def scan_shard(
-    caption: str | None, image: str | None, shard: Shard
+    caption: str | None, image: str | None, shard: str
 ) -> tuple[npt.NDArray[Any], list[str], dict[int, str], Oddities]:
     """Of one shard the rows, keys and reasons as a `TarIndex` has them, and what is odd about it."""
     rows: list[tuple[int, ...]] = []
     keys: list[str] = []
     reasons: dict[int, str] = {}
     odd = Oddities(image, caption)
-    with _opened(shard.path) if shard.members is None else _indexed(shard) as (samples, look):
-        for key, members in samples:
+    with _opened(shard) as (source, file):
+        for key, members in _samples(shard, source, file):
             ending = odd.image_of(key, members)
             if ending is None:
                 continue
             try:
-                size = look(members[ending])
+                size = header_of(Region(source, *members[ending]))[:3]
             except UnreadableImageError as error:
                 size = 0, 0, 1
                 reasons[len(rows)] = str(error)
             rows.append((0, *members[ending], *size, *members.get(caption or "", (0, 0))))
             keys.append(key)
-    if shard.members is not None and rows and len(reasons) == len(rows):
-        raise KohyaBucketError(
-            f"{shard.index}: states no sizes of images: make it with `webshart extract-metadata "
-            "--include-image-geometry`, or name the tar files, whose headers are read then"
-        )
     return np.array(rows, dtype=ROW), keys, reasons, odd
 
 
 @contextmanager
-def _indexed(shard: Shard) -> Iterator[tuple[_Samples, _Look]]:
-    """A shard whose index says all: the tar is not opened."""
-    members = shard.members or ()
-    size_of = {(m.offset, m.length): m.size for m in members}
-
-    def look(place: Place) -> tuple[int, int, int]:
-        if (size := size_of[place]) is None:
-            raise UnreadableImageError(f"{shard.index} states no size of it")
-        return *size, 0
-
-    yield grouped(shard.path, ((m.name, (m.offset, m.length)) for m in members)), look
-
-
-@contextmanager
-def _opened(shard: str) -> Iterator[tuple[_Samples, _Look]]:
-    """A shard that is read: in pieces, and as a file by `tarfile`."""
+def _opened(shard: str) -> Iterator[tuple[Source, Any]]:
+    """A shard to be read in pieces, and as a file by `tarfile`."""
     try:
         with ExitStack() as stack:
             source: Source
@@ -212,7 +185,7 @@ def _opened(shard: str) -> Iterator[tuple[_Samples, _Look]]:
                 source = stack.enter_context(open(shard, "rb", buffering=0)).fileno()
                 file = stack.enter_context(open(shard, "rb"))
             _refuse_compressed(shard, read_at(source, 0, 8))
-            yield _samples(shard, source, file), lambda place: header_of(Region(source, *place))[:3]
+            yield source, file
     except KohyaBucketError:
         raise
     except (tarfile.TarError, OSError, ValueError, OverflowError) as error:  # the last two: numbers that are none
@@ -232,10 +205,10 @@ def _samples(shard: str, source: Source, file: Any) -> Iterator[tuple[str, dict[
     """(key, {ending: (offset, length)}) of each sample, its members in their order."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
         yield from grouped(shard, _places(shard, tar))
-        after = read_at(source, tar.offset, BLOCK)
+        after = read_at(source, tar.offset, _BLOCK)
         if any(after):  # where tarfile ends without a word, as at the end
             raise tarfile.ReadError(f"what follows from byte {tar.offset} on is no member")
-        if len(after) < BLOCK:
+        if len(after) < _BLOCK:
             _log.warning("%s: ends without the mark of a tar's end: it may be cut off", one_line(shard))
 
 
@@ -255,23 +228,3 @@ def _places(shard: str, tar: tarfile.TarFile) -> Iterator[tuple[str, Place]]:
             )
         if member.isfile():
             yield member.name, (member.offset_data, member.size)
-
-
-def why_not_member(header: bytes, key: str, length: int) -> str:
-    """What is wrong with the place that an index states for a sample's image; empty where nothing is.
-
-    Args:
-        header: the 512 bytes in front of the place, where a tar says what the member is.
-        key: of the sample.
-        length: stated bytes of the image.
-    """
-    try:
-        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-    except (tarfile.TarError, ValueError):
-        return "no member of the tar begins there"
-    if member.size != length:
-        return f"the tar's member there has {member.size} bytes, not {length}"
-    whole = len(member.name) < _LONGEST_NAME and "?" not in member.name  # else its name is in a header of its own
-    if whole and split_key(member.name)[0] != key:
-        return f"the tar has {one_line(member.name)} there"
-    return ""

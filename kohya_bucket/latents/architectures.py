@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from kohya_bucket.buckets.families import family_named
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 
 if TYPE_CHECKING:
@@ -96,7 +97,6 @@ class Architecture:
         checkpoint_key: how a key begins that only a whole checkpoint of this family has; "" where none is known.
         trainers: its trainers, each by the file's name and what `bucket_reso_steps` must be a multiple of there, as the
             newest sd-scripts has it.
-        max_bucket_reso: the longest side of its usual buckets; 0 for families that have no such usage.
     """
 
     name: str
@@ -113,7 +113,6 @@ class Architecture:
     autoencoder: str = "AutoencoderKL"
     checkpoint_key: str = ""
     trainers: tuple[tuple[str, int], ...] = ()
-    max_bucket_reso: int = 0
 
     @property
     def values_per_pixel(self) -> float:
@@ -182,7 +181,7 @@ ARCHITECTURES = {
                                ("train_control_net.py", 64), ("train_controlnet.py", 64),
                                ("train_textual_inversion.py", 64))),
         Architecture("sdxl", "SDXL", "_sdxl.npz", 8, 4, plain_until="0.10.1", scale_factor=0.13025,
-                     checkpoint_key="conditioner.embedders.1.", max_bucket_reso=2048,
+                     checkpoint_key="conditioner.embedders.1.",
                      trainers=(("sdxl_train_network.py", 32), ("sdxl_train.py", 32), ("sdxl_train_control_net.py", 32),
                                ("sdxl_train_control_net_lllite.py", 32), ("sdxl_train_textual_inversion.py", 32))),
         Architecture("sd3", "SD3", "_sd3.npz", 8, 16, scale_factor=1.5305, shift_factor=0.0609,
@@ -271,12 +270,12 @@ class Trainer:
     Attributes:
         title: what messages call it; "" for all trainers, of which nobody said which is meant.
         steps: {file: what `bucket_reso_steps` must be a multiple of}.
-        max_bucket_reso: the family's usual one; 0 for twice the resolution.
+        family: the name of theirs; "" for all.
     """
 
     title: str
     steps: Mapping[str, int]
-    max_bucket_reso: int = 0
+    family: str = ""
 
     @property
     def step(self) -> int:
@@ -289,8 +288,8 @@ class Trainer:
 
     def longest(self, resolution: tuple[int, int], step: int) -> int:
         """The usual `max_bucket_reso` at a resolution: where it is lower, ordinary aspects lose pixels."""
-        sides = 2 * math.isqrt(resolution[0] * resolution[1])
-        longest = max(self.max_bucket_reso, sides, *resolution)
+        usual = family_named(self.family).max_size if self.family else 0
+        longest = max(usual, 2 * math.isqrt(resolution[0] * resolution[1]), *resolution)
         return -(-longest // step) * step
 
     def as_in(self, steps: Mapping[str, int]) -> Trainer:
@@ -314,9 +313,9 @@ def trainer_named(word: str) -> Trainer:
     known: dict[str, Trainer] = {}
     for arch in ARCHITECTURES.values():
         for name in (arch.name, arch.title):
-            known[_plain(name)] = Trainer(f"{arch.title} trainers", dict(arch.trainers), arch.max_bucket_reso)
+            known[_plain(name)] = Trainer(f"{arch.title} trainers", dict(arch.trainers), arch.name)
         for file, step in arch.trainers:
-            known[_plain(file)] = Trainer(file, {file: step}, arch.max_bucket_reso)
+            known[_plain(file)] = Trainer(file, {file: step}, arch.name)
     found = known.get(_plain(word.replace("\\", "/").rpartition("/")[2]))
     if found is None:
         near = difflib.get_close_matches(_plain(word), known, n=1)

@@ -34,6 +34,7 @@ __all__ = [
     "sampled_hash",
     "source_changes",
     "source_identity",
+    "why_different",
     "why_stale",
 ]
 
@@ -171,7 +172,8 @@ _CHANGES = {
     "dtype": Stale.DTYPE,
     "kind": Stale.KIND,
 }
-
+_CHANGES_OF_TEXT = {"source_hash": Stale.CAPTION, "vae": Stale.ENCODERS, "interpolation": Stale.TOKENS}
+_COLUMNS = {kind: name for changes in (_CHANGES, _CHANGES_OF_TEXT) for name, kind in changes.items()}
 
 Columns = Mapping[str, Any]  # by the names of `Fingerprint`'s fields: of one item, or arrays of N, pairs as [N, 2]
 Bools = npt.NDArray[np.bool_]
@@ -180,8 +182,12 @@ Bools = npt.NDArray[np.bool_]
 def differences(stored: Columns, wanted: Columns, *, ignoring: Collection[Stale] = ()) -> dict[Stale, Bools]:
     """What of stored items is not as wanted, besides their source: [N] bool by kind, or one bool for one item.
 
-    A flipped latent or mask that is stored but not wanted is no difference. `ignoring` names what may differ.
+    A flipped latent or mask that is stored but not wanted is no difference. `ignoring` names what may differ. Outputs
+    of text encoders depend on caption, encoders and tokens; "" is what nobody knows, which is no difference.
     """
+    if wanted["kind"] == "text":
+        names = [name for name in _CHANGES_OF_TEXT if wanted.get(name)]
+        return {_CHANGES_OF_TEXT[n]: np.asarray((stored[n] != wanted[n]) & (stored[n] != "")) for n in names}
     found = {kind: _unequal(stored[name], wanted[name]) for name, kind in _CHANGES.items() if kind not in ignoring}
     if Stale.INTERPOLATION in found:
         before, now = (_not_imitated(columns["interpolation"]) for columns in (stored, wanted))
@@ -250,13 +256,18 @@ def why_stale(
     given and a hash stored, the file is read to find out. `ignoring` may name `Stale.SOURCE` for all that is known of
     the image file.
     """
-    reasons = [] if Stale.SOURCE in ignoring else _why_source_changed(stored, wanted, source)
-    names = {kind: name for name, kind in _CHANGES.items()}
-    for kind, differs in differences(vars(stored), vars(wanted), ignoring=ignoring).items():
-        if differs:
-            name = names.get(kind)
-            pair = () if name is None else (_text(getattr(stored, name)), _text(getattr(wanted, name)))
-            reasons.append(Reason(kind, *(text.removesuffix(IMITATED) for text in pair)))
+    unseen = Stale.SOURCE in ignoring or wanted.kind == "text"
+    reasons = [] if unseen else _why_source_changed(stored, wanted, source)
+    return reasons + why_different(vars(stored), vars(wanted), ignoring=ignoring)
+
+
+def why_different(stored: Columns, wanted: Columns, *, ignoring: Collection[Stale] = ()) -> list[Reason]:
+    """`differences` of one item as reasons."""
+    reasons = []
+    for kind in (kind for kind, differs in differences(stored, wanted, ignoring=ignoring).items() if differs):
+        name = _COLUMNS[kind] if "{" in kind.value else None
+        pair = () if name is None else (_text(stored[name]), _text(wanted[name]))
+        reasons.append(Reason(kind, *(text.removesuffix(IMITATED) for text in pair)))
     return reasons
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +16,13 @@ from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.resize import choose_interpolation, resampler
+from kohya_bucket.latents.captions import CaptionItems
 from kohya_bucket.latents.fingerprint import Fingerprint, Stale, differences, source_changes
 from kohya_bucket.latents.store.entries import SIDES, Columns, StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import absolute, relative_source
 
-__all__ = ["Comparison", "EncodeOptions", "LatentItems", "compare"]
+__all__ = ["Comparison", "EncodeOptions", "LatentItems", "Wanted", "compare"]
 
 
 @dataclass(frozen=True)
@@ -171,14 +172,42 @@ class LatentItems:
             columns |= {f"{name}_width": sizes[:, 0], f"{name}_height": sizes[:, 1]}
         return columns | {f"ltrb_{side}": self.crop_ltrb[at, k] for k, side in enumerate(SIDES)}
 
+    @property
+    def collection(self) -> str:
+        """The part of the store that holds them."""
+        return self.encoding.collection
+
     def columns(self, items: npt.NDArray[np.int64]) -> dict[str, Any]:
         """What these items depend on, as `fingerprint.differences` compares it."""
         encoding = self.encoding
         sizes = {"bucket_size": self.bucket_sizes, "resized_size": self.resized_sizes, "crop": self.crops}
-        numbers = {"source_bytes": self.source_bytes, "source_mtime_ns": self.source_mtime_ns}
         more = {"interpolation": self.interpolations}
         same = {name: getattr(encoding, name) for name in ("vae", "dtype", "kind", "flip", "mask")}
-        return same | {name: column[items] for name, column in (sizes | numbers | more).items()}
+        return same | {name: column[items] for name, column in (sizes | more).items()}
+
+    def source_changes(self, stored: Mapping[str, Any], items: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """[M] how the images are not what was encoded, see `fingerprint.source_changes`."""
+
+        def hash_of(k: int) -> str:
+            known = self.source_hashes
+            return self.images.hash(int(items[k])) if known is None else known[items[k]]
+
+        now = {"source_bytes": self.source_bytes[items], "source_mtime_ns": self.source_mtime_ns[items]}
+        always = self.source_hashes is not None
+        return source_changes(stored, now, hash_of, inside=self.images.inside[items], always=always)
+
+    def with_newer_texts(self, store: LatentStore) -> Any:
+        """The store's rows with the captions and hashes that need no encoding; None if it has them."""
+        at = store.find(self.sources, self.collection)
+        here = np.flatnonzero(at >= 0)
+        rows = at[here]
+        found = {"caption": _other_texts(store, "caption", rows, [self.captions[i] for i in here])}
+        if self.source_hashes is not None:
+            same = store.column("source_bytes")[rows] == self.source_bytes[here]
+            same &= store.column("source_mtime_ns")[rows] == self.source_mtime_ns[here]
+            hashes = [self.source_hashes[i] for i in here[same]]
+            found["source_hash"] = _other_texts(store, "source_hash", rows[same], hashes)
+        return store.with_texts(**found) if any(found.values()) else None
 
     def entry(self, i: int) -> StoreEntry:
         """Item `i`, described for the store."""
@@ -220,25 +249,29 @@ class Comparison:
         return {kind.brief: n for kind, n in found.items() if n}
 
 
-def compare(store: LatentStore, wanted: LatentItems, *, ignoring: Collection[Stale] = ()) -> Comparison:
+Wanted = LatentItems | CaptionItems
+
+
+def compare(store: LatentStore, wanted: Wanted, *, ignoring: Collection[Stale] = ()) -> Comparison:
     """Which of the wanted items are in `store` as they should be.
 
     An image whose modification time changed but whose stored content hash still matches counts as current; only
     such images are read. `ignoring` names what may differ.
     """
-    at = store.find(wanted.sources, wanted.encoding.collection)
+    at = store.find(wanted.sources, wanted.collection)
     here = np.flatnonzero(at >= 0)
-    stored, asked = store.columns(at[here]), wanted.columns(here)
-
-    def hash_of(k: int) -> str:
-        known = wanted.source_hashes
-        return wanted.images.hash(int(here[k])) if known is None else known[here[k]]
-
-    changes = source_changes(
-        stored, asked, hash_of, inside=wanted.images.inside[here], always=wanted.source_hashes is not None
-    )
-    found = {Stale.SOURCE: changes > 0} | differences(stored, asked, ignoring=ignoring)
+    stored = store.columns(at[here])
+    found = {Stale.SOURCE: wanted.source_changes(stored, here) > 0}
+    found |= differences(stored, wanted.columns(here), ignoring=ignoring)
     differs = {kind: np.zeros(len(wanted), dtype=np.bool_) for kind in found}
     for kind, there in found.items():
         differs[kind][here] = there
     return Comparison(at, differs)
+
+
+def _other_texts(
+    store: LatentStore, name: str, rows: npt.NDArray[np.int64], texts: Sequence[str | None]
+) -> dict[int, str | None]:
+    """By row the texts that are not those of the store."""
+    stored = store.table[name].take(rows).to_pylist() if len(rows) else []
+    return {int(row): new for row, new, old in zip(rows, texts, stored, strict=True) if new != old}

@@ -73,9 +73,6 @@ def copy_items(store: LatentStore, items: Iterable[int], writer: StoreWriter) ->
 
 def _expected(store: LatentStore, items: Iterable[int]) -> Iterator[int]:
     """`items`; where they lie in object storage, some are asked for together."""
-    if not store.is_remote:
-        yield from items
-        return
     left = iter(items)
     while part := list(itertools.islice(left, 64)):
         store.expect(part)
@@ -191,7 +188,11 @@ def _packed_copy(
         raise LatentStoreError(
             f"{store.layout.root} has {counted(damaged, 'damaged shard')}, which a copy would not have: first {REMEDY}"
         )
-    options: dict[str, Any] = {"images_root": store.images_root(), "shard_bytes": shard_bytes, "flush_seconds": None}
+    options: dict[str, Any] = {
+        "images_root": store.layout.images_root(),
+        "shard_bytes": shard_bytes,
+        "flush_seconds": None,
+    }
     with StoreWriter(target, **options) as out:
         _copy(store, range(len(store)), order, out)
     write_manifest(LatentStore(target))

@@ -15,7 +15,7 @@ from kohya_bucket.buckets.clips import FrameGrid
 from kohya_bucket.checks import nearest
 from kohya_bucket.errors import ConfigError
 
-__all__ = ["ARCHITECTURES", "Architecture", "architecture_named"]
+__all__ = ["ANY", "ARCHITECTURES", "Architecture", "architecture_named"]
 
 _GRID = FrameGrid()
 
@@ -64,6 +64,9 @@ class Architecture:
     per_clip: bool = False
 
 
+ANY = Architecture("", "", "any model but HiDream-O1 and MiniMax-H3", ())
+"""What all but two have in common, for when nobody says which it is."""
+
 _H3_GRID = FrameGrid(17, 5, (5, 2))
 
 
@@ -101,12 +104,16 @@ ARCHITECTURES = dict(
 )  # fmt: skip
 
 
-def architecture_named(word: str) -> Architecture:
+def architecture_named(word: str | None) -> Architecture:
     """The family that a name (`wan`, `hunyuan_video`) or a trainer's file (`wan_train_network.py`) stands for.
+
+    None stands for `ANY`.
 
     Raises:
         ConfigError: there is none, with the nearest that is.
     """
+    if word is None:
+        return ANY
     known: dict[str, Architecture] = {}
     for family in ARCHITECTURES.values():
         known |= {_plain(name): family for name in (family.name, family.full_name, family.title)}

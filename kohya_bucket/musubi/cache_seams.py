@@ -6,9 +6,10 @@ import copy
 import inspect
 import zlib
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,16 +19,18 @@ from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.resize import resampler, resize_and_crop
 from kohya_bucket.musubi.architectures import ARCHITECTURES
-from kohya_bucket.musubi.caching.judge import Caches, fingerprint_of_image, holds_clips
-from kohya_bucket.musubi.caching.made_by import made_by
-from kohya_bucket.musubi.caching.session import pick_items, save_latents, save_text, session_of
-from kohya_bucket.musubi.caching.sources import item_stem, table_of, without_clip
-from kohya_bucket.musubi.from_config import items_of_config, only_these, pick_out
+from kohya_bucket.musubi.cache_files import MadeBy, made_by
+from kohya_bucket.musubi.caches import Caches, fingerprint_of, holds_clips
+from kohya_bucket.musubi.caching import Session, save_item
+from kohya_bucket.musubi.items import item_stem, table_of, without_clip
 from kohya_bucket.musubi.objects import CachedDataset, Selector
+from kohya_bucket.musubi.trained_items import TrainingItems, items_of_config
 
 __all__ = ["CACHING", "clip_selector"]
 
 _given: list[Namespace] = []  # what the program's arguments are, once the config is read
+_sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()  # by data set
+_trained: list[TrainingItems] = []  # of the data set that makes its buckets at the moment
 
 
 def _generate(place: Place, self: Any, user_config: Any, argparse_namespace: Namespace, **runtime: Any) -> Any:
@@ -39,6 +42,27 @@ def _generate(place: Place, self: Any, user_config: Any, argparse_namespace: Nam
 
 def _knows(dataset: Any) -> bool:
     return getattr(dataset, "architecture", None) in ARCHITECTURES and hasattr(dataset, "datasource")
+
+
+def _caches(dataset: Any, door: Door, made: MadeBy | None = None) -> Caches:
+    package = Path(str(door.owners.home.__file__)).parent.parent
+    if holds_clips(dataset):  # how they get their buckets depends on the version, so its own code is asked
+        selector = clip_selector(type(dataset).retrieve_latent_cache_batches, copy.copy(dataset))
+        if selector is None:
+            raise ConfigError("musubi-tuner names no buckets for clips")
+    else:
+        keys = dataset.resolution, dataset.enable_bucket, dataset.bucket_no_upscale, dataset.architecture
+        selector = door.owners.named("BucketSelector")(*keys)
+    return Caches(dataset, selector, made or {}, package)
+
+
+def clip_selector(retrieve: Any, dataset: Any) -> Selector | None:
+    """What the code that caches clips chooses sizes with; the data set loses its source."""
+    dataset.datasource = _NoClips()
+    for _ in inspect.unwrap(retrieve)(dataset, 1):
+        pass
+    found: Selector | None = dataset.datasource.selector
+    return found
 
 
 class _NoClips:
@@ -55,53 +79,21 @@ class _NoClips:
         return iter(())
 
 
-def _selector(dataset: Any, door: Door) -> Selector:
-    """What gives the data set's buckets. How clips get theirs depends on the version, so its own code is asked."""
-    if not holds_clips(dataset):
-        make = door.owners.named("BucketSelector")
-        made: Selector = make(
-            dataset.resolution, dataset.enable_bucket, dataset.bucket_no_upscale, dataset.architecture
-        )
-        return made
-    selector = clip_selector(type(dataset).retrieve_latent_cache_batches, copy.copy(dataset))
-    if selector is None:
-        raise ConfigError("musubi-tuner names no buckets for clips")
-    return selector
-
-
-def clip_selector(retrieve: Any, dataset: Any) -> Selector | None:
-    """What the code that caches clips chooses sizes with; the data set loses its source."""
-    dataset.datasource = _NoClips()
-    for _ in inspect.unwrap(retrieve)(dataset, 1):
-        pass
-    found: Selector | None = dataset.datasource.selector
-    return found
-
-
-def _caches(dataset: CachedDataset, door: Door) -> Caches:
+def _begin_session(dataset: Any, door: Door, *, text: bool) -> Session:
     with exit_with_message():
-        return Caches(dataset, _selector(dataset, door), made_by(_given[0] if _given else None), _package(door))
-
-
-def _package(door: Door) -> Path:
-    return Path(str(door.owners.home.__file__)).parent.parent
-
-
-def _shown(self: Any) -> bool:
-    """Whether items are only looked at."""
-    return bool(_given) and getattr(_given[0], "debug_mode", None) is not None
+        caches = _caches(dataset, door, made_by(_given[0] if _given else None))
+    _sessions[dataset] = Session(caches, text=text)
+    return _sessions[dataset]
 
 
 def _retrieve_latents(place: Place, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
-    if not _knows(self) or _shown(self):
+    if not _knows(self) or (_given and getattr(_given[0], "debug_mode", None) is not None):  # then it is looked at only
         yield from place.original(self, num_workers, **more)
         return
-    session = session_of(self)
+    session = _sessions.get(self)
     if session is None or not session.text:
-        session = session_of(self, lambda: _caches(self, place.door))
-    if session is None:
-        return
-    with pick_items(self, session):
+        session = _begin_session(self, place.door, text=False)
+    with session.picking(self):
         for key, batch in place.original(self, num_workers, **more):
             taken = [item for item in batch if session.take(item)]
             if taken:
@@ -109,11 +101,11 @@ def _retrieve_latents(place: Place, self: Any, num_workers: int, **more: Any) ->
 
 
 def _retrieve_text(place: Place, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
-    session = session_of(self) if _knows(self) else None
+    session = _sessions.get(self) if _knows(self) else None
     if session is None:
         yield from place.original(self, num_workers, **more)
         return
-    with pick_items(self, session):
+    with session.picking(self):
         for batch in place.original(self, num_workers, **more):
             taken = [item for item in batch if session.take(item)]
             if taken:
@@ -121,46 +113,37 @@ def _retrieve_text(place: Place, self: Any, num_workers: int, **more: Any) -> It
 
 
 def _all_latents(place: Place, self: Any, *args: Any, **kwargs: Any) -> list[str]:
-    session = session_of(self)
+    session = _sessions.get(self)
     found: list[str] = place.original(self, *args, **kwargs)
     return found if session is None or session.text else session.removable(found)
 
 
 def _all_text(place: Place, self: Any, *args: Any, **kwargs: Any) -> list[str]:
     found: list[str] = place.original(self, *args, **kwargs)
-    if not _knows(self):
-        return found
-    session = session_of(self, lambda: _caches(self, place.door), text=True)
-    return found if session is None else session.removable(found)
+    return _begin_session(self, place.door, text=True).removable(found) if _knows(self) else found
 
 
 def _path(place: Place, self: Any, item_info: Any, **more: Any) -> str:
-    if not _knows(self):
-        return str(place.original(self, item_info, **more))
-    session = session_of(self)
-    table = table_of(self)
     clips = holds_clips(self)
-    source = table.of_item(item_info, clips=clips)
-    clips = clips and item_info.frame_count is not None
+    source = table_of(self).of_item(item_info, clips=clips) if _knows(self) else None
     if source is None:
         return str(place.original(self, item_info, **more))
-    if session is not None and clips:
-        session.note_clip(source, item_info.item_key)
-    key, _ = without_clip(item_info.item_key) if clips else (item_info.item_key, None)
-    own = item_stem(item_info.item_key)
+    key = item_info.item_key
+    if clips and item_info.frame_count is not None:
+        if self in _sessions:
+            _sessions[self].note_clip(source, key)
+        key, _ = without_clip(key)
     renamed = copy.copy(item_info)
-    renamed.item_key = source.stem + own[len(item_stem(key)) :] + Path(key).suffix
+    renamed.item_key = source.stem + item_stem(item_info.item_key)[len(item_stem(key)) :] + Path(key).suffix
     return str(place.original(self, renamed, **more))
 
 
-def _save_latents(place: Place, item_info: Any, *args: Any, **kwargs: Any) -> None:
-    with exit_with_message():
-        save_latents(item_info, lambda: place.original(item_info, *args, **kwargs))
+def _saving(*, text: bool) -> Callable[..., None]:
+    def save(place: Place, item_info: Any, *args: Any, **kwargs: Any) -> None:
+        with exit_with_message():
+            save_item(item_info, lambda: place.original(item_info, *args, **kwargs), text=text)
 
-
-def _save_text(place: Place, item_info: Any, *args: Any, **kwargs: Any) -> None:
-    with exit_with_message():
-        save_text(item_info, lambda: place.original(item_info, *args, **kwargs))
+    return save
 
 
 def _prepare(place: Place, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -168,14 +151,17 @@ def _prepare(place: Place, self: Any, *args: Any, **kwargs: Any) -> None:
         place.original(self, *args, **kwargs)
         return
     with exit_with_message():
-        caches = Caches(self, _selector(self, place.door), package=_package(place.door))
-        items = items_of_config(caches, getattr(_given[0], "dataset_config", "") if _given else "")
-    with only_these(items):
+        config = getattr(_given[0], "dataset_config", "") if _given else ""
+        _trained[:] = [items_of_config(_caches(self, place.door), config)]
+    try:
         place.original(self, *args, **kwargs)
+    finally:
+        _trained.clear()
 
 
 def _make_manager(place: Place, self: Any, bucketed_item_info: dict[Any, list[Any]], *args: Any, **kwargs: Any) -> None:
-    pick_out(bucketed_item_info)
+    for items in _trained:
+        items.pick_out_of(bucketed_item_info)
     place.original(self, bucketed_item_info, *args, **kwargs)
 
 
@@ -185,7 +171,7 @@ def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
         raise ImportError("cv2")
     picture = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     for bucket in ((24, 20), (90, 48), (60, 40), (48, 40), (60, 32)):
-        made = fingerprint_of_image((0, 0, ""), (60, 40), bucket, "", "")
+        made = fingerprint_of((0, 0, ""), (60, 40), bucket, "", "")
         name = made.interpolation.partition("/")[0].replace("none", "auto")
         expected = resize_and_crop(picture, made.resized_size, bucket, name, made.crop)
         sums = [zlib.crc32(np.ascontiguousarray(one).tobytes()) for one in (theirs(picture, bucket), expected)]
@@ -210,8 +196,8 @@ def _caching(owners: Owners) -> tuple[Seam, ...]:
         Seam(f"{base}.get_all_text_encoder_output_cache_files", (), _all_text),
         Seam(f"{base}.{paths}", (Uses("item_key", "original_size"),), _path),
         Seam(f"{base}.get_text_encoder_output_cache_path", (Uses("item_key"),), _path),
-        Seam("save_latent_cache_common", (Uses("latent_cache_path"),), _save_latents),
-        Seam("save_text_encoder_output_cache_common", (Uses("text_encoder_output_cache_path"),), _save_text),
+        Seam("save_latent_cache_common", (Uses("latent_cache_path"),), _saving(text=False)),
+        Seam("save_text_encoder_output_cache_common", (Uses("text_encoder_output_cache_path"),), _saving(text=True)),
         *(Seam(f"{kind}.prepare_for_training", (Uses("BucketBatchManager"),), _prepare) for kind in _KINDS),
         Seam("BucketBatchManager.__init__", (), _make_manager),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -13,13 +13,17 @@ from kohya_bucket.adapter.door import TrainerDoor
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.adapter.seams import Subject
-from kohya_bucket.musubi.options import check_options
+from kohya_bucket.musubi.config import check_options
 
 __all__ = ["install", "is_active", "left_alone", "uninstall", "why_inactive"]
 
 _PACKAGE = "musubi_tuner"
 _HOME = f"{_PACKAGE}.dataset.image_video_dataset"
 _CLASSES = {"BaseDataset", "DatasetGroup"}
+_COUNTS_ANEW = (
+    "the trainer itself counts steps and epochs from 0 again: the rest of epoch {epoch} is its first epoch, and "
+    "--max_train_epochs and --max_train_steps are those of this run alone"
+)
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -28,10 +32,6 @@ class MusubiDoor(TrainerDoor):
     """What is musubi-tuner's own about its door."""
 
     trainer, package = "musubi-tuner", _PACKAGE
-    advice = (
-        "Update kohya-bucket; or train without it: leave out `-m kohya_bucket.launch`, or `kohya-bucket patch remove` "
-        "the checkout"
-    )
 
     def home(self) -> ModuleType | None:
         module = sys.modules.get(_HOME)
@@ -44,10 +44,10 @@ class MusubiDoor(TrainerDoor):
         return {"Accelerator": Accelerator}
 
     def subjects(self) -> Sequence[Subject]:
-        from kohya_bucket.musubi.resuming import MusubiResume
+        from kohya_bucket.adapter.resume import ResumeHooks
         from kohya_bucket.musubi.seams import SUBJECTS
 
-        self.resume = MusubiResume()
+        self.resume = ResumeHooks(_COUNTS_ANEW)
         return SUBJECTS
 
     def check_options(self, options: AdapterOptions) -> None:
@@ -60,7 +60,7 @@ class MusubiDoor(TrainerDoor):
         from kohya_bucket.adapter.group import GroupPlanner
         from kohya_bucket.adapter.sampler import PlanSampler, call_arguments, draws_by_itself, with_plan
         from kohya_bucket.musubi.batches import HELD, CachedItems, Held, TimestepPool
-        from kohya_bucket.musubi.hv_train import handing_over
+        from kohya_bucket.musubi.seams import handing_over
 
         arguments = call_arguments(signature, args, kwargs)
         group, collator = arguments.get("dataset"), arguments.get("collate_fn")
@@ -87,19 +87,10 @@ class MusubiDoor(TrainerDoor):
             )
         return {**with_plan(arguments, sampler, self.in_worker), "collate_fn": handing_over(collator)}
 
-    @property
-    def in_worker(self) -> Callable[[], None]:
-        return install_in_worker
-
 
 def install(*, quiet: bool = False, at_once: bool = False) -> None:
     """Put this package's plans behind musubi-tuner's data set classes; see `kohya_bucket.sdscripts.install`."""
     _door.open(quiet=quiet, at_once=at_once)
-
-
-def install_in_worker() -> None:
-    """Put the adapter into a loader's worker process: a spawned one has imported musubi-tuner afresh."""
-    install(quiet=True)
 
 
 _door = MusubiDoor()

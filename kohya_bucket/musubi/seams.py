@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.config_source import load_source
 from kohya_bucket.adapter.door import exit_with_message
-from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject, calling_frame
-from kohya_bucket.adapter.shapes import Behaves, Inherits, Offers, Takes, Uses
+from kohya_bucket.adapter.patching import Replacement
+from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.seams import Door, Owners, Place, Seam, Subject, calling_frame
+from kohya_bucket.adapter.shapes import Behaves, Inherits, Offers, Takes, Uses, parameters_of
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.architectures import ARCHITECTURES
 from kohya_bucket.musubi.batches import planned_item
 from kohya_bucket.musubi.cache_seams import CACHING, clip_selector
-from kohya_bucket.musubi.config import ClipKeys, DatasetKeys
-from kohya_bucket.musubi.hv_train import mend
+from kohya_bucket.musubi.keys import CLIPS, DEPRECATED, IMAGES, ClipKeys, DatasetKeys
 from kohya_bucket.musubi.objects import Accelerator, BatchManager, Dataset, Group, Item
-from kohya_bucket.musubi.rules import picture_rule
 
-__all__ = ["SUBJECTS"]
+__all__ = ["SUBJECTS", "handing_over"]
+
+logger = logging.getLogger("kohya_bucket")
 
 
 def _group_item(place: Place, self: Group, index: Any, /) -> Any:
@@ -59,24 +63,59 @@ def _backward(place: Place, self: Any, loss: Any, **kwargs: Any) -> Any:
 
 def _make_group(place: Place, dataset_group_blueprint: Any, training: bool = False, **more: Any) -> Any:
     if training and "shared_epoch" not in more:
-        mend(calling_frame(), place.door)
+        _mend(calling_frame(), place.door)
     return place.original(dataset_group_blueprint, training, **more)
 
 
+# What hv_train.py lacks to train at all. It was not changed along with the data sets: it tells them of no epoch, calls
+# its collator with a step that its own definition does not take, takes a batch for four tensors, and saves with options
+# that its parser does not have.
+
+_COLLATOR = "collator_class"
+_PARTS = ("latents", "llm", "llm_mask", "clipL")
+_SAVES_WITH = ("metadata_reso", "metadata_arch")
+
+
+def _mend(program: FrameType, door: Door) -> None:
+    """Mend a program that asks for its data sets without telling them of an epoch; others are left as they are."""
+    module = sys.modules.get(program.f_globals["__name__"])
+    own = getattr(module, _COLLATOR, None)
+    if module is None or getattr(own, "__module__", "") != module.__name__:
+        return
+    if parameters_of(own) != ["epoch", "dataset"]:
+        return
+    door.patches.apply([Replacement(module, _COLLATOR, _WithStep)], lambda _: False)
+    arguments = program.f_locals.get("args")
+    for name in _SAVES_WITH:
+        if arguments is not None and not hasattr(arguments, name):
+            setattr(arguments, name, None)
+
+
+class _WithStep:
+    """In place of a collator that a program defines without the step, and may call with it."""
+
+    def __init__(self, epoch: Any, *step_and_dataset: Any) -> None:
+        self.current_epoch = epoch
+        self.takes_parts = len(step_and_dataset) > 1
+        if self.takes_parts and is_first_process():
+            logger.info("hv_train.py is mended: its collator, its batches, and the options that it saves with")
+
+
+def handing_over(collator: Any) -> Any:
+    """What replaces a trainer's collator, which insists on an epoch that its data sets count themselves."""
+    return _parts_of_first if getattr(collator, "takes_parts", False) else _first
+
+
+def _first(examples: list[Any]) -> Any:
+    return examples[0]
+
+
+def _parts_of_first(examples: list[Any]) -> tuple[Any, ...]:
+    return tuple(examples[0][name] for name in _PARTS)
+
+
 _GROUP_KEYS = ("dataset_group_blueprint", "training", "num_timestep_buckets", "shared_epoch", "audio_spec")
-_DATASET_KEYS = (
-    "resolution", "caption_extension", "batch_size", "num_repeats", "enable_bucket", "bucket_no_upscale",
-    "cache_directory", "control_directory", "fp_latent_window_size", "debug_dataset", "architecture",
-)  # fmt: skip
-_IMAGE_KEYS = (
-    "image_directory", "image_jsonl_file", "multiple_target", "fp_1f_clean_indices", "fp_1f_target_index",
-    "fp_1f_no_post", "no_resize_control", "control_resolution", "flux_kontext_no_resize_control",
-    "qwen_image_edit_no_resize_control", "qwen_image_edit_control_resolution",
-)  # fmt: skip
-_CLIP_KEYS = (
-    "video_directory", "video_jsonl_file", "target_frames", "frame_extraction", "frame_stride", "frame_sample",
-    "max_frames", "source_fps", "audio_spec",
-)  # fmt: skip
+_OF_RUN = ("debug_dataset", "architecture")
 
 
 def _order(owners: Owners) -> tuple[Seam, ...]:
@@ -93,8 +132,8 @@ def _order(owners: Owners) -> tuple[Seam, ...]:
         Seam("load_user_config", (), _load),
         Seam("ConfigSanitizer.sanitize_user_config", (), _sanitize),
         Seam("generate_dataset_group_by_blueprint", (), _make_group, only=_GROUP_KEYS),
-        Seam("ImageDataset.__init__", only=(*_DATASET_KEYS, *_IMAGE_KEYS), defaults="ImageDatasetParams"),
-        Seam("VideoDataset.__init__", only=(*_DATASET_KEYS, *_CLIP_KEYS), defaults="VideoDatasetParams"),
+        Seam("ImageDataset.__init__", only=(*IMAGES, *DEPRECATED, *_OF_RUN), defaults="ImageDatasetParams"),
+        Seam("VideoDataset.__init__", only=(*CLIPS, "audio_spec", *_OF_RUN), defaults="VideoDatasetParams"),
     )
 
 
@@ -134,7 +173,7 @@ class _Clips(SimpleNamespace):
 
 
 def _buckets(selector: Any, keys: DatasetKeys, family: str, sizes: Any) -> Iterator[tuple[str, Any, Any]]:
-    placement = picture_rule(keys, ARCHITECTURES[family]).place(sizes)
+    placement = keys.picture_rule(ARCHITECTURES[family]).place(sizes)
     how = f"enable_bucket = {keys.enable_bucket}, bucket_no_upscale = {keys.bucket_no_upscale}"
     for size, expected in zip(sizes, placement.bucket_sizes.tolist(), strict=True):
         answer = tuple(selector.get_bucket_resolution(size))

@@ -56,8 +56,9 @@ def equal_cost(
 
     Every step of a bucket that has a batch for each rank stays as it is. All others are cut into batches of one rank,
     which are sorted by cost; each step takes the next W of them. Of batches that are given, no other way has a lower
-    sum of the steps' largest costs. Where their number does not divide by W, the largest are split in two; only where
-    there are not enough images for that, the last step's ranks train one of its images again: fewer than W in an epoch.
+    sum of the steps' largest costs. Where their number does not divide by W, the largest are split in two; where they
+    have too few images for that, a step of one bucket is cut up too. Only where that is not enough, the last step's
+    ranks train one of its images again: fewer than W in an epoch.
 
     Args:
         cut: global batches, in order of their starts.
@@ -70,6 +71,10 @@ def equal_cost(
     k, per_rank = len(global_batch), global_batch // world_size
     batches = -(-cut.length // per_rank[cut.bucket])
     few = batches < world_size
+    held = int(cut.length[few].sum())
+    if (missing := -(-int(batches[few].sum()) // world_size) * world_size - held) > 0 and not few.all():
+        longest = int(np.argmax(np.where(few, 0, cut.length)))
+        few[longest] = cut.length[longest] - world_size >= missing
     pool = _rank_batches(cut, few, batches, per_rank)
     mixed_steps = -(-len(pool.length) // world_size)
     kept = split_batches(_only(cut, ~few, k), steps - mixed_steps)

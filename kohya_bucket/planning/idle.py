@@ -95,7 +95,7 @@ def _item_costs(plan: EpochPlan, bucket_sizes: npt.ArrayLike | None) -> Costs:
 
 
 def idle_share_of(plan: EpochPlan, bucket_sizes: npt.ArrayLike | None = None) -> float:
-    """Predicted idle share of a plan: all ranks train one shape, so only short batches leave ranks waiting."""
+    """Predicted idle share of a plan."""
     return idle_share(rank_costs(plan, bucket_sizes))
 
 

@@ -117,9 +117,10 @@ class PlanOptions:
             [K] by its own bucket; pixels lost by scaling down then count towards `max_crop` too.
         equal_epochs: every epoch has as many steps as the longest. With "rotate" and "weighted", epochs have the same
             number of images, but their buckets leave other remainders; shorter epochs split batches in two.
-        same_shape: True: all ranks train one bucket in a step. "cost": where a bucket has too few batches for all
-            ranks, batches of nearly equal cost meet in a step: of `bucket_tokens` by `token_cost`, else of the pixels
-            of `bucket_sizes`. A remainder is then what does not fill a batch of one rank.
+        same_shape: "cost": where a bucket has too few batches for all ranks, batches of nearly equal cost meet in a
+            step: of `bucket_tokens` by `token_cost`, else of the pixels of `bucket_sizes`, else all images cost the
+            same. A remainder is what does not fill a batch of one rank. True: all ranks train one bucket in a step,
+            and a remainder is what does not fill all of them. By default "cost", with order="local" True.
 
     Raises:
         PlanError: a value outside of its range, or an option without what it needs.
@@ -149,13 +150,15 @@ class PlanOptions:
     bucket_groups: npt.ArrayLike | None = None
     no_upscale: npt.ArrayLike = False
     equal_epochs: bool = _option(False, partial(as_flag, error=PlanError))
-    same_shape: bool | str = _option(True, _same_shape)
+    same_shape: bool | str | None = _option(None, _same_shape)
 
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
             if "check" in one.metadata and not (value is None and one.default is None):
                 object.__setattr__(self, one.name, one.metadata["check"](one.name, value))
+        if self.same_shape is None:
+            object.__setattr__(self, "same_shape", True if self.arrangement.uses_shards else COST)
         if self.small_buckets is not None and not self.policy.leaves_out:
             raise PlanError(
                 f"small_buckets is {self.small_buckets!r}, but remainder={self.remainder!r} trains the images of all "
@@ -173,8 +176,6 @@ class PlanOptions:
             raise PlanError(
                 f"resolution_weights is set, but resolutions is {self.resolutions!r}: weights belong to 'weighted'"
             )
-        if self.by_cost and self.item_costs is None:
-            raise PlanError("same_shape is 'cost' without bucket_tokens or bucket_sizes: the cost depends on them")
         if self.regularization is None and self.regularization_uses is not None:
             raise PlanError("regularization_uses is set without regularization: say which images they are")
         if self.by_cost and self.arrangement.uses_shards:

@@ -41,8 +41,9 @@ def plan_epoch(
     """Plan one epoch for all ranks.
 
     Equal arguments give equal plans, on every rank, machine, Python and numpy. Global batches of one bucket are
-    planned first and sliced by rank afterwards: with `batch_size * world_size` kept, the images of each step are
-    the same for any number of ranks.
+    planned first and sliced by rank afterwards; those that do not give every rank a batch then meet others of equal
+    cost. With same_shape=True they do not, and as long as `batch_size * world_size` is kept, the images of each step
+    are the same for any number of ranks.
 
     Args:
         bucket_ids: [N] bucket number of each image, -1 without one; or [N, R] with one column per resolution.
@@ -50,10 +51,10 @@ def plan_epoch(
         world_size: number of ranks.
         seed: any integer.
         epoch: 0 or more.
-        done: what of the epoch has been trained already, as (global batch, steps) in order. The plan then holds
-            the rest: with the same global batch the very steps that would have followed, on any number of ranks;
-            with another one the images that are left, planned anew. A global batch is a number or [K]. With
-            same_shape="cost", (global batch, steps, ranks), and another number of ranks is planned anew too.
+        done: what of the epoch has been trained already, as (global batch, steps, ranks) in order. The plan then holds
+            the rest: the very steps that would have followed, or, with another global batch or number of ranks, the
+            images that are left, planned anew. A global batch is a number or [K]. With same_shape=True it is (global
+            batch, steps), and the same steps follow on any number of ranks with the same global batch.
         options: see `PlanOptions`.
 
     Raises:
@@ -78,7 +79,7 @@ class EpochPlanner:
             an equal seed and epoch.
         demand_model: what epochs are asked to train.
         global_batch: [K] images that fill a step of each bucket, on all ranks together.
-        full_batch: [K] images that leave no remainder: the same; with same_shape="cost", what fills a rank's batch.
+        full_batch: [K] images that leave no remainder: what fills a rank's batch; with same_shape=True, a global one.
         period: with `equal_epochs`, the epochs after which what is trained of every bucket comes round.
     """
 
@@ -223,8 +224,9 @@ class EpochPlanner:
         layout = cut = cut_batches(counts, global_batch)
         longest = self._steps_of_longest(global_batch, ranks, seed) if part == 0 else 0
         rng, met = stream(Purpose.STEPS, seed, epoch, part), None
-        if options.by_cost and options.item_costs is not None:
-            met = equal_cost(cut, global_batch, ranks, options.item_costs, rng if order.shuffles else None, longest)
+        if options.by_cost:
+            costs = np.ones(self.n_buckets) if options.item_costs is None else options.item_costs
+            met = equal_cost(cut, global_batch, ranks, costs, rng if order.shuffles else None, longest)
             layout = met.layout
         else:
             layout = cut = split_batches(cut, longest)

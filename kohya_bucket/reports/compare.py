@@ -15,7 +15,7 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.clips import ClipScan
 from kohya_bucket.reports.summary import Summary, summarize
 
-__all__ = ["Compared", "ComparedClips", "PlacedClips", "compare_clips", "compare_rules"]
+__all__ = ["Compared", "ComparedClips", "compare_clips", "compare_rules"]
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,6 @@ def compare_rules(rules: Sequence[tuple[str, BucketRule]], sizes: IntArray, batc
 
 
 @dataclass(frozen=True)
-class PlacedClips:
-    """What one rule does with the clips; `spread`: items take their frames from the whole clip, and lose no time."""
-
-    name: str
-    placement: ClipPlacement
-    spread: bool = False
-
-
-@dataclass(frozen=True)
 class ComparedClips:
     """One rule over the readable clips.
 
@@ -89,14 +80,14 @@ class ComparedClips:
         return {"rule": out.pop("name"), **out}
 
 
-def compare_clips(rules: Sequence[PlacedClips], scan: ClipScan) -> list[ComparedClips]:
-    """Each rule's placement of the clips of a scan; unreadable clips are left out of all counts."""
+def compare_clips(rules: Sequence[tuple[str, ClipPlacement]], scan: ClipScan) -> list[ComparedClips]:
+    """Each rule's name and placement of the clips of a scan; unreadable clips are left out of all counts."""
     readable = scan.frames > 0
     seconds = np.nan_to_num(scan.seconds)
     out = []
-    for name, placed, spread in ((rule.name, rule.placement, rule.spread) for rule in rules):
+    for name, placed in rules:
         left = readable & ~placed.placed
-        share = placed.placed.astype(float) if spread else placed.kept / np.maximum(placed.frames, 1)
+        share = placed.kept / np.maximum(placed.frames, 1)
         crop = placed.picture.crop_loss[placed.placed]
         counts = np.bincount(placed.reasons[left], minlength=len(Reason)).tolist()
         kept = int(placed.kept.sum())

@@ -12,6 +12,7 @@ import numpy as np
 
 from kohya_bucket._version import __version__
 from kohya_bucket.buckets import Reason, list_presets, load_preset
+from kohya_bucket.buckets.families import FAMILIES
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
@@ -84,6 +85,7 @@ def render_explorer(
         "endings": sorted(IMAGE_EXTENSIONS),
         "trained": None if trained is None else sorted(trained),
         "reasons": {int(r): r.text for r in Reason},
+        "families": list(FAMILIES.values()),
         "sets": {preset: _bundled(preset) for preset in list_presets()},
         "start": start,
     }

@@ -128,7 +128,7 @@ def _why(part: LatentItems, i: int, path: Path, arch: Architecture) -> list[Reas
 
 def _shards(section: Section, parts: Sequence[LatentItems], folder: StorePath) -> None:
     lacking = list(parts)
-    if folder.exists() and not folder.is_dir():
+    if folder.is_file():
         message = f"latent_cache_dir is {str(folder)!r}, which is a file, so no latent can be stored there"
         section.findings.error("store", "", message, "name a folder")
         return
@@ -147,7 +147,7 @@ def _shards(section: Section, parts: Sequence[LatentItems], folder: StorePath) -
 
 def _in_store(store: LatentStore, part: LatentItems) -> Comparison:
     """As training looks: by an image's name there and its bucket, in whatever collection and type of numbers."""
-    sources = relative_source(part.paths, store.images_root())
+    sources = relative_source(part.paths, store.layout.images_root())
     found = Comparison(np.full(len(part), -1, dtype=np.int64), {})
     for name in store.collections():
         asked = replace(part, sources=sources, encoding=replace(part.encoding, collection=name))

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -32,10 +32,6 @@ class SdScriptsDoor(TrainerDoor):
 
     trainer, package = "sd-scripts", _PACKAGE
     told_of_other_datasets = False
-    advice = (
-        "Update kohya-bucket; or train without it: leave out `-m kohya_bucket.launch`, or `kohya-bucket patch remove` "
-        "the checkout"
-    )
 
     def home(self) -> ModuleType | None:
         for name, module in list(sys.modules.items()):
@@ -86,10 +82,6 @@ class SdScriptsDoor(TrainerDoor):
 
         return planned_arguments(self, signature, args, kwargs)
 
-    @property
-    def in_worker(self) -> Callable[[], None]:
-        return install_in_worker
-
     def describe(self) -> str:
         return describe_folder(self.root)
 
@@ -110,11 +102,6 @@ def install(*, quiet: bool = False, at_once: bool = False) -> None:
     _door.open(quiet=quiet, at_once=at_once)
     if _door.refusal:
         raise SeamError(f"{_door.refusal}. Update kohya-bucket, or train without it")
-
-
-def install_in_worker() -> None:
-    """Put the adapter into a loader's worker process: a spawned one has imported sd-scripts afresh."""
-    install(quiet=True)
 
 
 _door = SdScriptsDoor()

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
 from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.adapter.gpu_table import GpuRow, gpu_rows
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.kept_sizes import scan_sizes
-from kohya_bucket.adapter.lost_time import GpuRow, gpu_rows
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.buckets.geometry import cut_pixels

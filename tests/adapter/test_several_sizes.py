@@ -104,7 +104,7 @@ def test_all_sizes_of_all_epochs_are_known_for_the_numbers_of_processes_named(ca
         for epoch in range(5):
             plan = planner.planner(ranks).plan(seed, epoch)
             trained = {
-                (image, images.buckets[int(plan.bucket_of_step[step])])
+                (image, images.buckets[plan.bucket(step, rank)])
                 for step in range(plan.steps)
                 for rank in range(ranks)
                 for image in plan.indices(step, rank).tolist()

@@ -49,10 +49,13 @@ def test_the_trainers_batch_size_gives_way_to_a_budget():
 def test_clips_of_musubi_tuner_count_their_frames():
     """An image may have a number in the third place of its bucket too: FramePack's and Wan's window."""
     keys = [(480, 832, 33), (480, 832, 81), (480, 832, 9), (480, 832, 1024, 1024)]
-    items = [SimpleNamespace(latent_cache_path="", frame_count=frames) for frames in (33, 81, None, None)]
-    clips = CachedItems(items, list("abcd"), np.ones(4, np.int64), np.arange(4, dtype=np.int32), keys, 1)
-    assert clips.frames == [33, 81, 1, 1]
-    assert batches(clips, {"model": "wan-14b", "max_tokens": 33_000}) == [2, 1, 21, 21]
+    items = [SimpleNamespace(latent_cache_path=f"{i}", frame_count=n) for i, n in enumerate((33, 81, None, None))]
+    buckets = {key: [item] for key, item in zip(keys, items, strict=True)}
+    clips = CachedItems.of(SimpleNamespace(buckets=buckets, batch_size=1))
+    found = dict(zip(clips.bucket_keys, clips.frames, strict=True))
+    assert [found[key] for key in keys] == [33, 81, 1, 1]
+    counted = batches(clips, {"model": "wan-14b", "max_tokens": 33_000})
+    assert dict(zip(clips.bucket_keys, counted, strict=True)) == dict(zip(keys, [2, 1, 21, 21], strict=True))
 
 
 def test_the_page_names_all_models():

@@ -36,7 +36,7 @@ def toys(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
     importlib.invalidate_caches()
     door = importlib.import_module("toy_door")
-    door.open_door()
+    door.install(quiet=True)
     yield importlib.import_module("toys.trainer")
     door.DOOR.close()
     for name in ("toys", "toys.trainer", "toy_door"):
@@ -79,11 +79,11 @@ def test_a_resumed_run_goes_on_with_the_next_image(toys, tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_train_one_shape_in_a_step(toys, tmp_path):
+def test_ranks_train_every_picture_as_often_as_asked(toys, tmp_path):
     out = tmp_path / "seen"
     args = {"sets": ROWS, "batch_size": 2, "epochs": 2, "workers": 0, "resume": "", "stop": 0, "state": ""}
     (tmp_path / "start.py").write_text(
-        "import json, os, pathlib, sys\nimport toy_door\ntoy_door.open_door()\nimport toys.trainer as t\n"
+        "import json, os, pathlib, sys\nimport toy_door\ntoy_door.install(quiet=True)\nimport toys.trainer as t\n"
         "from types import SimpleNamespace\n"
         "a = SimpleNamespace(**json.loads(sys.argv[1]))\n"
         "a.sets = [t.PictureSet([t.Picture(n, tuple(s), k) for n, s, k in rows], a.batch_size) for rows in a.sets]\n"
@@ -103,11 +103,8 @@ def test_ranks_train_one_shape_in_a_step(toys, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     ranks = [json.loads(Path(f"{out}.{rank}").read_text(encoding="utf-8")) for rank in range(2)]
     assert len(ranks[0]) == len(ranks[1])
-    assert all(a[2] == b[2] for a, b in zip(*ranks, strict=True))
     for epoch in range(2):
-        both = trained(ranks[0], epoch) + trained(ranks[1], epoch)
-        assert set(both) == set(ASKED)
-        assert not ASKED - both  # a repeat only where a rank would have nothing
+        assert trained(ranks[0], epoch) + trained(ranks[1], epoch) == ASKED
 
 
 def test_another_version_is_refused(toys, capsys):

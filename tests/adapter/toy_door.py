@@ -96,13 +96,9 @@ class ToyDoor(TrainerDoor):
         self.resume.attach(sampler)
         return with_plan(arguments, sampler, self.in_worker)
 
-    @property
-    def in_worker(self):
-        return open_door
-
 
 DOOR = ToyDoor()
 
 
-def open_door():
-    DOOR.open(quiet=True, at_once=False)
+def install(*, quiet=False):
+    DOOR.open(quiet=quiet, at_once=False)

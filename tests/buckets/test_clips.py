@@ -116,7 +116,7 @@ def test_a_frame_goes_where_an_image_of_its_size_goes():
         ({"extraction": "heads"}, "frame_extraction is 'heads'.*the nearest is 'head'"),
         ({"stride": 0}, "frame_stride is 0, but must be 1 or more"),
         ({"target_fps": 0}, "target_fps is 0, but must be frames per second above 0"),
-        ({"picture": KohyaBuckets}, "strategy is the class KohyaBuckets"),
+        ({"picture": KohyaBuckets}, "rule is the class KohyaBuckets"),
     ],
 )
 def test_what_cannot_be_is_refused(change, words):

@@ -235,7 +235,7 @@ def test_what_sd_scripts_does_not_read_is_not_counted_as_trained(mixed) -> None:
     reasons = {Path(b["path"]).name: b["reason"] for b in one["broken"]["listed"]}
     assert reasons["moving.gif"] == "sd-scripts does not read .gif files: convert it to PNG, JPEG or WebP"
     assert one["summary"]["placed"] == 25
-    output = run("buckets-from-dataset", mixed).output
+    output = run("buckets", "make", mixed).output
     assert "(1 unreadable left out) (1 left out that sd-scripts does not read)" in output
 
 
@@ -266,30 +266,30 @@ def test_an_image_that_is_cut_off_is_told_alike(mixed, tmp_path) -> None:
     assert reason.startswith("cannot be read as an image (image file is truncated")
 
 
-# -- buckets-from-dataset ---------------------------------------------------------------------------------------
+# -- buckets make ---------------------------------------------------------------------------------------
 
 
 def test_a_set_that_is_worse_than_the_default_is_called_so(mixed) -> None:
-    worse = run("buckets-from-dataset", mixed, "--resolution", 512, "--num", 2).output
+    worse = run("buckets", "make", mixed, "--resolution", 512, "--num", 2).output
     assert "Mean crop loss (sd-scripts)" in worse
     own = len(KohyaBuckets(512).bucket_set)
     assert f"These 2 buckets crop more than sd-scripts' own {own}: raise --num" in worse
-    asked = ("buckets-from-dataset", mixed, "--resolution", 512, "--num", 2, "--json")
+    asked = ("buckets", "make", mixed, "--resolution", 512, "--num", 2, "--json")
     made, best = (json.loads(run(*asked, "--method", method).stdout) for method in ("kmeans", "optimal"))
     assert made["crop_loss_mean"] > made["default_crop_loss_mean"]
     assert best["crop_loss_mean"] < made["crop_loss_mean"]
-    better = run("buckets-from-dataset", mixed, "--resolution", 512, "--num", 12, "--method", "optimal").output
+    better = run("buckets", "make", mixed, "--resolution", 512, "--num", 12, "--method", "optimal").output
     assert "crop more" not in better
     assert "--output my_buckets.toml" in better
 
 
 def test_the_lines_that_train_with_the_file_are_those_that_work(mixed, tmp_path) -> None:
     output = tmp_path / "own's.toml"
-    lines = run("buckets-from-dataset", mixed, "--resolution", 512, "--output", output).output.splitlines()
+    lines = run("buckets", "make", mixed, "--resolution", 512, "--output", output).output.splitlines()
     at = lines.index("  [kohya_bucket]")
     config = write(tmp_path, mixed, general="\n".join(lines[at : at + 2]))
     planned = json.loads(run("plan", config, "--json").stdout)["datasets"][0]["buckets"]
     rule = FixedBuckets(load_from_toml(output))
     assert {tuple(b["bucket"]) for b in planned} <= {b.as_tuple() for b in rule.bucket_set}
-    finer = run("buckets-from-dataset", mixed, "--bucket-reso-steps", 32, "--output", output).output
+    finer = run("buckets", "make", mixed, "--bucket-reso-steps", 32, "--output", output).output
     assert "and bucket_reso_steps = 32 in its [[datasets]]" in finer

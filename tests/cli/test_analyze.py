@@ -69,7 +69,7 @@ def test_decoding_finds_what_headers_hide(folder) -> None:
 def test_options_choose_the_rule(folder) -> None:
     assert len(read(folder, "--preset", "sdxl")["buckets"]) == len(load_preset("sdxl"))
     assert read(folder, "--resolution", "512,768", "--bucket-reso-steps", 32)["rule"] == repr(
-        KohyaBuckets((512, 768), reso_steps=32)
+        KohyaBuckets((512, 768), max_size=1024, reso_steps=32)
     )
     assert "no_upscale=True" in read(folder, "--bucket-no-upscale")["rule"]
     assert read(folder, "--no-recursive")["images"]["found"] == 6

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from kohya_bucket.buckets.clip_trainers import CLIP_TRAINERS
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
 from tests.clip_files import make_clip
@@ -40,7 +39,7 @@ def test_every_rule_over_a_folder(clips) -> None:
     (told,) = json.loads(run(clips, *MODEL, "--target-frames", "1,25", "--json"))
     assert (told["clips"], told["unreadable"]) == (2, 1)
     rules = {rule.pop("rule"): rule for rule in told["rules"]}
-    assert list(rules) == ["musubi-tuner", *CLIP_TRAINERS]
+    assert list(rules) == ["musubi-tuner", "diffusion-pipe"]
     short = {"it has fewer frames than the shortest length asked for": 1}
     assert rules["musubi-tuner"] | {"mean_crop": 0, "seconds_lost": 0} == {
         "buckets": 3, "items": 3, "frames_kept": 26, "frames_dropped": 13, "seconds_lost": 0, "unplaced": 0,
@@ -49,8 +48,6 @@ def test_every_rule_over_a_folder(clips) -> None:
     # of 32 and 7 frames at 16 per second: 7 of the first's, which lasts 2 s, and the other whole
     assert rules["diffusion-pipe"]["seconds_lost"] == pytest.approx(2 * 7 / 32 + 7 / 16)
     assert (rules["diffusion-pipe"]["frames_kept"], rules["diffusion-pipe"]["reasons"]) == (25, short)
-    fine = rules["finetrainers"]
-    assert (fine["items"], fine["frames_kept"], fine["frames_dropped"], fine["seconds_lost"]) == (2, 26, 41, 0)
     text = run(clips, *MODEL, "--target-frames", "1,25")
     assert "2 clips of " in text
     assert "(1 unreadable left out), 128x72 for Wan, frames 16 per second" in text
@@ -61,10 +58,10 @@ def test_a_config_and_a_folder_of_clips_alone(clips, tmp_path) -> None:
     config = tmp_path / "c.toml"
     table = "[[datasets]]\nresolution = [128, 72]\nenable_bucket = true\ncaption_extension = '.txt'\n"
     config.write_text(f"{table}video_directory = '{clips.as_posix()}'\ntarget_frames = [25]\n", encoding="utf-8")
-    text = run(config, "--arch", "wan", "--rules", "musubi-tuner,open-sora")
+    text = run(config, "--arch", "wan", "--rules", "musubi-tuner")
     assert "dataset 1" in text
-    assert "finetrainers" not in text
-    assert "for any model, frames as in the file" in run(clips, "--resolution", "128,72")
+    assert "diffusion-pipe" not in text
+    assert "HiDream-O1 and MiniMax-H3, frames as in the file" in run(clips, "--resolution", "128,72")
     assert "for any model" in run(clips / "long.mp4")
 
 

@@ -34,10 +34,10 @@ def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         ("analyze", "FILE"),
         ("analyze", "--config", "FILE"),
         ("analyze", "DATA", "--cache", "FILE"),
-        ("build-cache", "FILE", "--output", "OUT"),
+        ("sizes", "build", "FILE", "--output", "OUT"),
         ("compare", "FILE"),
-        ("buckets-from-dataset", "DATA", "--compare-to", "FILE"),
-        ("chart", "--bucket-config", "FILE"),
+        ("buckets", "make", "DATA", "--compare-to", "FILE"),
+        ("buckets", "chart", "--bucket-config", "FILE"),
     ],
     ids=" ".join,
 )

@@ -20,9 +20,9 @@ COMMANDS = [
     ("analyze", "{data}", "--quiet", "--html", "{out}/report.html"),
     ("analyze", "{data}", "--quiet", "--cache", "{out}/sizes.parquet"),
     ("explore", "{data}", "--quiet", "--no-open", "--out", "{out}/explorer.html"),
-    ("build-cache", "{data}", "--quiet", "--output", "{out}/sizes.parquet"),
-    ("buckets-from-dataset", "{data}", "--num", "2", "--output", "{out}/set.toml"),
-    ("chart", "--preset", "sdxl", "--output", "{out}/chart.svg"),
+    ("sizes", "build", "{data}", "--quiet", "--output", "{out}/sizes.parquet"),
+    ("buckets", "make", "{data}", "--num", "2", "--output", "{out}/set.toml"),
+    ("buckets", "chart", "--preset", "sdxl", "--output", "{out}/chart.svg"),
     ("simulate", "{data}/0.png", "--preview", "{out}/preview.png"),
     ("patch", "install", "{out}/checkout"),
     ("patch", "remove", "{out}/checkout"),
@@ -102,9 +102,9 @@ def test_what_cannot_be_written_leaves_what_was_there(
         make_store(out / "store", "--damaged" in command)
         from kohya_bucket.latents.npz.read_write import write_arrays
         from tests.latents.test_npz import ARCHITECTURES, item, npz
-        from tests.latents.test_text_exchange import CAPTION_KEY, caption_mark, outputs_of
+        from tests.latents.test_text_exchange import outputs_of, text_marks
 
-        write_arrays(folder / "0_flux_te.npz", outputs_of("flux", 1) | {CAPTION_KEY: caption_mark("one")})
+        write_arrays(folder / "0_flux_te.npz", outputs_of("flux", 1) | text_marks("one"))
         npz.write_npz(folder / "0_0300x0400_sd.npz", item(ARCHITECTURES["sd"]), (128, 64), ARCHITECTURES["sd"])
     elif command[0] == "patch":
         (out / "checkout" / "library").mkdir(parents=True)
@@ -116,7 +116,7 @@ def test_what_cannot_be_written_leaves_what_was_there(
             PATCH.install(out / "checkout")
     else:
         assert CliRunner().invoke(app, arguments).exit_code == 0
-        if command[0] in ("analyze", "build-cache"):
+        if command[0] in ("analyze", "sizes"):
             from tests.pictures import make_pictures
 
             make_pictures(folder / "more", [(200, 400)] * 3)

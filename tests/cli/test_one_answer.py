@@ -176,10 +176,10 @@ def test_one_image_has_one_answer(seed: int, tmp_path: Path, monkeypatch: pytest
 def test_a_set_made_of_images_is_the_one_that_rule_auto_makes(seed: int, tmp_path: Path) -> None:
     case = Case(seed, tmp_path)
     options = [*case.options(without=("bucket_no_upscale", *case.adapter)), "--num", 2 + seed]
-    made = json.loads(run("buckets-from-dataset", case.table, *options, "--json"))["buckets"]
+    made = json.loads(run("buckets", "make", case.table, *options, "--json"))["buckets"]
     (data,) = json.loads(run("analyze", case.folder, "--rule", "auto", *options, "--json"))["datasets"]
     assert [(b["width"], b["height"]) for b in made] == [(b["width"], b["height"]) for b in data["buckets"]]
-    shown = run("chart", case.table, "--rule", "auto", *options)
+    shown = run("buckets", "chart", case.table, "--rule", "auto", *options)
     assert f"{len(made)} buckets" in shown
 
 
@@ -188,7 +188,7 @@ def test_a_set_made_of_images_is_the_one_that_rule_auto_makes(seed: int, tmp_pat
 @pytest.mark.parametrize("keys", ["", "--resolution 832x1216 --max-bucket-reso 2048 --bucket-reso-steps 32"])
 def test_a_chart_shows_where_images_change_their_bucket(rule: str, switching: str | None, keys: str) -> None:
     options = ["--rule", rule, *(["--switching", switching] if switching else []), *keys.split()]
-    rows = [line.split() for line in run("chart", *options).splitlines()[2:]]
+    rows = [line.split() for line in run("buckets", "chart", *options).splitlines()[2:]]
     assert rows
     for narrower, wider, aspect, _ in rows[:: max(1, len(rows) // 5)]:
         for factor, bucket in ((0.999, narrower), (1.001, wider)):

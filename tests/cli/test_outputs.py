@@ -22,10 +22,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("build-cache", "{data}", "--output", "{image}"),
-        ("buckets-from-dataset", "{data}", "--output", "{image}"),
+        ("sizes", "build", "{data}", "--output", "{image}"),
+        ("buckets", "make", "{data}", "--output", "{image}"),
         ("analyze", "{data}", "--html", "{image}"),
-        ("chart", "{data}", "--output", "{image}"),
+        ("buckets", "chart", "{data}", "--output", "{image}"),
         ("simulate", "{image}", "--preview", "{image}"),
     ],
 )
@@ -42,17 +42,17 @@ def test_no_table_or_list_is_written_over(folder: Path) -> None:
     paths, sizes = folder / "paths.txt", folder / "sizes.csv"
     paths.write_text("0.png\n1.png\n", encoding="utf-8")
     sizes.write_text("id,width,height\na,300,400\n", encoding="utf-8")
-    for command, file in (("build-cache", paths), ("buckets-from-dataset", sizes)):
+    for command, file in (("sizes build", paths), ("buckets make", sizes)):
         before = file.read_bytes()
-        result = CliRunner().invoke(app, [command, str(file), "--output", str(file)])
+        result = CliRunner().invoke(app, [*command.split(), str(file), "--output", str(file)])
         assert "which is also an input and would be overwritten" in str(result.exception)
         assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("command", ["build-cache", "buckets-from-dataset"])
+@pytest.mark.parametrize("command", ["sizes build", "buckets make"])
 def test_a_folder_is_no_file_to_write(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr("kohya_bucket.images.read_sizes", None)  # it is said before an image is read
-    result = CliRunner().invoke(app, [command, str(folder), "--output", str(folder)])
+    result = CliRunner().invoke(app, [*command.split(), str(folder), "--output", str(folder)])
     assert isinstance(result.exception, KohyaBucketError)
     assert str(result.exception) == f"--output is {folder}, a folder: name a file in it"
 
@@ -85,7 +85,7 @@ def test_a_preview_says_its_bucket_and_what_is_cut_off(folder: Path) -> None:
 def test_standard_output_on_a_full_disk() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "kohya_bucket", "presets"],
+            [sys.executable, "-m", "kohya_bucket", "buckets", "list"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -96,13 +96,13 @@ def test_standard_output_on_a_full_disk() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_build_cache_replaces_no_file_of_another_kind(folder: Path) -> None:
+def test_sizes_build_replaces_no_file_of_another_kind(folder: Path) -> None:
     pytest.importorskip("pyarrow")
     output = folder.parent / "notes.txt"
-    build = ["build-cache", str(folder), "--output", str(output)]
+    build = ["sizes", "build", str(folder), "--output", str(output)]
     output.write_text("to be kept", encoding="utf-8")
     result = CliRunner().invoke(app, build)
-    assert "a file that build-cache did not write, and it would be overwritten" in str(result.exception)
+    assert "a file that `sizes build` did not write, and it would be overwritten" in str(result.exception)
     assert output.read_text(encoding="utf-8") == "to be kept"
     output.unlink()
     for _ in range(2):  # one of ours is replaced
@@ -113,15 +113,15 @@ def test_build_cache_replaces_no_file_of_another_kind(folder: Path) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"width": [1], "height": [2]}), output)
-    assert "a file that build-cache did not write" in str(CliRunner().invoke(app, build).exception)
+    assert "a file that `sizes build` did not write" in str(CliRunner().invoke(app, build).exception)
 
 
 def test_a_bucket_set_replaces_bucket_sets_only(folder: Path) -> None:
     config, own = folder / "my.toml", folder / "set.toml"
     config.write_text("[[datasets]]\nresolution = 512\n", encoding="utf-8")
     for _ in range(2):
-        assert CliRunner().invoke(app, ["buckets-from-dataset", str(folder), "--output", str(own)]).exit_code == 0
-    result = CliRunner().invoke(app, ["buckets-from-dataset", str(folder), "--output", str(config)])
+        assert CliRunner().invoke(app, ["buckets", "make", str(folder), "--output", str(own)]).exit_code == 0
+    result = CliRunner().invoke(app, ["buckets", "make", str(folder), "--output", str(config)])
     assert "is not a bucket set, and it would be overwritten: give another name" in str(result.exception)
     assert config.read_text(encoding="utf-8").startswith("[[datasets]]")
 
@@ -141,15 +141,15 @@ def test_compare_names_what_can_be_compared(folder: Path) -> None:
     assert CliRunner().invoke(app, ["compare", str(folder), "--rules", "kohya, "]).exit_code == 0
 
 
-@pytest.mark.parametrize("command", ["compare", "analyze", "chart"])
+@pytest.mark.parametrize("command", ["compare", "analyze", "buckets chart"])
 def test_a_largest_side_of_nothing_is_no_default(folder: Path, command: str) -> None:
-    result = CliRunner().invoke(app, [command, str(folder), "--max-bucket-reso", "0"])
+    result = CliRunner().invoke(app, [*command.split(), str(folder), "--max-bucket-reso", "0"])
     assert result.exit_code == 2
 
 
 def test_the_folder_of_a_picture_is_made(folder: Path) -> None:
     chart, preview = folder.parent / "new" / "chart.svg", folder.parent / "newer" / "preview.png"
-    assert CliRunner().invoke(app, ["chart", "--output", str(chart)]).exit_code == 0
+    assert CliRunner().invoke(app, ["buckets", "chart", "--output", str(chart)]).exit_code == 0
     assert CliRunner().invoke(app, ["simulate", "576x768", "--preview", str(preview)]).exit_code == 0
     assert chart.is_file()
     assert preview.is_file()
@@ -189,7 +189,7 @@ def test_a_reader_that_has_enough_is_no_error():
     os.close(read)
     with os.fdopen(write, "wb") as out:
         done = subprocess.run(
-            [sys.executable, "-m", "kohya_bucket", "presets"], stdout=out, stderr=subprocess.PIPE, check=False
+            [sys.executable, "-m", "kohya_bucket", "buckets", "list"], stdout=out, stderr=subprocess.PIPE, check=False
         )
     assert (done.returncode, done.stderr) == (1, b"")
 
@@ -197,7 +197,7 @@ def test_a_reader_that_has_enough_is_no_error():
 def test_no_folder_is_made_of_an_address(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A path has one slash where an address has two."""
     monkeypatch.chdir(folder)
-    result = CliRunner().invoke(app, ["build-cache", str(folder), "--output", "s3://bucket/sizes.parquet"])
+    result = CliRunner().invoke(app, ["sizes", "build", str(folder), "--output", "s3://bucket/sizes.parquet"])
     assert isinstance(result.exception, KohyaBucketError)
     assert "--output is s3://bucket/sizes.parquet, but is written to this machine only" in str(result.exception)
     assert not (folder / "s3:").exists()

@@ -18,15 +18,21 @@ from kohya_bucket.cli.options import RuleOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.sdscripts.config.keys import DEFAULTS
 
-COMMANDS = ("simulate", "analyze", "compare", "chart", "buckets-from-dataset", "precompute")
+COMMANDS = ("simulate", "analyze", "compare", "buckets chart", "buckets make", "precompute")
 SIZES = np.random.default_rng(0).integers(300, 3000, (200, 2)).astype(np.int32)
 
 
 NAMES = [field.name for field in fields(RuleOptions) if field.name != "auto_method"]  # commands name the set instead
 
 
+def parameters(command: str):
+    first, *parts = command.split()
+    found = load_command(first)
+    return {p.name: p for p in (found.commands[parts[0]] if parts else found).params}
+
+
 def options_of(command: str):
-    return {p.name: p for p in load_command(command).params if p.name in NAMES}
+    return {name: p for name, p in parameters(command).items() if name in NAMES}
 
 
 def test_what_is_not_given_is_what_sd_scripts_takes() -> None:
@@ -62,11 +68,11 @@ def test_the_page_lists_them_with_their_defaults() -> None:
 
 def test_the_help_names_what_there_is() -> None:
     texts = {name: option.help for name, option in options_of("precompute").items()}
-    choices = {"rule": rule_choices(), "switching": SWITCHING_METHODS, "no_upscale_fit": NO_UPSCALE_FITS}
+    assert texts["rule"] == f"{', '.join(rule_choices())}."
+    choices = {"switching": SWITCHING_METHODS, "no_upscale_fit": NO_UPSCALE_FITS}
     for name, known in choices.items():
         assert texts[name].startswith(described(known))
-    method = next(p for p in load_command("buckets-from-dataset").params if p.name == "method")
-    assert method.help.startswith(described(AUTO_METHODS))
+    assert parameters("buckets make")["method"].help.startswith(described(AUTO_METHODS))
 
 
 @pytest.mark.parametrize("name", list_presets())

@@ -1,4 +1,4 @@
-"""presets, chart, compare and buckets-from-dataset from the outside."""
+"""presets, chart, compare and buckets make from the outside."""
 
 import json
 
@@ -30,12 +30,12 @@ def folder(tmp_path):
     return data
 
 
-def test_presets() -> None:
-    data = json.loads(run("presets", "--json"))
+def test_buckets_list() -> None:
+    data = json.loads(run("buckets", "list", "--json"))
     assert list(data) == list_presets()
     assert data["sdxl"]["n_buckets"] == len(data["sdxl"]["buckets"]) == 9
     assert data["sdxl"]["buckets"][1] == [1152, 896]
-    text = run("presets")
+    text = run("buckets", "list")
     assert "The nine SDXL sizes" in text
     assert "qwen-image  (7 buckets, multiples of 16)" in text
     assert "    1328x1328 1664x928" in text
@@ -62,15 +62,15 @@ def test_a_table_stands_for_its_images(folder, tmp_path) -> None:
     assert one == other
 
 
-def test_buckets_from_dataset(folder, tmp_path) -> None:
+def test_buckets_make(folder, tmp_path) -> None:
     output = tmp_path / "sets" / "my.toml"
-    text = run("buckets-from-dataset", folder, "--num", 4, "--target", 512, "--compare-to", "sd15", "--output", output)
+    text = run("buckets", "make", folder, "--num", 4, "--target", 512, "--compare-to", "sd15", "--output", output)
     assert "Generated 4 buckets (requested 4, k-means converged in" in text
     assert "Mean crop loss (auto)" in text
     assert "Mean crop loss (sd15)" in text
     assert f"Wrote bucket set to {output}" in text.replace("\n", " ").replace("  ", " ")
     assert len(load_from_toml(output)) == 4
-    best = json.loads(run("buckets-from-dataset", folder, "-n", 4, "-t", 512, "--method", "optimal", "--min-fill", 0,
+    best = json.loads(run("buckets", "make", folder, "-n", 4, "-t", 512, "--method", "optimal", "--min-fill", 0,
                           "--compare-to", output, "--json"))  # fmt: skip
     assert best["crop_loss_mean"] <= best["compare_to_crop_loss_mean"] + 1e-12
     assert best["readable"] == 20
@@ -79,14 +79,14 @@ def test_buckets_from_dataset(folder, tmp_path) -> None:
 
 
 def test_chart(folder, tmp_path) -> None:
-    text = run("chart", "--resolution", 512)
+    text = run("buckets", "chart", "--resolution", 512)
     assert "576x448" in text
     assert "1.4762" in text
     assert "1.4516" in text
     svg, png = tmp_path / "chart.svg", tmp_path / "chart.PNG"
-    run("chart", folder, "--resolution", 512, "--method", "area", "--output", svg)
+    run("buckets", "chart", folder, "--resolution", 512, "--method", "area", "--output", svg)
     assert "20 images" in svg.read_text(encoding="utf-8")
-    run("chart", "--rule", "preset:sdxl", "--output", png)
+    run("buckets", "chart", "--rule", "preset:sdxl", "--output", png)
     with Image.open(png) as image:
         assert image.size[0] == 2360
 
@@ -94,10 +94,10 @@ def test_chart(folder, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chart", "--rule", "exact"], "no fixed set of buckets"),
-        (["chart", "--method", "mean"], "switching is 'mean'"),
-        (["chart", "--output", "chart.pdf"], "drawn as .svg or .png"),
-        (["chart", "--resolution", "big"], "resolution is 'big'"),
+        (["buckets", "chart", "--rule", "exact"], "no fixed set of buckets"),
+        (["buckets", "chart", "--method", "mean"], "switching is 'mean'"),
+        (["buckets", "chart", "--output", "chart.pdf"], "drawn as .svg or .png"),
+        (["buckets", "chart", "--resolution", "big"], "resolution is 'big'"),
         (["compare", "nowhere", "--rules", "kohya"], "nowhere"),
     ],
 )

@@ -11,7 +11,7 @@ pytest.importorskip("pyarrow")
 
 from kohya_bucket.images.tar_index import TarIndex
 from tests.command_line import command_line  # noqa: F401
-from tests.datasets.test_shard_lists import SIZES, make_tar, webshart_of, write
+from tests.datasets.test_shard_lists import SIZES, make_tar, write
 
 
 @pytest.fixture
@@ -23,11 +23,10 @@ def sources(tmp_path: Path) -> dict[str, list[str]]:
         "tars": [str(tar) for tar in tars],
         "pattern": [str(tmp_path / "x-*.tar")],
         "wids": [write(tmp_path / "index.json", {"wids_version": 1, "shardlist": entries})],
-        "webshart": [write(tar.with_suffix(".json"), webshart_of(tar)) for tar in tars],
     }
 
 
-@pytest.mark.parametrize("way", ["tars", "pattern", "wids", "webshart"])
+@pytest.mark.parametrize("way", ["tars", "pattern", "wids"])
 def test_every_way_of_naming_shards_gives_the_same(command_line, sources, tmp_path, way) -> None:  # noqa: F811
     code, shown, _ = command_line("analyze", *sources[way], "--json", "--html", tmp_path / "page.html")
     assert code == 0
@@ -39,7 +38,7 @@ def test_every_way_of_naming_shards_gives_the_same(command_line, sources, tmp_pa
     assert shown.startswith("12 images of ")
     kept = tmp_path / "kept.parquet"
     for again in ([], [], ["--refresh"]):
-        code, shown, _ = command_line("build-cache", *sources[way], "--output", kept, *again)
+        code, shown, _ = command_line("sizes", "build", *sources[way], "--output", kept, *again)
         assert code == 0
         assert shown.startswith("12 images of 2 shards in ")
     assert TarIndex.load(kept).sizes.tolist() == [list(size) for size in SIZES * 4]

@@ -38,7 +38,7 @@ def test_no_number_is_lost_on_a_narrow_terminal(folder: Path) -> None:
     table = run("compare", str(folder), *rules, env=NARROW)
     assert "…" not in table
     assert "kohya-no-upscale" in table
-    assert "832x256" in run("chart", env=NARROW)
+    assert "832x256" in run("buckets", "chart", env=NARROW)
 
 
 def test_sixty_columns_hold_every_table(folder: Path) -> None:
@@ -106,8 +106,8 @@ def assert_shown(text: str) -> None:
         ("plan", "CONFIG", "--images"),
         ("plan", "MISSING"),
         ("doctor", "CONFIG"),
-        ("build-cache", "FOLDER", "--output", "FOLDER/out.parquet"),
-        ("build-cache", "FOLDER", "--output", "FOLDER/0.png", *QUIET),
+        ("sizes", "build", "FOLDER", "--output", "FOLDER/out.parquet"),
+        ("sizes", "build", "FOLDER", "--output", "FOLDER/0.png", *QUIET),
         ("analyze", "FOLDER", *QUIET),
         ("analyze", "--config", "CONFIG", *QUIET),
         ("analyze", "NOTHING"),
@@ -121,8 +121,8 @@ def assert_shown(text: str) -> None:
         ("--" + HOSTILE[1],),
         ("compare", "FOLDER", "--rules", HOSTILE[0]),
         ("compare", "NOTHING"),
-        ("chart", "FOLDER", "--output", "FOLDER/chart.svg"),
-        ("presets", HOSTILE[1]),
+        ("buckets", "chart", "FOLDER", "--output", "FOLDER/chart.svg"),
+        ("buckets", "list", HOSTILE[1]),
         ("patch", "status", "FOLDER"),
     ],
     ids=repr,

@@ -53,7 +53,7 @@ def paths(folder: Path) -> list[Path]:
     "rule", [FixedBuckets(SET), KohyaBuckets(64, 32, 128, 16), KohyaBuckets(64, reso_steps=16, no_upscale=True)]
 )
 def test_items_are_what_the_rule_and_the_pixels_say(paths: list[Path], rule: object) -> None:
-    dataset = BucketedDataset(paths=paths, strategy=rule, captions=[f"c{i}" for i in range(6)])
+    dataset = BucketedDataset(paths=paths, rule=rule, captions=[f"c{i}" for i in range(6)])
     placement = rule.place(SIZES)
     assert len(dataset) == 6
     assert (dataset.bucket_indices == placement.bucket_index).all()
@@ -211,16 +211,16 @@ def test_every_batch_of_the_sampler_has_one_shape_whatever_the_remainder(paths: 
     [
         ({"paths": "photo.png"}, r"paths is the one path 'photo\.png': give a list"),
         ({"paths": Path("photo.png")}, "paths is the one path"),
-        ({"strategy": KohyaBuckets}, r"strategy is the class KohyaBuckets, but must be a rule, e\.g\. KohyaBuckets"),
-        ({"strategy": SET}, r"strategy is BucketSet.*FixedBuckets\(bucket_set\)"),
-        ({"strategy": "kohya"}, "strategy is 'kohya', but must be a rule"),
+        ({"rule": KohyaBuckets}, r"rule is the class KohyaBuckets, but must be a rule, e\.g\. KohyaBuckets"),
+        ({"rule": SET}, r"rule is BucketSet.*FixedBuckets\(bucket_set\)"),
+        ({"rule": "kohya"}, "rule is 'kohya', but must be a rule"),
         ({"captions": [None]}, "caption 0 is None, but must be a text"),
         ({"metadata_cache": "x.parquet"}, r"metadata_cache is 'x\.parquet': give MetadataCache\.load"),
     ],
 )
 def test_arguments_of_the_wrong_kind(folder: Path, arguments: dict, message: str) -> None:
     with pytest.raises(KohyaBucketError, match=message):
-        BucketedDataset(**{"paths": [folder / "0.png"], "strategy": KohyaBuckets(64, 32, 128, 32), **arguments})
+        BucketedDataset(**{"paths": [folder / "0.png"], "rule": KohyaBuckets(64, 32, 128, 32), **arguments})
 
 
 def test_an_index_is_a_whole_number(folder: Path) -> None:
@@ -242,7 +242,7 @@ def test_an_index_is_a_whole_number(folder: Path) -> None:
 )
 def test_tables_with_holes_and_mappings_are_refused(folder: Path, arguments: dict, message: str) -> None:
     with pytest.raises(KohyaBucketError, match=message):
-        BucketedDataset(**{"paths": [folder / "0.png"], "strategy": FixedBuckets(SET), **arguments})
+        BucketedDataset(**{"paths": [folder / "0.png"], "rule": FixedBuckets(SET), **arguments})
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -105,7 +105,7 @@ def test_the_sampler_says_what_it_is() -> None:
 def test_a_stream_says_what_it_is() -> None:
     stream = StreamingBuckets([], RULE, 4, buffer_size=20, num_replicas=2, rank=1)
     assert repr(stream) == (
-        f"<StreamingBuckets batch_size=4 buffer_size=20 remainder='keep' num_replicas=2 rank=1 strategy={RULE!r}>"
+        f"<StreamingBuckets batch_size=4 buffer_size=20 remainder='keep' num_replicas=2 rank=1 rule={RULE!r}>"
     )
 
 

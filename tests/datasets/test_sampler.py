@@ -137,7 +137,7 @@ def test_resume_with_another_global_batch() -> None:
         sampler.load_state_dict(state)
         reader = iter(sampler)
         seen += [i for _ in range(reads) for i in next(reader)]
-    assert sampler.state_dict()["done"] == [[4, 9], [6, 4], [3, 5]]
+    assert sampler.state_dict()["done"] == [[4, 9, 1], [6, 4, 1], [3, 5, 1]]
     seen += [i for batch in reader for i in batch]
     assert sorted(seen) == list(range(len(IDS)))
     assert list(sampler) == planned(1, 3)
@@ -246,7 +246,7 @@ def test_a_state_of_an_earlier_version_is_read():
             "base_bucket": None, "enlarge": "15f8ff2a85f89fee", "equal_epochs": None, "global_batch": 3,
         },
     }  # fmt: skip
-    options = {"remainder": "merge", "bucket_sizes": sizes, "max_crop": 0.5}
+    options = {"remainder": "merge", "bucket_sizes": sizes, "max_crop": 0.5, "same_shape": True}
     sampler = BucketBatchSampler(ids, 3, no_upscale=True, **options)
     sampler.load_state_dict(state)
     assert list(sampler) == [[1, 13, 9], [10, 7, 0], [5], [2, 12, 6]]
@@ -268,7 +268,7 @@ def test_equal_costs_on_ranks_and_a_resume_on_others() -> None:
         for sampler in others:
             sampler.load_state_dict(state)
         left = others[0].plan()
-        assert left.ledger().repeated == {6: 0, 5: 1}[number]
+        assert left.ledger().repeated == 0
         seen = [i for batch in batches for i in batch]
         rest = [i for sampler in others for batch in sampler for i in batch]
         assert sorted([*seen, *set(rest)]) == list(range(len(IDS)))

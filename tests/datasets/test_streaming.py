@@ -222,7 +222,7 @@ def test_arguments_of_streams() -> None:
     for options in ({"seed": None}, {"seed": 0.5}, {"rank": "0"}, {"num_replicas": 1.0}, {"buffer_size": 1e3}):
         with pytest.raises(KohyaBucketError, match="must be a whole number"):
             StreamingBuckets(Stream(5), RULE, 2, **options)
-    with pytest.raises(KohyaBucketError, match="strategy is 'kohya', but must be a rule"):
+    with pytest.raises(KohyaBucketError, match="rule is 'kohya', but must be a rule"):
         StreamingBuckets(Stream(5), "kohya", 2)
     assert len(list(StreamingBuckets(Stream(5), RULE, 5, seed=-1))) > 0
 

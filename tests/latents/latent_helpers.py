@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.dtypes import carrier
-from kohya_bucket.latents.fingerprint import Fingerprint
+from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
+from kohya_bucket.latents.npz import check
+from kohya_bucket.latents.npz.read_write import BROKEN, OpenNpz, read_note
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.writer import StoreWriter
 
@@ -45,3 +48,27 @@ def fill(root, names, *, shard_bytes=1 << 20, **changes):
 def same(a, b):
     """Equal bit for bit: random bits hold NaNs."""
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def why_npz_bad(path, bucket, arch, *, original_size=None, flip=False, mask=False, content=False):
+    """What keeps an npz from being used for a bucket, or None; with `content`, every byte's checksum counts, too."""
+
+    def judge(file, keys):
+        size = original_size or tuple(file.array(f"original_size{keys}").tolist()) if _there(file, keys) else (1, 1)
+        bad = check._why_bad(file, keys, bucket, arch, size, flip, mask)
+        damaged = file.damaged() if content and bad is None else None
+        return [bad] if bad else [Reason(Stale.CHECKSUM, damaged)] if damaged else []
+
+    return next(iter(check._look(path, bucket, arch, judge).reasons), None)
+
+
+def _there(file, keys):
+    return f"original_size{keys}" in file.names
+
+
+def stored_fingerprint(path, bucket, arch):
+    """What the latents of a bucket were made from, and the file name of the image; None where that is not known."""
+    with suppress(*BROKEN), OpenNpz(path) as file:
+        keys = (keys for keys in arch.key_suffixes(bucket) if f"latents{keys}" in file.names)
+        return next((read_note(file, k) for k in keys if file.shape(f"latents{k}") == arch.shape(bucket)), None)
+    return None

@@ -12,9 +12,10 @@ from PIL import Image
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES
+from kohya_bucket.latents.captions import Caption
 from kohya_bucket.latents.fingerprint import Reason, Stale, source_identity
-from kohya_bucket.latents.npz.read_write import stored_fingerprint, write_arrays
-from kohya_bucket.latents.text.npz_files import CAPTION_KEY, caption_mark
+from kohya_bucket.latents.npz.read_write import write_arrays
+from kohya_bucket.latents.npz.text import check_text_npz, text_marks
 from kohya_bucket.sdscripts.caching.session import (
     CacheItem,
     architecture_of,
@@ -22,7 +23,7 @@ from kohya_bucket.sdscripts.caching.session import (
     ensure_npz_current,
     save_latents,
 )
-from kohya_bucket.sdscripts.caching.text import check_text_npz, savez
+from tests.latents.latent_helpers import stored_fingerprint
 
 SIZE, BUCKET = (300, 150), (128, 64)
 SDXL = ARCHITECTURES["sdxl"]
@@ -107,14 +108,11 @@ def test_a_reader_is_asked_for_the_keys_that_it_reads(sized):
     assert read.key_suffix((64, 64)) == ("_8x8" if sized else "")
 
 
-def test_savez_writes_what_numpy_writes(tmp_path):
+def test_an_npz_is_what_numpy_writes(tmp_path):
     arrays = {"a": np.arange(5), "b": np.ones((2, 3), np.float32)}
     np.savez(tmp_path / "theirs", **arrays)
-    savez(tmp_path / "ours", **arrays)
+    write_arrays(tmp_path / "ours.npz", arrays)
     assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
-    with open(tmp_path / "open.npz", "wb") as file:
-        savez(file, **arrays)
-    assert (tmp_path / "open.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
     with pytest.raises(LatentStoreError, match="cannot write"):
         write_arrays(tmp_path / "missing" / "a.npz", arrays)
 
@@ -122,10 +120,10 @@ def test_savez_writes_what_numpy_writes(tmp_path):
 def test_text_encoder_outputs_are_checked(tmp_path):
     path = tmp_path / "te.npz"
     assert check_text_npz(path, ["a"]) == Reason(Stale.MISSING)
-    write_arrays(path, {"a": np.random.default_rng(0).random(500), CAPTION_KEY: caption_mark("a cat, 猫")})
+    write_arrays(path, {"a": np.random.default_rng(0).random(500)} | text_marks("a cat, 猫"))
     assert check_text_npz(path, ["a"]) is None
-    assert check_text_npz(path, ["a"], "a cat, 猫") is None
-    assert check_text_npz(path, ["a"], "a dog") == Reason(Stale.CAPTION)
+    assert check_text_npz(path, ["a"], Caption("a cat, 猫")) is None
+    assert check_text_npz(path, ["a"], Caption("a dog")) == Reason(Stale.CAPTION)
     assert check_text_npz(path, ["a", "b"]) == Reason(Stale.PART, "b")
     data = bytearray(path.read_bytes())
     data[600] ^= 4
@@ -140,7 +138,7 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.sdscripts.caching.shards import ShardCache
 
-    cache = ShardCache(tmp_path / "store", arch, tmp_path)
+    cache = ShardCache(tmp_path / "store", tmp_path, arch)
     item = CacheItem(str(image), BUCKET, SIZE, flip=True, alpha_mask=True, vae="v1")
     assert cache.why_missing(item) == [Reason(Stale.MISSING)]
     with pytest.raises(LatentStoreError, match="cache again"):
@@ -154,7 +152,7 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
     assert np.array_equal(flipped, latents(arch, 1))
     assert np.array_equal(alpha, mask)
     assert (size, box) == (list(SIZE), list(ltrb()))
-    again = ShardCache(tmp_path / "store", arch, tmp_path)
+    again = ShardCache(tmp_path / "store", tmp_path, arch)
     assert again.why_missing(item) == []
     assert kinds(again.why_missing(CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v2"))) == [Stale.VAE]
     os.utime(image, ns=(1, 1))
@@ -171,7 +169,7 @@ def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     # three processes, or data sets: none sees what the others write until all have written
     sizes = {"one": (BUCKET, False), "two": (other, False), "one again": (other, True)}
     caches = {
-        name: ShardCache(tmp_path / "store", SDXL, tmp_path, collection=name.removesuffix(" again")) for name in sizes
+        name: ShardCache(tmp_path / "store", tmp_path, SDXL, collection=name.removesuffix(" again")) for name in sizes
     }
     items = {name: CacheItem(str(image), size, SIZE, further=further) for name, (size, further) in sizes.items()}
     for name, cache in caches.items():
@@ -190,7 +188,7 @@ def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     cache.flush()
     assert cache.why_missing(first) == []
     assert len(LatentStore(tmp_path / "store")) == 3
-    flux = ShardCache(tmp_path / "store", ARCHITECTURES["flux"], tmp_path)
+    flux = ShardCache(tmp_path / "store", tmp_path, ARCHITECTURES["flux"])
     assert flux.why_missing(first) == [Reason(Stale.MISSING)]
     flux.save(first, latents(ARCHITECTURES["flux"]), ltrb())
     flux.flush()
@@ -209,7 +207,7 @@ def test_what_precompute_stored_is_found(tmp_path):
     images = make_images(tmp_path / "images", [(64, 64), (100, 60)])
     data = dataset_of(images)
     precompute_latents(data, PosteriorStub(), tmp_path / "store", collection="mine")
-    cache = ShardCache(tmp_path / "store", ARCHITECTURES["sd"], tmp_path / "images")
+    cache = ShardCache(tmp_path / "store", tmp_path / "images", ARCHITECTURES["sd"])
     store = LatentStore(tmp_path / "store")
     for i, path in enumerate(images):
         bucket, resized = (tuple(map(int, a[i])) for a in (data.placement.bucket_sizes, data.placement.resized_sizes))
@@ -226,7 +224,7 @@ def test_of_two_items_for_one_image_and_size_the_newer_counts(tmp_path, image, c
     from kohya_bucket.latents.store.latent_store import LatentStore
     from kohya_bucket.sdscripts.caching.shards import ShardCache
 
-    writers = [ShardCache(tmp_path / "store", SDXL, tmp_path, collection=name or "other") for name in collections]
+    writers = [ShardCache(tmp_path / "store", tmp_path, SDXL, collection=name or "other") for name in collections]
     for writer in writers:
         writer.refresh()  # both before either has written
     for seed, (writer, changed) in enumerate(zip(writers, (1, 2), strict=True)):
@@ -234,6 +232,6 @@ def test_of_two_items_for_one_image_and_size_the_newer_counts(tmp_path, image, c
         writer.save(CacheItem(str(image), BUCKET, SIZE), latents(seed=seed), ltrb())
         writer.flush()
     assert len(LatentStore(tmp_path / "store")) == 2
-    cache = ShardCache(tmp_path / "store", SDXL, tmp_path)
+    cache = ShardCache(tmp_path / "store", tmp_path, SDXL)
     assert cache.why_missing(CacheItem(str(image), BUCKET, SIZE)) == []
     assert np.array_equal(cache.load(str(image), BUCKET)[0], latents(seed=1))

@@ -22,13 +22,14 @@ from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.encode.sinks import NpzSink  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
 from kohya_bucket.latents.maintenance import prune  # noqa: E402
-from kohya_bucket.latents.npz.check import find_npz, why_npz_bad  # noqa: E402
+from kohya_bucket.latents.npz.check import find_npz  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
 from kohya_bucket.latents.store.state import verify  # noqa: E402
 from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
 from kohya_bucket.sdscripts.caching.session import CacheItem, save_latents  # noqa: E402
 from tests.latents.crash_child import encode  # noqa: E402
+from tests.latents.latent_helpers import why_npz_bad  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 
@@ -266,13 +267,15 @@ def test_a_full_disk_leaves_no_half_npz(tmp_path, small_disk):
 
 
 def test_an_error_is_raised_when_nobody_writes_any_more(tmp_path, monkeypatch):
-    """Those that are writing end first, and nothing more is begun; here all were given before the error was seen."""
+    """Those that are writing end first, and nothing more is begun; here all of a batch had begun before the error."""
     images = make_images(tmp_path / "images", [(64, 64)] * 12)
     given, closing = threading.Event(), threading.Event()
     begun, ended = [], []
 
     def first_fails(path, *args, **settings):
         begun.append(path)
+        if len(begun) == 4:
+            given.set()
         assert given.wait(20)
         if path.name.startswith("img_000"):
             raise LatentStoreError("the disk is full")
@@ -280,16 +283,11 @@ def test_an_error_is_raised_when_nobody_writes_any_more(tmp_path, monkeypatch):
         write_npz(path, *args, **settings)
         ended.append(path)
 
-    def flush(sink):
-        given.set()
-        real_flush(sink)
-
     def close(sink):
         closing.set()
         real_close(sink)
 
-    real_flush, real_close = NpzSink.flush, NpzSink.close
-    monkeypatch.setattr(NpzSink, "flush", flush)
+    real_close = NpzSink.close
     monkeypatch.setattr(NpzSink, "close", close)
     monkeypatch.setattr("kohya_bucket.latents.encode.sinks.write_npz", first_fails)
     with pytest.raises(LatentStoreError, match="the disk is full"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import numpy as np
@@ -185,8 +186,69 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
             load_encoder(name, device="cpu", **settings)
 
 
+def nested(folder):
+    (folder / "config.json").write_text('{"_class_name": "AutoencoderKL", "x": ' + "[" * 10_000 + "]" * 10_000 + "}")
+
+
+def configured(**changes):
+    def change(folder):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps(config | changes), encoding="utf-8")
+
+    return change
+
+
+def pickled(folder):
+    torch.save(model().state_dict(), folder / "diffusion_pytorch_model.bin")
+    (folder / "diffusion_pytorch_model.safetensors").unlink()
+
+
+def weighted(change):
+    def rewrite(folder):
+        state = original_naming(model())
+        change(state)
+        safetensors.save_file(state, folder / "a.safetensors")
+
+    return rewrite
+
+
+def widened(state):
+    for part in ("conv1", "conv2"):
+        state[f"encoder.down.0.block.0.{part}.weight"] = torch.zeros(10**9, 0, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "file", "message"),
+    [
+        (nested, "", "recursion"),
+        (configured(latent_channels=10**9), "", "latent_channels = 1000000000, which no VAE has"),
+        (configured(layers_per_block=10**9), "", "layers_per_block = 1000000000, which no VAE has"),
+        (configured(block_out_channels=[16384] * 4), "", "weights, which no VAE has"),
+        (configured(block_out_channels=["a"] * 4), "", "no VAE at"),
+        (configured(down_block_types=None), "", "no VAE at"),
+        (pickled, "", "safetensors"),
+        (pickled, "diffusion_pytorch_model.bin", "can run code when they are read: give it as .safetensors"),
+        (weighted(lambda state: state.pop("decoder.conv_out.weight")), "a.safetensors", "no decoder.conv_out.weight"),
+        (weighted(lambda state: state.update({"decoder.conv_in.weight": torch.zeros(3)})), "a.safetensors",
+         r"its decoder.conv_in.weight has shape \[3\]"),
+        (weighted(lambda state: state.update({"encoder.down.0.downsample.conv.weight": torch.zeros(3)})),
+         "a.safetensors", "cannot be read as a VAE"),
+        (weighted(lambda state: state.update({"encoder.conv_in.weight": torch.zeros(3, dtype=torch.int32)})),
+         "a.safetensors", "its encoder.conv_in.weight has shape"),
+        (weighted(widened), "a.safetensors", "cannot be read as a VAE"),
+    ],
+)  # fmt: skip
+def test_a_vae_that_cannot_be_is_one_clear_error(tmp_path, make, file, message):
+    model().save_pretrained(tmp_path)
+    make(tmp_path)
+    with pytest.raises(KohyaBucketError, match=message) as raised:
+        load_encoder(tmp_path / file, device="cpu", architecture="sd")
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 1200
+
+
 def test_overflow_in_float16_is_encoded_again(tmp_path):
-    from kohya_bucket.latents.encode.batch_encoder import BatchEncoder
+    from kohya_bucket.latents.vae.encoder import BatchEncoder
 
     vae = model()
     with torch.no_grad():

@@ -15,11 +15,11 @@ from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.fingerprint import Reason, Stale  # noqa: E402
-from kohya_bucket.latents.npz.check import why_npz_bad  # noqa: E402
 from kohya_bucket.latents.npz.exchange import export_npz, import_npz  # noqa: E402
 from kohya_bucket.latents.npz.names import further_path, npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import read_npz, write_npz  # noqa: E402
 from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
+from tests.latents.latent_helpers import why_npz_bad  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.latents.test_npz import equal, item  # noqa: E402
 

@@ -29,9 +29,10 @@ from kohya_bucket.images.tar_index import TarIndex
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.maintenance import pack, prune
 from kohya_bucket.latents.npz import read_write as npz
-from kohya_bucket.latents.npz.check import find_npz, holds_npz, settle_npz, why_npz_bad
-from kohya_bucket.latents.npz.exchange import export_npz, import_npz
-from kohya_bucket.latents.npz.read_write import NOTE, note_of, stored_fingerprint
+from kohya_bucket.latents.npz.check import find_npz, holds_npz, settle_npz
+from kohya_bucket.latents.npz.exchange import export_npz, export_text_npz, import_npz
+from kohya_bucket.latents.npz.read_write import NOTE, note_of
+from kohya_bucket.latents.npz.text import TEXT_FAMILIES
 from kohya_bucket.latents.store.entries import FORMAT, StoreEntry, arrow, decode
 from kohya_bucket.latents.store.exact_arrays import checksum
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -39,9 +40,8 @@ from kohya_bucket.latents.store.layout import Layout, content_tag
 from kohya_bucket.latents.store.shards import read_header
 from kohya_bucket.latents.store.state import status, verify
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
-from kohya_bucket.latents.text.npz_files import TEXT_FAMILIES, export_text_npz
 from tests.hostile import any_bytes, any_json, any_npz, any_table, as_json, npy
-from tests.latents.latent_helpers import PRINT, SPACE, bits, entry, fill
+from tests.latents.latent_helpers import PRINT, SPACE, bits, entry, fill, stored_fingerprint, why_npz_bad
 from tests.latents.text_outputs import fill_texts
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -126,7 +126,7 @@ class Store:
                 made = any_bytes(entries, rng)
             shard.write_bytes(put_entries(shard.read_bytes(), made))
         elif way in (5, 6):
-            [manifest] = Layout(self.root).manifests()
+            manifest, twin = Layout(self.root).manifests()
             table, description = decode(manifest.read_bytes())
             if way == 5:
                 made = with_description(any_table(table, rng), json.dumps(description).encode())
@@ -135,6 +135,7 @@ class Store:
             if rng.random() < 0.1:
                 made = any_bytes(made, rng)
             manifest.unlink()
+            twin.unlink()
             manifest.with_name(f"manifest-{9:020d}-{content_tag(made)}.parquet").write_bytes(made)
         else:
             file = self.root / "store.json"

@@ -81,7 +81,7 @@ def test_precompute_to_an_address(tmp_path, images, run, monkeypatch):
     assert (code, text.startswith(f"{out}: 5 items"), "everything is up to date" in text) == (0, True, True)
     code, text, _ = run("cache", "pack", out, "--to", tmp_path / "here")
     assert (code, "5 items copied" in text) == (0, True)
-    assert LatentStore(tmp_path / "here").images_root() == folder
+    assert LatentStore(tmp_path / "here").layout.images_root() == folder
     code, text, _ = run("cache", "export", out, "--arch", "sd", "-o", tmp_path / "npz")
     assert (code, "5 latents exported" in text) == (0, True)
     code, _, errors = run("precompute", folder, *options, "-o", out, "--format", "npz", "--arch", "sd")
@@ -249,7 +249,7 @@ class_tokens = "x"
 
 @pytest.mark.parametrize("format", ["shards", "npz"])
 def test_a_config_that_trains_images_at_other_sizes(tmp_path, images, run, monkeypatch, format):
-    config = several_sizes(tmp_path, "remainder = 'catch_all'\nresolutions = [64, 96]")
+    config = several_sizes(tmp_path, "remainder = 'catch_all'\nresolutions = [64, 96]\nsame_shape = true")
     where = ["-o", tmp_path / "out"] if format == "shards" else ["--arch", "sd"]
     options = ["--config", config, "--vae", "mean" if format == "shards" else "posterior", "--format", format, *where]
     code, text, err = run("precompute", *options)
@@ -292,7 +292,7 @@ def test_options_of_a_config_are_read_from_the_environment_too(tmp_path, images,
             "say how a --config will be trained",
         ),
         (["precompute", "data", "-o", "out", "-p", "sdxl"], "add --vae"),
-        (["precompute", "data", "-o", "out", "--vae", "mean"], "choose the buckets by --resolution"),
+        (["precompute", "data", "-o", "out", "--vae", "mean"], "choose the buckets by --arch, --resolution"),
         (["precompute", "-o", "out", "--vae", "mean", "-p", "sdxl"], "name a folder"),
         (["cache", "status", "nowhere"], "not a latent store"),
         (["cache", "export", "nowhere", "--arch", "sd4"], "must be one of sd, sdxl"),
@@ -356,7 +356,7 @@ def test_a_linked_folder_keeps_its_names_and_its_npz(tmp_path, images, run):
         (["images", "-p", "sdxxl", "-o", "out"], "sdxxl"),
         (["images", "-p", "sdxl"], "add --output"),
         (["images", "-p", "sdxl", "-o", "out", "--dtype", "int3"], "int3"),
-        (["images", "-p", "sdxl", "-o", "out", "--arch", "sd9"], "--arch is 'sd9'"),
+        (["images", "-p", "sdxl", "-o", "out", "--arch", "sd9"], "--arch 'sd9': use one of sd, sdxl"),
         (["images", "-p", "sdxl", "-o", "out", "--interpolation", "best"], "'best'"),
         (["images", "-p", "sdxl", "--format", "zip"], "'zip'"),
         (["images", "-p", "sdxl", "--format", "npz", "--posterior"], "--posterior"),

@@ -16,9 +16,9 @@ import kohya_bucket  # noqa: E402
 from kohya_bucket.datasets.latents import BucketedLatentDataset  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import precompute_latents  # noqa: E402
+from kohya_bucket.latents.captions import Caption, Encoding  # noqa: E402
 from kohya_bucket.latents.store.exact_arrays import pack  # noqa: E402
 from kohya_bucket.latents.store.writer import StoreWriter  # noqa: E402
-from kohya_bucket.latents.text.captions import Caption, Encoding  # noqa: E402
 from tests.latents.latent_helpers import bits, fill  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.latents.text_outputs import fill_texts, made_outputs, same_outputs  # noqa: E402

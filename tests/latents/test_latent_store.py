@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,17 +222,36 @@ def test_a_damaged_or_lost_manifest_costs_no_item(tmp_path):
         assert store.strings("source") == ["a", "b"]
         assert store.damage[0][0] == path.name
         assert same(store.read(1), want["b"])
-    path.unlink()
+    for path in Layout(tmp_path).manifests():
+        path.unlink()
     assert len(LatentStore(tmp_path)) == 2
 
 
-def test_a_manifest_of_shards_that_are_gone_names_only_what_is_there(tmp_path):
+def test_a_damaged_manifest_costs_no_newer_caption_and_whoever_opens_the_store_says_it(tmp_path, caplog):
+    fill(tmp_path, ["a"])
+    store = LatentStore(tmp_path)
+    path = write_manifest(store, store.with_texts(caption={0: "newer"}))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    store = LatentStore(tmp_path)
+    assert store.strings("caption") == ["newer"]
+    (said,) = caplog.messages
+    assert f"{path.name} is damaged" in said
+    assert write_manifest(store) is not None
+    assert LatentStore(tmp_path).strings("caption") == ["newer"]
+    assert len(caplog.messages) == 1
+
+
+def test_a_manifest_of_shards_that_are_gone_has_only_what_is_there_and_the_rest_is_named(tmp_path, caplog):
     fill(tmp_path, ["a"])
     fill(tmp_path, ["b"])
     write_manifest(LatentStore(tmp_path))
     store = LatentStore(tmp_path)
     (Layout(tmp_path).shards / store.info(0).name).unlink()
     assert LatentStore(tmp_path).strings("source") == ["b"]
+    (said,) = caplog.messages
+    assert f"{store.info(0).name}: gone; 1 item is lost: a" in said
     with pytest.raises(LatentStoreError, match="packed or pruned"):
         store.read(0)
 
@@ -240,7 +262,7 @@ def test_manifests_replace_each_other(tmp_path):
     assert write_manifest(LatentStore(tmp_path)) is None
     fill(tmp_path, ["b"])
     assert write_manifest(LatentStore(tmp_path)) is not None
-    assert len(Layout(tmp_path).manifests()) == 1
+    assert len(Layout(tmp_path).manifests()) == 2
 
 
 def test_unfinished_files_are_not_seen(tmp_path):
@@ -295,6 +317,25 @@ def test_a_store_that_is_packed_while_it_is_opened_has_all_items(tmp_path, monke
     assert store.strings("source") == sorted(want)
     assert all(same(store.read(i), want[name]) for i, name in enumerate(sorted(want)))
     assert store.damage == []
+
+
+def test_a_store_that_is_packed_between_its_listing_and_the_look_at_each_file_has_all_items(tmp_path, monkeypatch):
+    want = fill(tmp_path, ["a", "b"]) | fill(tmp_path, ["c"])
+    real, packed = os.scandir, []
+
+    @contextmanager
+    def listed(folder):
+        with real(folder) as found:
+            entries = list(found)
+        if not packed and Path(folder).name == "shards":
+            packed.append(True)
+            pack(LatentStore(tmp_path))
+        yield entries
+
+    monkeypatch.setattr(os, "scandir", listed)
+    store = LatentStore(tmp_path)
+    assert packed
+    assert store.strings("source") == sorted(want)
 
 
 def test_captions_are_those_of_a_manifest_that_came_meanwhile(tmp_path, monkeypatch):

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.npz import read_write as npz
-from kohya_bucket.latents.npz.check import why_npz_bad
 from kohya_bucket.latents.npz.names import collisions, npz_path, size_from_name
-from kohya_bucket.latents.npz.read_write import OpenNpz, stored_fingerprint
-from tests.latents.latent_helpers import PRINT
+from kohya_bucket.latents.npz.read_write import OpenNpz
+from tests.latents.latent_helpers import PRINT, stored_fingerprint, why_npz_bad
 
 PLAIN = [ARCHITECTURES[name].read_by("0.10.1") for name in ("sd", "sdxl")]
 ALL = [*ARCHITECTURES.values(), *PLAIN]

@@ -14,11 +14,11 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import Reason, Stale, source_identity
 from kohya_bucket.latents.npz import read_write as npz
-from kohya_bucket.latents.npz.check import find_npz, settle_npz, why_npz_bad
+from kohya_bucket.latents.npz.check import find_npz, settle_npz
 from kohya_bucket.latents.npz.names import further_path
 from kohya_bucket.latents.npz.read_write import OpenNpz
 from kohya_bucket.latents.store.entries import StoreEntry
-from tests.latents.latent_helpers import PRINT
+from tests.latents.latent_helpers import PRINT, why_npz_bad
 from tests.latents.test_npz import equal, item
 
 SIZED = ARCHITECTURES["sdxl"]

@@ -19,9 +19,9 @@ from kohya_bucket.images.stamps import hash_file  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.dtypes import to_float32  # noqa: E402
-from kohya_bucket.latents.encode.batch_encoder import noise_seed, normalize  # noqa: E402
 from kohya_bucket.latents.encode.worker import shares  # noqa: E402
 from kohya_bucket.latents.npz.exchange import import_npz  # noqa: E402
+from kohya_bucket.latents.vae.encoder import noise_seed, normalize  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 
 

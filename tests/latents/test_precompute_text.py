@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.captions import Caption
+from kohya_bucket.latents.encode import text_encoder
+from kohya_bucket.latents.encode.precompute_text import precompute_text
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.text import transformers_encoder
-from kohya_bucket.latents.text.captions import Caption
-from kohya_bucket.latents.text.precompute_text import precompute_text
 from tests.latents.latent_helpers import fill
 from tests.latents.text_outputs import made_outputs, same_outputs
 
@@ -104,7 +104,7 @@ class Asked(Stub):
 
 
 def test_the_command(tmp_path, command_line, monkeypatch):
-    monkeypatch.setattr(transformers_encoder, "load_text_encoder", Asked)
+    monkeypatch.setattr(text_encoder, "load_text_encoder", Asked)
     fill(tmp_path / "store", NAMES)
     where = ["precompute", "--text", "-o", tmp_path / "store"]
     more = ["--text-encoder", "a", "--text-encoder", "b", "--max-length", 77, "--max-length", 512, "--layer", -2]

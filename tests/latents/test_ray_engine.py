@@ -28,20 +28,20 @@ from kohya_bucket.cli.options import SourceOptions  # noqa: E402
 from kohya_bucket.cli.sources import source_in  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents import LatentStore  # noqa: E402
+from kohya_bucket.latents.encode import text_encoder  # noqa: E402
 from kohya_bucket.latents.encode.precompute import encode_items  # noqa: E402
+from kohya_bucket.latents.encode.precompute_text import precompute_text  # noqa: E402
 from kohya_bucket.latents.encode.worker import pieces_of  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
 from kohya_bucket.latents.on_ray.encode_on_ray import (  # noqa: E402
     encode_on_ray,
     encoders,
+    text_on_ray,
 )
-from kohya_bucket.latents.on_ray.text import text_on_ray  # noqa: E402
 from kohya_bucket.latents.store.contents import Assigned  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.state import verify  # noqa: E402
 from kohya_bucket.latents.store.writer import StoreWriter  # noqa: E402
-from kohya_bucket.latents.text import transformers_encoder  # noqa: E402
-from kohya_bucket.latents.text.precompute_text import precompute_text  # noqa: E402
 from tests.latents import ray_driver  # noqa: E402
 from tests.latents.containers import cells, make_saved, make_table, make_tars, with_captions  # noqa: E402
 from tests.latents.latent_helpers import SPACE, bits, entry  # noqa: E402
@@ -392,7 +392,7 @@ def test_captions_are_encoded_as_locally(cluster, images, tmp_path, monkeypatch,
         same_outputs(far.arrays(int(j)), local.arrays(i))
     again = text_on_ray(tmp_path / "ray", Texts, concurrency=1)
     assert (again.encoded, again.current) == (0, 32)
-    monkeypatch.setattr(transformers_encoder, "load_text_encoder", texts)
+    monkeypatch.setattr(text_encoder, "load_text_encoder", texts)
     options = ("--text-encoder", "clip", "--collection", "other", "--engine", "ray")
     code, out, _ = command_line("precompute", "--text", "-o", tmp_path / "ray", *options)
     assert (code, "32 encoded, 0 were current; 32 captions" in out) == (0, True)

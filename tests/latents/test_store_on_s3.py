@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from kohya_bucket.errors import LatentStoreError, StorageError
+from kohya_bucket.images import remote
 from kohya_bucket.latents.maintenance import pack, prune
 from kohya_bucket.latents.npz.names import paths_beside
 from kohya_bucket.latents.remote import storage
@@ -140,19 +143,62 @@ def test_one_of_many_creates_a_file(address):
 
 
 def test_a_file_whose_answer_was_lost_is_ones_own(address, monkeypatch):
-    """The client asks again by itself, and hears that there is one."""
-    StoreWriter(address)
+    """Also where the client remembers a listing without it."""
+    storage.create(f"{address}/shards/a", b"another")
+    assert len(storage.listing(f"{address}/shards")) == 1
     system, _ = storage.storage_of(address)
     pipe = system.pipe_file
 
-    def twice(path, data, **options):
-        pipe(path, data, **options)
-        pipe(path, data, **options)
+    def lost(path, data, **options):
+        monkeypatch.setattr(system, "pipe_file", pipe)
+        type(system)(skip_instance_cache=True).pipe_file(path, data, **options)
+        raise ConnectionResetError
 
-    monkeypatch.setattr(system, "pipe_file", twice)
+    monkeypatch.setattr(system, "pipe_file", lost)
     storage.create(f"{address}/shards/b", b"mine")
     with pytest.raises(FileExistsError):
         storage.create(f"{address}/shards/b", b"another's")
+
+
+class Faulty(BaseHTTPRequestHandler):
+    """Answers with an error, or with half of what it says."""
+
+    asked: ClassVar[list[str]] = []
+    status = 503
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        self.send_response(self.status)
+        self.send_header("Content-Length", "4" if self.status == 206 else "0")
+        self.end_headers()
+        if self.status == 206:
+            self.wfile.write(b"ha")
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("status", [503, 206], ids=["busy", "cut off"])
+def test_a_server_that_fails_is_asked_no_more_often_than_is_said(bucket, monkeypatch, status):
+    waits = []
+    monkeypatch.setattr(storage.time, "sleep", waits.append)
+    monkeypatch.setattr(Faulty, "asked", [])
+    monkeypatch.setattr(Faulty, "status", status)
+    monkeypatch.setattr(storage, "_left_to_fsspec", {"training"})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Faulty)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    other = remote.storage_of(bucket)[0]
+    other = type(other)(client_kwargs={"endpoint_url": address}, skip_instance_cache=True)
+    monkeypatch.setattr(remote, "_system", lambda *_: other)
+    try:
+        with pytest.raises(StorageError, match=r"cannot be read: .* \(7 tries"):
+            storage.read_ranges([storage.Range(f"{bucket}/a", 0, 4)])
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert len(Faulty.asked) == 7
+    assert 6 < sum(waits) < 13
 
 
 def test_a_bucket_that_is_not_there_is_said(bucket, monkeypatch):

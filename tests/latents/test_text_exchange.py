@@ -9,17 +9,11 @@ import numpy as np
 import pytest
 
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.captions import Caption
+from kohya_bucket.latents.npz.exchange import export_text_npz, import_text_npz
 from kohya_bucket.latents.npz.read_write import read_arrays
+from kohya_bucket.latents.npz.text import CAPTION_KEY, ENCODERS_KEY, TEXT_FAMILIES, text_marks
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.text.captions import Caption
-from kohya_bucket.latents.text.npz_files import (
-    CAPTION_KEY,
-    ENCODERS_KEY,
-    TEXT_FAMILIES,
-    caption_mark,
-    export_text_npz,
-    import_text_npz,
-)
 from tests.latents.text_outputs import fill_texts, same_outputs
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -53,7 +47,7 @@ def folder_of(root, family, captions, *, marked=True):
         image.write_bytes(b"")
         image.with_suffix(".txt").write_text(f"{text}\nanother line", encoding="utf-8")
         arrays = want[str(image)] = outputs_of(family, len(text))
-        marks = {CAPTION_KEY: caption_mark(text), ENCODERS_KEY: np.frombuffer(b"abc", np.uint8)} if marked else {}
+        marks = text_marks(text, "abc") if marked else {}
         np.savez(root / f"{number}{TEXT_FAMILIES[family].suffix}", **arrays, **marks)
         images.append(str(image))
     return images, want
@@ -117,7 +111,7 @@ def test_what_cannot_be_known_is_skipped_with_its_reason(tmp_path):
 def test_what_a_file_says_is_looked_at(tmp_path, name, value, why):
     known = TEXT_FAMILIES["anima"]
     images, _ = folder_of(tmp_path / "a", "anima", ["one", "two"])
-    arrays = outputs_of("anima", 1) | {CAPTION_KEY: caption_mark("one")} | {name: value}
+    arrays = outputs_of("anima", 1) | text_marks("one") | {name: value}
     path = tmp_path / "a" / "0_anima_te.npz"
     np.savez(path, **arrays)
     done = import_text_npz(images, [None] * 2, tmp_path / "text", known, images_root=tmp_path)
@@ -132,7 +126,7 @@ def test_further_captions_of_an_image_have_files_and_rates_of_their_own(tmp_path
     images, _ = folder_of(tmp_path / "a", "anima", ["one"])
     for number, rate in ((2, 0.1), (3, 0.1)):
         arrays = outputs_of("anima", number) | {"caption_dropout_rate": np.array(rate, np.float32)}
-        np.savez(tmp_path / "a" / f"0_anima_te_{number}.npz", **arrays, **{CAPTION_KEY: caption_mark("one")})
+        np.savez(tmp_path / "a" / f"0_anima_te_{number}.npz", **arrays, **text_marks("one"))
     import_text_npz(images, [None], tmp_path / "text", TEXT_FAMILIES["anima"], images_root=tmp_path)
     store = LatentStore(tmp_path / "text")
     assert set(store.strings("source")) == {Caption("one").key, Caption("one", 0.1).key}

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from kohya_bucket.latents.captions import Caption, Encoding
 from kohya_bucket.latents.store.exact_arrays import pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter
-from kohya_bucket.latents.text.captions import Caption, Encoding
 
 Outputs = dict[str, Any]
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from kohya_bucket.musubi.caching.judge import Caches
-from kohya_bucket.musubi.caching.made_by import made_by
-from kohya_bucket.musubi.caching.session import ORIGIN, Origin, Session, save_latents, save_text
+from kohya_bucket.musubi.cache_files import made_by
+from kohya_bucket.musubi.caches import Caches
+from kohya_bucket.musubi.caching import Session, save_item
 
 
 def tensor_bytes(shapes: dict[str, tuple[int, ...]], texts: dict[str, str], fill: int = 1) -> bytes:
@@ -90,20 +90,21 @@ class Folder:
                 self.save(session, source)
 
     def save(self, session: Session, source: Any) -> None:
-        side, cache = session.selector.side, self.root / "cache"
+        side, cache = session.caches.selector.side, self.root / "cache"
         item = SimpleNamespace(
-            original_size=(self.side, self.side), bucket_size=(side, side), caption=f"caption {source.number}",
+            item_key=source.key, caption=f"caption {source.number}", frame_count=None,
+            original_size=(self.side, self.side), bucket_size=(side, side),
             latent_cache_path=str(cache / f"{source.stem}_{self.side:04d}x{self.side:04d}_zi.safetensors"),
             text_encoder_output_cache_path=str(cache / f"{source.stem}_zi_te.safetensors"),
         )  # fmt: skip
-        setattr(item, ORIGIN, Origin(session, source))
+        assert session.take(item)
         if session.text:
             content = tensor_bytes({"varlen_t_float32": (4, 8)}, {"caption1": item.caption})
-            save_text(item, lambda: Path(item.text_encoder_output_cache_path).write_bytes(content))
+            save_item(item, lambda: Path(item.text_encoder_output_cache_path).write_bytes(content), text=True)
         else:
             name = f"latents_1x{side // 8}x{side // 8}_float32"
             content = tensor_bytes({name: (16, side // 8, side // 8)}, {})
-            save_latents(item, lambda: Path(item.latent_cache_path).write_bytes(content))
+            save_item(item, lambda: Path(item.latent_cache_path).write_bytes(content), text=False)
 
     def reasons(self, **arguments: Any) -> list[list[str]]:
         """Per item why its latents, then why its text cannot be trained."""

@@ -7,7 +7,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kohya_bucket.musubi.caching.sources import CacheName, foreign_names, item_stem, stems_of, without_clip
+from kohya_bucket.musubi.items import CacheName, foreign_names, item_stem, stems_of, without_clip
 
 WORDS = st.text("ab_-. é1x", min_size=1, max_size=6).filter(lambda word: word.strip(". ") != "")
 PATHS = st.builds(

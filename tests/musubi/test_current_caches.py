@@ -13,9 +13,9 @@ from cache_folder import Folder, tensor_bytes
 from PIL import Image
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.musubi.caching.made_by import made_by
-from kohya_bucket.musubi.caching.session import Session, save_latents
-from kohya_bucket.musubi.from_config import TrainingItems, items_of_config, only_these, pick_out
+from kohya_bucket.musubi.cache_files import made_by
+from kohya_bucket.musubi.caching import Session, save_item
+from kohya_bucket.musubi.trained_items import TrainingItems, items_of_config
 
 
 @pytest.fixture
@@ -83,10 +83,10 @@ def test_an_item_of_a_family_that_is_not_known_is_written_whole_and_says_nothing
     path = tmp_path / "x_0064x0064_new.safetensors"
     item = SimpleNamespace(latent_cache_path=str(path))
     content = tensor_bytes({"latents_1x8x8_float32": (16, 8, 8)}, {})
-    save_latents(item, lambda: Path(item.latent_cache_path).write_bytes(content))
+    save_item(item, lambda: Path(item.latent_cache_path).write_bytes(content), text=False)
     assert path.read_bytes() == content
     with pytest.raises(LatentStoreError, match="gone"):
-        save_latents(item, lambda: (_ for _ in ()).throw(OSError("gone")))
+        save_item(item, lambda: (_ for _ in ()).throw(OSError("gone")), text=False)
     assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
 
@@ -150,12 +150,8 @@ def test_only_these_go_into_buckets_each_with_its_own_shape(folder: Folder) -> N
     name, header = items.files[paths[0]]
     items.files[paths[0]] = name, type(header)(header.texts, {"latents_1x9x9_float32": (16, 9, 9)}, header.content)
     buckets: dict[Any, list[Any]] = {(64, 64): [*records, records[1]]}
-    with only_these(items):
-        pick_out(buckets)
+    items.pick_out_of(buckets)
     assert sorted(len(found) for found in buckets.values()) == [1, 3]
     assert all(key[:2] == (64, 64) for key in buckets)
-    with only_these(items), pytest.raises(SystemExit):
-        pick_out({(64, 64): records[1:]})
-    untouched: dict[Any, list[Any]] = {(64, 64): records}
-    pick_out(untouched)
-    assert untouched == {(64, 64): records}
+    with pytest.raises(SystemExit):
+        items.pick_out_of({(64, 64): records[1:]})

@@ -45,7 +45,7 @@ def test_plan(config, command_line):
     assert (a["items"], a["kept"], a["dropped"], a["counted"]) == ([9, 9, 9, 25], 27, 3, False)
     assert (b["bucket"], b["fps"]) == ([64, 96], 30.0)
     assert (images["items"], images["samples"]) == (2, 4)
-    assert [(row["gpus"], row["steps"], row["missed"]) for row in found["gpus"]] == [(1, 14, 0), (2, 9, 0)]
+    assert [(row["gpus"], row["steps"], row["missed"]) for row in found["gpus"]] == [(1, 14, 0), (2, 7, 0)]
     assert {f["code"] for f in found["findings"]} == {"too-short", "source-fps"}
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.musubi.architectures import ARCHITECTURES, architecture_named
-from kohya_bucket.musubi.config import ClipKeys, ImageKeys, is_musubi, read_config
+from kohya_bucket.musubi.architectures import ANY, ARCHITECTURES, architecture_named
+from kohya_bucket.musubi.config import is_musubi, read_config
+from kohya_bucket.musubi.keys import ClipKeys, ImageKeys
 from kohya_bucket.musubi.listing import list_items
-from kohya_bucket.musubi.rules import clip_rule, picture_rule, rates_of
 from tests.pictures import make_pictures
 
 CLIPS = "[[datasets]]\nvideo_directory = 'v'\ncaption_extension = '.txt'\nenable_bucket = true\n"
@@ -20,7 +20,7 @@ CLIPS = "[[datasets]]\nvideo_directory = 'v'\ncaption_extension = '.txt'\nenable
 def read(tmp_path, text, arch="wan"):
     file = tmp_path / "c.toml"
     file.write_text(text, encoding="utf-8")
-    return read_config(file, None if arch is None else ARCHITECTURES[arch])
+    return read_config(file, ANY if arch is None else ARCHITECTURES[arch])
 
 
 def said(config):
@@ -66,6 +66,7 @@ def test_keys_of_general_and_of_each_data_set(tmp_path):
         ("target_frames = [0]", "frames", "no frames follow from one of these"),
         ("source_fps = 0.0", "frames", "a rate above 0"),
         ("batch_size = 0", "batch-size", "batch_size is 0"),
+        ("batch_size = false", "batch-size", "batch_size is 0"),
         ("resolution = 0", "resolution", "must be sides of 1 pixel or more"),
         ("target_frames = [30, 31]", "target-frames", "are rounded to [29]: Wan takes 4n+1 frames"),
         ("bucket_no_upscale = true", "clip-buckets", "as the newest musubi-tuner places them; up to 0.3.4"),
@@ -93,8 +94,8 @@ def test_what_is_different_for_minimax_h3(tmp_path, line, code, words):
 def test_clips_of_minimax_h3_last_as_long_as_before():
     """Frames are dropped or repeated to reach 24 a second."""
     keys, model = ClipKeys((512, 512), True, target_frames=(5, 22, 40), frame_extraction="chunk"), ARCHITECTURES["mmh3"]
-    rates = rates_of(keys, model, np.array([24.0, 48.0, 12.0, 0.0]))
-    placed = clip_rule(keys, model).place([(640, 360)] * 4, [44, 44, 22, 44], rates)
+    rates = keys.rates(model, np.array([24.0, 48.0, 12.0, 0.0]))
+    placed = keys.clip_rule(model).place([(640, 360)] * 4, [44, 44, 22, 44], rates)
     assert placed.frames.tolist() == [44, 22, 44, 44]
     assert {tuple(size) for size in placed.picture.bucket_sizes.tolist()} == {(672, 384)}
     assert set(placed.spans.length.tolist()) == {5, 22, 39}
@@ -116,7 +117,7 @@ def test_where_clips_go_depends_on_the_checkout(tmp_path, hands_on):
     for text in (CLIPS, CLIPS + "bucket_no_upscale = true\n", CLIPS.replace("true", "false")):
         file.write_text(text, encoding="utf-8")
         config = read_config(file, wan)
-        placed[text] = picture_rule(config.datasets[0], wan).place([(480, 270), (270, 480)]).bucket_sizes.tolist()
+        placed[text] = config.datasets[0].picture_rule(wan).place([(480, 270), (270, 480)]).bucket_sizes.tolist()
         assert "clip-buckets" not in said(config)
         assert ("clips-without-buckets" in said(config)) is ("false" in text and not hands_on)
     in_buckets, kept, one_size = placed.values()
@@ -167,8 +168,8 @@ def test_images_without_a_caption_are_left_out_and_named(tmp_path):
     (tmp_path / "i" / "0.Png").touch()
     folder = (tmp_path / "i").as_posix()
     config = read(tmp_path, f"[[datasets]]\nimage_directory = '{folder}'\ncaption_extension = '.txt'\n")
-    listed = list_items(config.datasets[0], "dataset 1", config.findings)
-    assert [Path(path).name for path in listed.paths] == ["0.png", "2.png"]
+    paths = list_items(config.datasets[0], "dataset 1", config.findings)
+    assert [Path(path).name for path in paths] == ["0.png", "2.png"]
     assert (
         "1 image without a caption, which musubi-tuner leaves out (before 0.3.0 it stops there): "
         in said(config)["no-caption"]
@@ -190,9 +191,8 @@ def test_lines_of_a_list(tmp_path):
     list_file.write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
     (tmp_path / "a.mp4").touch()  # beside the list, and not here
     config = read(tmp_path, f"[[datasets]]\nvideo_jsonl_file = '{list_file.as_posix()}'\ncache_directory = 'c'\n")
-    listed = list_items(config.datasets[0], "dataset 1", config.findings)
-    assert list(listed.paths) == [str(tmp_path / "a.mp4"), "x/a.mp4"]
-    assert listed.controls == [(), ("c.mp4",)]
+    paths = list_items(config.datasets[0], "dataset 1", config.findings)
+    assert paths == [str(tmp_path / "a.mp4"), "x/a.mp4"]
     assert sorted(f.message.split(" of ")[0] for f in config.findings.of(Severity.ERROR)) == [
         "line 3", "line 4", "line 5"
     ]  # fmt: skip

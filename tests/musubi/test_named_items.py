@@ -10,8 +10,8 @@ import pytest
 from cache_folder import Dataset, Folder
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.musubi.caching.sources import table_of
-from kohya_bucket.musubi.from_config import TrainingItems, items_of_config
+from kohya_bucket.musubi.items import table_of
+from kohya_bucket.musubi.trained_items import TrainingItems, items_of_config
 
 
 def listed(rows: list[dict[str, Any]]) -> Any:

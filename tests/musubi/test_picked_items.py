@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from cache_folder import Selector
+from cache_folder import Folder
 from PIL import Image
 
-from kohya_bucket.musubi.caching.session import PickedSource
-from kohya_bucket.musubi.caching.sources import Source
+from kohya_bucket.musubi.caching import PickedSource, Session
 
 
-class Picker:
-    def __init__(self, wanted: set[int]) -> None:
-        self.wanted, self.out, self.selector = wanted, dict[int, str](), Selector(64)
-
-    def wants(self, number: int) -> bool:
-        return number in self.wanted
-
-    def before(self, number: int, *, pictures: bool) -> None:
-        assert number in self.wanted
-
-    def failed(self, number: int, why: str) -> None:
-        self.out[number] = why
-
-    def source(self, number: int) -> Source:
-        return Source(number, f"/im/{number}.png", None, str(number), (f"/im/{number}.png",))
+def session_of(root: Path) -> Session:
+    return Session(Folder(root, 1).caches(), text=False)
 
 
 class Images:
@@ -47,40 +34,48 @@ class Images:
         self.fetched.append(number)
         if number in self.broken:
             raise self.broken[number]
-        return f"/im/{number}.png", [Image.new("RGB", (70, 60))], "caption", None
+        return f"{number}.png", [Image.new("RGB", (70, 60))], "caption", None
 
 
-def test_only_what_is_wanted_is_fetched_and_what_fails_is_known() -> None:
-    inner = Images(6, {1: OSError("image file is truncated"), 3: SyntaxError("broken PNG file"), 5: OSError("never")})
-    picker = Picker({0, 1, 3, 4})
-    found = [fetch() for fetch in PickedSource(inner, picker)]
+def test_only_what_is_wanted_is_fetched_and_what_fails_is_known(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, 5)
+    folder.make()
+    for number in (0, 1, 3, 4):
+        (tmp_path / "cache" / f"a{number}_0064x0064_zi.safetensors").unlink()
+    session = Session(folder.caches(), text=False)
+    inner = Images(5, {1: OSError("image file is truncated"), 2: OSError("never"), 3: SyntaxError("broken PNG file")})
+    found = [fetch() for fetch in PickedSource(inner, session)]
     assert inner.fetched == [0, 1, 3, 4]
-    assert picker.out == {1: "cannot be read as an image (image file is truncated)", 3: "SyntaxError: broken PNG file"}
-    assert [key for key, *_ in found] == [f"/im/{number}.png" for number in (0, 1, 3, 4)]
+    assert session.left_out == {
+        1: "cannot be read as an image (image file is truncated)",
+        3: "SyntaxError: broken PNG file",
+    }
+    assert [key for key, *_ in found] == ["0.png", folder.paths[1], folder.paths[3], "4.png"]
     assert all(len(images) == 1 and min(images[0].size) >= 32 for _, images, _, _ in found)
 
 
-def test_memory_that_runs_out_is_no_broken_image() -> None:
-    (fetch,) = PickedSource(Images(1, {0: MemoryError()}), Picker({0}))
+def test_memory_that_runs_out_is_no_broken_image(tmp_path: Path) -> None:
+    (fetch,) = PickedSource(Images(1, {0: MemoryError()}), session_of(tmp_path))
     with pytest.raises(MemoryError):
         fetch()
 
 
-def test_an_image_without_a_bucket_is_left_out() -> None:
-    picker = Picker({0})
-    picker.selector = SimpleNamespace(get_bucket_resolution=lambda size: (size[0], size[1] // 64))  # type: ignore[assignment]
-    for fetch in PickedSource(Images(1, {}), picker):
+def test_an_image_without_a_bucket_is_left_out(tmp_path: Path) -> None:
+    session = session_of(tmp_path)
+    session.caches.selector = SimpleNamespace(get_bucket_resolution=lambda size: (size[0], size[1] // 64))  # type: ignore[assignment]
+    for fetch in PickedSource(Images(1, {}), session):
         fetch()
-    assert picker.out == {0: "70x60 is too small: with bucket_no_upscale it gets no bucket"}
+    assert session.left_out == {0: "70x60 is too small: with bucket_no_upscale it gets no bucket"}
 
 
-def test_captions_and_videos_have_stand_ins_of_their_own() -> None:
+def test_captions_and_videos_have_stand_ins_of_their_own(tmp_path: Path) -> None:
     def broken() -> Any:
         raise OSError("no caption")
 
-    captions = PickedSource(_Listed([broken], caption_only=True), Picker({0}))
-    assert [fetch() for fetch in captions] == [("/im/0.png", "")]
-    (video,) = [fetch() for fetch in PickedSource(_Listed([broken], caption_only=False), Picker({0}))]
+    session = session_of(tmp_path)
+    captions = PickedSource(_Listed([broken], caption_only=True), session)
+    assert [fetch() for fetch in captions] == [(session.caches.table.sources[0].key, "")]
+    (video,) = [fetch() for fetch in PickedSource(_Listed([broken], caption_only=False), session)]
     assert np.asarray(video[1]).shape == (1, 64, 64, 3)
 
 

@@ -13,42 +13,31 @@ from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.npz.read_write import NOTE
-from kohya_bucket.musubi.caching.files import (
-    BrokenFileError,
-    TensorFile,
-    TextNote,
-    read_latents_note,
-    read_tensor_file,
-    read_text_note,
-    texts_of,
-    write_with_texts,
-)
+from kohya_bucket.musubi.cache_files import BrokenFileError, Note, TensorFile, read_tensor_file, write_with_note
 
 SHAPES = {"latents_1x2x3_float32": (4, 2, 3), "empty": (0,), "clip_mask": (5,)}
 
 
-def nothing(_: object) -> dict[str, str]:
-    return {}
-
-
-def write(path: Path, fill: int = 1, note: TextNote | None = None) -> None:
+def write(path: Path, fill: int = 1, note: Note | None = None) -> None:
     content = tensor_bytes(SHAPES, {"architecture": "zi"}, fill)
-    write_with_texts(
-        path, lambda to: to.write_bytes(content), lambda file: {} if note is None else texts_of(note, file)
-    )
+    write_with_note(path, lambda to: to.write_bytes(content), lambda _: note)
+
+
+def note_of_text(file: TensorFile) -> Note | None:
+    return Note.in_file(file, latents=False)
 
 
 def test_texts_are_added_and_nothing_else_is_changed(tmp_path: Path) -> None:
     plain, more = tmp_path / "plain.safetensors", tmp_path / "new" / "more.safetensors"
-    note = TextNote([(1, 2, "3")], {"vae": "x"})
+    note = Note([(1, 2, "3")], {"vae": "x"})
     write(plain)
     write(more, note=note)
     assert plain.read_bytes() == tensor_bytes(SHAPES, {"architecture": "zi"})
     file, other = read_tensor_file(more), read_tensor_file(plain)
     assert (file.shapes, file.content) == (SHAPES, other.content)
     assert file.texts["architecture"] == "zi"
-    assert read_text_note(file) == note
-    assert read_text_note(other) is None
+    assert note_of_text(file) == note
+    assert note_of_text(other) is None
     assert more.read_bytes().endswith(bytes([1]) * 116)
     assert [path.name for path in more.parent.iterdir()] == [more.name]
 
@@ -56,7 +45,7 @@ def test_texts_are_added_and_nothing_else_is_changed(tmp_path: Path) -> None:
 def test_other_readers_see_the_same_tensors(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed here")
     write(tmp_path / "plain.safetensors")
-    write(tmp_path / "more.safetensors", note=TextNote())
+    write(tmp_path / "more.safetensors", note=Note())
     plain, more = (safetensors.load_file(tmp_path / f"{name}.safetensors") for name in ("plain", "more"))
     assert plain.keys() == more.keys()
     assert all((plain[name] == more[name]).all() for name in plain)
@@ -64,7 +53,7 @@ def test_other_readers_see_the_same_tensors(tmp_path: Path) -> None:
 
 def test_a_file_that_is_cut_off_anywhere_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
-    write(path, note=TextNote())
+    write(path, note=Note())
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
@@ -113,21 +102,21 @@ def test_what_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(LatentStoreError, match="disk is full"):
-        write_with_texts(path, half, nothing)
+        write_with_note(path, half, lambda _: None)
     with pytest.raises(BrokenFileError):
-        write_with_texts(path, lambda to: to.write_bytes(before[:20]), nothing)
+        write_with_note(path, lambda to: to.write_bytes(before[:20]), lambda _: None)
     assert path.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_note_that_somebody_carried_over_to_other_tensors_is_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
-    write(path, note=TextNote())
+    write(path, note=Note())
     texts = read_tensor_file(path).texts
     path.write_bytes(tensor_bytes(SHAPES, texts, fill=2))
-    assert read_text_note(read_tensor_file(path)) is None
+    assert note_of_text(read_tensor_file(path)) is None
     path.write_bytes(tensor_bytes(SHAPES, texts, fill=1))
-    assert read_text_note(read_tensor_file(path)) == TextNote()
+    assert note_of_text(read_tensor_file(path)) == Note()
 
 
 VALUES = st.recursive(
@@ -141,8 +130,8 @@ def test_whatever_a_note_says_it_is_read_or_ignored(said: dict[str, object]) -> 
     file = read_of(tensor_bytes(SHAPES, {}))
     texts = {NOTE: json.dumps(said | {"content": file.content})}
     file = TensorFile(texts, file.shapes, file.content)
-    assert read_latents_note(file) is None
-    text = read_text_note(file)
+    assert Note.in_file(file, latents=True) is None
+    text = note_of_text(file)
     assert text is None or {"seen", "made_by"} <= said.keys()
 
 

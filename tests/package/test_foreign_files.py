@@ -87,11 +87,11 @@ def test_files_of_others_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
         "pack into another folder": lambda: run("cache", "pack", "store", "--to", "copy"),
         "export": lambda: run("cache", "export", "store", "npz", "--arch", "sd"),
         "import": lambda: run("cache", "import", "images", "store", "--arch", "sd"),
-        "sizes": lambda: run("build-cache", "images", "--output", "sizes.parquet"),
+        "sizes": lambda: run("sizes", "build", "images", "--output", "sizes.parquet"),
         "report": lambda: run("analyze", "images", "--html", "report.html"),
         "page": lambda: run("explore", "images", "--output", "page.html"),
         "chart": lambda: run("chart", "images", "--output", "chart.svg"),
-        "set": lambda: run("buckets-from-dataset", "images", "--num", 2, "--output", "set.toml"),
+        "set": lambda: run("buckets", "make", "images", "--num", 2, "--output", "set.toml"),
         "patch": lambda: run("patch", "install", "checkout", "--force"),
         "unpatch": lambda: run("patch", "remove", "checkout"),
     }

@@ -19,4 +19,4 @@ def test_the_build_the_package_and_the_command_say_the_same() -> None:
     assert settings["project"]["dynamic"] == ["version"]
     module, _, name = settings["tool"]["setuptools"]["dynamic"]["version"]["attr"].rpartition(".")
     assert getattr(importlib.import_module(module), name) == kohya_bucket.__version__
-    assert CliRunner().invoke(app, ["version"]).stdout == f"{kohya_bucket.__version__}\n"
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"{kohya_bucket.__version__}\n"

@@ -114,7 +114,7 @@ def test_a_rule_with_an_option_of_its_own_is_three_files(walk: Walk) -> None:
             rule_for(DatasetKeys((512, 512), True), AdapterOptions.from_tables(("a config", give)))
         except Exception as error:
             print(error)
-    print("Pixels of the toy" in command("simulate", "--help"))
+    print("Pixels of the toy" in command("simulate", "--help-all"))
     """
     ).splitlines()
     assert out[:3] == ["448x256", "448x256", "{'width': 448, 'height': 256}"]

@@ -41,6 +41,7 @@ def cases(draw: st.DrawFn) -> dict:
         "open_shards": draw(st.integers(2, 20)),
         "nodes": draw(st.sampled_from([1, 1, 2, 3, 8])),
         "max_crop": draw(st.sampled_from([0.0, 0.3, 0.6])),
+        "same_shape": True,  # test_equal_cost.py has the default
     }
 
 

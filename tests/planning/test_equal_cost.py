@@ -71,6 +71,7 @@ def test_fewer_repeats_than_ranks_and_no_more_steps(case: dict) -> None:
     plan, one_shape = plan_epoch(**case), plan_epoch(**{**case, "same_shape": True})
     again = plan.ledger().count(LedgerReason.RANK_FILLED)
     assert again < plan.world_size
+    assert not again or (plan.length[plan.bucket_of_step >= 0] - plan.world_size < again).all()
     assert again <= one_shape.ledger().count(LedgerReason.RANK_FILLED)
     assert plan.steps <= one_shape.steps
     if case["world_size"] == 1:
@@ -174,6 +175,17 @@ def test_ranks_wait_less_and_train_no_image_twice() -> None:
     assert lost_share_of(met) < lost_share_of(one)
 
 
+def test_a_step_is_cut_up_before_an_image_is_repeated() -> None:
+    plan = plan_epoch(np.zeros(7, int), 2, world_size=3)
+    assert [len(plan.indices(s, r)) for s in range(plan.steps) for r in range(3)] in (
+        [2, 1, 1, 1, 1, 1],
+        [1, 1, 1, 2, 1, 1],
+    )
+    assert plan.ledger().repeated == 0
+    rest = plan_epoch(np.zeros(11, int), 2, world_size=3, done=[(4, 1, 2)])  # one step on two ranks was trained
+    assert (rest.steps, rest.ledger().repeated) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -183,7 +195,6 @@ def test_ranks_wait_less_and_train_no_image_twice() -> None:
             {"same_shape": "cost", "bucket_tokens": [1, 2], "order": "local", "shards": [0, 0, 0]},
             "same_shape is 'cost' and order is 'local'",
         ),
-        ({"same_shape": "cost"}, "same_shape is 'cost' without bucket_tokens or bucket_sizes"),
         (
             {"same_shape": "cost", "bucket_tokens": [1, 2], "world_size": 2, "done": [(6, 1, 4)]},
             "global batch is 6, but must be a multiple of the 4 ranks that trained it",

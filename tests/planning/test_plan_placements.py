@@ -26,6 +26,7 @@ def several(draw: st.DrawFn) -> dict:
         "resolutions": "weighted" if weighted else "rotate",
         "resolution_weights": draw(st.permutations(range(1, r + 1))) if weighted else None,
         "repeats": rng.choice([1, 2], n) if draw(st.booleans()) else None,
+        "same_shape": True,
     }
 
 

@@ -60,17 +60,18 @@ def test_resume_with_another_global_batch_trains_the_complement(remainder, case,
 
 def test_positions_travel_as_json_and_name_what_changed() -> None:
     ids = np.arange(50) % 4
-    planner = EpochPlanner(ids, 2, world_size=2, bucket_sizes=SIZES[:4])
+    planner = EpochPlanner(ids, 2, world_size=2, bucket_sizes=SIZES[:4], same_shape=True)
     state = json.loads(json.dumps(EpochPosition(7, 3).at_step(5, 4).state_dict(planner.fingerprint)))
     assert (state["epoch"], state["step"]) == (3, 5)
-    position = EpochPosition.from_state_dict(state, EpochPlanner(ids, 4, bucket_sizes=SIZES[:4]).fingerprint)
+    alone = EpochPlanner(ids, 4, bucket_sizes=SIZES[:4], same_shape=True)
+    position = EpochPosition.from_state_dict(state, alone.fingerprint)
     assert position == EpochPosition(7, 3, (TrainedPart(4, 5),))
     assert position.at_step(9, 4) == EpochPosition(7, 3, (TrainedPart(4, 9),))
     assert position.at_step(9, 8) == EpochPosition(7, 3, (TrainedPart(4, 5), TrainedPart(8, 4)))
 
     def refused(*args: object, **options: object) -> str:
         with pytest.raises(ResumeError) as error:
-            EpochPosition.from_state_dict(state, EpochPlanner(*args, **options).fingerprint)
+            EpochPosition.from_state_dict(state, EpochPlanner(*args, same_shape=True, **options).fingerprint)
         return str(error.value)
 
     assert "50 images, now 51; bucket 1 had 13 images, now 14" in refused(

@@ -41,7 +41,7 @@ def golden_plans() -> dict:
     common = {"bucket_sizes": SIZES[:3], "seed": 42}
     return {
         "keep, shuffled": plan_epoch(IDS, 3, **common),
-        "keep, shuffled, epoch 1, 2 ranks": plan_epoch(IDS, 2, world_size=2, epoch=1, **common),
+        "keep, shuffled, epoch 1, 2 ranks": plan_epoch(IDS, 2, world_size=2, epoch=1, same_shape=True, **common),
         "pad, runs": plan_epoch(IDS, 3, remainder="pad", order="runs", run_length=2, **common),
         "drop, sorted": plan_epoch(IDS, 3, remainder="drop", small_buckets="drop", order="sorted", **common),
         "merge, repeats": plan_epoch(IDS, 4, remainder="merge", max_crop=0.5, repeats=2, **common),
@@ -57,7 +57,7 @@ def test_golden_plans(name: str) -> None:
 
 def test_golden_hash_of_a_large_plan() -> None:
     ids = np.arange(100_003) * 7919 % 1013 % 31
-    plan = plan_epoch(ids, 4, world_size=2, seed=123456789012345, epoch=17, repeats=3)
+    plan = plan_epoch(ids, 4, world_size=2, seed=123456789012345, epoch=17, repeats=3, same_shape=True)
     assert plan.hash == "3b134f1e46ca28eebac9d0cd6cf6191a"
 
 
@@ -76,7 +76,7 @@ def test_max_pixels_gives_small_buckets_larger_batches() -> None:
 
 def test_the_line_of_the_ledger() -> None:
     ids = np.repeat([0, 3], [1200, 3])
-    plan = plan_epoch(ids, 3, world_size=2, remainder="pad", bucket_sizes=SIZES)
+    plan = plan_epoch(ids, 3, world_size=2, remainder="pad", bucket_sizes=SIZES, same_shape=True)
     assert plan.ledger().text == "1,203 images, 0 missed, 3 repeated to fill bucket 640x384"
     assert plan_epoch(ids, 4).ledger().text == "1,203 images, 0 missed, 0 repeated"
     lone = plan_epoch([0, -1], 1, world_size=2, bucket_sizes=SIZES)
@@ -170,7 +170,7 @@ def test_idle_shares() -> None:
     mixed = idle_share_independent(ids, 4, [*SIZES[:5].tolist(), [256, 256]], world_size=4)
     assert 0.1 < mixed < 0.6
     assert idle_share_independent(ids, 4, [*SIZES[:5].tolist(), [256, 256]], world_size=1) == 0
-    short = plan_epoch(np.zeros(9, dtype=int), 2, world_size=4, bucket_sizes=SIZES[:1])
+    short = plan_epoch(np.zeros(9, dtype=int), 2, world_size=4, bucket_sizes=SIZES[:1], same_shape=True)
     # 8 images fill a step; the ninth is trained by all four ranks, so nobody waits.
     assert idle_share_of(short) == 0
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.choices import NO_UPSCALE_FITS, SWITCHING_METHODS
+from kohya_bucket.buckets.families import family_named
 from kohya_bucket.buckets.limits import Limits, check_max_crop, nearest_within
 from kohya_bucket.buckets.no_upscale import corrected_without_upscaling, without_upscaling
 from kohya_bucket.buckets.rule import Assignment, RuleBase
 from kohya_bucket.buckets.rules.registry import RuleRequest
 from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, check_steps
 from kohya_bucket.buckets.switching import aspect_switch
-from kohya_bucket.checks import as_flag, one_of
+from kohya_bucket.checks import as_flag, known_keyword, one_of
 from kohya_bucket.errors import BucketSettingsError
 
 __all__ = ["KohyaBuckets", "kohya_bucket_sizes", "kohya_rule"]
@@ -43,13 +44,25 @@ def kohya_bucket_sizes(
     return sorted(sizes)
 
 
+_DEFAULTS = {
+    "max_reso": None, "min_size": 256, "max_size": None, "reso_steps": 64, "no_upscale": False,
+    "switching": "midpoint", "no_upscale_fit": "kohya", "max_crop": None,
+}  # fmt: skip
+_NAMES = tuple(_DEFAULTS)
+_KEYS = {
+    "resolution": "max_reso", "min_bucket_reso": "min_size", "max_bucket_reso": "max_size",
+    "bucket_reso_steps": "reso_steps", "bucket_no_upscale": "no_upscale",
+}  # fmt: skip
+
+
 class KohyaBuckets(RuleBase):
     """sd-scripts' buckets.
 
     Args:
         max_reso: (width, height) in pixels whose area no bucket exceeds; an int means a square.
         min_size: shortest side of a bucket; ignored with `no_upscale`.
-        max_size: longest side of a bucket; ignored with `no_upscale`.
+        max_size: longest side of a bucket; ignored with `no_upscale`. By default twice the side of a square of that
+            area, and not below sd-scripts' 1024, with which ordinary aspects lose pixels at a resolution of 1024.
         reso_steps: every side is a multiple of this.
         no_upscale: never enlarge; the bucket is the image's own size, reduced to the area if it is
             larger, floored to the step (`bucket_no_upscale`).
@@ -59,29 +72,45 @@ class KohyaBuckets(RuleBase):
             than Kohya's bucket (3072x3000 at 1024 gets 1024x1024, not 960x960).
         max_crop: the largest share of an image that may be cropped off, e.g. 0.05. An image above it moves to a
             bucket within it, and has none (`Reason.CROP_LIMIT`) where there is no such bucket.
+        keys: the first five by sd-scripts' names: `resolution`, `min_bucket_reso`, `max_bucket_reso`,
+            `bucket_reso_steps`, `bucket_no_upscale`.
 
     Raises:
         BucketSettingsError: values from which no training could follow; says which and what to change.
+        TypeError: there is no such argument, or one is given by both its names.
     """
 
     def __init__(
         self,
-        max_reso: tuple[int, int] | int,
+        max_reso: tuple[int, int] | int | None = None,
         min_size: int = 256,
-        max_size: int = 1024,
+        max_size: int | None = None,
         reso_steps: int = 64,
         no_upscale: bool = False,
         *,
         switching: str = "midpoint",
         no_upscale_fit: str = "kohya",
         max_crop: float | None = None,
+        **keys: Any,
     ) -> None:
+        if keys:
+            known_keyword("KohyaBuckets", keys, [*_KEYS, *_NAMES])
+            given = max_reso, min_size, max_size, reso_steps, no_upscale
+            own: dict[str, Any] = dict(zip(_NAMES, given, strict=False))
+            for key, value in keys.items():
+                if own[_KEYS[key]] != _DEFAULTS[_KEYS[key]]:
+                    raise TypeError(f"{key} and {_KEYS[key]} are the same: give one of them")
+                own[_KEYS[key]] = value
+            max_reso, min_size, max_size, reso_steps, no_upscale = own.values()
         width, height = as_resolution("resolution", max_reso)
         self.max_reso = (width, height)
         self.max_area = width * height
         self.min_size = as_whole("min_bucket_reso", min_size)
-        self.max_size = as_whole("max_bucket_reso", max_size)
         self.reso_steps = as_whole("bucket_reso_steps", reso_steps)
+        if max_size is None:
+            longest = max(1024, 2 * math.isqrt(self.max_area), width, height)
+            max_size = longest + -longest % max(self.reso_steps, 1)
+        self.max_size = as_whole("max_bucket_reso", max_size)
         self.no_upscale = as_flag("no_upscale", no_upscale, BucketSettingsError)
         self.switching = switching
         self.no_upscale_fit = no_upscale_fit
@@ -91,10 +120,20 @@ class KohyaBuckets(RuleBase):
             self._bucket_set = BucketSet.from_dims(
                 kohya_bucket_sizes(self.max_reso, self.min_size, self.max_size, self.reso_steps),
                 name=f"kohya-{width}x{height}",
-                description=f"sd-scripts, sides {min_size}..{max_size} in steps of {reso_steps}",
+                description=f"sd-scripts, sides {self.min_size}..{self.max_size} in steps of {self.reso_steps}",
             )
             self._switch = aspect_switch(self._bucket_set, switching)
             self._limits = Limits(self._bucket_set, max_crop=self.max_crop, no_upscale=False)
+
+    @classmethod
+    def for_arch(cls, arch: str, **changed: Any) -> KohyaBuckets:
+        """With what people set for a model family, e.g. "sdxl" or "flux", and other values where they are given.
+
+        Raises:
+            ConfigError: there is no such family, with the nearest.
+        """
+        usual = family_named(arch)
+        return cls(usual.resolution, usual.min_size, usual.max_size, usual.reso_steps).changed(**changed)
 
     def _assign(self, sizes: IntArray) -> Assignment:
         if self._bucket_set is not None:
@@ -106,22 +145,12 @@ class KohyaBuckets(RuleBase):
 
     def changed(self, **values: Any) -> KohyaBuckets:
         """The rule with other values. `BucketSettingsError` where they cannot work."""
-        names = (
-            "max_reso",
-            "min_size",
-            "max_size",
-            "reso_steps",
-            "no_upscale",
-            "switching",
-            "no_upscale_fit",
-            "max_crop",
-        )
-        return KohyaBuckets(**{name: getattr(self, name) for name in names} | values)
+        values = {_KEYS.get(name, name): value for name, value in values.items()}
+        return KohyaBuckets(**{name: getattr(self, name) for name in _NAMES} | values)
 
     def __repr__(self) -> str:
         limits = f"min_size={self.min_size}, max_size={self.max_size}, reso_steps={self.reso_steps}"
-        defaults = {"no_upscale": False, "switching": "midpoint", "no_upscale_fit": "kohya", "max_crop": None}
-        options = "".join(f", {k}={getattr(self, k)!r}" for k, v in defaults.items() if getattr(self, k) != v)
+        options = "".join(f", {k}={getattr(self, k)!r}" for k in _NAMES[4:] if getattr(self, k) != _DEFAULTS[k])
         return f"KohyaBuckets({self.max_reso}, {limits}{options})"
 
 

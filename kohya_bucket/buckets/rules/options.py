@@ -48,9 +48,9 @@ def whole_number(least: int) -> Check:
 class RuleOptions:
     """What a user may choose for a rule.
 
-    A field's metadata has `help`, the text of its option on the command line, `spelled`, further spellings there, and
-    `implied`, the values with which a rule that does not accept the option does the same as without it; options without
-    `implied` are never refused.
+    A field's metadata has `help`, the text of its option on the command line, `spelled`, further spellings there,
+    `usual` for one that `--help` shows, and `implied`, the values with which a rule that does not accept the option
+    does the same as without it; options without `implied` are never refused.
 
     Attributes:
         switching: where one bucket hands over to the next: `midpoint`, `geometric` or `area`; by default the rule's
@@ -59,6 +59,8 @@ class RuleOptions:
             (`kohya`) sometimes takes a smaller bucket than would fit.
         max_crop: largest share of an image that may be cropped off, e.g. 0.05; images beyond it are moved to a
             better bucket or left out by name.
+        token_tolerance: by how much of its tokens an image of rule `token_band` may differ from the resolution, e.g.
+            0.05.
         num_buckets: how many buckets rule `auto` makes.
         auto_method: how rule `auto` finds them: `kmeans` or `optimal`.
     """
@@ -71,10 +73,13 @@ class RuleOptions:
         "kohya", lambda: NO_UPSCALE_FITS, implied=("kohya",), help=lambda: f"{described(NO_UPSCALE_FITS)}."
     )
     max_crop: float | None = option(
-        None, share, implied=(None,), help="Largest share of an image that may be cropped off, e.g. 0.05."
+        None, share, implied=(None,), usual=True, help="Most that may be cut off, e.g. 0.05."
+    )
+    token_tolerance: float = option(
+        0.05, share, implied=(0.05,), help="For token_band: a bucket's tokens differ by at most this share."
     )
     num_buckets: int = option(
-        8, whole_number(1), spelled=("--num-buckets", "--num", "-n"), help="Number of buckets for the rule auto."
+        8, whole_number(1), spelled=("--num-buckets", "--num", "-n"), usual=True, help="How many the rule auto makes."
     )
     auto_method: str = choice("kmeans", lambda: AUTO_METHODS)
 

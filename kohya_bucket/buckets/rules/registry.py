@@ -55,6 +55,10 @@ RULES: dict[str, NamedRule] = {
         },
     ),
     "novelai": NamedRule(text="NovelAI's set", home=f"{_HERE}.novelai:novelai_rule"),
+    "token_band": NamedRule(
+        text="all sizes of about as many tokens", home=f"{_HERE}.token_band:token_band_rule",
+        accepted_options=_ALL | {"token_tolerance"},
+    ),
     "exact": NamedRule(
         text="a bucket for each size", home=f"{_HERE}.exact:exact_rule", accepted_options=_ALL - {"switching"},
     ),

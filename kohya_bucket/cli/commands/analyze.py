@@ -1,11 +1,9 @@
-"""`kohya-bucket analyze` and `explore`: what a data set becomes, in the terminal, as JSON, or as a page."""
+"""`kohya-bucket analyze`: what a data set becomes, in the terminal, as JSON, or as a page."""
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
-import webbrowser
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ import typer
 
 from kohya_bucket.cli.configs import Arch, given_config, is_musubi_config, release_at_hand, trainer_at_hand
 from kohya_bucket.cli.console import plain_console, say, scan_progress
+from kohya_bucket.cli.help import rare
 from kohya_bucket.cli.options import (
     ENGINE_HELP,
     AsJson,
@@ -40,41 +39,38 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     app.command()(with_option_groups(analyze))
-    app.command()(explore)
 
 
 def analyze(
     context: typer.Context,
     path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, lists, tar shards.")] = None,
     config: Annotated[Path | None, typer.Option(help="A dataset config of sd-scripts or musubi-tuner.")] = None,
-    *,
-    options: RuleOptions,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", "-b", min=1, help="Images per step; 1, or the config's.")
     ] = None,
-    recursive: Recursive = True,
+    arch: Arch = None,
+    *,
+    decode: Annotated[bool, typer.Option("--decode", help="Decode every image, to find damaged pixels.")] = False,
     hash: Annotated[bool, typer.Option("--hash", help="Hash every file's content, to find duplicates.")] = False,
-    decode: Annotated[
-        bool, typer.Option("--decode", help="Decode every image, to find files with a good header and damaged pixels.")
-    ] = False,
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="A file made by build-cache. Unchanged images are not opened, and the file is updated."),
-    ] = None,
-    workers: Workers = None,
-    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "local",
-    min_count: Annotated[int, typer.Option(help="List buckets with fewer images as rarely used.")] = 10,
-    outlier_threshold: Annotated[
-        float, typer.Option(help="Images whose log aspect differs more from their bucket are outliers.")
-    ] = 0.25,
-    as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write the report to this file, too.")] = None,
     list_bad: Annotated[
         Path | None, typer.Option(help="Write the paths of images to repair, split or leave out into this file.")
     ] = None,
-    arch: Arch = None,
-    thumbnails: Annotated[int, typer.Option(min=0, help="At most this many small pictures in the HTML.")] = 240,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many images in each list.")] = None,
+    as_json: AsJson = False,
+    options: RuleOptions,
+    cache: Annotated[
+        Path | None,
+        rare(help="A file of `sizes build`. Unchanged images are not opened, and the file is updated."),
+    ] = None,
+    recursive: Recursive = True,
+    workers: Workers = None,
+    engine: Annotated[str, rare(help=ENGINE_HELP)] = "local",
+    min_count: Annotated[int, rare(help="List buckets with fewer images as rarely used.")] = 10,
+    outlier_threshold: Annotated[
+        float, rare(help="Images whose log aspect differs more from their bucket are outliers.")
+    ] = 0.25,
+    thumbnails: Annotated[int, rare(min=0, help="At most this many small pictures in the HTML.")] = 240,
+    limit: Annotated[int | None, rare(min=1, help="At most this many images in each list.")] = None,
     quiet: Quiet = False,
 ) -> None:
     quiet = quiet or as_json
@@ -111,7 +107,7 @@ def _subjects(
         release, checkout = release_at_hand(None)
         reading = replace(reading, trainer=trainer_at_hand(arch, checkout, config), release=release)
     if config is None:
-        return from_folders(path, options, batch_size or 1, reading), []
+        return from_folders(path, options.for_arch(context, reading.trainer.family), batch_size or 1, reading), []
     what = f"--config {config} brings its own images and rules"
     if path:
         raise ConfigError(f"{what}: leave out {' '.join(path)}")
@@ -170,54 +166,3 @@ def _print(analyses: Sequence[Analysis], findings: Sequence[Finding], limit: int
         console.print(f"[yellow]{finding.severity.value}[/yellow]: {escape(finding.text)}", soft_wrap=True)
     for analysis in analyses:
         print_analysis(analysis, console, limit)
-
-
-_NAME = "kohya-bucket-explorer.html"
-
-
-def explore(
-    source: Annotated[
-        str | None, typer.Argument(metavar="[FOLDER|CONFIG]", help="A folder of images, or a dataset config.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the page to this file. Default: a temporary file.")] = None,
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
-    recursive: Recursive = True,
-    workers: Workers = None,
-    quiet: Quiet = False,
-) -> None:
-    """Without a source the page is empty: drop a folder on it. It can be kept, and sent to others."""
-    check_output("--out", out, "a web page", [source])
-    if out is None and not open_:
-        raise KohyaBucketError("--no-open without --out would show nothing: name a file with --out")
-    page = _page(source, recursive, workers, quiet)
-    target = out if out is not None else Path(tempfile.mkdtemp(prefix="kohya-bucket-")) / _NAME
-    replace_file(target, page.encode("utf-8"))
-    say(f"{target}: {len(page) / 1e6:.1f} MB, opens in any browser", err=True)
-    if open_ and not webbrowser.open(target.absolute().as_uri()):
-        say("no browser was found here: open that file in one", err=True)
-
-
-def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool) -> str:
-    from kohya_bucket.reports.explorer_page import GivenConfig, render_explorer
-    from kohya_bucket.sdscripts.config.files import supported_extensions
-
-    trained = supported_extensions()
-    if source is None:
-        return render_explorer(trained=trained)
-    from kohya_bucket.cli.sources import images_in, not_read
-    from kohya_bucket.cli.subjects import Reading, images_of_config
-    from kohya_bucket.texts import read_text
-
-    reading, path = Reading(recursive, workers=workers, quiet=quiet), Path(source)
-    if path.suffix.lower() == ".json" and path.is_file():
-        raise ConfigError(f"{source}: the explorer takes configs in TOML; kohya-bucket analyze --config takes this one")
-    if path.suffix.lower() != ".toml" or not path.is_file():
-        images = reading.table(images_in([source], recursive=recursive))
-        images = images.without(not_read(images.paths))
-        return render_explorer(path.name or path.resolve().name, [images], trained=trained)
-    _, read, findings = images_of_config(path, reading)
-    for finding in findings:
-        say(f"{finding.severity.value}: {finding.text}", err=True)
-    numbers = [dataset.config.number - 1 for dataset, _ in read]
-    config = GivenConfig(path.name, read_text(path), numbers)
-    return render_explorer(path.name, [images for _, images in read], config, trained)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kohya_bucket.latents import LatentStore
     from kohya_bucket.latents.maintenance import MaintenanceReport
     from kohya_bucket.latents.npz.exchange import Exchange
+    from kohya_bucket.latents.npz.text import TextFamily
     from kohya_bucket.latents.store.state import StoreStatus
-    from kohya_bucket.latents.text.npz_files import TextFamily
 
 
 _Store = Annotated[Path, typer.Argument(parser=folder, help="The store's folder, or its address, as s3://…")]
@@ -35,12 +35,10 @@ _Family = Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTU
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True)
-    app.add_typer(group, name="cache")
     for command in (status, verify, prune, pack):
-        group.command()(command)
-    group.command("import")(import_)
-    group.command()(export)
+        app.command()(command)
+    app.command("import")(import_)
+    app.command()(export)
 
 
 def status(
@@ -291,9 +289,9 @@ def _print_exchange(done: Exchange, verb: str, what: str = "latents") -> None:
 def _import_texts(folders: list[str], output: Path, arch: str, ending: str, *, quiet: bool) -> None:
     """The npz beside the images of `folders` into the captions of the store in `output`."""
     from kohya_bucket.images import list_images
+    from kohya_bucket.latents.captions import TEXT_FOLDER
+    from kohya_bucket.latents.npz.exchange import import_text_npz
     from kohya_bucket.latents.store.layout import common_root
-    from kohya_bucket.latents.text.captions import TEXT_FOLDER
-    from kohya_bucket.latents.text.npz_files import import_text_npz
 
     family = _family(arch)
     images = list_images(folders)
@@ -309,8 +307,8 @@ def _import_texts(folders: list[str], output: Path, arch: str, ending: str, *, q
 def _export_texts(store: Path, images_root: Path | None, arch: str, ending: str, *, quiet: bool) -> None:
     """The captions of a store as npz beside the images that have these captions."""
     from kohya_bucket.images import list_images
-    from kohya_bucket.latents.text.captions import TEXT_FOLDER
-    from kohya_bucket.latents.text.npz_files import export_text_npz
+    from kohya_bucket.latents.captions import TEXT_FOLDER
+    from kohya_bucket.latents.npz.exchange import export_text_npz
 
     family = _family(arch)
     if images_root is None:
@@ -324,7 +322,7 @@ def _export_texts(store: Path, images_root: Path | None, arch: str, ending: str,
 
 
 def _family(name: str) -> TextFamily:
-    from kohya_bucket.latents.text.npz_files import TEXT_FAMILIES
+    from kohya_bucket.latents.npz.text import TEXT_FAMILIES
 
     return TEXT_FAMILIES[one_of("--arch with --text", name, TEXT_FAMILIES, ConfigError)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["comparable", "compared_rule", "groups", "names_of"]
 
-_OF_CLIPS = [field.name for field in fields(ClipOptions) if field.name != "source_fps"]
-
 
 def register(app: typer.Typer) -> None:
     app.command()(
@@ -57,12 +55,12 @@ def compare(
         str, typer.Option(help="Names, separated by commas: {}."), lambda: ", ".join([*comparable(), *groups()])
     ] = "kohya,novelai,exact,auto",
     *,
-    options: RuleOptions,
     clip_options: ClipOptions,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per step.")] = 4,
+    as_json: AsJson = False,
+    options: RuleOptions,
     recursive: Recursive = True,
     workers: Workers = None,
-    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     from kohya_bucket.cli.sources import sizes_of
@@ -71,7 +69,7 @@ def compare(
     def of_clips() -> None:
         from kohya_bucket.cli.clips import CLIP_RULES, sets_of
 
-        what = "clips are compared as musubi-tuner and others train them"
+        what = "clips are compared as musubi-tuner and diffusion-pipe train them"
         refuse_beside(context, what, [*(name for name in options.fields if name != "resolution"), "batch_size"])
         known = {"trainers": CLIP_RULES, "all": CLIP_RULES}
         names = names_of(rules if given(context, ["rules"]) else "all", CLIP_RULES, known)
@@ -79,7 +77,9 @@ def compare(
         sets = sets_of(context, path, options, clip_options, recursive, workers, quiet or as_json)
         _print_clips(sets, names, as_json)
 
-    if given(context, _OF_CLIPS) or (len(path) == 1 and _is_config(path[0])):
+    arch, clip_options = clip_options.family()
+    options = options.for_arch(context, arch)
+    if clip_options != ClipOptions() or (len(path) == 1 and _is_config(path[0])):
         of_clips()
         return
     names = names_of(rules, comparable(), groups())

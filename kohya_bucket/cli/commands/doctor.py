@@ -11,7 +11,8 @@ import typer
 
 from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, trainer_at_hand
 from kohya_bucket.cli.console import plain_console, say, scan_progress
-from kohya_bucket.cli.options import refuse_beside
+from kohya_bucket.cli.help import rare
+from kohya_bucket.cli.options import refuse_beside, with_option_groups
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,13 +24,13 @@ _SHOWN = 10
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(doctor)
+    app.command()(with_option_groups(doctor))
 
 
 def doctor(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="as for `plan`")] = None,
-    config_option: Annotated[Path | None, typer.Option("--config", "-c", help="the same as CONFIG")] = None,
+    config_option: Annotated[Path | None, rare("--config", "-c", help="the same as CONFIG")] = None,
     sd_scripts: Annotated[
         Path | None, typer.Option("--sd-scripts", help="its checkout; by default the folder one is in")
     ] = None,
@@ -91,12 +92,12 @@ def _sections(
 
 def _musubi_sections(config: Path, arch: str | None, quick: bool) -> Iterator[Section]:
     from kohya_bucket.musubi.architectures import architecture_named
-    from kohya_bucket.musubi.doctor import config_section
+    from kohya_bucket.musubi.plan import config_section
     from kohya_bucket.sdscripts.doctor import packages_section
 
-    architecture = None if arch is None else architecture_named(arch)
+    model = architecture_named(arch)
     yield packages_section()
-    yield config_section(config, architecture, scan_progress, decode=not quick)
+    yield config_section(config, model, scan_progress, decode=not quick)
 
 
 def _print(console: Console, section: Section) -> None:

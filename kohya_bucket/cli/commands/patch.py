@@ -19,11 +19,9 @@ Checkout = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True)
-    app.add_typer(group, name="patch")
-    group.command("install")(_install)
-    group.command("status")(_status)
-    group.command("remove")(_remove)
+    app.command("install")(_install)
+    app.command("status")(_status)
+    app.command("remove")(_remove)
 
 
 def _install(

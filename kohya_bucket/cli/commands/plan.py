@@ -10,6 +10,7 @@ import typer
 
 from kohya_bucket.cli.configs import Arch, adapter_options, is_musubi_config, only_one, release_at_hand, trainer_at_hand
 from kohya_bucket.cli.console import scan_progress
+from kohya_bucket.cli.help import rare
 from kohya_bucket.cli.options import TrainerArguments, gpu_counts, refuse_beside, with_option_groups
 from kohya_bucket.errors import KohyaBucketError
 
@@ -29,21 +30,21 @@ def plan(
             help="dataset config of sd-scripts or musubi-tuner, file for --config_file, or preset of the GUI"
         ),
     ] = None,
-    config_option: Annotated[Path | None, typer.Option("--config", "-c", help="the same as CONFIG")] = None,
+    config_option: Annotated[Path | None, rare("--config", "-c", help="the same as CONFIG")] = None,
     gpus: Annotated[str, typer.Option(help="numbers of GPUs to plan for, e.g. 1,2,4,8")] = "1",
     accumulate: Annotated[int, typer.Option(min=1, help="batches for one update of the weights")] = 1,
     images: Annotated[bool, typer.Option("--images", help="list every image with its bucket and crop")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="exit code 1 for warnings and images left out")] = False,
     train_data_dir: Annotated[str | None, typer.Option(help="folder of `5_name` folders, without a config")] = None,
-    reg_data_dir: Annotated[str | None, typer.Option(help="the same for regularization images")] = None,
-    in_json: Annotated[str | None, typer.Option(help="fine-tuning metadata, with --train-data-dir")] = None,
-    *,
-    arguments: TrainerArguments,
+    reg_data_dir: Annotated[str | None, rare(help="the same for regularization images")] = None,
+    in_json: Annotated[str | None, rare(help="fine-tuning metadata, with --train-data-dir")] = None,
+    arch: Arch = None,
     sd_scripts: Annotated[
         str | None, typer.Option(help="its checkout or version; by default the checkout that you are in")
     ] = None,
-    arch: Arch = None,
+    *,
+    arguments: TrainerArguments,
 ) -> None:
     """Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input."""
     from kohya_bucket.adapter.findings import Severity
@@ -83,16 +84,15 @@ def _plan_musubi(config: Path, arch: str | None, gpus: list[int], accumulate: in
     from kohya_bucket.adapter.findings import Severity
     from kohya_bucket.cli.plan_view import of_musubi
     from kohya_bucket.musubi.architectures import architecture_named
-    from kohya_bucket.musubi.config import read_config
-    from kohya_bucket.musubi.options import options_of
-    from kohya_bucket.musubi.plan import Reading, overview
+    from kohya_bucket.musubi.config import options_of, read_config
+    from kohya_bucket.musubi.plan import overview
 
-    read = read_config(config, None if arch is None else architecture_named(arch))
-    if read.architecture is None:
+    read = read_config(config, architecture_named(arch))
+    if not read.model.name:
         message = "no model is named, and what is shown holds for every one but HiDream-O1 and MiniMax-H3"
         read.findings.note("no-architecture", "", message, "name it, e.g. --arch wan")
     if read.findings.of(Severity.ERROR):
         return of_musubi(read, None, images)
     with scan_progress("reading images and clips") as progress:
-        seen = overview(read, options_of(read), gpus, accumulate, Reading(progress=progress))
+        seen = overview(read, options_of(read), gpus, accumulate, progress=progress)
     return of_musubi(read, seen, images)

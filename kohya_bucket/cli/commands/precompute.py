@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from typer.core import TyperCommand
 
 from kohya_bucket.cli.configs import given_config, version_for
+from kohya_bucket.cli.help import PlainCommand, rare
 from kohya_bucket.cli.options import (
     ClusterOptions,
     Recursive,
@@ -24,13 +24,15 @@ from kohya_bucket.cli.options import (
 )
 from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.latents.architectures import trainer_named
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
+    from kohya_bucket.cli.encoding import Chosen, Planned
     from kohya_bucket.cli.sources import ImageSource
 
 
-class PrecomputeCommand(TyperCommand):
+class PrecomputeCommand(PlainCommand):
     """What follows a trainer's name are the trainer's arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -44,46 +46,50 @@ _USAGE = "usage: accelerate launch -m kohya_bucket.precompute --text TRAINER.py 
 _ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai": "sd"}
 
 
+_Path = Annotated[
+    list[str] | None, typer.Argument(help="Folders, files, lists, tar shards, Parquet files, saved data sets.")
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        parser=folder,
+        help="Folder or address of the store, else that of --config; npz go beside the images without.",
+    ),
+]
+_Gpus = Annotated[
+    str,
+    rare(help="With --config: numbers of GPUs that you train on, e.g. 1,2. Default: the number used here."),
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command(cls=PrecomputeCommand)(with_option_groups(precompute))
 
 
 def precompute(
     context: typer.Context,
-    path: Annotated[
-        list[str] | None, typer.Argument(help="Folders, files, lists, tar shards, Parquet files, saved data sets.")
-    ] = None,
+    path: _Path = None,
     *,
     vae: VaeOptions,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            parser=folder,
-            help="Folder or address of the store, else that of --config; npz go beside the images without.",
-        ),
-    ] = None,
+    output: _Output = None,
     config: Annotated[Path | None, typer.Option(help="An sd-scripts dataset config instead of PATH.")] = None,
-    gpus: Annotated[
-        str,
-        typer.Option(help="With --config: numbers of GPUs that you train on, e.g. 1,2. Default: the number used here."),
-    ] = "",
-    train_batch_size: Annotated[int | None, typer.Option(min=1, help="With --config, if it does not set one.")] = None,
+    gpus: _Gpus = "",
+    train_batch_size: Annotated[int | None, rare(min=1, help="With --config, if it does not set one.")] = None,
     options: RuleOptions,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per run of the VAE.")] = 8,
     stored: StoreOptions,
     beside: SourceOptions,
     captions: TextOptions,
-    hash: Annotated[bool, typer.Option("--hash", help="Store a hash of each image's content.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads that decode images; with ray, batches.")] = None,
+    hash: Annotated[bool, rare("--hash", help="Store a hash of each image's content.")] = False,
+    workers: Annotated[int | None, rare(min=1, help="Threads that decode images; with ray, batches.")] = None,
     cluster: ClusterOptions,
     recursive: Recursive = True,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but problems.")] = False,
+    quiet: Annotated[bool, rare("--quiet", "-q", help="Print nothing but problems.")] = False,
 ) -> None:
-    """On several GPUs: torchrun --nproc-per-node 8 -m kohya_bucket.precompute …, or accelerate launch -m.
-
-    Each process encodes its share. Start again to encode what is missing. For several machines: --engine ray.
+    """On several GPUs, each encodes its share: torchrun --nproc-per-node 8 -m kohya_bucket.precompute …, or
+    accelerate launch -m. On several machines: --engine ray.
     """
     if captions.text and path and path[0].endswith(".py"):
         _run_until_encoded(context, path)
@@ -97,35 +103,47 @@ def precompute(
         return
     if options_of_texts := given(context, (name for name in vars(captions) if name != "text")):
         raise ConfigError(f"{' and '.join(options_of_texts)} are about captions: add --text, or leave them out")
-    from kohya_bucket.cli.encoding import Chosen, Planned, Work, planned
-    from kohya_bucket.cli.sources import source_in
-
     reader, on_ray = _reader(stored), cluster.on_ray()
     if on_ray and stored.format != "shards":
         raise ConfigError("--engine ray writes shards: leave out --format npz, and export the store as npz afterwards")
     config, options, path = given_config(config, options, path or [])
-    if not vae.arch:
-        vae = replace(vae, arch=_ARCH_OF_PRESET.get(options.name, ""))
+    vae = replace(vae, arch=trainer_named(vae.arch).family if vae.arch else _ARCH_OF_PRESET.get(options.name, ""))
+    if config is None:
+        options = options.for_arch(context, vae.arch)
     # All that is given is checked before a model is downloaded and loaded.
-    source: Chosen | Planned
     vae.check()
+    from kohya_bucket.cli.encoding import Work, planned
+
+    source: Chosen | Planned
     if config is not None:
         _check_config(context, config, path, options)
         source = planned(config, train_batch_size, gpus)
         if output is None and stored.format == "shards":
             output = cast("Path | None", source.store())
     else:
-        _check_rule(context, options)
-        if not path:
-            raise ConfigError("nothing to encode: name a folder, e.g. kohya-bucket precompute data/ --vae …")
-        rule = None if options.from_images else options.make()
-        source = Chosen(path, source_in(path, beside, recursive=recursive), options, rule)
-        _check_source(context, source.images, beside, stored.format)
-    recipe = stored.recipe(vae.dtype, output)
-    work = Work(source, recipe, output, hash, quiet, batch_size, workers)
+        source = _chosen(context, path, options, beside, stored.format, recursive=recursive)
+    work = Work(source, stored.recipe(vae.dtype, output), output, hash, quiet, batch_size, workers)
     failed = work.on_ray(vae, cluster) if on_ray else work.here(vae, stored.format, reader)
     if failed:
         raise KohyaBucketError(f"{counted(failed, 'image')} could not be encoded, see above; all others are done")
+
+
+def _chosen(
+    context: typer.Context, path: list[str], options: RuleOptions, beside: SourceOptions, format: str, *,
+    recursive: bool,
+) -> Chosen:  # fmt: skip
+    """The images and buckets that the command line names."""
+    from kohya_bucket.cli.encoding import Chosen
+    from kohya_bucket.cli.sources import source_in
+
+    _check_rule(context, options)
+    if not path:
+        raise ConfigError("nothing to encode: name a folder, e.g. kohya-bucket precompute data/ --vae …")
+    source = Chosen(
+        path, source_in(path, beside, recursive=recursive), options, None if options.from_images else options.make()
+    )
+    _check_source(context, source.images, beside, format)
+    return source
 
 
 def _reader(stored: StoreOptions) -> str:
@@ -172,8 +190,8 @@ def _check_rule(context: typer.Context, options: RuleOptions) -> None:
     """Encoding takes long: nobody shall find out afterwards that it was at other sizes than was meant."""
     if given(context, ("gpus", "train_batch_size")):
         raise ConfigError("--gpus and --train-batch-size say how a --config will be trained: leave them out")
-    if not given(context, ("rule", "preset", "bucket_config", "resolution")):
-        raise ConfigError("choose the buckets by --resolution, --rule, --preset, --bucket-config or --config")
+    if not given(context, ("arch", "rule", "preset", "bucket_config", "resolution")):
+        raise ConfigError("choose the buckets by --arch, --resolution, --rule, --preset, --bucket-config or --config")
     if options.brings_sizes:
         sizes = ("resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps")
         refuse_beside(context, f"{options.name.replace(':', ' ', 1)} brings its own sizes", sizes)

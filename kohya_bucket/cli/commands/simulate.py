@@ -6,7 +6,7 @@ import io
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,17 +45,19 @@ def simulate(
     context: typer.Context,
     image: Annotated[str, typer.Argument(help="a size such as 576x768, an image; 1280x720x81 or a clip")],
     *,
-    options: RuleOptions,
-    clip_options: ClipOptions,
     config: Annotated[Path | None, typer.Option(help="take the rules of this dataset config")] = None,
+    clip_options: ClipOptions,
     preview: Annotated[Path | None, typer.Option(help="draw the kept area into this picture")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
+    options: RuleOptions,
 ) -> None:
     from kohya_bucket.reports.explain import explain
 
     config, options, _ = given_config(config, options)
     if config is not None:
         refuse_beside(context, f"--config {config} brings its own rules", options.fields)
+    arch, clip_options = clip_options.family()
+    options = options.for_arch(context, arch)
     clip, foreign = None, ""
     if is_clip := bool(CLIP_SIZE.fullmatch(image.strip())) or is_video(image) or Path(image).is_dir():
         from kohya_bucket.cli.clips import clip_of
@@ -67,7 +69,7 @@ def simulate(
         foreign = _not_read(file)
     check_output("--preview", preview, "a picture", [file, config])
     rules: list[WayToTrain]
-    if is_clip or given(context, vars(clip_options)) or (config is not None and is_musubi_config(config)):
+    if is_clip or clip_options != ClipOptions() or (config is not None and is_musubi_config(config)):
         from kohya_bucket.cli.clips import ways_to_train
 
         rules = ways_to_train(context, config, options, clip_options, clip)
@@ -81,12 +83,29 @@ def simulate(
         typer.echo(json.dumps(rows, indent=2))
     else:
         for name, explanation, taken in found:
-            _print(name, explanation, orientation, foreign, taken.lines() if taken else [])
+            more = taken.lines() if taken else []
+            if config is None and not given(context, ["max_bucket_reso"]):
+                more = [*more, *_with_longer_sides(options, explanation)]
+            _print(name, explanation, orientation, foreign, more)
     if preview is not None:
         still = None if is_clip else file  # of a clip, a grid stands for its frames
         _draw_into(preview, still, [explanation for _, explanation, _ in found], orientation)
     if all(e.bucket is None or (taken and not taken.told["items"]) for _, e, taken in found):
         raise typer.Exit(1)
+
+
+def _with_longer_sides(options: RuleOptions, e: Explanation) -> list[tuple[str, str]]:
+    """What the longest side of buckets costs that nobody chose, as a line; none where it costs nothing."""
+    from kohya_bucket.reports.explain import explain
+
+    longest = 2 * max(options.size)
+    if options.brings_sizes or options.max_bucket_reso >= longest:
+        return []
+    other = explain(replace(options, max_bucket_reso=longest).make(), *e.size)
+    if other.crop_loss >= e.crop_loss - 0.01:
+        return []
+    now = f"max_bucket_reso is {options.max_bucket_reso}, sd-scripts' default"
+    return [("longest", f"{now}; with {longest}, it is {other.bucket} and loses {other.crop_loss:.1%}")]
 
 
 def _as_dict(name: str, e: Explanation, taken: TakenClip | None, orientation: int) -> dict[str, Any]:
@@ -120,7 +139,7 @@ def _not_read(file: Path | None) -> str:
     return not_read([str(file)]).get(str(file), "")
 
 
-def _print(name: str, e: Explanation, orientation: int, foreign: str, of_clip: Sequence[tuple[str, str]] = ()) -> None:
+def _print(name: str, e: Explanation, orientation: int, foreign: str, more: Sequence[tuple[str, str]]) -> None:
     from kohya_bucket.images.headers import ORIENTATIONS
 
     console = plain_console()
@@ -149,7 +168,7 @@ def _print(name: str, e: Explanation, orientation: int, foreign: str, of_clip: S
     left, top, right, bottom = e.cut
     parts = [f"{n} {side}" for n, side in ((left, "left"), (top, "top"), (right, "right"), (bottom, "bottom")) if n]
     line("crop", f"{', '.join(parts)}  ({e.crop_loss:.1%} of the picture)" if parts else "nothing")
-    for label, text in of_clip:
+    for label, text in more:
         line(label, text)
 
 

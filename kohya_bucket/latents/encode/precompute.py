@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.dtypes import dtype_name
-from kohya_bucket.latents.encode.sinks import NpzSink, ShardSink, Sink
+from kohya_bucket.latents.encode.sinks import EncodedBatch, NpzSink, ShardSink, Sink, add_batch
 from kohya_bucket.latents.encode.worker import PrecomputeReport, PrecomputeWorker, share_of
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.npz.names import paths_of_run
@@ -92,7 +93,10 @@ def encode_items(
         paths = paths_of_run([wanted], arch, output, images_root)[0] if npz_paths is None else npz_paths
         sink = NpzSink([paths[i] for i in mine], share, space, arch, sync=sync)
     else:
-        sink = ShardSink(output, share, space, images_root, shard_bytes=shard_bytes, flush_seconds=flush_seconds)
+        add = partial(add_batch, wanted=share, space=space)
+        sink = ShardSink[EncodedBatch](
+            output, share, add, images_root, shard_bytes=shard_bytes, flush_seconds=flush_seconds
+        )
     for note in sink.notes:
         worker.tell(note)
     started = time.monotonic()
@@ -281,7 +285,7 @@ def _of(dataset: Any) -> tuple[list[str], Placement, list[str | None] | None]:
         )
     placement = getattr(dataset, "placement", None)
     if placement is None:
-        placement = dataset.strategy.place(dataset.sizes)
+        placement = dataset.rule.place(dataset.sizes)
     captions = getattr(dataset, "captions", None)
     if captions is None and hasattr(source, "caption"):
         captions = [source.caption(i) or None for i in range(len(paths))]

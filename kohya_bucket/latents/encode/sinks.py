@@ -6,11 +6,11 @@ import os
 import queue
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from kohya_bucket.files import GroupedSync, make_folder, remove_leftovers
 from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.fingerprint import Reason
-from kohya_bucket.latents.items import LatentItems, compare
+from kohya_bucket.latents.items import LatentItems, Wanted, compare
 from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.names import has_whole_name
 from kohya_bucket.latents.npz.read_write import NpzLatents, convert_values, mask_values, write_npz
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Background", "EncodedBatch", "NpzSink", "ShardSink", "Sink", "add_batch"]
+
+B = TypeVar("B")
 
 
 @dataclass
@@ -64,7 +66,7 @@ class Sink(Protocol):
     def close(self) -> None:
         """Wait for what is being written, and begin nothing more: after this no thread touches the folder."""
 
-    def finish(self, wanted: LatentItems) -> list[str]:
+    def finish(self, wanted: Wanted) -> list[str]:
         """Called once at the end with the items of all processes; returns what a user should know."""
 
 
@@ -85,14 +87,6 @@ class Background:
         self._raise()
         self._queue.put(batch)
 
-    def _flush(self) -> None:
-        self._raise()
-        try:
-            self._sink.flush()
-        except BaseException as error:
-            self._problem = error  # so that nothing more is begun
-            raise
-
     def close(self) -> None:
         """Finish what was given, or after an error what is being written, and end all threads.
 
@@ -101,16 +95,14 @@ class Background:
         try:
             self._queue.put(None)
             self._thread.join()
-            self._flush()
+            self._raise()
+            self._sink.flush()
         finally:
             self._sink.close()
 
     def _run(self) -> None:
-        while True:
-            batch = self._queue.get()
+        while (batch := self._queue.get()) is not None:
             try:
-                if batch is None:
-                    return
                 if self._problem is None:
                     self._sink.write(batch)
             except BaseException as error:
@@ -121,16 +113,21 @@ class Background:
             raise self._problem
 
 
-class ShardSink:
-    """Writes into a `LatentStore`."""
+class ShardSink(Generic[B]):
+    """Writes into a `LatentStore`.
+
+    Args:
+        wanted: this process' share of the items.
+        add: adds a batch of them to a writer.
+        options: of the `StoreWriter`.
+    """
 
     def __init__(
-        self, root: StorePath, wanted: LatentItems, space: LatentSpace, images_root: Path, *, shard_bytes: int,
-        flush_seconds: float | None,
+        self, root: StorePath, wanted: Wanted, add: Callable[[StoreWriter, B], None], images_root: Path | None = None,
+        **options: Any,
     ) -> None:  # fmt: skip
-        self._wanted = wanted
-        self._space = space
-        self.writer = StoreWriter(root, images_root=images_root, shard_bytes=shard_bytes, flush_seconds=flush_seconds)
+        self._wanted, self._add = wanted, add
+        self._writer = StoreWriter(root, images_root=images_root, **options)
         self.store = LatentStore(root)
         self.notes = list[str]()
         self._replaced, self._stale = self.store.replaced_rows(), 0
@@ -140,46 +137,28 @@ class ShardSink:
         self._stale = int((found.to_do & (found.at >= 0)).sum())
         return found.to_do, found.counts()
 
-    def write(self, batch: EncodedBatch) -> None:
-        add_batch(self.writer, batch, self._wanted, self._space)
+    def write(self, batch: B) -> None:
+        self._add(self._writer, batch)
 
     def flush(self) -> None:
-        self.writer.flush()
+        self._writer.flush()
 
     def close(self) -> None:
         pass  # it writes on its caller's thread
 
-    def finish(self, wanted: LatentItems) -> list[str]:
+    def finish(self, wanted: Wanted) -> list[str]:
         """Index the store; captions that changed since, and hashes that were not asked for before, need no encoding."""
-        store = self.store
-        store.refresh()
-        at = store.find(wanted.sources, wanted.encoding.collection)
-        here = np.flatnonzero(at >= 0)
-        rows = at[here]
-        captions = _changed_texts(store, "caption", rows, [wanted.captions[i] for i in here])
-        hashes: dict[int, str | None] = {}
-        if wanted.source_hashes is not None:
-            same = store.column("source_bytes")[rows] == wanted.source_bytes[here]
-            same &= store.column("source_mtime_ns")[rows] == wanted.source_mtime_ns[here]
-            hashes = _changed_texts(store, "source_hash", rows[same], [wanted.source_hashes[i] for i in here[same]])
-        table = store.with_texts(caption=captions, source_hash=hashes) if captions or hashes else None
-        write_manifest(store, table)
+        self.store.refresh()
+        write_manifest(self.store, wanted.with_newer_texts(self.store))
         # A run replaces the rows that it found stale. More of them: another run had the same items.
-        twice = store.replaced_rows() - self._replaced - self._stale
-        return [f"{counted(twice, 'image')} {_TWICE}"] if twice > 0 and len(wanted) == len(self._wanted) else []
+        twice = self.store.replaced_rows() - self._replaced - self._stale
+        return [f"{counted(twice, 'item')} {_TWICE}"] if twice > 0 and len(wanted) == len(self._wanted) else []
 
 
 _TWICE = (
     "were encoded twice, since another run wrote into the same store at the same time; nothing is damaged, and "
     "`kohya-bucket cache prune` frees the space. For several GPUs start once, by torchrun"
 )
-
-
-def _changed_texts(
-    store: LatentStore, name: str, rows: npt.NDArray[np.int64], texts: Sequence[str | None]
-) -> dict[int, str | None]:
-    stored = store.table[name].take(rows).to_pylist() if len(rows) else []
-    return {int(row): new for row, new, old in zip(rows, texts, stored, strict=True) if new != old}
 
 
 def add_batch(writer: StoreWriter, batch: EncodedBatch, wanted: LatentItems, space: LatentSpace) -> None:
@@ -203,9 +182,6 @@ def _bits(latents: torch.Tensor, dtype: str) -> npt.NDArray[Any]:
     return out
 
 
-_GROUP = 64
-
-
 class NpzSink:
     """Writes sd-scripts' files: beside the images, or in the same folders under `root`.
 
@@ -219,7 +195,7 @@ class NpzSink:
 
     def __init__(
         self, paths: Sequence[Path], wanted: LatentItems, space: LatentSpace, arch: Architecture, *,
-        threads: int = 4, sync: bool = True,
+        sync: bool = True,
     ) -> None:  # fmt: skip
         self._wanted = wanted
         self._arch = arch
@@ -234,9 +210,8 @@ class NpzSink:
             if has_whole_name(path, image)
         ]
         remove_leftovers(self.paths)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kohya-bucket-npz")
-        self._pending: list[Future[int]] = []
-        self._groups = GroupedSync(self._pool, _GROUP)
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="kohya-bucket-npz")
+        self._groups = GroupedSync(self._pool)
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
         reasons = [[str(reason) for reason in self.reasons(i)] for i in range(len(self._wanted))]
@@ -250,42 +225,32 @@ class NpzSink:
 
     def write(self, batch: EncodedBatch) -> None:
         plain = self._values(batch.plain)
-        flipped = None if batch.flipped is None else self._values(batch.flipped)
-        for k, i in enumerate(batch.items):
-            mask = batch.masks[k]
-            self._pending.append(
-                self._pool.submit(self._write_one, i, plain[k], None if flipped is None else flipped[k], mask)
-            )
-        while self._pending and (self._pending[0].done() or len(self._pending) > _GROUP):
-            self._written(self._pending.pop(0).result())
+        flipped = [None] * len(plain) if batch.flipped is None else self._values(batch.flipped)
+        for path in self._pool.map(self._write_one, batch.items, plain, flipped, batch.masks):
+            if self._sync:
+                self._groups.add(path)
 
     def flush(self) -> None:
-        while self._pending:
-            self._written(self._pending.pop(0).result())
         self._groups.finish()
-
-    def _written(self, i: int) -> None:
-        if self._sync:
-            self._groups.add(self.paths[i])
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def finish(self, wanted: LatentItems) -> list[str]:
+    def finish(self, wanted: Wanted) -> list[str]:
         return []  # each file stands for itself
 
     def _write_one(
         self, i: int, plain: npt.NDArray[np.float32], flipped: npt.NDArray[np.float32] | None,
         mask: npt.NDArray[np.uint8] | None,
-    ) -> int:  # fmt: skip
-        entry = self._wanted.entry(i)
+    ) -> Path:  # fmt: skip
+        entry, path = self._wanted.entry(i), self.paths[i]
         bucket = entry.fingerprint.bucket_size
         alpha = mask_values(mask, bucket) if entry.fingerprint.mask else None
-        make_folder(self.paths[i].parent)
+        make_folder(path.parent)
         item = NpzLatents(plain, entry.original_size, entry.crop_ltrb, flipped, alpha)
         name = os.path.basename(self._wanted.paths[i])
-        write_npz(self.paths[i], item, bucket, self._arch, entry.fingerprint, source_name=name, sync=False)
-        return i
+        write_npz(path, item, bucket, self._arch, entry.fingerprint, source_name=name, sync=False)
+        return path
 
     def _values(self, latents: torch.Tensor) -> npt.NDArray[np.float32]:
         return convert_values(latents.numpy(), self._space, self._arch)

@@ -24,11 +24,10 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.resize import resize_and_crop, to_floats
-from kohya_bucket.latents.encode.batch_encoder import BatchEncoder, Encoded, noise_seed
 from kohya_bucket.latents.encode.sinks import Background, EncodedBatch, Sink
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.remote.remote_path import StorePath
-from kohya_bucket.latents.vae.encoder import VAEEncoder
+from kohya_bucket.latents.vae.encoder import BatchEncoder, Encoded, VAEEncoder, noise_seed
 
 __all__ = [
     "DecodedBatch",
@@ -77,25 +76,16 @@ class PrecomputeReport:
 
 def joined(reports: Sequence[PrecomputeReport]) -> PrecomputeReport:
     """One report of several runs into the same place, one or more; an image counts once for each run it was in."""
-    reasons: Counter[str] = Counter()
-    buckets: Counter[tuple[int, int]] = Counter()
+    both = PrecomputeReport(reports[0].output, 0)
+    reasons, buckets = Counter[str](), Counter[tuple[int, int]]()
     for report in reports:
+        for name in ("total", "current", "encoded", "elsewhere", "failed", "without_bucket", "notes", "seconds",
+                     "device_idle"):  # fmt: skip
+            setattr(both, name, getattr(both, name) + getattr(report, name))
         reasons.update(report.reasons)
         buckets.update(dict(report.buckets))
-    return PrecomputeReport(
-        reports[0].output,
-        sum(r.total for r in reports),
-        sum(r.current for r in reports),
-        sum(r.encoded for r in reports),
-        sum(r.elsewhere for r in reports),
-        [failure for r in reports for failure in r.failed],
-        [image for r in reports for image in r.without_bucket],
-        dict(reasons),
-        [note for r in reports for note in r.notes],
-        sorted(buckets.items()),
-        sum(r.seconds for r in reports),
-        sum(r.device_idle for r in reports),
-    )
+    both.reasons, both.buckets = dict(reasons), sorted(buckets.items())
+    return both
 
 
 def read_order(wanted: LatentItems) -> npt.NDArray[np.int64]:

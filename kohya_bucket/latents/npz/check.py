@@ -12,7 +12,7 @@ from kohya_bucket.latents.npz.names import further_path, usual_name
 from kohya_bucket.latents.npz.read_write import BROKEN, OpenNpz, bring_over, read_note
 from kohya_bucket.latents.store.entries import StoreEntry
 
-__all__ = ["FoundNpz", "find_npz", "holds_npz", "settle_npz", "why_npz_bad"]
+__all__ = ["FoundNpz", "find_npz", "holds_npz", "settle_npz"]
 
 Size = tuple[int, int]
 
@@ -32,30 +32,6 @@ class FoundNpz:
     keys: str
     as_read: bool
     reasons: list[Reason]
-
-
-def why_npz_bad(
-    path: Path,
-    bucket_size: Size,
-    arch: Architecture,
-    *,
-    original_size: Size | None = None,
-    flip: bool = False,
-    mask: bool = False,
-    content: bool = False,
-) -> Reason | None:
-    """What keeps an npz from being used for this bucket, or None. Sources are not looked at here.
-
-    Headers only are read (shapes and the small arrays); with `content`, every byte's checksum too.
-    """
-
-    def judge(file: OpenNpz, keys: str) -> list[Reason]:
-        bad = _why_bad(file, keys, bucket_size, arch, original_size, flip, mask)
-        damaged = file.damaged() if content and bad is None else None
-        return [bad] if bad else [Reason(Stale.CHECKSUM, damaged)] if damaged else []
-
-    reasons = _look(path, bucket_size, arch, judge).reasons
-    return reasons[0] if reasons else None
 
 
 def find_npz(
@@ -139,7 +115,7 @@ def _look(path: Path, bucket: Size, arch: Architecture, judge: Callable[[OpenNpz
 
 
 def _why_bad(
-    file: OpenNpz, keys: str, bucket: Size, arch: Architecture, original_size: Size | None, flip: bool, mask: bool
+    file: OpenNpz, keys: str, bucket: Size, arch: Architecture, original_size: Size, flip: bool, mask: bool
 ) -> Reason | None:
     if f"latents{keys}" not in file.names:
         return Reason(Stale.MISSING)
@@ -155,11 +131,8 @@ def _why_bad(
             return Reason(Stale.SHAPE, name, list(found), list(expected))
         if file.is_cut_off(name + keys):
             return Reason(Stale.CUT_OFF, name)
-    if original_size is not None:
-        width, height = (int(side) for side in file.numbers(f"original_size{keys}", 2))
-        if (width, height) != tuple(original_size):
-            return Reason(Stale.IMAGE_SIZE, width, height, *original_size)
-    return None
+    width, height = (int(side) for side in file.numbers(f"original_size{keys}", 2))
+    return None if (width, height) == original_size else Reason(Stale.IMAGE_SIZE, width, height, *original_size)
 
 
 def _why_older(path: Path, image: Path) -> list[Reason]:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.geometry import cover_resize
-from kohya_bucket.errors import KohyaBucketError, LatentStoreError
+from kohya_bucket.buckets.geometry import covering_sizes
+from kohya_bucket.buckets.sizes import as_pair
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError, as_damage
 from kohya_bucket.files import GroupedSync, make_folder
+from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.origins import container_of
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.resize import choose_interpolation
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.latents.captions import Caption, Encoding
 from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, source_identity
 from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path
 from kohya_bucket.latents.npz.read_write import (
     BROKEN,
+    BrokenNpzError,
     NpzLatents,
     OpenNpz,
     convert_values,
@@ -30,15 +37,21 @@ from kohya_bucket.latents.npz.read_write import (
     read_keys,
     read_note,
     sizes_in,
+    write_arrays,
     write_npz,
 )
+from kohya_bucket.latents.npz.text import DROPOUT_KEY, MARKS, TextFamily, text_marks
 from kohya_bucket.latents.store.entries import StoreEntry
+from kohya_bucket.latents.store.exact_arrays import check_outputs, pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import is_text, relative_source
 from kohya_bucket.latents.store.state import source_paths
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 
-__all__ = ["Exchange", "export_npz", "import_npz", "npz_item"]
+__all__ = ["Exchange", "export_npz", "export_text_npz", "import_npz", "import_text_npz", "npz_item"]
+
+Progress = Callable[[int, int], None]
+Add = Callable[[StoreWriter], None]
 
 
 @dataclass
@@ -72,7 +85,7 @@ def import_npz(
     interpolation: str = "auto",
     collection: str = "",
     captions: Sequence[str | None] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Exchange:
     """Take the npz beside `images` into a store.
 
@@ -96,38 +109,73 @@ def import_npz(
         raise KohyaBucketError(f"{far}: npz files are read from folders, not from object storage: copy them here first")
     choose_interpolation((1, 1), (1, 1), interpolation)
     options = _ImportOptions(arch, images_root, dtype, vae, interpolation, collection)
+
+    def read(n: int, file: CacheFile) -> Iterator[str | Add]:
+        return _latents_to_add(images[n], file, options, None if captions is None else captions[n])
+
+    return _taken(cache_files(images, arch), read, output, images_root, len(images), progress)
+
+
+def import_text_npz(
+    images: Sequence[str], captions: Sequence[str | None], output: str | os.PathLike[str], family: TextFamily, *,
+    images_root: Path, progress: Progress | None = None,
+) -> Exchange:  # fmt: skip
+    """Take the outputs of text encoders beside `images` into a store of captions.
+
+    A file that says its caption and its text encoders, as those of the adapter do, is taken at its word. Of one that
+    sd-scripts made itself nobody knows the encoders: it is believed, as it is where it lies.
+
+    Args:
+        captions: for each image the text that files are of which do not say theirs; None: those are skipped.
+
+    Raises:
+        LatentStoreError: the store cannot be written.
+    """
+
+    def read(n: int, file: CacheFile) -> Iterator[str | Add]:
+        yield _outputs_to_add(file.path, family, captions[n])
+
+    files = (_text_files(image, family) for image in images)
+    return _taken(files, read, output, images_root, len(images), progress)
+
+
+def _taken(
+    files: Iterable[Sequence[CacheFile]], read: Callable[[int, CacheFile], Iterator[str | Add]],
+    output: str | os.PathLike[str], images_root: Path, total: int, progress: Progress | None,
+) -> Exchange:  # fmt: skip
+    """Add to a store what `read` gives of the files of each image, or skip it for the reason it gives."""
     result = Exchange()
     with StoreWriter(output, images_root=images_root) as writer:
-        for n, (image, files) in enumerate(zip(images, cache_files(images, arch), strict=True), 1):
-            for found in files:
-                _import_one(image, found, writer, options, None if captions is None else captions[n - 1], result)
+        for n, its in enumerate(files):
+            for file in its:
+                try:
+                    parts = list(read(n, file))
+                except (*BROKEN, LatentStoreError) as error:
+                    parts = [f"is broken ({error or type(error).__name__}): delete it, it will be made again"]
+                for part in parts:
+                    if isinstance(part, str):
+                        result.skipped.append((str(file.path), part))
+                    else:
+                        part(writer)
+                        result.done += 1
             if progress is not None:
-                progress(n, len(images))
+                progress(n + 1, total)
     write_manifest(LatentStore(output))
     return result
 
 
-def _import_one(
-    image: str, found: CacheFile, writer: StoreWriter, options: _ImportOptions, caption: str | None, result: Exchange
-) -> None:
-    path, arch = found.path, options.arch
-    try:
-        sizes = _latents_of(image, found, arch)
-    except BROKEN as error:
-        result.skipped.append((str(path), f"is broken ({error}): delete it, it will be made again"))
-        return
-    if not sizes:
-        result.skipped.append((str(path), f"has no latents of {arch.name}"))
-        return
+def _latents_to_add(image: str, found: CacheFile, options: _ImportOptions, caption: str | None) -> Iterator[str | Add]:
+    arch = options.arch
+    sizes = _latents_of(image, found, arch)
     source = relative_source([image], options.images_root)[0]
-    if not is_text(source):
-        result.skipped.append(
-            (str(path), "the image's name is not UTF-8, and a store cannot hold such names: rename it")
-        )
+    if not sizes:
+        yield f"has no latents of {arch.name}"
+    elif not is_text(source):
+        yield "the image's name is not UTF-8, and a store cannot hold such names: rename it"
         return
     for rank, (bucket, (item, known, why)) in enumerate(sorted(sizes.items(), key=lambda s: -s[0][0] * s[0][1])):
         if why:
-            result.skipped.append((str(path), why))
+            yield why
             continue
         name = options.collection if rank == 0 else f"{options.collection}@{round((bucket[0] * bucket[1]) ** 0.5)}"
         if found.further:
@@ -136,13 +184,13 @@ def _import_one(
         if item.alpha_mask is not None and not (item.alpha_mask == 1).all():
             mask = np.rint(np.nan_to_num(item.alpha_mask).clip(0, 1) * 255).astype(np.uint8)
         fingerprint = _fingerprint(image, bucket, item, known, options)
-        writer.add(
-            StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
-            from_float32(item.latents, options.dtype),
+        yield partial(
+            StoreWriter.add,
+            entry=StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
+            plain=from_float32(item.latents, options.dtype),
             flipped=None if item.flipped is None else from_float32(item.flipped, options.dtype),
             mask=mask, space=arch.space,
         )  # fmt: skip
-        result.done += 1
 
 
 def _latents_of(
@@ -177,12 +225,8 @@ def _fingerprint(
     if known is not None:
         return Fingerprint(**(vars(known) | {"dtype": options.dtype, "kind": "latents", "flip": flip, "mask": mask}))
     nbytes, mtime, _ = source_identity(image)
-    (width, height), (bucket_width, bucket_height) = item.original_size, bucket
-    sides = (np.array([value], dtype=np.float64) for value in (width, height, width / height,
-                                                               *bucket, bucket_width / bucket_height))  # fmt: skip
-    resized_width, resized_height = (int(side[0]) for side in cover_resize(*sides))
-    resized = (resized_width, resized_height)
-    crop = ((resized_width - bucket_width) // 2, (resized_height - bucket_height) // 2)
+    resized = as_pair(covering_sizes(np.array([item.original_size]), np.array([bucket]))[0])
+    crop = ((resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2)
     return Fingerprint(
         nbytes, mtime, "", options.vae or UNKNOWN_VAE, bucket, resized, crop,
         _resizing(item.original_size, resized, options.interpolation) if options.vae else "unknown",
@@ -205,7 +249,7 @@ def npz_item(store: LatentStore, i: int, arch: Architecture) -> NpzLatents:
         LatentStoreError: it is damaged, or has values that this family's npz cannot have.
     """
     info = store.info(i)
-    dtype, bucket = info.latents.dtype, (int(store.column("bucket_width")[i]), int(store.column("bucket_height")[i]))
+    dtype, bucket = info.latents.dtype, as_pair([store.column(f"bucket_{side}")[i] for side in ("width", "height")])
 
     def values(flipped: bool) -> npt.NDArray[np.float32]:
         return convert_values(to_float32(store.read(i, flipped=flipped), dtype), info.space, arch)
@@ -223,7 +267,7 @@ def export_npz(
     *,
     images_root: Path | None = None,
     collection: str = "",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Exchange:
     """Write the items of a collection as sd-scripts' npz: beside the images, or in the same folders of `output`.
 
@@ -237,7 +281,6 @@ def export_npz(
     """
     if output is not None and is_url(os.fspath(output)):
         raise LatentStoreError(f"{output}: npz files are read from folders, not from object storage: give a folder")
-    result = Exchange()
     items = store.in_collection(collection).tolist()
     if not items:
         raise LatentStoreError(
@@ -257,8 +300,8 @@ def export_npz(
                 f"{source}: this image lies outside the store's folder of images, so its npz would land outside "
                 f"{output}: leave out the output, and npz go beside the images"
             )
-    with ThreadPoolExecutor(4, "kohya-bucket-npz") as pool:
-        groups = GroupedSync(pool)
+
+    def written() -> Iterator[Path]:
         for n, i in enumerate(items):
             entry = entries[i]
             _refuse_other_values(store, i, sources[i], arch)
@@ -269,12 +312,9 @@ def export_npz(
                 target, npz_item(store, i, arch), entry.fingerprint.bucket_size, arch, entry.fingerprint,
                 source_name=os.path.basename(sources[i]), sync=False,
             )  # fmt: skip
-            groups.add(target)
-            result.done += 1
-            if progress is not None:
-                progress(n + 1, len(items))
-        groups.finish()
-    return result
+            yield target
+
+    return _given(written(), len(items), progress)
 
 
 def _refuse_other_values(store: LatentStore, i: int, source: str, arch: Architecture) -> None:
@@ -289,3 +329,96 @@ def _refuse_other_values(store: LatentStore, i: int, source: str, arch: Architec
             f"{source} was encoded by a VAE of {made_for.name}, which {arch.name} is not trained with: choose that "
             "--arch, or encode with its VAE"
         )
+
+
+def export_text_npz(
+    store: LatentStore, images: Sequence[str], captions: Sequence[str | None], family: TextFamily, *,
+    progress: Progress | None = None,
+) -> Exchange:  # fmt: skip
+    """Write sd-scripts' npz of outputs of text encoders beside `images`, each with those of its caption.
+
+    Raises:
+        LatentStoreError: the store has nothing of this family, an item is damaged, or a file cannot be written.
+    """
+    sources = store.strings("source")
+    at = {sources[i]: i for i in store.in_collection(family.name).tolist()}
+    if not at:
+        raise LatentStoreError(
+            f"{store.layout.root} has no outputs of {family.name} to export: it holds {store.collections()}"
+        )
+    by_hash = {store.table["source_hash"][i].as_py(): i for i in at.values()}
+    taken: dict[str, str] = {}
+
+    def written() -> Iterator[Path | tuple[str, str]]:
+        for image, text in zip(images, captions, strict=True):
+            path = Path(os.path.splitext(image)[0] + family.suffix)
+            caption = None if text is None else Caption(text)
+            # one that is left out now and then has a key of its own, and the same text
+            i = None if caption is None else at.get(caption.key, by_hash.get(caption.text_hash))
+            if caption is None or i is None:
+                why = "its caption is not known" if caption is None else "the store has no outputs of its caption"
+                yield image, why
+            elif taken.setdefault(file_key(str(path)), caption.key) != caption.key:
+                yield image, f"{path.name} is that of another image, with another caption"
+            else:
+                made = store.entry(i).fingerprint
+                tokens = _TOKENS.search(made.interpolation)
+                marks = text_marks(caption.text, made.vae, tokens[1] if tokens else "")
+                write_arrays(path, store.arrays(i) | marks, sync=False)
+                yield path
+
+    return _given(written(), len(images), progress)
+
+
+_TOKENS = re.compile(r"\btokens=(\w+)")
+
+
+def _given(written: Iterable[Path | tuple[str, str]], total: int, progress: Progress | None) -> Exchange:
+    """Wait until what is written is safe on disk, a group at a time."""
+    result = Exchange()
+    with ThreadPoolExecutor(4, "kohya-bucket-npz") as pool:
+        groups = GroupedSync(pool)
+        for n, done in enumerate(written, 1):
+            if isinstance(done, Path):
+                groups.add(done)
+                result.done += 1
+            else:
+                result.skipped.append(done)
+            if progress is not None:
+                progress(n, total)
+        groups.finish()
+    return result
+
+
+def _text_files(image: str, family: TextFamily) -> list[CacheFile]:
+    """The usual file of an image, and those that the adapter adds for further captions."""
+    first = Path(os.path.splitext(image)[0] + family.suffix)
+    further = (first.with_name(f"{first.stem}_{n}.npz") for n in itertools.count(2))
+    found = [*filter(Path.is_file, [first]), *itertools.takewhile(Path.is_file, further)]
+    return [CacheFile(path, whole=False) for path in found]
+
+
+_MOST_HASH = 128  # signs
+
+
+def _outputs_to_add(path: Path, family: TextFamily, text: str | None) -> str | Add:
+    try:
+        with as_damage("what it says cannot be read", error=BrokenNpzError), OpenNpz(path) as file:
+            if missing := [name for name in family.arrays if name not in file.names]:
+                return f"it has no {missing[0]}, so it does not belong to {family.name}"
+            if damaged := file.damaged():
+                return f"the checksum of {damaged} is wrong"
+            arrays = {name: file.array(name) for name in file.names}
+            said, made_by, _ = (arrays.pop(name, None) for name in MARKS)
+            text = text if said is None else said.tobytes().decode("utf-8", "surrogatepass")
+            encoders = "" if made_by is None else made_by.tobytes().decode("ascii")
+            if text is None:
+                return "it does not say its caption, and none that is older is beside it"
+            if not encoders.isprintable() or len(encoders) > _MOST_HASH:
+                return "its entry for the text encoders is not a hash"
+            caption = Caption(text, float(arrays.get(DROPOUT_KEY, 0.0)))
+        packed = {name: pack(array) for name, array in arrays.items()}
+        check_outputs(packed)
+    except (*BROKEN, LatentStoreError) as error:
+        return str(error) or type(error).__name__
+    return partial(StoreWriter.add_text, entry=caption.entry(family.name, Encoding(encoders)), arrays=packed)

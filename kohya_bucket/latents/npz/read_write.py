@@ -52,7 +52,6 @@ __all__ = [
     "read_note",
     "read_npz",
     "sizes_in",
-    "stored_fingerprint",
     "write_arrays",
     "write_npz",
 ]
@@ -209,15 +208,6 @@ def read_note(file: OpenNpz, key_suffix: str) -> tuple[Fingerprint, str] | None:
             source = note.pop("source")
             if isinstance(source, str):
                 return Fingerprint.of(note), source
-    return None
-
-
-def stored_fingerprint(path: Path, bucket_size: tuple[int, int], arch: Architecture) -> tuple[Fingerprint, str] | None:
-    """`read_note` of the latents that `read_npz` reads; None too where there are none."""
-    with suppress(*BROKEN), OpenNpz(path) as file:
-        for keys in arch.key_suffixes(bucket_size):
-            if f"latents{keys}" in file.names and file.shape(f"latents{keys}") == arch.shape(bucket_size):
-                return read_note(file, keys)
     return None
 
 

@@ -9,20 +9,23 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import LatentSpace
-from kohya_bucket.latents.encode.batch_encoder import BatchEncoder
+from kohya_bucket.latents.captions import CaptionItems, Encoding
 from kohya_bucket.latents.encode.precompute import check_kind, check_target, distinct, finish
+from kohya_bucket.latents.encode.precompute_text import TextRun
 from kohya_bucket.latents.encode.sinks import EncodedBatch, ShardSink, add_batch
 from kohya_bucket.latents.encode.worker import DecodedBatch, PrecomputeReport, PrecomputeWorker, pieces_of, prefetch
 from kohya_bucket.latents.items import LatentItems
@@ -31,10 +34,10 @@ from kohya_bucket.latents.remote.remote_path import place_of
 from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.writer import StoreWriter
-from kohya_bucket.latents.vae.encoder import PosteriorEncoder, check_encoder, encoder_hash, encoder_space
+from kohya_bucket.latents.vae.encoder import BatchEncoder, PosteriorEncoder, check_encoder, encoder_hash, encoder_space
 from kohya_bucket.texts import some
 
-__all__ = ["Encoders", "Run", "check_seen", "encode_on_ray", "encoders"]
+__all__ = ["Encoders", "encode_on_ray", "encoders", "text_on_ray"]
 
 
 def decode_ahead(wanted: LatentItems, batch_size: int, ahead: int, *, as_floats: bool) -> Iterator[DecodedBatch]:
@@ -116,17 +119,25 @@ class Run:
     root: str
     above: int
     batch_size: int
-    ahead: int
-    seed: int
-    shard_bytes: int
+    ahead: int = 0
+    seed: int = 0
+    shard_bytes: int = 256 << 20
+
+
+W = TypeVar("W", LatentItems, CaptionItems)
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Items of one bucket that are encoded together and become shards of their own; `key` names them."""
+class Piece(Generic[W]):
+    """Items, of one bucket, that are encoded together and become shards of their own; `key` names them."""
 
-    wanted: LatentItems
+    wanted: W
     key: str
+
+    def writer(self, run: Run) -> tuple[StoreWriter, Assigned]:
+        """Into a folder that all machines see, or into object storage. Nothing is flushed but full shards."""
+        assigned = Assigned(run.above, self.key)
+        return StoreWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=assigned), assigned
 
 
 @dataclass
@@ -141,22 +152,41 @@ class Done:
     place: str
 
 
-class PieceSink:
-    """Encoded batches of one piece into shards of its own, in a folder that all machines see, or in object storage."""
+@dataclass(frozen=True)
+class TextFacts:
+    """The same of text encoders."""
 
-    def __init__(self, run: Run, piece: Piece, space: LatentSpace) -> None:
-        self._wanted = piece.wanted
-        self._space = space
-        self._assigned = Assigned(run.above, piece.key)
-        self._writer = StoreWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=self._assigned)
+    encoding: Encoding
+    place: str
 
-    def write(self, batch: EncodedBatch) -> None:
-        add_batch(self._writer, batch, self._wanted, self._space)
+    @property
+    def identity(self) -> str:
+        return repr(self.encoding)
 
-    def finish(self) -> list[str]:
-        """Write what is left; names of all shards."""
-        self._writer.flush()
-        return self._assigned.shards
+
+class TextOnRay:
+    """The actor that holds text encoders."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._turn = threading.Lock()
+
+    def load(self) -> TextFacts:
+        """Load the models."""
+        self._encoder = self._make()
+        return TextFacts(Encoding(self._encoder.weights, self._encoder.tokens), platform.node())
+
+    def encode(self, piece: Piece[CaptionItems], run: Run) -> Done:
+        """Encode and write a piece."""
+        captions = piece.wanted.captions
+        writer, assigned = piece.writer(run)
+        for start in range(0, len(captions), run.batch_size):
+            batch = range(len(captions))[start : start + run.batch_size]
+            with self._turn:
+                outputs = self._encoder.encode([captions[i].text for i in batch])
+            piece.wanted.add(writer, batch, outputs)
+        writer.flush()
+        return Done(len(captions), [], [], 0.0, assigned.shards, platform.node())
 
 
 class EncoderOnRay:
@@ -178,7 +208,7 @@ class EncoderOnRay:
             type(encoder).__name__,
         )  # fmt: skip
 
-    def encode(self, piece: Piece, run: Run) -> Done:
+    def encode(self, piece: Piece[LatentItems], run: Run) -> Done:
         """Decode, encode and write a piece. Nothing of it is on disk before all of it is encoded, but full shards."""
         encoding = piece.wanted.encoding
         encode = self._of.get((encoding.kind, encoding.flip))
@@ -187,13 +217,13 @@ class EncoderOnRay:
             encode = self._of.setdefault((encoding.kind, encoding.flip), encode)
         report = PrecomputeReport(None, len(piece.wanted))
         worker = PrecomputeWorker(piece.wanted, encode, run.batch_size, report, None, None, 1, run.seed)
-        sink = PieceSink(run, piece, self._space)
+        writer, assigned = piece.writer(run)
         batches = decode_ahead(piece.wanted, run.batch_size, run.ahead, as_floats=encode.on_processor)
-        worker.encode(batches, sink.write)
-        shards = sink.finish()
+        worker.encode(batches, lambda batch: add_batch(writer, batch, piece.wanted, self._space))
+        writer.flush()
         notes, self._notes[:] = [*report.notes, *self._notes], []
         before, self._busy = self._busy, sum(one.busy for one in self._of.values())
-        return Done(report.encoded, report.failed, notes, self._busy - before, shards, platform.node())
+        return Done(report.encoded, report.failed, notes, self._busy - before, assigned.shards, platform.node())
 
 
 _SEEN_AFTER = 60.0  # seconds; network file systems keep what they know of a folder for about as long
@@ -243,33 +273,53 @@ def encode_on_ray(
         if say is not None:
             say(text)
 
-    sink = ShardSink(output, wanted, facts.space, images_root, shard_bytes=shard_bytes, flush_seconds=None)
+    add = partial(add_batch, wanted=wanted, space=facts.space)
+    sink = ShardSink[EncodedBatch](output, wanted, add, images_root)
     to_do, report.reasons = sink.missing()
     report.current = len(wanted) - int(to_do.sum())
     ahead = workers or 2 + -(-crew.processors // crew.count)
     run = Run(os.fspath(output), Generations(sink.store.layout).greatest(), batch_size, ahead, seed, shard_bytes)
-    started, busy = time.monotonic(), 0.0
-    if to_do.any():
-        missing = wanted if to_do.all() else wanted.subset(np.flatnonzero(to_do).tolist())
-        busy = _encode(missing, crew, run, report, tell, progress_callback)
+    started = time.monotonic()
+    missing = wanted if to_do.all() else wanted.subset(np.flatnonzero(to_do).tolist())
+    busy = _encode(_pieces(missing, batch_size), len(missing), crew, run, report, tell, progress_callback)
     report.seconds = time.monotonic() - started
     report.device_idle = max(0.0, report.seconds - busy / crew.count)
     finish(report, wanted, nameless, sink, tell)
     return report
 
 
+def text_on_ray(
+    store: str | os.PathLike[str], make: Callable[[], Any], *, name: str = "text", batch_size: int = 8,
+    concurrency: int | None = None, on_gpu: bool = True, progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> PrecomputeReport:  # fmt: skip
+    """As `precompute_text`, by actors on a Ray cluster, each with the encoder that `make` loads there.
+
+    Raises:
+        KohyaBucketError: as `precompute_text`; Ray is missing; or what an actor raised.
+    """
+    with Actors[TextFacts](TextOnRay, make, concurrency, on_gpu=on_gpu, say=say) as crew:
+        text = TextRun(store, crew.facts().encoding, name)
+        layout = text.sink.store.layout
+        run = Run(os.fspath(layout.root), Generations(layout).greatest(), batch_size)
+        pieces = _pieces_of_captions(text, batch_size)
+        try:
+            _encode(pieces, len(text.to_do), crew, run, text.report, say or (lambda _: None), progress)
+        finally:
+            text.finish()
+    return text.report
+
+
 def _encode(
-    missing: LatentItems, crew: Encoders, run: Run, report: PrecomputeReport, tell: Callable[[str], None],
-    progress: Callable[[int, int], None] | None,
+    pieces: Iterator[Piece[W]], total: int, crew: Actors[Any], run: Run, report: PrecomputeReport,
+    tell: Callable[[str], None], progress: Callable[[int, int], None] | None,
 ) -> float:  # fmt: skip
     """Hand out all pieces; returns the seconds for which encoders were busy."""
     busy, seen = 0.0, set[str]()
     show = progress or (lambda *_: None)
-    show(0, len(missing))
+    show(0, total)
     done: Done | None
-    for piece, done in crew.work(
-        _pieces(missing, run.batch_size), lambda actor, piece: actor.encode.remote(piece, run)
-    ):
+    for piece, done in crew.work(pieces, lambda actor, piece: actor.encode.remote(piece, run)):
         if done is None:
             report.failed += [(path, _LOST) for path in piece.wanted.paths]
             for path in piece.wanted.paths:
@@ -283,7 +333,7 @@ def _encode(
             busy += done.busy
             report.encoded += done.encoded
             report.failed += done.failed
-        show(report.encoded + len(report.failed), len(missing))
+        show(report.encoded + len(report.failed), total)
     return busy
 
 
@@ -304,9 +354,21 @@ def check_seen(layout: Layout, shards: list[str], place: str) -> None:
         time.sleep(0.5)
 
 
-def _pieces(missing: LatentItems, batch_size: int) -> Iterator[Piece]:
+def _pieces(missing: LatentItems, batch_size: int) -> Iterator[Piece[LatentItems]]:
     for name, items in pieces_of(missing, batch_size):
         wanted = missing.subset(items.tolist())
         # Another image under an old name makes another piece.
         state = wanted.source_bytes.tobytes() + wanted.source_mtime_ns.tobytes()
         yield Piece(wanted, f"{name} {hashlib.blake2b(state, digest_size=8).hexdigest()}")
+
+
+_MOST_CAPTIONS = 1024
+
+
+def _pieces_of_captions(text: TextRun, batch_size: int) -> Iterator[Piece[CaptionItems]]:
+    size = max(batch_size, min(_MOST_CAPTIONS, -(-len(text.to_do) // 64)) // batch_size * batch_size)
+    for start in range(0, len(text.to_do), size):
+        part = text.to_do[start : start + size]
+        wanted = replace(text.items, captions=[text.items.captions[i] for i in part])
+        state = f"{wanted.encoding!r} {wanted.collection} {' '.join(wanted.sources)}"
+        yield Piece(wanted, hashlib.blake2b(state.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest())

@@ -43,9 +43,6 @@ class RemotePath(os.PathLike[str]):
     def __str__(self) -> str:
         return self.url
 
-    def __repr__(self) -> str:
-        return f"RemotePath({self.url!r})"
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemotePath) and other.url == self.url
 
@@ -60,10 +57,6 @@ class RemotePath(os.PathLike[str]):
         return self.url.rpartition("/")[2]
 
     @property
-    def stem(self) -> str:
-        return self.name.rpartition(".")[0] or self.name
-
-    @property
     def parent(self) -> RemotePath:
         return RemotePath(self.url.rpartition("/")[0])
 
@@ -76,27 +69,14 @@ class RemotePath(os.PathLike[str]):
             return True
         return False
 
-    def exists(self) -> bool:
-        return self.is_file() or self.is_dir()
-
     def is_dir(self) -> bool:
         return bool(storage.listing(self.url))
 
-    def sizes(self) -> dict[str, int]:
-        """Name -> length in bytes of the files directly below."""
-        return {name: found.st_size for name, found in storage.listing(self.url).items()}
-
-    def iterdir(self) -> Iterator[RemotePath]:
-        return (self / name for name in storage.listing(self.url))
-
     def glob(self, pattern: str) -> Iterator[RemotePath]:
-        return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
+        return (self / name for name in storage.listing(self.url) if fnmatch.fnmatchcase(name, pattern))
 
     def read_bytes(self) -> bytes:
         return storage.read_ranges([storage.Range(self.url, 0, self.stat().st_size)])[0]
-
-    def read_text(self, encoding: str = "utf-8") -> str:
-        return self.read_bytes().decode(encoding)
 
     def mkdir(self, **_: Any) -> None:
         pass
@@ -133,7 +113,8 @@ def place_of(root: str | os.PathLike[str]) -> StorePath:
 def sizes_in(folder: StorePath, ending: str) -> dict[str, int]:
     """Name -> length in bytes of the files in a folder that end so and are not hidden; none where it is absent."""
     if isinstance(folder, RemotePath):
-        return {name: n for name, n in folder.sizes().items() if name.endswith(ending) and name[0] != "."}
+        there = storage.listing(folder.url)
+        return {name: found.st_size for name, found in there.items() if name.endswith(ending) and name[0] != "."}
     sizes = {}
     with suppress(FileNotFoundError), os.scandir(folder) as found:
         for entry in found:

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from kohya_bucket.errors import StorageError
-from kohya_bucket.images.remote import as_os_error, changed_at, storage_of
+from kohya_bucket.images import remote
+from kohya_bucket.images.remote import as_os_error, changed_at
 
 __all__ = [
     "Range",
@@ -94,10 +95,26 @@ def _reader(bucket: str, process: int) -> Callable[[str, int, int], bytes | None
     return get
 
 
-_TRIES = 6
-_FIRST_WAIT = 0.2  # seconds; 0.2 to 6.4, so 6 s to 12 s in all
+_TRIES = 7
+_FIRST_WAIT = 0.2  # seconds; up to 6.4, so 6 s to 13 s in all
 _ANSWERS = (FileNotFoundError, FileExistsError)
 _Answer = TypeVar("_Answer")
+
+
+def storage_of(url: str) -> tuple[Any, str]:
+    """As `images.remote.storage_of`; but a client for S3 asks once, or its tries and waits would multiply with ours."""
+    system, path = remote.storage_of(url)
+    return _asking_once(system, os.getpid()), path
+
+
+@functools.lru_cache(maxsize=64)
+def _asking_once(system: Any, _process: int) -> Any:
+    if not hasattr(system, "config_kwargs"):  # of s3fs
+        return system
+    settings = system.config_kwargs | {"retries": {"total_max_attempts": 1}}
+    once = type(system)(**system.storage_options | {"config_kwargs": settings, "skip_instance_cache": True})
+    once.retries = 1
+    return once
 
 
 @dataclass(frozen=True)
@@ -202,11 +219,15 @@ def create(url: str, data: bytes) -> None:
         try:
             system.pipe_file(path, data, mode="create")
         except FileExistsError:
-            # of an earlier try whose answer was lost: the storage's library also makes requests again by itself
+            # of an earlier try whose answer was lost, so that a listing from before does not have it
+            system.invalidate_cache(path)
             if bytes(system.cat_file(path)) != data:
                 raise
 
-    _written(url, ask)
+    try:
+        _until_answered(f"{url}: cannot be written", ask)
+    except FileNotFoundError as error:
+        raise StorageError(f"{url}: cannot be written, because there is no such bucket or folder ({error})") from error
 
 
 def delete(url: str) -> None:
@@ -215,17 +236,13 @@ def delete(url: str) -> None:
     _until_answered(f"{url}: cannot be deleted", lambda: system.rm_file(path))
 
 
+@functools.lru_cache(maxsize=64)
 def check_exclusive(url: str) -> None:
     """See whether the storage refuses to replace a file when asked to (on S3: If-None-Match), by trying it once.
 
     Raises:
         StorageError: it does not, so that two writers could undo each other's work there; or nothing can be written.
     """
-    _check_exclusive(url, os.getpid())
-
-
-@functools.lru_cache(maxsize=64)
-def _check_exclusive(url: str, _process: int) -> None:
     why = (
         f"{url}: a store cannot be written there, because this storage, or the library for it that is installed, does "
         "not refuse to replace a file, so two writers could undo each other's work: update the library (for S3 that is "
@@ -246,13 +263,6 @@ def _check_exclusive(url: str, _process: int) -> None:
     finally:
         with suppress(FileNotFoundError, StorageError):
             delete(trial)
-
-
-def _written(url: str, ask: Callable[[], object]) -> None:
-    try:
-        _until_answered(f"{url}: cannot be written", ask)
-    except FileNotFoundError as error:
-        raise StorageError(f"{url}: cannot be written, because there is no such bucket or folder ({error})") from error
 
 
 def _until_answered(problem: str, ask: Callable[[], _Answer]) -> _Answer:

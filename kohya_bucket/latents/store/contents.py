@@ -15,7 +15,7 @@ exceeded.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Set
+from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,9 +26,10 @@ import numpy as np
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.remote.remote_path import RemotePath, StorePath
-from kohya_bucket.latents.store.entries import arrow, check_rows, decode, schema
+from kohya_bucket.latents.store.entries import ItemTable, arrow, check_rows, decode, schema
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.shards import ENTRIES, ShardInfo, given_arrays, read_header
+from kohya_bucket.texts import counted, some
 
 __all__ = [
     "Assigned",
@@ -42,6 +43,8 @@ __all__ = [
 
 _LOOKS = 5
 _AT_ONCE = 16  # requests to object storage
+_ROWS = 1 << 18  # of one table in memory
+_GONE = "gone"
 Shards = dict[str, ShardInfo]
 
 
@@ -66,60 +69,84 @@ class Contents:
 
 def contents_of(layout: Layout, known: Shards) -> Contents:
     """Look at the folder, while other processes may add to it, pack or prune it; `known`: shards seen before."""
+    found = Contents(None)
+    described: dict[str, ShardInfo | Exception] = {}
+    parts: list[Any] = []
     for _ in range(_LOOKS):
-        found, whole = _look(layout, known)
-        if whole:
+        found.damage.clear()
+        manifest, named, in_order = _newest_manifest(layout, known, found.damage)
+        if described.keys() & named.keys():  # it came meanwhile
+            described, parts = {}, []
+        sizes = layout.shard_sizes()  # after the manifest: a newer one could name shards that are not listed
+        _describe(layout, {name: sizes[name] for name in sorted(sizes.keys() - named.keys() - described.keys())},
+                  described, parts)  # fmt: skip
+        if layout.shard_sizes() == sizes:  # or else one went, and what has its items now may not have been listed
             break
+    missing = dict.fromkeys(named.keys() - sizes.keys(), _GONE)
+    for name, nbytes in sorted(sizes.items()):
+        info = named.get(name) or described[name]
+        if isinstance(info, Exception):
+            if not isinstance(info, FileNotFoundError):  # what is gone since was written into others before
+                found.damage.append((name, str(info)))
+        elif info.nbytes == nbytes or name not in named:
+            found.shards[name] = info
+        else:
+            missing[name] = f"{'truncated' if nbytes < info.nbytes else 'too long'}: {nbytes} bytes of {info.nbytes}"
+    found.named = named.keys()
+    found.indexed = manifest is not None and found.named == sizes.keys()
+    if in_order and not parts and not missing:
+        found.table = manifest.unify_dictionaries()
+        return found
+    lost = {name: manifest.filter(in_shards(manifest, [name])) for name in missing}
+    if manifest is not None:
+        parts.append(manifest)
+    del manifest
+    found.table = _newest_in_order(parts, found.shards)
+    for name, problem in sorted(missing.items()):
+        sources = _not_in(found.table, lost[name])
+        if sources or problem != _GONE:
+            found.damage.append(
+                (name, f"{problem}; {counted(len(sources), 'item', 'is', 'are')} lost: {some(sources)}")
+            )
     return found
 
 
-def in_shards(table: Any, shards: Shards) -> Any:
+def _describe(layout: Layout, sizes: dict[str, int], found: dict[str, ShardInfo | Exception], parts: list[Any]) -> None:
+    """What these shards say of themselves, or why that cannot be read, and their rows in few large tables: memory of
+    many small ones stays in pieces. In object storage many are asked for at once."""
+    pa, _, _ = arrow()
+
+    def ask(name: str) -> tuple[Any, ShardInfo | Exception]:
+        try:
+            return self_described(layout, name, sizes[name])
+        except (LatentStoreError, FileNotFoundError) as error:
+            return schema().empty_table(), error
+
+    waiting: list[Any] = []
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = zip(sizes, (pool.map if isinstance(layout.root, RemotePath) else map)(ask, sizes), strict=True)
+        for turn, (name, (rows, info)) in enumerate(answers, 1):
+            found[name] = info
+            waiting.append(rows)
+            if turn == len(sizes) or sum(map(len, waiting)) > _ROWS:
+                parts.append(pa.concat_tables(waiting).unify_dictionaries().combine_chunks())
+                waiting.clear()
+
+
+def _not_in(table: Any, rows: Any) -> list[str]:
+    """Sources of `rows` whose items `table` does not have."""
+    items, listed = ItemTable(table), ItemTable(rows)
+    found: list[str] = []
+    for name in listed.collections():
+        sources = listed.table["source"].take(listed.in_collection(name)).to_pylist()
+        found += [source for source, at in zip(sources, items.find(sources, name), strict=True) if at < 0]
+    return found
+
+
+def in_shards(table: Any, shards: Iterable[str]) -> Any:
     """[N] Arrow booleans: the rows that lie in `shards`."""
     pa, pc, _ = arrow()
     return pc.is_in(table["shard"].cast(pa.string()), pa.array(list(shards), pa.string()))
-
-
-def _look(layout: Layout, known: Shards) -> tuple[Contents, bool]:
-    """What is there; False where a shard went meanwhile, so that those with its items may not have been listed yet."""
-    found = Contents(None)
-    manifest, from_manifest, in_order = _newest_manifest(layout, known, found.damage)
-    found.named = from_manifest.keys()
-    sizes = layout.shard_sizes()  # after the manifest: a newer one could name shards that are not listed
-    found.indexed = manifest is not None and found.named == sizes.keys()
-    parts = [] if manifest is None else [manifest]
-    whole = True
-    unknown = {name: nbytes for name, nbytes in sizes.items() if name not in from_manifest}
-    describe = _describer(layout, unknown)
-    for name, nbytes in sorted(sizes.items()):
-        info = from_manifest.get(name)
-        if info is not None and info.nbytes == nbytes:
-            found.shards[name] = info
-            continue
-        if info is not None:
-            problem = "truncated" if nbytes < info.nbytes else "too long"
-            found.damage.append((name, f"{problem}: {nbytes} bytes of {info.nbytes}"))
-            continue
-        try:
-            part, found.shards[name] = describe(name)
-            parts.append(part)
-        except FileNotFoundError:
-            whole = False
-        except LatentStoreError as error:
-            found.damage.append((name, str(error)))
-    if in_order and len(parts) == 1 and found.named <= found.shards.keys():
-        found.table = parts[0].unify_dictionaries()
-    else:
-        found.table = _newest_in_order(parts, found.shards)
-    return found, whole
-
-
-def _describer(layout: Layout, sizes: dict[str, int]) -> Callable[[str], tuple[Any, ShardInfo]]:
-    """`self_described` of these shards; in object storage many are asked for at once."""
-    if not isinstance(layout.root, RemotePath) or len(sizes) < 2:
-        return lambda name: self_described(layout, name, sizes[name])
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = {name: pool.submit(self_described, layout, name, nbytes) for name, nbytes in sizes.items()}
-    return lambda name: answers[name].result()
 
 
 def _newest_manifest(layout: Layout, known: Shards, damage: list[tuple[str, str]]) -> tuple[Any, Shards, bool]:
@@ -179,23 +206,34 @@ def self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardIn
 
 
 def _newest_in_order(parts: list[Any], shards: Shards) -> Any:
-    """Rows in `shards`, by (collection, source); of those with the same key the one of the greatest number."""
+    """Rows in `shards`, by (collection, source); of those with the same key the one of the greatest number.
+
+    `parts` are let go of, column by column, so that there is never more than one of them twice.
+    """
     pa, pc, _ = arrow()
     table = pa.concat_tables(parts).unify_dictionaries() if parts else schema().empty_table()
-    table = table.filter(in_shards(table, shards))
-    keys = ("collection", "source", "written_ns", "shard", "row")
-    order = [(name, "ascending") for name in keys]
-    plain = pa.table({name: table[name].cast(schema().field(name).type.value_type) if name in ("collection", "shard")
-                      else table[name] for name in keys})  # fmt: skip
-    at = pc.sort_indices(plain, sort_keys=order)
-    table, plain = table.take(at), plain.take(at)
-    if len(table) > 1:
-        same = np.asarray(pc.equal(plain["source"][1:], plain["source"][:-1])) & np.asarray(
-            pc.equal(plain["collection"][1:], plain["collection"][:-1])
-        )
-        if same.any():
-            table = table.filter(pa.array(np.append(~same, True)))
-    return table
+    parts.clear()
+    rank = {}
+    for name in ("collection", "shard"):
+        words, codes = ItemTable(table).words(name)
+        rank[name] = np.unique(np.array(words, dtype=object), return_inverse=True)[1].astype(np.int32)[codes]
+    keys = {name: table[name] for name in ("source", "written_ns", "row")} | rank
+    order = [(name, "ascending") for name in ("collection", "source", "written_ns", "shard", "row")]
+    at = np.asarray(pc.sort_indices(pa.table(keys), sort_keys=order))
+    at = at[np.array([name in shards for name in words], dtype=bool)[codes[at]]]
+    del keys
+    columns = {}
+    for name in ("source", *(name for name in table.column_names if name != "source")):
+        column = table[name].combine_chunks()
+        table = table.drop_columns([name])
+        columns[name] = column.take(pa.array(at))
+        del column
+        pa.default_memory_pool().release_unused()
+        if name == "source" and len(at) > 1:
+            other = np.asarray(pc.not_equal(columns[name][1:], columns[name][:-1]))
+            last = np.append(other | (np.diff(rank["collection"][at]) != 0), True)
+            at, columns[name] = at[last], columns[name].filter(pa.array(last))
+    return pa.table([columns[name] for name in schema().names], schema=schema())
 
 
 class Assigned:
@@ -235,7 +273,10 @@ class Generations:
     def greatest(self) -> int:
         """The greatest number on disk now, in files that can be read; each is read once."""
         if not self._seen:
-            self._look_at_the_manifest()
+            table, shards, _ = _newest_manifest(self._layout, {}, [])
+            if table is not None:
+                self._count(table)
+                self._seen.update(shards)
         for name, nbytes in self._layout.shard_sizes().items():
             if name not in self._seen:
                 self._seen.add(name)
@@ -250,14 +291,6 @@ class Generations:
     def is_mine(self, name: str) -> None:
         """Leave out a shard that this writer is about to write: it knows its own numbers."""
         self._seen.add(name)
-
-    def _look_at_the_manifest(self) -> None:
-        for path in self._layout.manifests():
-            with suppress(LatentStoreError, OSError):
-                table, shards, _ = manifest_of(self._layout, path, {})
-                self._count(table)
-                self._seen.update(shards)
-                return
 
     def _count(self, table: object) -> None:
         _, pc, _ = arrow()

@@ -63,8 +63,8 @@ class StoreEntry:
     caption: str | None = None
     collection: str = ""
 
-    def row(self) -> dict[str, Any]:
-        """The item's columns, see `placed`."""
+    def rows(self) -> dict[str, list[Any]]:
+        """The item's columns, of one row, see `placed`."""
         known = self.fingerprint
         row = vars(known) | {"collection": self.collection, "source": self.source, "caption": self.caption}
         row["bucket_width"], row["bucket_height"] = row.pop("bucket_size")
@@ -72,7 +72,7 @@ class StoreEntry:
         row["original_width"], row["original_height"] = self.original_size
         row["crop_left"], row["crop_top"] = row.pop("crop")
         row["ltrb_left"], row["ltrb_top"], row["ltrb_right"], row["ltrb_bottom"] = self.crop_ltrb
-        return row
+        return {name: [value] for name, value in row.items()}
 
 
 def arrow() -> tuple[Any, Any, Any]:
@@ -114,22 +114,18 @@ def schema() -> Any:
     return pa.schema(fields)
 
 
-def placed(rows: Sequence[Columns | StoreEntry], places: Columns) -> Any:
+def placed(rows: Sequence[Columns], places: Columns) -> Any:
     """One table of rows that were written.
 
     Args:
-        rows: parts of them, single ones or columns of several: those of `schema` but where a row lies.
+        rows: parts of them, each with the columns of `schema` but for where a row lies.
         places: that, of all rows.
     """
     pa, _, _ = arrow()
     columns: dict[str, list[Any]] = {name: [] for name in schema().names if name not in places}
     for part in rows:
-        if isinstance(part, StoreEntry):
-            for name, value in part.row().items():
-                columns[name].append(value)
-        else:
-            for name, values in part.items():
-                columns[name] += values.tolist() if isinstance(values, np.ndarray) else values
+        for name, values in part.items():
+            columns[name] += values.tolist() if isinstance(values, np.ndarray) else values
     found = columns | dict(places)
     return pa.table([pa.array(found[f.name], f.type) for f in schema()], schema=schema())
 
@@ -166,8 +162,6 @@ _NUMBERS = (
     "source_bytes", "source_mtime_ns", "bucket_width", "bucket_height", "resized_width", "resized_height", "crop_left",
     "crop_top", "flip", "mask",
 )  # fmt: skip
-
-
 _SIDES = ("width", "height")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,12 @@ from kohya_bucket.latents.store.contents import Contents, contents_of, in_shards
 from kohya_bucket.latents.store.exact_arrays import Packed, checksum, split, unpack
 from kohya_bucket.latents.store.layout import REMEDY, Layout
 from kohya_bucket.latents.store.remote_shards import ReadAhead, shard_files
-from kohya_bucket.latents.store.shards import SPANS, OneShard, ShardInfo, Tensors
+from kohya_bucket.latents.store.shards import SPANS, MappedShards, ShardInfo, Tensors, map_shard
+from kohya_bucket.texts import counted, one_line, some
 
 __all__ = ["LatentStore"]
 
+_log = logging.getLogger(__name__)
 _PLAIN, _FLIPPED, _MASK = 0, 1, 2
 
 
@@ -56,6 +59,10 @@ class LatentStore(ReadAhead):
                 f"{root}`"
             )
         self._show(contents_of(self.layout, {}))
+        if self.damage:
+            said = some([f"{name}: {problem}" for name, problem in self.damage], 1)
+            _log.warning("%s: %s cannot be used: %s: %s", self.layout.root, counted(len(self.damage), "file"),
+                         one_line(said), REMEDY)  # fmt: skip
 
     def _show(self, found: Contents) -> None:
         super().__init__(found.table.combine_chunks())
@@ -65,7 +72,6 @@ class LatentStore(ReadAhead):
         self._infos = [self.shards.get(name) for name in names]
         self._row, self._mask_row = self.column("row"), self.column("mask_row")
         self._crc = [self.column(name) for name in ("crc_plain", "crc_flipped", "crc_mask")]
-        self._checked = np.zeros((3, len(self)), dtype=bool)
         self._files = shard_files(self.layout.shards, self.shards, self.problem_in_copy)
 
     def refresh(self) -> None:
@@ -105,10 +111,6 @@ class LatentStore(ReadAhead):
     def of_images(self) -> bool:
         """Each item is made from a file; those of a store of captions are not."""
         return not any(info.arrays for info in self.shards.values())
-
-    def images_root(self) -> Path:
-        """Folder that the sources' paths start from; it need not exist here."""
-        return self.layout.images_root()
 
     def read(self, i: int, *, flipped: bool = False) -> npt.NDArray[Any]:
         """Item `i` as it lies in the file, in its carrier type, without a copy.
@@ -171,14 +173,13 @@ class LatentStore(ReadAhead):
     def packed(self, i: int) -> dict[str, Packed]:
         """The same as it lies in the file, without a copy."""
         found = self._packed(i)
-        stays = isinstance(self._tensors(i)[SPANS], np.ndarray)  # or else it came just now, and will come anew
-        if self.verify != "never" and not (self._checked[0, i] and self.verify == "first" and stays):
+        if self._unchecked(i, self._tensors(i)[SPANS], SPANS, int(self._row[i])):
             if self._checksum(i, found) != int(self._crc[0][i]):
                 raise LatentStoreError(
                     f"the outputs of {self.table['source'][i]} in shard {self.info(i).name} are damaged (checksum): "
                     f"run `kohya-bucket cache prune {self.layout.root} --damaged` and train again, which encodes them"
                 )
-            self._checked[0, i] = stays
+            self._files.checked(self.info(i), SPANS)[self._row[i]] = True
         return found
 
     def scalars(self, i: int) -> dict[str, npt.NDArray[Any]]:
@@ -221,16 +222,14 @@ class LatentStore(ReadAhead):
     def problem_in_copy(self, info: ShardInfo, path: Path) -> str | None:
         """What is wrong with the bytes of the items in a copy of a shard, or None. Reads all of them."""
         part = copy.copy(self)
-        part._files = OneShard(path)
+        part._files = MappedShards(path.parent, {info.name: map_shard(path, info)})
         problems = (part.check(i) for i in self.items_in(info.name))
         return next((problem for problem in problems if problem is not None), None)
 
     def _checked_row(self, i: int, array: Any, name: str, row: int) -> npt.NDArray[Any]:
         out: npt.NDArray[Any] = array[row]
-        role = _role(name)
-        stays = isinstance(array, np.ndarray)  # or else it came just now, and will come anew
-        if self.verify != "never" and not (self._checked[role, i] and self.verify == "first" and stays):
-            wanted = int(self._crc[role][i])
+        if self._unchecked(i, array, name, row):
+            wanted = int(self._crc[_role(name)][i])
             if zlib.crc32(out.data) != wanted:
                 again = self._files.again(self.info(i), name, row)
                 if again is None or zlib.crc32(again.data) != wanted:
@@ -239,8 +238,14 @@ class LatentStore(ReadAhead):
                         f"{REMEDY}"
                     )
                 return again
-            self._checked[role, i] = stays
+            self._files.checked(self.info(i), name)[row] = True
         return out
+
+    def _unchecked(self, i: int, array: Any, name: str, row: int) -> bool:
+        """Whether a row is to be looked at; one that is not of a mapped file came just now, and will come anew."""
+        if self.verify != "first" or not isinstance(array, np.ndarray):
+            return self.verify != "never"
+        return not self._files.checked(self.info(i), name)[row]
 
     def _kind(self, i: int) -> str:
         """ "latents" or "posterior"."""

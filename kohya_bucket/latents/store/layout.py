@@ -49,7 +49,7 @@ class Layout:
             raise LatentStoreError(f"cannot make the latent store {self.root}: {error.strerror or error}") from error
         if isinstance(self.root, RemotePath):
             check_exclusive(self.root.url)
-        if not self.store_file.exists():
+        if not self.store_file.is_file():
             images = "." if images_root is None else _relative(images_root, self.root)
             text = json.dumps({"format": "kohya_bucket.latents", "version": _VERSION, "images": images}, indent=2)
             with suppress(FileExistsError):  # in object storage, of another process that makes the same store
@@ -111,14 +111,19 @@ class Layout:
         if path.stat().st_size > _MOST_MANIFEST:
             raise LatentStoreError(f"manifest {path} is damaged: none is that long")
         data = path.read_bytes()
-        if path.stem.rsplit("-", 1)[-1] != content_tag(data):
+        if content_of(path) != content_tag(data):
             raise LatentStoreError(f"manifest {path} is damaged: its content does not match its name")
         return data
 
 
 def _number(manifest: StorePath) -> int:
-    digits = manifest.stem.split("-")[1]
+    digits = manifest.name.split("-")[1]
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS else -1
+
+
+def content_of(manifest: StorePath) -> str:
+    """The tag of what a manifest was written with, of its name."""
+    return manifest.name.rpartition("-")[2].removesuffix(".parquet")
 
 
 def content_tag(data: bytes) -> str:

@@ -19,6 +19,7 @@ import os
 import struct
 import zlib
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,11 @@ __all__ = [
     "MOST_UNPACKED",
     "SPANS",
     "MappedShards",
-    "OneShard",
     "ShardInfo",
     "TensorSpec",
     "Tensors",
     "given_arrays",
+    "map_shard",
     "read_header",
     "write_shard",
 ]
@@ -194,28 +195,16 @@ class ShardInfo:
         return cls(data["name"], data["bytes"], specs, LatentSpace.of(data["space"]), given_arrays(data)).checked()
 
     def checked(self) -> ShardInfo:
-        """The same, if its tensors belong together and lie in the file; else `ValueError`."""
-        _check_shard(self)
+        """The same, if its tensors belong together and lie in the file; else `ValueError` or `TypeError`."""
+        (_check_texts if self.arrays else _check_latents)(self)
+        if type(self.nbytes) is not int or any(s.offset + s.nbytes > self.nbytes for s in self.tensors.values()):
+            raise ValueError(f"shard {self.name!r} of {self.nbytes!r} bytes cannot hold its tensors")
         return self
 
 
 def given_arrays(data: dict[str, Any]) -> dict[str, tuple[str, int]]:
     """`ShardInfo.arrays` as a shard or a manifest states it; empty for latents."""
     return {name: (given, axes) for name, (given, axes) in data.get("arrays", {}).items()}
-
-
-def _check_shard(info: ShardInfo) -> None:
-    """Look at the description of a shard.
-
-    Raises:
-        ValueError, TypeError: there can be no such shard.
-    """
-    if info.arrays:
-        _check_texts(info)
-    else:
-        _check_latents(info)
-    if type(info.nbytes) is not int or any(s.offset + s.nbytes > info.nbytes for s in info.tensors.values()):
-        raise ValueError(f"shard {info.name!r} of {info.nbytes!r} bytes cannot hold its tensors")
 
 
 def _check_latents(info: ShardInfo) -> None:
@@ -260,14 +249,16 @@ Tensors = dict[str, Any]  # arrays, or what gives their rows as an array does
 
 
 class MappedShards:
-    """The shards of a folder, each mapped when it is first read. A process that gets a copy maps its own."""
+    """The shards of a folder, each mapped when it is first read, but for those in `mapped`. A process that gets a copy
+    maps its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mapped: Mapping[str, Tensors] | None = None) -> None:
         self._folder = folder
-        self._mapped: OrderedDict[str, Tensors] = OrderedDict()
+        self._mapped: OrderedDict[str, Tensors] = OrderedDict(mapped or {})
+        self._checked: dict[str, dict[str, npt.NDArray[np.bool_]]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder, "_mapped": OrderedDict()}
+        return {"_folder": self._folder, "_mapped": OrderedDict(), "_checked": {}}
 
     def tensors(self, info: ShardInfo) -> Tensors:
         """A shard's tensors as arrays over the mapped file: writing into one changes this process' copy only.
@@ -278,7 +269,7 @@ class MappedShards:
         found = self._mapped.get(info.name)
         if found is None:
             try:
-                found = mapped(self._folder / info.name, info)
+                found = map_shard(self._folder / info.name, info)
             except FileNotFoundError as error:
                 raise LatentStoreError(
                     f"shard {info.name} is gone from {self._folder}: the store was packed or pruned meanwhile"
@@ -286,9 +277,17 @@ class MappedShards:
             except OSError as error:
                 raise LatentStoreError(f"shard {info.name} cannot be read: {error.strerror or error}") from error
             self._mapped[info.name] = found
+            self._checked.pop(info.name, None)  # it may be another file by now
             if len(self._mapped) > most_mapped():
                 self._mapped.popitem(last=False)
         return found
+
+    def checked(self, info: ShardInfo, tensor: str) -> npt.NDArray[np.bool_]:
+        """[N] which rows of a tensor were found right since the file was mapped; whoever looks at one says so here."""
+        flags = self._checked.setdefault(info.name, {})
+        if tensor not in flags:
+            flags[tensor] = np.zeros(info.tensors[tensor].shape[0], dtype=bool)
+        return flags[tensor]
 
     def again(self, info: ShardInfo, tensor: str, row: int) -> npt.NDArray[Any] | None:
         """A row whose checksum was wrong, from where it may be right; None where there is no such place."""
@@ -297,19 +296,6 @@ class MappedShards:
     def release(self) -> None:
         """Let go of all files, so that they can be removed on Windows too."""
         self._mapped.clear()
-
-
-class OneShard(MappedShards):
-    """A copy of one shard, under whatever name."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path.parent)
-        self._path = path
-
-    def tensors(self, info: ShardInfo) -> Tensors:
-        if info.name not in self._mapped:
-            self._mapped[info.name] = mapped(self._path, info)
-        return self._mapped[info.name]
 
 
 @functools.cache
@@ -323,7 +309,7 @@ def most_mapped() -> int:
     return _MOST if limit == resource.RLIM_INFINITY else min(_MOST, max(1, limit // 3))
 
 
-def mapped(path: Path, info: ShardInfo) -> Tensors:
+def map_shard(path: Path, info: ShardInfo) -> Tensors:
     """A shard's tensors as arrays over its mapped file."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size

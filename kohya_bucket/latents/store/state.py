@@ -32,11 +32,6 @@ class SourceState:
     absent: npt.NDArray[np.bool_]
     changed: npt.NDArray[np.bool_]
 
-    @classmethod
-    def none(cls, items: int) -> SourceState:
-        """Of items that are made from no files."""
-        return cls(np.zeros(items, dtype=bool), np.zeros(items, dtype=bool))
-
 
 def check_sources(store: LatentStore, paths: list[str], *, content: bool = False) -> SourceState:
     """Look at the file behind each item; `paths` has one path per item of the store.
@@ -94,13 +89,14 @@ class StoreStatus:
 
 def source_paths(store: LatentStore, images_root: Path | None = None) -> list[str]:
     """Path of the image behind each item."""
-    return paths_of(store.strings("source"), store.images_root() if images_root is None else images_root)
+    return paths_of(store.strings("source"), store.layout.images_root() if images_root is None else images_root)
 
 
 def status(store: LatentStore, *, images_root: Path | None = None, content: bool = False) -> StoreStatus:
     """Look at a store, and at the image files behind it (length and time; with `content` also their hashes)."""
     paths = source_paths(store, images_root)
-    state = check_sources(store, paths, content=content) if store.of_images else SourceState.none(len(store))
+    none = np.zeros(len(store), dtype=bool)
+    state = check_sources(store, paths, content=content) if store.of_images else SourceState(none, none)
     names = ["collection", "dtype", "kind", "vae", "bucket_width", "bucket_height"]
     groups: dict[tuple[str, tuple[int, int], str, str, str], int] = {}
     for row in store.table.group_by(names, use_threads=False).aggregate([([], "count_all")]).to_pylist():
@@ -162,7 +158,7 @@ def verify_files(store: LatentStore) -> list[tuple[str, str]]:
     found = dict(store.damage)
     layout = store.layout
     try:
-        store.images_root()
+        store.layout.images_root()
     except LatentStoreError as error:
         found[layout.store_file.name] = str(error)
     for path in layout.manifests():
@@ -178,9 +174,9 @@ def verify_files(store: LatentStore) -> list[tuple[str, str]]:
             except LatentStoreError as error:
                 found[name] = str(error)
                 continue
-            if (stated != info or not _are_among(store.rows_in(name), rows)) and layout.manifests():
-                manifest = layout.manifests()[0].name
-                found.setdefault(manifest, f"manifest {manifest} is damaged: it says other things of {name} than that")
+            if stated != info or not _are_among(store.rows_in(name), rows):
+                for manifest in layout.manifests():
+                    found.setdefault(manifest.name, f"a manifest says other things of {name} than that")
     return list(found.items())
 
 

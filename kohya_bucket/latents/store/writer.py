@@ -24,14 +24,12 @@ from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.store.entries import Columns, StoreEntry, encode, placed
 from kohya_bucket.latents.store.exact_arrays import Packed, check_outputs, checksum, joined
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.layout import Layout
+from kohya_bucket.latents.store.layout import Layout, content_of
 from kohya_bucket.latents.store.shards import SPANS, write_shard
 
 __all__ = ["StoreWriter", "write_manifest"]
 
 Bits = npt.NDArray[Any]
-
-
 _OF_A_SHARD = ("bucket_width", "bucket_height", "dtype", "kind", "flip", "mask", "collection")
 
 
@@ -59,7 +57,7 @@ class _TextKind(NamedTuple):
 class _Pending:
     """Rows that wait to be written as one shard."""
 
-    rows: list[Columns | StoreEntry] = field(default_factory=list)
+    rows: list[Columns] = field(default_factory=list)
     numbers: list[int | None] = field(default_factory=list)  # as given
     turns: list[int] = field(default_factory=list)
     nbytes: int = 0
@@ -109,11 +107,10 @@ class StoreWriter:
         space: LatentSpace, written_ns: int | None = None,
     ) -> None:  # fmt: skip
         """Add one item; as `add_rows`, without the first axis."""
-        known = entry.fingerprint
-        key = _Kind(known.bucket_size, known.dtype, known.kind, known.flip, known.mask, entry.collection, plain.shape,
-                    space)  # fmt: skip
-        numbers = None if written_ns is None else [written_ns]
-        self._add(key, entry, plain[None], None if flipped is None else flipped[None], [mask], numbers)
+        self.add_rows(
+            entry.rows(), plain[None], flipped=None if flipped is None else flipped[None], masks=[mask], space=space,
+            numbers=None if written_ns is None else [written_ns],
+        )  # fmt: skip
 
     def add_rows(
         self, rows: Columns, plain: Bits, *, flipped: Bits | None = None, masks: Sequence[Bits | None] | None = None,
@@ -132,22 +129,17 @@ class StoreWriter:
         """
         width, height, dtype, kind, flip, mask, collection = (rows[name][0] for name in _OF_A_SHARD)
         key = _Kind((int(width), int(height)), dtype, kind, flip, mask, collection, plain.shape[1:], space)
-        self._add(key, rows, plain, flipped, [None] * len(plain) if masks is None else masks, numbers)
-
-    def _add(
-        self, key: _Kind, rows: Columns | StoreEntry, plain: Bits, flipped: Bits | None, masks: Sequence[Bits | None],
-        numbers: Sequence[int] | None,
-    ) -> None:  # fmt: skip
-        if key.flip != (flipped is not None):
-            raise ValueError(f"{rows}: flip is {key.flip}")
+        masks = [None] * len(plain) if masks is None else masks
+        if flip != (flipped is not None):
+            raise ValueError(f"{rows}: flip is {flip}")
         pending = self._enter(key, rows, len(plain), numbers)
         pending.plain.append(plain)
         if flipped is not None:
             pending.flipped.append(flipped)
-        for mask in masks:
-            pending.mask_rows.append(-2 if not key.mask else -1 if mask is None else len(pending.masks))
-            if key.mask and mask is not None:
-                pending.masks.append(mask)
+        for alpha in masks:
+            pending.mask_rows.append(-2 if not mask else -1 if alpha is None else len(pending.masks))
+            if mask and alpha is not None:
+                pending.masks.append(alpha)
         pending.nbytes += sum(part.nbytes for part in (plain, flipped, *masks) if part is not None)
         self._commit_full(key)
 
@@ -164,14 +156,12 @@ class StoreWriter:
         """
         check_outputs(arrays)
         key = _TextKind(entry.collection, tuple((name, packed.layout) for name, packed in sorted(arrays.items())))
-        pending = self._enter(key, entry, 1, None if written_ns is None else [written_ns])
+        pending = self._enter(key, entry.rows(), 1, None if written_ns is None else [written_ns])
         pending.texts.append(dict(sorted(arrays.items())))
         pending.nbytes += sum(packed.bits.nbytes for packed in arrays.values())
         self._commit_full(key)
 
-    def _enter(
-        self, key: _Kind | _TextKind, rows: Columns | StoreEntry, n: int, numbers: Sequence[int] | None
-    ) -> _Pending:
+    def _enter(self, key: _Kind | _TextKind, rows: Columns, n: int, numbers: Sequence[int] | None) -> _Pending:
         """Where items wait, their rows begun."""
         pending = self._pending.setdefault(key, _Pending())
         pending.rows.append(rows)
@@ -221,13 +211,6 @@ class StoreWriter:
             tensors, checksums = _tensors(common, pending)
             description = {"space": vars(common.space)}
             metadata = {"bucket": f"{common.bucket_size[0]}x{common.bucket_size[1]}"}
-        self._write(path, pending, above, checksums, tensors, description, metadata)
-
-    def _write(
-        self, path: StorePath, pending: _Pending, above: int, checksums: dict[str, list[int]],
-        tensors: dict[str, tuple[str, Bits]], description: dict[str, Any], metadata: dict[str, str],
-    ) -> None:  # fmt: skip
-        """One shard, whole."""
         self._generations.is_mine(path.name)
         n = len(pending.turns)
         numbers = [
@@ -265,20 +248,24 @@ def _checksums(rows: Iterable[Bits]) -> list[int]:
 
 
 def write_manifest(store: LatentStore, table: Any = None) -> StorePath | None:
-    """Index all shards of an open store in one new manifest, and remove those it replaces.
+    """Index all shards of an open store in a new manifest, twice, and remove those it replaces.
+
+    Twice, because captions that are newer than the latents are nowhere else: damage of one costs none.
 
     Args:
         table: the rows to index instead of the store's own, e.g. with other captions.
 
-    Returns the manifest, or None if the newest one says the same already. Raises as `write_new` does.
+    Returns the newer one, or None if there are two already that say the same. Raises as `write_new` does.
     """
     older = store.layout.manifests()
-    if table is None and store.indexed and not store.damage and len(older) == 1:
+    same = len(older) == 2 and content_of(older[0]) == content_of(older[1])
+    if table is None and store.indexed and not store.damage and same:
         return None
     description = {"shards": [info.to_json() for info in store.shards.values()], "in_order": True}
     data = encode(store.table if table is None else table, description)
-    path = store.layout.new_manifest(data)
-    write_new(path, [data])
+    for _ in range(2):
+        path = store.layout.new_manifest(data)
+        write_new(path, [data])
     for old in older:
         with suppress(OSError):
             old.unlink()

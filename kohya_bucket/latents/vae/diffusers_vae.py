@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
-from kohya_bucket.latents.architectures import ARCHITECTURES
+from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.vae.single_file import OTHER_AUTOENCODERS, autoencoder_class, vae_from_single_file
@@ -57,6 +57,7 @@ class DiffusersEncoder:
 
         self.fingerprint = module_hash(vae)
         self.architecture = architecture
+        self._describe(vae.config, ARCHITECTURES.get(architecture))
         self.device = torch.device(device)
         self.dtype: torch.dtype = getattr(torch, dtype_name(dtype))
         if tiling:
@@ -69,22 +70,11 @@ class DiffusersEncoder:
         if compile:
             self.vae.encoder = torch.compile(self.vae.encoder)
 
-    @property
-    def downsample_factor(self) -> int:
-        return int(2 ** (len(self.vae.config.block_out_channels) - 1))
-
-    @property
-    def latent_channels(self) -> int:
-        return int(self.vae.config.latent_channels)
-
-    @property
-    def scale_factor(self) -> float:
-        family = ARCHITECTURES.get(self.architecture)
-        return float(self.vae.config.scaling_factor or (1.0 if family is None else family.scale_factor))
-
-    @property
-    def shift_factor(self) -> float:
-        return float(getattr(self.vae.config, "shift_factor", None) or 0.0)
+    def _describe(self, config: Any, family: Architecture | None) -> None:
+        self.downsample_factor = 2 ** (len(config.block_out_channels) - 1)
+        self.latent_channels = int(config.latent_channels)
+        self.scale_factor = float(config.scaling_factor or (1.0 if family is None else family.scale_factor))
+        self.shift_factor = float(getattr(config, "shift_factor", None) or 0.0)
 
     def posterior(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and standard deviation, unscaled, [B, C, h, w] each, on the encoder's device."""
@@ -123,28 +113,17 @@ def _use_xformers(vae: Any) -> None:
 
 
 class TinyEncoder(DiffusersEncoder):
-    """`VAEEncoder` over a diffusers `AutoencoderTiny`: no distribution, and its latents come out scaled.
-
-    Args: as `DiffusersEncoder`; `scale_factor` and `shift_factor` are those of the VAE it stands in for.
-    """
-
-    def __init__(self, vae: Any, *, scale_factor: float = 1.0, shift_factor: float = 0.0, **options: Any) -> None:
-        super().__init__(vae, **options)
-        self._scale, self._shift = scale_factor, shift_factor
+    """`VAEEncoder` over a diffusers `AutoencoderTiny`: no distribution, and its latents come out scaled."""
 
     posterior = None  # type: ignore[assignment]
 
-    @property
-    def downsample_factor(self) -> int:
-        return int(2 ** (len(self.vae.config.encoder_block_out_channels) - 1))
-
-    @property
-    def scale_factor(self) -> float:
-        return self._scale
-
-    @property
-    def shift_factor(self) -> float:
-        return self._shift
+    def _describe(self, config: Any, family: Architecture | None) -> None:
+        self.downsample_factor = 2 ** (len(config.encoder_block_out_channels) - 1)
+        self.latent_channels = int(config.latent_channels)
+        # of the VAE that it stands in for
+        self.scale_factor, self.shift_factor = (
+            (1.0, 0.0) if family is None else (family.scale_factor, family.shift_factor)
+        )
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         import torch
@@ -162,15 +141,11 @@ class QwenImageEncoder(DiffusersEncoder):
     """
 
     posterior = None  # type: ignore[assignment]
-    scale_factor, shift_factor = 1.0, 0.0
 
-    @property
-    def downsample_factor(self) -> int:
-        return int(2 ** len(self.vae.config.temperal_downsample))
-
-    @property
-    def latent_channels(self) -> int:
-        return int(self.vae.config.z_dim)
+    def _describe(self, config: Any, family: Architecture | None) -> None:
+        self.downsample_factor = 2 ** len(config.temperal_downsample)
+        self.latent_channels = int(config.z_dim)
+        self.scale_factor, self.shift_factor = 1.0, 0.0
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         import torch
@@ -187,6 +162,7 @@ class QwenImageEncoder(DiffusersEncoder):
 
 
 _KINDS = ("AutoencoderKL", "AutoencoderTiny", *OTHER_AUTOENCODERS)
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def load_encoder(
@@ -220,20 +196,16 @@ def load_encoder(
     except ImportError as error:
         raise KohyaBucketError(f"encoding needs diffusers ({error}): {pip_install('train')}") from error
     device = own_device() if device is None else usable_device(device)
-    if Path(name).suffix.lower() in (".safetensors", ".sft"):
+    suffix = Path(name).suffix.lower()
+    if suffix in _PICKLES:
+        raise KohyaBucketError(f"{name}: {suffix} files can run code when they are read: give it as .safetensors")
+    if suffix in (".safetensors", ".sft"):
         vae, architecture = vae_from_single_file(diffusers, Path(name), architecture)
     else:
         vae = _from_pretrained(diffusers, str(name), subfolder)
         architecture = architecture or _family(vae)
-    options |= {"device": device, "dtype": dtype, "architecture": architecture}
-    kind = type(vae).__name__
-    if kind == "AutoencoderKLQwenImage":
-        return QwenImageEncoder(vae, **options)
-    if kind == "AutoencoderTiny":
-        family = ARCHITECTURES.get(architecture)
-        scales = {} if family is None else {"scale_factor": family.scale_factor, "shift_factor": family.shift_factor}
-        return TinyEncoder(vae, **scales, **options)
-    return DiffusersEncoder(vae, **options)
+    kind = {"AutoencoderKLQwenImage": QwenImageEncoder, "AutoencoderTiny": TinyEncoder}.get(type(vae).__name__)
+    return (kind or DiffusersEncoder)(vae, device=device, dtype=dtype, architecture=architecture, **options)
 
 
 def _from_pretrained(diffusers: Any, name: str, subfolder: str | None) -> Any:
@@ -242,21 +214,39 @@ def _from_pretrained(diffusers: Any, name: str, subfolder: str | None) -> Any:
         where = {"subfolder": folder} if folder else {}
         try:
             config = diffusers.AutoencoderKL.load_config(name, **where)
-        except (OSError, ValueError) as error:
-            problems.append(str(error).strip().splitlines()[0])
-            continue
-        kind = config.get("_class_name", "")
-        if kind not in _KINDS:
-            problems.append(f"{name} holds a {kind or 'model without a name'}, not a VAE")
-            continue
-        try:
-            return autoencoder_class(diffusers, kind).from_pretrained(name, **where)
-        except (OSError, ValueError) as error:
-            problems.append(str(error).strip().splitlines()[0])
+            kind = config.get("_class_name", "")
+            if kind not in _KINDS:
+                raise ValueError(f"{name} holds a {kind or 'model without a name'}, not a VAE")
+            _refuse_huge(autoencoder_class(diffusers, kind), config)
+            # the other format is Python's own, which may run code
+            return getattr(diffusers, kind).from_pretrained(name, use_safetensors=True, **where)
+        except KohyaBucketError:
+            raise
+        except Exception as error:  # a config of any content goes through code that expects a good one
+            problems.append((str(error).strip() or type(error).__name__).splitlines()[0][:300])
     raise KohyaBucketError(
         f"no VAE at {name!r}: {'; '.join(dict.fromkeys(problems)).rstrip('.')}. "
-        "Give a Hugging Face name, a folder with config.json, or a .safetensors file"
+        "Give a Hugging Face name or a folder with config.json and safetensors, or a .safetensors file"
     )
+
+
+_MOST_WEIGHTS = 1 << 30  # HunyuanImage's has 400 million
+_WIDEST, _MOST_BLOCKS, _LONGEST = 1 << 14, 64, 256
+
+
+def _refuse_huge(kind: Any, config: dict[str, Any]) -> None:
+    """Refuse a config of which no VAE is made, before memory is taken for one."""
+    import torch
+
+    for name, value in config.items():
+        numbers = value if isinstance(value, list) else [value]
+        most = _MOST_BLOCKS if "layers" in name or "blocks" in name else _WIDEST
+        if len(numbers) > _LONGEST or any(isinstance(n, int) and abs(n) > most for n in numbers):
+            raise ValueError(f"its config.json says {name} = {str(value)[:80]}, which no VAE has")
+    with torch.device("meta"):
+        weights = sum(tensor.numel() for tensor in kind.from_config(config).parameters())
+    if weights > _MOST_WEIGHTS:
+        raise ValueError(f"by its config.json it has {weights:,} weights, which no VAE has")
 
 
 def _family(vae: Any) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.latents.architectures import ARCHITECTURES
 
 __all__ = ["OTHER_AUTOENCODERS", "autoencoder_class", "vae_from_single_file"]
@@ -40,7 +40,9 @@ def other_autoencoder(weights: Weights) -> str:
     if first is not None and first.ndim == 5:
         return "AutoencoderKLQwenImage"
     halving = weights.get("encoder.down.0.downsample.conv.weight")
-    if "encoder.down_blocks.0.conv1.weight" in weights or (halving is not None and halving.shape[0] < halving.shape[1]):
+    if "encoder.down_blocks.0.conv1.weight" in weights or (
+        halving is not None and halving.ndim > 1 and halving.shape[0] < halving.shape[1]
+    ):
         return "AutoencoderKLHunyuanImage"
     return ""
 
@@ -60,6 +62,16 @@ def to_diffusers_names(kind: str, weights: Weights) -> tuple[Weights, dict[str, 
 
 def _renamed(weights: Weights, rename: Callable[[str], str]) -> Weights:
     return {rename(name): tensor for name, tensor in weights.items()}
+
+
+def _length(weights: Weights, name: str, axis: int) -> int:
+    """Length of a weight along an axis."""
+    if name not in weights:
+        raise ValueError(f"it has no {name}")
+    shape = list(weights[name].shape)
+    if len(shape) <= axis or not shape[axis]:
+        raise ValueError(f"its {name} has shape {shape}")
+    return int(shape[axis])
 
 
 def _count(weights: Iterable[str], pattern: str) -> int:
@@ -108,10 +120,10 @@ def _levels(weights: Weights, width_of: str, halving: str) -> tuple[list[int], i
     halvings: list[int] = []
     n = 0
     while True:
-        if (block := weights.get(f"encoder.down_blocks.{n}.{width_of}")) is not None:
+        if (block := f"encoder.down_blocks.{n}.{width_of}") in weights:
             if len(widths) == len(halvings):
                 widths.append(0)
-            widths[-1] = int(block.shape[0])
+            widths[-1] = _length(weights, block, 0)
         elif f"encoder.down_blocks.{n}.{halving}" in weights:
             halvings.append(n)
         else:
@@ -122,10 +134,10 @@ def _levels(weights: Weights, width_of: str, halving: str) -> tuple[list[int], i
 
 def _qwen_config(weights: Weights) -> dict[str, Any]:
     widths, blocks, halvings = _levels(weights, "conv2.weight", "resample.1.weight")
-    base = int(weights["encoder.conv_in.weight"].shape[0])
+    base = _length(weights, "encoder.conv_in.weight", 0)
     return {
         "base_dim": base,
-        "z_dim": int(weights["decoder.conv_in.weight"].shape[1]),
+        "z_dim": _length(weights, "decoder.conv_in.weight", 1),
         "dim_mult": [width // base for width in widths],
         "num_res_blocks": blocks,
         "temperal_downsample": [f"encoder.down_blocks.{n}.time_conv.weight" in weights for n in halvings],
@@ -135,9 +147,9 @@ def _qwen_config(weights: Weights) -> dict[str, Any]:
 def _hunyuan_config(weights: Weights) -> dict[str, Any]:
     widths, blocks, halvings = _levels(weights, "conv2.weight", "conv.weight")
     return {
-        "in_channels": int(weights["encoder.conv_in.weight"].shape[1]),
-        "out_channels": int(weights["decoder.conv_out.weight"].shape[0]),
-        "latent_channels": int(weights["decoder.conv_in.weight"].shape[1]),
+        "in_channels": _length(weights, "encoder.conv_in.weight", 1),
+        "out_channels": _length(weights, "decoder.conv_out.weight", 0),
+        "latent_channels": _length(weights, "decoder.conv_in.weight", 1),
         "block_out_channels": tuple(widths),
         "layers_per_block": blocks,
         "spatial_compression_ratio": 2 ** len(halvings),
@@ -152,53 +164,62 @@ def vae_from_single_file(diffusers: Any, path: Path, architecture: str) -> tuple
     """The VAE in a file and its family.
 
     Raises:
-        KohyaBucketError: no such file, no VAE in it, or a bare VAE without `architecture`.
+        KohyaBucketError: no such file, no VAE in it, one of another build, or a bare VAE without `architecture`.
     """
     if not path.is_file():
         raise KohyaBucketError(f"{path} does not exist: give a VAE or a checkpoint as .safetensors")
-    safetensors = importlib.import_module("safetensors")
-    try:
-        with safetensors.safe_open(str(path), framework="pt") as file:
-            names = list(file.keys())
-            prefix = next((p for p in _PREFIXES if any(n.startswith(f"{p}encoder.") for n in names)), "")
-            wanted = [n for n in names if n.startswith((f"{prefix}encoder.", f"{prefix}decoder.", f"{prefix}quant_",
-                                                        f"{prefix}post_quant_", f"{prefix}conv1.",
-                                                        f"{prefix}conv2."))]  # fmt: skip
-            weights = {n[len(prefix) :]: file.get_tensor(n) for n in wanted}
-    except (OSError, safetensors.SafetensorError) as error:
-        raise KohyaBucketError(f"{path} cannot be read: {error}") from error
-    if kind := other_autoencoder(weights):
-        return _other(diffusers, path, kind, weights, architecture)
-    if "encoder.conv_in.weight" not in weights or "decoder.conv_in.weight" not in weights:
-        raise KohyaBucketError(f"{path} holds no VAE (no encoder.conv_in.weight among its {len(names)} tensors)")
+    with as_damage(f"{path} cannot be read as a VAE", error=KohyaBucketError):
+        names, weights = _weights_in(path)
+        if kind := other_autoencoder(weights):
+            family = OTHER_AUTOENCODERS[kind]
+            if architecture not in ("", family):
+                raise ValueError(f"it is the VAE of {family} ({kind}), not of {architecture}")
+            weights, config = to_diffusers_names(kind, weights)
+            return _filled(autoencoder_class(diffusers, kind), config, weights), family
+        architecture, config = _family_and_config(names, weights, architecture)
+        config = _as_known(diffusers, config)
+        if not any(name.startswith("encoder.down_blocks.") for name in weights):
+            weights = _converter()({f"first_stage_model.{name}": tensor for name, tensor in weights.items()}, config)
+        return _filled(diffusers.AutoencoderKL, config, weights), architecture
+
+
+def _weights_in(path: Path) -> tuple[list[str], Weights]:
+    """Names of all tensors of a file, and those of its VAE without their prefix."""
+    with importlib.import_module("safetensors").safe_open(str(path), framework="pt") as file:
+        names = list(file.keys())
+        prefix = next((p for p in _PREFIXES if any(n.startswith(f"{p}encoder.") for n in names)), "")
+        parts = tuple(prefix + part for part in ("encoder.", "decoder.", "quant_", "post_quant_", "conv1.", "conv2."))
+        return names, {n[len(prefix) :]: file.get_tensor(n) for n in names if n.startswith(parts)}
+
+
+def _family_and_config(names: list[str], weights: Weights, architecture: str) -> tuple[str, dict[str, Any]]:
+    """The family of an AutoencoderKL, as the rest of its file says where `architecture` is "", and its options."""
+    if "encoder.conv_in.weight" not in weights:
+        raise ValueError(f"it holds no VAE (no encoder.conv_in.weight among its {len(names)} tensors)")
+    channels = _length(weights, "decoder.conv_in.weight", 1)
     marked = (a for a in ARCHITECTURES.values() if a.checkpoint_key)
     found = next((a.name for a in marked if any(n.startswith(a.checkpoint_key) for n in names)), "")
     architecture = architecture or found
-    channels = int(weights["decoder.conv_in.weight"].shape[1])
     if not architecture:
         fitting = [a.name for a in ARCHITECTURES.values() if a.channels == channels]
-        raise KohyaBucketError(
-            f"{path} does not say which family its VAE is of, and its scale depends on that: "
+        raise ValueError(
+            "it does not say which family its VAE is of, and its scale depends on that: "
             f"add --arch {' or --arch '.join(fitting) or 'NAME'}"
         )
     family = ARCHITECTURES[architecture]
     if family.channels != channels:
-        raise KohyaBucketError(f"{path} has {channels} latent channels, but {architecture} has {family.channels}")
-    config = _config(weights, channels)
-    config |= {"scaling_factor": family.scale_factor, "shift_factor": family.shift_factor or None}
-    _refuse_unknown(diffusers, config, path)
-    if not any(name.startswith("encoder.down_blocks.") for name in weights):
-        weights = _converter()({f"first_stage_model.{name}": tensor for name, tensor in weights.items()}, config)
-    vae = diffusers.AutoencoderKL(**config)
-    return _filled(vae, weights, path), architecture
+        raise ValueError(f"it has {channels} latent channels, but {architecture} has {family.channels}")
+    scales = {"scaling_factor": family.scale_factor, "shift_factor": family.shift_factor or None}
+    return architecture, _config(weights, channels) | scales
 
 
-def _refuse_unknown(diffusers: Any, config: dict[str, Any], path: Path) -> None:
-    """A VAE without quantizing convolutions, such as FLUX's, is none that an old diffusers can make."""
-    without = config.get("use_quant_conv") is False
-    if without and "use_quant_conv" not in inspect.signature(diffusers.AutoencoderKL.__init__).parameters:
+def _as_known(diffusers: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Without options that an old diffusers lacks: its VAEs have attention and quantizing convolutions, no shift."""
+    known = inspect.signature(diffusers.AutoencoderKL.__init__).parameters
+    if any(config[name] not in (True, None) for name in config.keys() - known):
         version = getattr(diffusers, "__version__", "installed here")
-        raise KohyaBucketError(f"{path}: diffusers {version} is too old for this VAE: pip install -U diffusers")
+        raise ValueError(f"diffusers {version} is too old for it: pip install -U diffusers")
+    return {name: value for name, value in config.items() if name in known}
 
 
 def _converter() -> Any:
@@ -219,23 +240,16 @@ def autoencoder_class(diffusers: Any, kind: str) -> Any:
     return found
 
 
-def _other(diffusers: Any, path: Path, kind: str, weights: dict[str, Any], architecture: str) -> tuple[Any, str]:
-    """An autoencoder that is no AutoencoderKL, and its family."""
-    family = OTHER_AUTOENCODERS[kind]
-    if architecture not in ("", family):
-        raise KohyaBucketError(f"{path} is the VAE of {family} ({kind}), not of {architecture}")
-    weights, config = to_diffusers_names(kind, weights)
-    return _filled(autoencoder_class(diffusers, kind)(**config), weights, path), family
+def _filled(kind: type, config: dict[str, Any], weights: Weights) -> Any:
+    """The model with these weights, in their type; it takes no memory besides theirs, whatever `config` says."""
+    import torch
 
-
-def _filled(vae: Any, weights: dict[str, Any], path: Path) -> Any:
-    """The model with these weights, in their type."""
-    problems = vae.load_state_dict(weights, strict=False)
+    with torch.device("meta"):
+        vae = kind(**config)
+    problems = vae.load_state_dict(weights, strict=False, assign=True)
     if problems.missing_keys or problems.unexpected_keys:
         strange = [*problems.missing_keys, *problems.unexpected_keys][:3]
-        raise KohyaBucketError(
-            f"{path}: its VAE is of another build than {type(vae).__name__} ({', '.join(strange)}, …)"
-        )
+        raise ValueError(f"its VAE is of another build than {kind.__name__} ({', '.join(strange)}, …)")
     return vae.to(dtype=next(iter(weights.values())).dtype)
 
 
@@ -244,15 +258,13 @@ def _config(weights: dict[str, Any], channels: int) -> dict[str, Any]:
     original = not any(name.startswith("encoder.down_blocks.") for name in weights)
     first, resnet = ("encoder.down", "block") if original else ("encoder.down_blocks", "resnets")
     widths: list[int] = []
-    layers = 0
-    while f"{first}.{len(widths)}.{resnet}.0.conv1.weight" in weights:
-        widths.append(int(weights[f"{first}.{len(widths)}.{resnet}.0.conv1.weight"].shape[0]))
-    while f"{first}.0.{resnet}.{layers}.conv1.weight" in weights:
-        layers += 1
+    while (name := f"{first}.{len(widths)}.{resnet}.0.conv1.weight") in weights:
+        widths.append(_length(weights, name, 0))
+    layers = _count(weights, f"{first}.0.{resnet}.{{}}.conv1.weight")
     attention = any(name.startswith(("encoder.mid.attn", "encoder.mid_block.attentions")) for name in weights)
     return {
-        "in_channels": int(weights["encoder.conv_in.weight"].shape[1]),
-        "out_channels": int(weights["decoder.conv_out.weight"].shape[0]),
+        "in_channels": _length(weights, "encoder.conv_in.weight", 1),
+        "out_channels": _length(weights, "decoder.conv_out.weight", 0),
         "down_block_types": ("DownEncoderBlock2D",) * len(widths),
         "up_block_types": ("UpDecoderBlock2D",) * len(widths),
         "block_out_channels": tuple(widths),

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.buckets.geometry import cover_resize
+from kohya_bucket.buckets.geometry import covering_sizes
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.listing import file_key
@@ -89,7 +89,9 @@ class CacheItem:
         return entry, unknown
 
     def _fingerprint(self, dtype: str, nbytes: int, mtime: int) -> Fingerprint:
-        resized = self.resized_size or _cover(self.original_size, self.bucket_reso)
+        resized = self.resized_size or as_pair(
+            covering_sizes(np.array([self.original_size]), np.array([self.bucket_reso]))[0]
+        )
         name = "none"
         if tuple(resized) != tuple(self.original_size):
             name = choose_interpolation(self.original_size, resized, self.interpolation)
@@ -177,12 +179,6 @@ def save_latents(
     write_npz(
         Path(path), found, as_pair(item.bucket_reso), family, fingerprint, source_name=Path(item.image).name, sync=sync
     )  # fmt: skip
-
-
-def _cover(size: tuple[int, int], bucket: tuple[int, int]) -> tuple[int, int]:
-    values = (size[0], size[1], size[0] / size[1], bucket[0], bucket[1], bucket[0] / bucket[1])
-    width, height = cover_resize(*(np.array([value], dtype=np.float64) for value in values))
-    return int(width[0]), int(height[0])
 
 
 def as_array(values: Any) -> npt.NDArray[np.float32]:

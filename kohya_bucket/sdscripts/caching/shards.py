@@ -32,7 +32,7 @@ from kohya_bucket.sdscripts.caching.session import CacheItem, CachingSession, as
 from kohya_bucket.sdscripts.objects import HeldDataset, inner_of
 from kohya_bucket.texts import one_line
 
-__all__ = ["ShardCache", "ShardSession", "remember_cache", "shard_numbers"]
+__all__ = ["ShardCache", "ShardSession", "StoreCache", "remember_cache", "shard_numbers"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -41,31 +41,18 @@ Loaded = tuple[Values, list[int], list[float], "Values | None", "Values | None"]
 
 
 @dataclass
-class ShardCache:
-    """sd-scripts' latent cache as a store: keyed by the image's path and its bucket, for every strategy.
-
-    Items that `kohya-bucket precompute` put into the same folder are found too, whatever their collection.
+class StoreCache:
+    """A store that this process reads and adds to.
 
     Args:
         root: the store's folder.
-        arch: the model family.
         images_root: folder that the sources are named from when the store is made.
-        dtype: storage type; float32 gives training exactly what npz give it.
-        collection: part of the store that new items go to; the model family where it is "". It holds an image once, so
-            data sets that have the same images at different sizes each need their own. It must be the same in all
-            processes, whichever of them encodes an image.
     """
 
     root: StorePath
-    arch: Architecture
-    images_root: Path
-    dtype: str = "float32"
-    collection: str = ""
+    images_root: Path | None
     _store: LatentStore | None = field(default=None, init=False)
     _writer: StoreWriter | None = field(default=None, init=False)
-    _names_from: Path = field(default=Path(), init=False)
-    _at: dict[tuple[str, int, int], int] = field(default_factory=dict, init=False)
-    _known: dict[tuple[str, int, int], int | None] = field(default_factory=dict, init=False)  # by the image's path
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_writer": None}
@@ -78,8 +65,57 @@ class ShardCache:
             self._store = LatentStore(self.root)
         else:
             self._store.refresh()
-        store = self._store
-        self._names_from = store.images_root()
+
+    def commit(self) -> None:
+        """Put on disk what was added."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def flush(self, *, index: bool = False) -> None:
+        """Commit, and see it; with `index` (one process, at the end), bring the manifest up to date."""
+        self.commit()
+        self.refresh()
+        if index:
+            write_manifest(self._opened())
+
+    def _writing(self) -> StoreWriter:
+        if self._writer is None:
+            self._writer = StoreWriter(self.root, images_root=self.images_root)
+        return self._writer
+
+    def _opened(self) -> LatentStore:
+        if self._store is None:
+            self.refresh()
+        assert self._store is not None
+        return self._store
+
+
+@dataclass
+class ShardCache(StoreCache):
+    """sd-scripts' latent cache as a store: keyed by the image's path and its bucket, for every strategy.
+
+    Items that `kohya-bucket precompute` put into the same folder are found too, whatever their collection.
+
+    Args:
+        arch: the model family.
+        dtype: storage type; float32 gives training exactly what npz give it.
+        collection: part of the store that new items go to; the model family where it is "". It holds an image once, so
+            data sets that have the same images at different sizes each need their own. It must be the same in all
+            processes, whichever of them encodes an image.
+    """
+
+    images_root: Path
+    arch: Architecture
+    dtype: str = "float32"
+    collection: str = ""
+    _names_from: Path = field(default=Path(), init=False)
+    _at: dict[tuple[str, int, int], int] = field(default_factory=dict, init=False)
+    _known: dict[tuple[str, int, int], int | None] = field(default_factory=dict, init=False)  # by the image's path
+
+    def refresh(self) -> None:
+        super().refresh()
+        store = self._opened()
+        self._names_from = store.layout.images_root()
         if store.is_remote and not self._names_from.is_dir():  # it was made on another machine
             self._names_from = self.images_root
         sources, sizes = store.strings("source"), store.bucket_sizes.tolist()
@@ -136,18 +172,6 @@ class ShardCache:
             mask=None if mask is None or (mask == 255).all() else mask, space=self.arch.space,
         )  # fmt: skip
 
-    def commit(self) -> None:
-        """Put on disk what was added."""
-        if self._writer is not None:
-            self._writer.flush()
-
-    def flush(self, *, index: bool = False) -> None:
-        """Commit, and see it; with `index` (one process, at the end), bring the manifest up to date."""
-        self.commit()
-        self.refresh()
-        if index:
-            write_manifest(self._opened())
-
     def load(self, image: str, bucket_reso: tuple[int, int]) -> Loaded:
         """What a strategy's `load_latents_from_disk` returns: float32 arrays and lists.
 
@@ -191,17 +215,6 @@ class ShardCache:
         self._opened()
         return relative_source([image], self._names_from)[0]
 
-    def _writing(self) -> StoreWriter:
-        if self._writer is None:
-            self._writer = StoreWriter(self.root, images_root=self.images_root)
-        return self._writer
-
-    def _opened(self) -> LatentStore:
-        if self._store is None:
-            self.refresh()
-        assert self._store is not None
-        return self._store
-
 
 class ShardSession(CachingSession):
     """A store of shards; sd-scripts is given image paths in place of npz paths."""
@@ -213,7 +226,7 @@ class ShardSession(CachingSession):
         images = [item.image for item in self.items.values()]
         root = store_folder(self.options, images[0])
         collection = f"{self.arch.name} {self.dataset.width}x{self.dataset.height}"
-        self.cache = ShardCache(root, self.arch, common_root(images, None), collection=collection)
+        self.cache = ShardCache(root, common_root(images, None), self.arch, collection=collection)
         self.cache.refresh()
         if is_first_process():
             logger.info("latents are kept in %s", one_line(root))

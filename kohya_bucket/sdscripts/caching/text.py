@@ -18,24 +18,16 @@ import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks
-from kohya_bucket.errors import ConfigError, as_damage
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
-from kohya_bucket.latents.fingerprint import Reason, Stale
-from kohya_bucket.latents.npz.read_write import BROKEN, BrokenNpzError, OpenNpz, write_arrays
-from kohya_bucket.latents.text.captions import Encoding
-from kohya_bucket.latents.text.npz_files import (
-    CAPTION_KEY,
-    DROPOUT_KEY,
-    ENCODERS_KEY,
-    TOKENS_KEY,
-    caption_mark,
-    collection_of_file,
-    text_marks,
-)
-from kohya_bucket.latents.text.transformers_encoder import SAMPLE, encoders_hash, tokens_hash
+from kohya_bucket.latents.captions import Caption, Encoding
+from kohya_bucket.latents.encode.text_encoder import SAMPLE, encoders_hash, tokens_hash
+from kohya_bucket.latents.fingerprint import Reason
+from kohya_bucket.latents.npz.read_write import write_arrays
+from kohya_bucket.latents.npz.text import check_text_npz, collection_of_file, text_marks
 from kohya_bucket.sdscripts.caching.behind_mask import is_left_out, without_unread
 from kohya_bucket.sdscripts.caching.session import replaced
-from kohya_bucket.sdscripts.caching.text_shards import TextShardSession
+from kohya_bucket.sdscripts.caching.text_shards import TextShardSession, caption_of
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.sdscripts.wording import recached_lines
 from kohya_bucket.texts import counted
@@ -43,14 +35,12 @@ from kohya_bucket.texts import counted
 __all__ = [
     "Strategies",
     "cache_text_outputs",
-    "check_text_npz",
     "count_captions",
     "encode_ahead",
     "end_before_training",
     "forget_texts",
     "is_ahead",
     "refuse_memory",
-    "savez",
     "tokens_of",
     "tokens_text",
 ]
@@ -68,10 +58,8 @@ class Strategies(NamedTuple):
     encoding: Any
 
 
-Text = tuple[str, float]  # a caption, and how often it is left out: some strategies save that with the outputs
-
-# by strategy, of which sd-scripts has one in each run: the texts that its datasets have, by usual file
-_texts: WeakKeyDictionary[Any, dict[str, list[Text]]] = WeakKeyDictionary()
+# by strategy, of which sd-scripts has one in each run: the captions that its datasets have, by usual file
+_texts: WeakKeyDictionary[Any, dict[str, list[Caption]]] = WeakKeyDictionary()
 
 
 @stop_all_ranks_on_error()
@@ -134,14 +122,14 @@ def _cache_in_npz(dataset: Dataset, original: Original, strategies: Strategies, 
     assert strategy is not None
     taken = _texts.setdefault(strategy, {})
     paths: dict[str, str] = {}
-    texts: dict[str, Text] = {}
+    captions: dict[str, Caption] = {}
     records: list[ImageRecord] = list(dataset.image_data.values())
     for info in records:
-        text = info.caption, float(getattr(info, "caption_dropout_rate", 0.0))  # where a version has it
-        path = _file_of(_npz(strategy.get_outputs_npz_path(info.absolute_path)), text, taken)
+        caption = caption_of(info)
+        path = _file_of(_npz(strategy.get_outputs_npz_path(info.absolute_path)), caption, taken)
         paths[info.absolute_path] = path
-        texts[path] = text
-    encoders, tokens = encoders_hash(models), tokens_of(strategies.tokenizing)
+        captions[path] = caption
+    encoding = Encoding(encoders_hash(models), tokens_of(strategies.tokenizing))
     accepts = strategy.is_disk_cached_outputs_expected
     reasons: dict[str, list[Reason]] = {}
 
@@ -150,7 +138,7 @@ def _cache_in_npz(dataset: Dataset, original: Original, strategies: Strategies, 
             return False
         if strategy.skip_disk_cache_validity_check:
             return True
-        reason = check_text_npz(path, (), *texts[path], encoders, tokens)
+        reason = check_text_npz(path, (), captions[path], encoding)
         if reason is None:
             return bool(accepts(path))
         reasons[path] = [reason]
@@ -159,13 +147,15 @@ def _cache_in_npz(dataset: Dataset, original: Original, strategies: Strategies, 
     numpys_savez, saved = np.savez, set[str]()
 
     def save_whole(file: Any, *args: Any, **arrays: Any) -> None:
+        """Whole or not at all. It is not waited for: what a power failure cuts off shows when every byte is read."""
         if args or not isinstance(file, str):
             numpys_savez(file, *args, **arrays)
             return
-        text = texts.get(_npz(file))
-        marks = {} if text is None else text_marks(text[0], encoders, tokens)
-        savez(file, **arrays, **marks)
-        saved.add(_npz(file))
+        path = _npz(file)
+        caption = captions.get(path)
+        marks = {} if caption is None else text_marks(caption.text, encoding.encoders, encoding.tokens)
+        write_arrays(Path(path), {name: np.asarray(array) for name, array in (arrays | marks).items()}, sync=False)
+        saved.add(path)
 
     methods: dict[str, Callable[..., Any]] = {
         "get_outputs_npz_path": paths.__getitem__,
@@ -174,7 +164,7 @@ def _cache_in_npz(dataset: Dataset, original: Original, strategies: Strategies, 
     with replaced(strategy, methods), replaced(np, {"savez": save_whole}):
         original(dataset, models, accelerator)
     wait_for_ranks()
-    count_captions(texts, len(saved))
+    count_captions(captions, len(saved))
     _tell(reasons)
 
 
@@ -188,11 +178,11 @@ def forget_texts() -> None:
     _texts.clear()
 
 
-def _file_of(usual: str, text: Text, taken: dict[str, list[Text]]) -> str:
+def _file_of(usual: str, caption: Caption, taken: dict[str, list[Caption]]) -> str:
     known = taken.setdefault(file_key(usual), [])
-    if text not in known:
-        known.append(text)
-    number = known.index(text) + 1
+    if caption not in known:
+        known.append(caption)
+    number = known.index(caption) + 1
     return usual if number == 1 else f"{usual.removesuffix('.npz')}_{number}.npz"
 
 
@@ -308,66 +298,3 @@ def _autocast() -> str:
         return str(torch.get_autocast_cpu_dtype()).removeprefix("torch.") if torch.is_autocast_cpu_enabled() else "off"
     on = [device for device in ("cuda", "cpu") if torch.is_autocast_enabled(device)]
     return str(torch.get_autocast_dtype(on[0])).removeprefix("torch.") if on else "off"
-
-
-# Outputs of text encoders in sd-scripts' npz: written whole, with the caption and the encoders that they are of.
-
-
-def savez(file: Any, *args: Any, **arrays: Any) -> None:
-    """In place of `np.savez` with a path: the same file, whole or not at all. Other targets go to numpy.
-
-    It is not waited for until it is on disk: what a power failure leaves cut off shows in `check_text_npz`, which reads
-    every byte.
-
-    Raises:
-        LatentStoreError: the disk refuses.
-    """
-    if args or not isinstance(file, (str, os.PathLike)):
-        np.savez(file, *args, **arrays)
-        return
-    path = os.fspath(file)
-    whole = Path(path if path.endswith(".npz") else path + ".npz")
-    write_arrays(whole, {name: np.asarray(array) for name, array in arrays.items()}, sync=False)
-
-
-def check_text_npz(
-    path: str | os.PathLike[str],
-    required: Iterable[str],
-    caption: str | Iterable[str] | None = None,
-    dropout: float | None = None,
-    encoders: str = "",
-    tokens: str = "",
-) -> Reason | None:
-    """Why cached text-encoder outputs cannot be used, or None: every byte is read, so what is broken shows.
-
-    With `caption`, outputs of another caption are refused, with `dropout` those that are saved with another
-    `caption_dropout_rate`, which is trained with, and with `encoders` and `tokens` (hashes) those of other text
-    encoders or tokenizers; files that do not say theirs are believed.
-    """
-    try:
-        with OpenNpz(Path(path)) as file:
-            missing = [name for name in required if name not in file.names]
-            if missing:
-                return Reason(Stale.PART, missing[0])
-            damaged = file.damaged()
-            if damaged is not None:
-                return Reason(Stale.CHECKSUM, damaged)
-            keys = (CAPTION_KEY, ENCODERS_KEY, TOKENS_KEY, DROPOUT_KEY)
-            notes = {name: file.array(name) for name in keys if name in file.names}
-        marked = None if caption is None else caption_mark(caption).tobytes()
-        if marked is not None and CAPTION_KEY in notes and notes[CAPTION_KEY].tobytes() != marked:
-            return Reason(Stale.CAPTION)
-        if encoders and ENCODERS_KEY in notes and notes[ENCODERS_KEY].tobytes() != encoders.encode():
-            return Reason(Stale.ENCODERS)
-        if tokens and TOKENS_KEY in notes and notes[TOKENS_KEY].tobytes() != tokens.encode():
-            return Reason(Stale.TOKENS, notes[TOKENS_KEY].tobytes().decode("ascii", "replace"), tokens)
-        if dropout is not None and DROPOUT_KEY in notes:
-            with as_damage(DROPOUT_KEY, error=BrokenNpzError):
-                rate = float(notes[DROPOUT_KEY])
-            if rate != float(np.float32(dropout)):
-                return Reason(Stale.DROPOUT, rate, dropout)
-    except FileNotFoundError:
-        return Reason(Stale.MISSING)
-    except BROKEN as error:
-        return Reason(Stale.BROKEN, error or type(error).__name__)
-    return None

@@ -10,7 +10,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,16 +19,72 @@ import numpy as np
 from kohya_bucket.adapter.options import AdapterOptions, store_folder
 from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.fingerprint import Reason, Stale
+from kohya_bucket.latents.captions import TEXT_FOLDER, Caption, CaptionItems, Encoding
+from kohya_bucket.latents.fingerprint import Reason, Stale, why_different
 from kohya_bucket.latents.npz.read_write import write_arrays
 from kohya_bucket.latents.store.exact_arrays import Array
-from kohya_bucket.latents.text.captions import TEXT_FOLDER, Caption, Encoding, TextCache
+from kohya_bucket.sdscripts.caching.shards import StoreCache
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.texts import one_line
 
-__all__ = ["StrategyReader", "TextLoader", "TextShardSession", "with_npz"]
+__all__ = ["StrategyReader", "TextCache", "TextLoader", "TextShardSession", "caption_of", "with_npz"]
 
 logger = logging.getLogger("kohya_bucket")
+
+
+def caption_of(info: ImageRecord) -> Caption:
+    """An image's caption, and how often it is left out, where a version saves that with the outputs."""
+    text = info.caption if isinstance(info.caption, str) else tuple(info.caption)
+    return Caption(text, float(getattr(info, "caption_dropout_rate", 0.0)))
+
+
+@dataclass
+class TextCache(StoreCache):
+    """Outputs by the caption's key.
+
+    Args:
+        collection: the model family's name.
+    """
+
+    collection: str
+    _at: dict[str, int] = field(default_factory=dict, init=False)
+
+    def refresh(self) -> None:
+        super().refresh()
+        store = self._opened()
+        sources = store.strings("source")
+        self._at = {sources[i]: i for i in store.in_collection(self.collection).tolist()}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._at
+
+    def why_missing(self, key: str, encoding: Encoding) -> list[Reason]:
+        """Why a caption must be encoded (again); none if the store has it as it should be."""
+        i = self._at.get(key)
+        if i is None:
+            return [Reason(Stale.MISSING)]
+        columns = {name: self._opened().words(name) for name in ("vae", "interpolation")}
+        stored = {name: words[codes[i]] for name, (words, codes) in columns.items()}
+        return why_different(stored, encoding.columns)
+
+    def save(self, caption: Caption, encoding: Encoding, arrays: Mapping[str, Any]) -> None:
+        """Add a caption; it is on disk after `flush`."""
+        CaptionItems([caption], encoding, self.collection).add(self._writing(), [0], [arrays])
+
+    def load(self, key: str) -> dict[str, Array]:
+        """Arrays of a caption by name, as they were given to `save`.
+
+        Raises:
+            LatentStoreError: they are not there, or damaged.
+        """
+        if key not in self._at:
+            raise LatentStoreError(f"{self.root} has no outputs for {key} of {self.collection}: cache again")
+        return self._opened().arrays(self._at[key])
+
+    def choices(self, key: str) -> tuple[tuple[str, ...], dict[str, Array]]:
+        """Names of a caption's arrays, and those without axes."""
+        i = self._at[key]
+        return self._opened().names(i), self._opened().scalars(i)
 
 
 class TextShardSession:
@@ -57,8 +113,7 @@ class TextShardSession:
         self.saved = 0
         records: list[ImageRecord] = list(dataset.image_data.values())
         for number, info in enumerate(records):
-            text = info.caption if isinstance(info.caption, str) else tuple(info.caption)
-            caption = Caption(text, float(getattr(info, "caption_dropout_rate", 0.0)))  # where a version has it
+            caption = caption_of(info)
             key = caption.key
             self._keys[info.absolute_path] = key
             if key not in self.captions:
@@ -68,7 +123,7 @@ class TextShardSession:
         self._accepts = functools.partial(type(strategy).is_disk_cached_outputs_expected, strategy)
         self._accepted: dict[object, bool] = {}
         root = store_folder(options, str(records[0].absolute_path)) / TEXT_FOLDER
-        self.cache = TextCache(root, family)
+        self.cache = TextCache(root, None, family)
         self.cache.refresh()
         if is_first_process():
             logger.info("text-encoder outputs are kept in %s", one_line(root))

@@ -7,8 +7,8 @@ import math
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.sdscripts.config.files import (
@@ -32,8 +32,7 @@ from kohya_bucket.texts import counted, some
 __all__ = ["balanced", "list_controlnet", "list_dreambooth", "split"]
 
 
-@dataclass(frozen=True)
-class _Listed:
+class _Listed(NamedTuple):
     """An image; `noted` is its size in a `metadata_cache.json`, to be `trusted` or not."""
 
     path: str
@@ -106,7 +105,7 @@ def _images_of(
     paths = [image.path for image in images]
     if fresh and reading.captions:
         captions = read_captions(paths, folder.names, subset, findings)
-        images = [replace(image, caption=caption) for image, caption in zip(images, captions, strict=True)]
+        images = [_Listed(path, caption=caption) for path, caption in zip(paths, captions, strict=True)]
     check_stems(paths, where, findings)
     # a share above 1 trains nothing, as in sd-scripts; an infinite one, at which it stops, is reported with the values
     if 0 < dataset.validation_split < math.inf:

@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +21,9 @@ import numpy as np
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.images.scan import STAT, Job
+from kohya_bucket.images.scan import STAT, Job, Work
 from kohya_bucket.sdscripts.config.keys import DEFAULTS, DatasetConfig, SubsetConfig
-from kohya_bucket.texts import counted, some
+from kohya_bucket.texts import counted, read_plain, some
 
 __all__ = [
     "CACHE_FILE",
@@ -96,16 +96,17 @@ def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
     known = supported_extensions() if extensions is None else frozenset(extensions)
     # The prefix that glob gives its results: without doubled or trailing separators.
     prefix = os.path.split(os.path.join(path, "*"))[0]
+    start = os.path.join(prefix, "")
     names, images, ignored, folders = [], [], [], []
     with os.scandir(prefix or os.curdir) as entries:
         for entry in entries:
             name = entry.name
             names.append(name)
-            extension = os.path.splitext(name)[1]
             if name.startswith("."):
                 continue
+            extension = name[dot:] if (dot := name.rfind(".")) > 0 else ""
             if (extension.lower() if os.name == "nt" else extension) in known:
-                images.append(os.path.join(prefix, name))
+                images.append(start + name)
             elif extension.lower() in known or extension.lower() in _NOT_READ:
                 ignored.append(name)
             elif entry.is_dir():
@@ -192,26 +193,17 @@ def read_captions(
         images: [N] those of the subset.
         names: of everything in their folder.
     """
-    captions: list[str | None] = []
-    missing: list[str] = []
-    blank: list[str] = []
-    broken: list[str] = []
+    look = partial(_read_caption, extension=subset.caption_extension, whole=subset.enable_wildcard)
+    job = Job(Work(look, [("caption", "O")], in_helpers=False), images)
+    job.run()
+    found: list[str | None] = job.rows["caption"].tolist()
+    broken = [job.failures[i] for i in sorted(job.failures)]
+    blank = [path for path, caption in zip(images, found, strict=True) if caption == ""]
+    missing = [path for path, caption in zip(images, found, strict=True) if caption is None]
     elsewhere: Counter[str] = Counter()
-    for path in images:
-        caption = None
-        try:
-            caption = _read_caption(path, subset)
-        except ConfigError as error:
-            broken.append(str(error))
-            continue
-        finally:
-            captions.append(subset.class_tokens if caption is None else caption)
-        if caption == "":
-            blank.append(path)
-        elif caption is None:
-            missing.append(path)
-            name = os.path.splitext(os.path.basename(path))[0]
-            elsewhere.update(e for e in _USUAL if e != subset.caption_extension and name + e in names)
+    for path in missing:
+        name = os.path.splitext(os.path.basename(path))[0]
+        elsewhere.update(e for e in _USUAL if e != subset.caption_extension and name + e in names)
     if broken:
         message = f"{counted(len(broken), 'caption file')} cannot be used ({some(broken, 1)})"
         findings.error("broken-caption", subset.place, message, names=broken)
@@ -220,7 +212,7 @@ def read_captions(
         findings.warning("blank-caption", subset.place, f"{message} ({some(blank)})", "put the caption first", blank)
     if missing:
         _report_missing(missing, elsewhere, len(images), subset, findings)
-    return captions
+    return [caption if isinstance(caption, str) else subset.class_tokens for caption in found]  # 0 of a broken one
 
 
 def _report_missing(
@@ -241,35 +233,37 @@ def _report_missing(
         findings.warning("no-captions", where, message, "add captions or class_tokens", missing)
 
 
-def _read_caption(image: str, subset: SubsetConfig) -> str | None:
-    """The caption in an image's file; None without a file.
+def _read_caption(image: str, extension: str, whole: bool) -> tuple[str | None]:
+    """The caption in an image's file, with `whole` all of its lines; None without a file.
 
     Raises:
         ConfigError: a file that is not UTF-8, empty, or cannot be read: sd-scripts stops at it.
     """
     stem = os.path.splitext(image)[0]
-    parts, extension = stem.split("_"), subset.caption_extension
+    parts = stem.rsplit("_", 4)
     # beside the image, then without the four numbers of a face's position
-    for file in (stem + extension, *(["_".join(parts[:-4]) + extension] if len(parts) >= 5 else [])):
-        if not os.path.isfile(file):
-            continue
+    for file in (stem + extension, parts[0] + extension)[: 1 + (len(parts) == 5)]:
         try:
-            with open(file, encoding="utf-8") as opened:
-                lines = [line.strip() for line in opened]
+            content = read_plain(file)
+            if content is None:
+                continue
+            text = content.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ConfigError(f"{file} is not UTF-8 ({error}), which makes sd-scripts stop: save it as UTF-8") from None
         except OSError as error:
             raise ConfigError(f"{file}: the caption cannot be read: {error.strerror}") from None
-        if not lines:
+        if not text:
             raise ConfigError(f"{file} is empty, which makes sd-scripts stop: write a caption or delete the file")
-        return "\n".join(filter(None, lines)) if subset.enable_wildcard else lines[0]
-    return None
+        lines = [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+        return ("\n".join(filter(None, lines)) if whole else lines[0],)
+    return (None,)
 
 
 def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
     """Name images that differ in nothing but the extension."""
-    counts = Counter(os.path.splitext(path)[0] for path in images)
-    shared = [path for path in images if counts[os.path.splitext(path)[0]] > 1]
+    stems = [os.path.splitext(path)[0] for path in images]
+    counts = Counter(stems) if len(set(stems)) < len(stems) else Counter()
+    shared = [path for path, stem in zip(images, stems, strict=True) if counts[stem] > 1]
     if shared:
         findings.warning(
             "same-stem",

@@ -325,12 +325,12 @@ def arguments(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if value is not None and key in out:
             out[key] = value
     for key in ("resolution", "skip_image_resolution"):
-        if isinstance(out[key], (str, int)):
+        if out[key] is not None and not isinstance(out[key], tuple):
             out[key] = parse_resolution(out[key], key)
     return out
 
 
-def parse_resolution(text: str | int, name: str = "resolution") -> tuple[int, int]:
+def parse_resolution(text: Any, name: str = "resolution") -> tuple[int, int]:
     """`512`, `512,768` or `512x768` as (width, height); sd-scripts has the first two.
 
     `name` is the option's, for messages.

@@ -99,6 +99,12 @@ def test_with_a_dataset_config_in_it(folder):
     assert any("train_data_dir" in text and "is ignored, because dataset_config is" in text for text in texts)
 
 
+@pytest.mark.parametrize("size", [1024.5, [1024, 768], True])
+def test_a_resolution_that_is_none(folder, size):
+    with pytest.raises(ConfigError, match="but must be a size like 512"):
+        read_config(preset(folder, max_resolution=size))
+
+
 def test_a_preset_that_names_no_images(folder):
     file = preset(folder, train_data_dir="")
     with pytest.raises(ConfigError, match="names neither a dataset_config nor a train_data_dir: choose the images"):

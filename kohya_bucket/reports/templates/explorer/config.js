@@ -1,7 +1,7 @@
 /* A dataset config of sd-scripts: what of it is shown, and its text with what was changed. */
 
 const DEFAULTS = { resolution: null, batch_size: 1, enable_bucket: false, min_bucket_reso: 256, max_bucket_reso: 1024, bucket_reso_steps: 64, bucket_no_upscale: false, num_repeats: 1 };
-const OURS = { rule: "kohya", switching: null, no_upscale_fit: "kohya", max_crop: null };
+const OURS = { rule: "kohya", switching: null, no_upscale_fit: "kohya", max_crop: null, token_tolerance: 0.05 };
 const named = (table, ...name) => table.name.length === name.length && name.every((part, i) => table.name[i] === part);
 const KINDS = {
   batch_size: (v) => Number.isInteger(v) && v > 0, min_bucket_reso: Number.isInteger, max_bucket_reso: Number.isInteger, bucket_reso_steps: (v) => Number.isInteger(v) && v > 0,
@@ -98,8 +98,9 @@ class Config {
   }
 }
 
-/* The choice on the page that a `rule` is: "kohya", a bundled set, or null. */
-const bucketsOf = (rule, sets) => (rule === "kohya" ? "kohya" : typeof rule === "string" && rule.startsWith("preset:") && sets[rule.slice(7)] ? rule.slice(7) : null);
+/* The choice on the page that a `rule` is: "kohya", "token_band", a bundled set, or null; and the rule of a choice. */
+const ruleNamed = (buckets) => (["kohya", "token_band"].includes(buckets) ? buckets : `preset:${buckets}`);
+const bucketsOf = (rule, sets) => (["kohya", "token_band"].includes(rule) ? rule : typeof rule === "string" && rule.startsWith("preset:") && sets[rule.slice(7)] ? rule.slice(7) : null);
 
 /* A config for folders that had none. */
 function newConfig(settings, groups) {
@@ -107,6 +108,6 @@ function newConfig(settings, groups) {
   lines.push(`resolution = ${asToml(pair[0] === pair[1] ? pair[0] : pair)}`, `batch_size = ${settings.batch}`);
   lines.push(`min_bucket_reso = ${settings.min}`, `max_bucket_reso = ${settings.max}`, `bucket_reso_steps = ${settings.steps}`, `bucket_no_upscale = ${settings.noUpscale}`);
   for (const group of groups) lines.push("", "  [[datasets.subsets]]", `  image_dir = ${asToml(group.full || ".")}`, `  num_repeats = ${group.repeats}`);
-  if (!["kohya", "none"].includes(settings.buckets)) lines.push("", "[kohya_bucket]", `rule = ${asToml(`preset:${settings.buckets}`)}`);
+  if (!["kohya", "none"].includes(settings.buckets)) lines.push("", "[kohya_bucket]", `rule = ${asToml(ruleNamed(settings.buckets))}`);
   return `${lines.join("\n")}\n`;
 }

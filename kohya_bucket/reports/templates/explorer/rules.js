@@ -12,6 +12,17 @@ function kohyaSizes(area, low, high, steps) {
   return [...sizes.values()].sort((a, b) => a[0] - b[0] || a[1] - b[1]);
 }
 
+/* All sizes in steps whose tokens, and so pixels, differ from `area` by at most the share `tolerance`; the nearest first. */
+function tokenBandSizes(area, tolerance, low, high, steps) {
+  const least = Math.ceil(area * (1 - tolerance)), most = Math.floor(area * (1 + tolerance)), first = Math.max(low, steps), sizes = [];
+  for (let width = first; width <= Math.min(high, Math.floor(most / first)); width += steps) {
+    const shortest = Math.max(first, Math.ceil(Math.ceil(least / width) / steps) * steps);
+    for (let height = shortest; height <= Math.min(high, Math.floor(most / width)); height += steps) sizes.push([width, height]);
+  }
+  const far = (b) => Math.abs(b[0] * b[1] - area);
+  return sizes.sort((a, b) => far(a) - far(b) || a[0] - b[0] || a[1] - b[1]);
+}
+
 /* Positive doubles order like their bit patterns: bisection over these ends at the first one at which `holds`. */
 const bits = new DataView(new ArrayBuffer(8));
 const toBits = (x) => { bits.setFloat64(0, x); return bits.getBigInt64(0); };
@@ -85,6 +96,10 @@ function ruleOf(settings, sets) {
   if (maxCrop !== null && !(maxCrop >= 0 && maxCrop < 1)) return { error: "max_crop is a share of the image: at least 0 and below 1, e.g. 0.05" };
   if (buckets === "none") return { rule: setRule([resolution], "midpoint", false, null) };
   const low = min - (min % steps), high = max + ((steps - (max % steps)) % steps);
+  if (buckets === "token_band") {
+    const sizes = tokenBandSizes(resolution[0] * resolution[1], settings.tolerance, low, high, steps);
+    return sizes.length ? { rule: setRule(sizes, switching || "geometric", noUpscale, maxCrop) } : { error: `no size in steps of ${steps} has about the tokens of ${size(resolution)}: lower bucket_reso_steps` };
+  }
   if (buckets !== "kohya") {
     const odd = sets[buckets].find((b) => b[0] % steps || b[1] % steps);
     return odd ? { error: `${buckets} holds ${size(odd)}, no multiple of bucket_reso_steps ${steps}` } : { rule: setRule(sets[buckets], switching || "geometric", noUpscale, maxCrop) };

@@ -1,10 +1,9 @@
 /* What decides the buckets, as a form. */
 
-const MODELS = [
-  ["SDXL, Illustrious, Pony", 1024, 2048], ["SD 1.5", 512, 1024], ["SD 2.1 at 768", 768, 1536], ["SD 3.5", 1024, 2048], ["FLUX.1", 1024, 2048],
-].map(([name, side, max]) => ({ name, resolution: [side, side], min: 256, max, steps: 64 }));
+const MODELS = JSON.parse(document.getElementById("data").textContent).families.map(
+  ([name, side, min, max, steps]) => ({ name, resolution: [side, side], min, max, steps }));
 const { name: _, ...FIRST } = MODELS[0];
-const START = { ...FIRST, batch: 1, noUpscale: false, buckets: "kohya", switching: null, fit: "kohya", maxCrop: null };
+const START = { ...FIRST, batch: 1, noUpscale: false, buckets: "kohya", switching: null, fit: "kohya", maxCrop: null, tolerance: 0.05 };
 const gcd = (a, b) => (b ? gcd(b, a % b) : a);
 
 class Settings {
@@ -18,7 +17,7 @@ class Settings {
     const select = (name, options, put) => h("select", { name, onchange: (event) => put(event.target.value) }, options.map(([value, text]) => h("option", { value }, text)));
     const inputs = {
       model: select("model", [...MODELS.map((model, i) => [i, model.name]), ["", "own values"]], (i) => i !== "" && this.put({ ...MODELS[i], name: undefined, buckets: this.values.buckets })),
-      buckets: select("buckets", [["kohya", "made by sd-scripts"], ["none", "one for all (enable_bucket off)"], ...Object.keys(sets).map((name) => [name, `set ${name}, ${sets[name].sizes.length} sizes`])], (value) => this.choose(value)),
+      buckets: select("buckets", [["kohya", "made by sd-scripts"], ["token_band", "all of about as many tokens"], ["none", "one for all (enable_bucket off)"], ...Object.keys(sets).map((name) => [name, `set ${name}, ${sets[name].sizes.length} sizes`])], (value) => this.choose(value)),
       resolution: h("input", { type: "text", name: "resolution", size: 9, autocomplete: "off", spellcheck: "false", oninput: (event) => this.resolution(event.target.value) }),
       steps: whole("steps", 1), min: whole("min", 1), max: whole("max", 1), batch: whole("batch", 1),
       noUpscale: h("input", { type: "checkbox", name: "noUpscale", onchange: (event) => this.put({ noUpscale: event.target.checked }) }),
@@ -80,7 +79,7 @@ class Settings {
     const get = (key) => config.get(d, key), buckets = get("enable_bucket") ? bucketsOf(config.our("rule"), this.sets) || "kohya" : "none";
     this.values = {
       resolution: get("resolution") || this.values.resolution, steps: get("bucket_reso_steps"), min: get("min_bucket_reso"), max: get("max_bucket_reso"), batch: get("batch_size"),
-      noUpscale: get("bucket_no_upscale"), buckets, switching: config.our("switching"), fit: config.our("no_upscale_fit"), maxCrop: config.our("max_crop"),
+      noUpscale: get("bucket_no_upscale"), buckets, switching: config.our("switching"), fit: config.our("no_upscale_fit"), maxCrop: config.our("max_crop"), tolerance: config.our("token_tolerance"),
     };
     this.write();
   }
@@ -92,7 +91,7 @@ class Settings {
     const keys = { resolution: v.resolution, batch_size: v.batch, min_bucket_reso: v.min, max_bucket_reso: v.max, bucket_reso_steps: v.steps, bucket_no_upscale: v.noUpscale };
     for (const [key, value] of Object.entries(keys)) config.set(d, key, value);
     // A rule that is not known here stays, unless another was chosen.
-    if (v.buckets !== "none" && v.buckets !== (before || "kohya")) config.setOur("rule", v.buckets === "kohya" ? "kohya" : `preset:${v.buckets}`);
+    if (v.buckets !== "none" && v.buckets !== (before || "kohya")) config.setOur("rule", ruleNamed(v.buckets));
     for (const [key, value] of [["switching", v.switching], ["no_upscale_fit", v.fit], ["max_crop", v.maxCrop]]) config.setOur(key, value);
   }
 }

@@ -1,0 +1,122 @@
+"""What an epoch is on several GPUs: steps, waiting, repeats, and images that fill no batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of
+from kohya_bucket.planning.planner import never_full, never_trained
+from kohya_bucket.texts import counted, some
+
+__all__ = ["GpuRow", "LeftOver", "gpu_rows", "left_over"]
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class LeftOver:
+    """Where the remainder is left out: what becomes of buckets that it would leave out whole.
+
+    Attributes:
+        never_trained: file names of the images that no epoch trains.
+        line: for logs and tables; empty where every bucket fills a batch, or nothing is left out.
+    """
+
+    never_trained: tuple[str, ...]
+    line: str
+
+
+def left_over(group: GroupPlanner, world_size: int) -> LeftOver:
+    """What a group's plans leave over on so many processes."""
+    planner = group.planner(world_size)
+    together = world_size if planner.options.same_shape is True else 1
+    if not planner.options.policy.leaves_out:
+        return LeftOver((), "")
+    small = never_full(planner)
+    if not len(small):
+        return LeftOver((), "")
+    buckets = np.unique(group.bucket_sizes[small], axis=0).tolist()
+    where = some([f"{width}x{height}" for width, height in buckets], _SHOWN)
+    policy, remainder = planner.options.policies[-1], group.options.remainder
+    if policy.leaves_out:
+        names = tuple(group.name_of(image) for image in never_trained(planner).tolist())
+        count = counted(len(names), "image", "is", "are")
+        return LeftOver(
+            names,
+            f"{count} never trained ({some(names, _SHOWN)}): what {where} hold fills no batch of "
+            f"{counted(together, 'process')}, and small_buckets = '{policy.name}'; small_buckets = 'keep' "
+            "trains them",
+        )
+    images = np.isin(planner.demand_model.ids, small)
+    held = int(np.count_nonzero(images if images.ndim == 1 else images.any(axis=1)))
+    return LeftOver(
+        (),
+        f"{counted(held, 'image')} in buckets that fill no batch of {counted(together, 'process')} "
+        f"({where}), which remainder = '{remainder}' would never train: "
+        f"small_buckets = '{policy.name}' {policy.text}",
+    )
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """An epoch on a number of GPUs.
+
+    Attributes:
+        steps: batches that each GPU trains; updates: changes of the weights, fewer with accumulation.
+        samples: trainings by all GPUs together.
+        missed, repeated, moved: trainings other than asked, or in another bucket; `ledger` says it in words.
+        idle: predicted share of the GPUs' time spent waiting for the one with the most to do.
+        left_over: what becomes of buckets that never fill a batch, in words; `never_trained` names the images that no
+            epoch trains.
+        idle_independent: the same if every GPU drew batches of its own, as trainers do alone.
+    """
+
+    gpus: int
+    steps: int
+    updates: int
+    samples: int
+    missed: int
+    repeated: int
+    moved: int
+    idle: float
+    idle_independent: float
+    ledger: str
+    left_over: str
+    never_trained: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+def gpu_rows(planner: GroupPlanner, gpus: Sequence[int], accumulate: int = 1) -> tuple[GpuRow, ...]:
+    """Plan an epoch on each number of GPUs; `accumulate` batches make one update."""
+    alone = planner.planner(1).plan(0, 1)
+    return tuple(_gpu_row(planner, n, accumulate, idle_share(dealt_costs(alone, n))) for n in gpus)
+
+
+def _gpu_row(planner: GroupPlanner, gpus: int, accumulate: int, independent: float) -> GpuRow:
+    own = not planner.options.same_shape  # each GPU has batches of its own
+    ranks = 1 if own else gpus
+    plan = planner.planner(ranks).plan(0, 1)
+    ledger = plan.ledger()
+    steps = -(-plan.steps // gpus) if own else plan.steps
+    return GpuRow(
+        gpus=gpus,
+        steps=steps,
+        updates=-(-steps // accumulate),
+        samples=plan.samples,
+        missed=ledger.missed,
+        repeated=ledger.repeated,
+        moved=ledger.moved,
+        idle=independent if own else idle_share_of(plan),
+        idle_independent=independent,
+        ledger=ledger.text,
+        left_over=(over := left_over(planner, ranks)).line,
+        never_trained=over.never_trained,
+    )

@@ -1,0 +1,70 @@
+"""`kohya-bucket explore`: a page with every image in its bucket, which moves with the settings."""
+
+from __future__ import annotations
+
+import tempfile
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kohya_bucket.cli.console import say
+from kohya_bucket.cli.options import Quiet, Recursive, Workers, check_output, with_option_groups
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.files import replace_file
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(with_option_groups(explore))
+
+
+_NAME = "kohya-bucket-explorer.html"
+
+
+def explore(
+    source: Annotated[
+        str | None, typer.Argument(metavar="[FOLDER|CONFIG]", help="A folder of images, or a dataset config.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the page to this file. Default: a temporary file.")] = None,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
+    recursive: Recursive = True,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Without a source the page is empty: drop a folder on it. It can be kept, and sent to others."""
+    check_output("--out", out, "a web page", [source])
+    if out is None and not open_:
+        raise KohyaBucketError("--no-open without --out would show nothing: name a file with --out")
+    page = _page(source, recursive, workers, quiet)
+    target = out if out is not None else Path(tempfile.mkdtemp(prefix="kohya-bucket-")) / _NAME
+    replace_file(target, page.encode("utf-8"))
+    say(f"{target}: {len(page) / 1e6:.1f} MB, opens in any browser", err=True)
+    if open_ and not webbrowser.open(target.absolute().as_uri()):
+        say("no browser was found here: open that file in one", err=True)
+
+
+def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool) -> str:
+    from kohya_bucket.reports.explorer_page import GivenConfig, render_explorer
+    from kohya_bucket.sdscripts.config.files import supported_extensions
+
+    trained = supported_extensions()
+    if source is None:
+        return render_explorer(trained=trained)
+    from kohya_bucket.cli.sources import images_in, not_read
+    from kohya_bucket.cli.subjects import Reading, images_of_config
+    from kohya_bucket.texts import read_text
+
+    reading, path = Reading(recursive, workers=workers, quiet=quiet), Path(source)
+    if path.suffix.lower() == ".json" and path.is_file():
+        raise ConfigError(f"{source}: the explorer takes configs in TOML; kohya-bucket analyze --config takes this one")
+    if path.suffix.lower() != ".toml" or not path.is_file():
+        images = reading.table(images_in([source], recursive=recursive))
+        images = images.without(not_read(images.paths))
+        return render_explorer(path.name or path.resolve().name, [images], trained=trained)
+    _, read, findings = images_of_config(path, reading)
+    for finding in findings:
+        say(f"{finding.severity.value}: {finding.text}", err=True)
+    numbers = [dataset.config.number - 1 for dataset, _ in read]
+    config = GivenConfig(path.name, read_text(path), numbers)
+    return render_explorer(path.name, [images for _, images in read], config, trained)

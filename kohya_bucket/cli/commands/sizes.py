@@ -1,0 +1,91 @@
+"""`kohya-bucket sizes build`: read every header once, and keep what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kohya_bucket.cli.console import plain_console, say, scan_progress
+from kohya_bucket.cli.help import rare
+from kohya_bucket.cli.options import (
+    ENGINE_HELP,
+    Recursive,
+    Sources,
+    Workers,
+    check_output,
+    engine_of,
+    with_option_groups,
+)
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.texts import counted
+
+if TYPE_CHECKING:
+    from kohya_bucket.images import MetadataCache
+
+_SHOWN = 10
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(with_option_groups(build))
+
+
+def build(
+    path: Sources,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file to write.")],
+    refresh: Annotated[bool, typer.Option("--refresh", help="Reuse rows of --output for unchanged files.")] = False,
+    hash: Annotated[bool, typer.Option("--hash", help="Hash every file's content too, to find duplicates.")] = False,
+    recursive: Recursive = True,
+    workers: Workers = None,
+    engine: Annotated[str, rare(help=ENGINE_HELP)] = "local",
+    quiet: Annotated[bool, rare("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Read the size of every image into a Parquet file, so that later runs open none of them."""
+    from kohya_bucket.cli.sources import images_in, tars_in
+    from kohya_bucket.images import MetadataCache, ScanInterrupted
+    from kohya_bucket.images.metadata_cache import is_metadata_cache
+    from kohya_bucket.images.tar_index import is_tar_index
+
+    check_output("--output", output, "a Parquet file", path)
+    runs_on = engine_of(engine)
+    if output.is_file() and output.stat().st_size and not (is_metadata_cache(str(output)) or is_tar_index(str(output))):
+        raise KohyaBucketError(
+            f"--output is {output}, a file that `sizes build` did not write, and it would be overwritten: give "
+            "another name, or delete it first"
+        )
+    if (tars := tars_in(path, output if refresh and output.is_file() else None)) is not None:
+        tars.save(output)
+        if not quiet:
+            say(f"{len(tars)} images of {counted(len(tars.shards), 'shard')} in {output}")
+        return
+    read = MetadataCache.build
+    if refresh and output.exists():
+        read = MetadataCache.load(output).refresh
+    paths = images_in(path, recursive=recursive)
+    try:
+        with scan_progress("reading headers", quiet=quiet) as progress:
+            cache = read(paths, hash=hash, workers=workers, engine=runs_on, progress=progress)
+    except ScanInterrupted as interrupt:
+        if interrupt.cache is not None and len(interrupt.cache):
+            interrupt.cache.save(output)
+            kept = f"{counted(len(interrupt.cache), 'row')} kept in {output}: continue with --refresh"
+            raise KeyboardInterrupt(f"{interrupt}; {kept}") from None
+        raise
+    cache.save(output)
+    if not quiet:
+        _report(cache, output)
+
+
+def _report(cache: MetadataCache, output: Path) -> None:
+    changes = cache.changes
+    assert changes is not None
+    say(
+        f"{counted(len(cache), 'file')} in {output}: {changes.reused} unchanged, {changes.reread} read again, "
+        f"{changes.added} new, {changes.dropped} gone, {changes.unreadable} unreadable"
+    )
+    console = plain_console(stderr=True)
+    for i in sorted(cache.reasons)[:_SHOWN]:
+        console.print(f"  {cache.paths[i]}: {cache.reasons[i]}", markup=False, soft_wrap=True)
+    if len(cache.reasons) > _SHOWN:
+        console.print(f"  and {len(cache.reasons) - _SHOWN} more; all of them are in the file's column 'reason'")

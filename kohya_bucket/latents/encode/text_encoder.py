@@ -1,0 +1,214 @@
+"""CLIP's and T5's text encoders by transformers, one or several as one encoder of captions; what identifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.latents.fingerprint import sampled_hash
+
+if TYPE_CHECKING:
+    from kohya_bucket.latents.store.exact_arrays import Array
+
+
+__all__ = ["SAMPLE", "TransformersTextEncoder", "encoders_hash", "load_text_encoder", "tokens_hash"]
+
+# What ftfy changes, and some versions of CLIP's tokenizer do not; in a line of its own, since "<" spares an entity.
+_TYPOGRAPHY = "“it’s” ﬁne, ＡＢＣ caf&eacute;\n"
+# Words and signs that tokenizers differ in, and more of them than the shorter ones take.
+_WORDS = (
+    "1girl, solo, a (very:1.2) [old] painting of Über-Straße № 42, 東京の夜景 — cafés & naïve façades; "
+    "\\(signed\\) <lora:x:0.5> don't re-render HTTPServer_v2.0! 🙂 émigré snake_case don’t   tabs\tand\nlines "
+)
+SAMPLE = _TYPOGRAPHY + _WORDS * 12
+
+
+def encoders_hash(models: Any) -> str:
+    """Hash of the text encoders, "" where there is nothing to tell them by; trainers pass None for what is left out."""
+    hashes = [sampled_hash(model) for model in models] if isinstance(models, (list, tuple)) else []
+    return hashlib.blake2b(" ".join(hashes).encode(), digest_size=16).hexdigest() if any(hashes) else ""
+
+
+def tokens_hash(sample: Any, tokenizers: Mapping[str, Any]) -> str:
+    """Hash of the tokens of `SAMPLE`, in lists of any depth, and of the vocabularies of the tokenizers by name."""
+    digest = hashlib.blake2b(digest_size=16)
+    _update(digest, sample)
+    for name, tokenizer in sorted(tokenizers.items()):
+        if callable(getattr(tokenizer, "get_vocab", None)):
+            words = json.dumps(sorted(tokenizer.get_vocab().items()))
+            kind = type(tokenizer).__name__.removesuffix("Fast")  # which transformers 5 drops
+            digest.update(f"{name} {kind} {words}".encode())
+    return digest.hexdigest()
+
+
+def _update(digest: Any, tokens: Any) -> None:
+    if isinstance(tokens, (list, tuple)):
+        for one in tokens:
+            _update(digest, one)
+        digest.update(b"]")
+    elif hasattr(tokens, "detach"):
+        digest.update(f"{tuple(tokens.shape)} {tokens.dtype} {tokens.detach().cpu().tolist()}".encode())
+    else:
+        digest.update(repr(tokens).encode())
+
+
+_CLASSES = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5EncoderModel"}
+_PROJECTED = "CLIPTextModelWithProjection"
+_LONGEST = 4096  # a tokenizer that has no limit says 10**30
+
+logger = logging.getLogger("kohya_bucket")
+
+
+class TransformersTextEncoder:
+    """Outputs of several models for a caption; the numbers of the second stand under `NAME_2`, and so on.
+
+    `hidden_states` [length, width]; `attention_mask` [length] int64; `pooled` [width] where the model has one, the
+    projected one if it projects. For CLIP, captions are cleaned with ftfy first, as for its training and in sd-scripts.
+
+    Args:
+        models, tokenizers: of transformers, in evaluation mode and on their device.
+        lengths: tokens of each; captions are cut off, or padded.
+        layer: which hidden state is taken: -1 the last with its norm, -2 the one before, without a norm.
+        apply_mask: padding is not attended to, and what stands there is 0.
+    """
+
+    def __init__(
+        self, models: Sequence[Any], tokenizers: Sequence[Any], lengths: Sequence[int], *, layer: int = -1,
+        apply_mask: bool = False,
+    ) -> None:  # fmt: skip
+        self._models, self._tokenizers, self._lengths = list(models), list(tokenizers), list(lengths)
+        self._layer, self._apply_mask = layer, apply_mask
+        self._clean = [_cleaner(tokenizer) for tokenizer in self._tokenizers]
+        self.weights = encoders_hash(self._models)
+        sample = [self._tokens(k, [SAMPLE])["input_ids"] for k in range(len(self._models))]
+        said = tokens_hash(sample, {str(k): tokenizer for k, tokenizer in enumerate(self._tokenizers)})
+        types = ",".join(str(model.dtype).removeprefix("torch.") for model in self._models)
+        numbers = ",".join(map(str, self._lengths))
+        self.tokens = f"dtype={types} lengths={numbers} layer={layer} apply_mask={apply_mask} tokens={said}"
+
+    def encode(self, captions: Sequence[str]) -> list[Mapping[str, Array]]:
+        """See `TextEncoder`."""
+        import torch
+
+        found: list[dict[str, Array]] = [{} for _ in captions]
+        with torch.inference_mode():
+            for k, model in enumerate(self._models):
+                for name, values in self._outputs(k, model, captions).items():
+                    values = values.float() if values.dtype is torch.bfloat16 else values
+                    for one, array in zip(found, values.cpu().numpy(), strict=True):
+                        one[name if k == 0 else f"{name}_{k + 1}"] = array
+        return list(found)
+
+    def _outputs(self, k: int, model: Any, captions: Sequence[str]) -> dict[str, Any]:
+        tokens = self._tokens(k, captions)
+        mask = tokens["attention_mask"].to(model.device)
+        attended = {"attention_mask": mask} if self._apply_mask else {}
+        out = model(tokens["input_ids"].to(model.device), output_hidden_states=True, **attended)
+        states = out.last_hidden_state if self._layer == -1 else out.hidden_states[self._layer]
+        if self._apply_mask:
+            states = states.masked_fill(mask[..., None] == 0, 0)
+        pooled = getattr(out, "text_embeds", getattr(out, "pooler_output", None))
+        return {"hidden_states": states, "attention_mask": mask} | ({} if pooled is None else {"pooled": pooled})
+
+    def _tokens(self, k: int, captions: Sequence[str]) -> Any:
+        return self._tokenizers[k](
+            [self._clean[k](caption) for caption in captions], max_length=self._lengths[k], padding="max_length",
+            truncation=True, return_attention_mask=True, return_tensors="pt",
+        )  # fmt: skip
+
+
+def _cleaner(tokenizer: Any) -> Callable[[str], str]:
+    """What a caption goes through before the tokenizer: CLIP's slow one did this itself, its fast one does not."""
+    if not (type(tokenizer).__name__.startswith("CLIPTokenizer") and tokenizer.is_fast):
+        return str
+    try:
+        fix_text = importlib.import_module("ftfy").fix_text
+    except ImportError:
+        logger.warning(
+            "ftfy is not installed: captions with curly quotes, full-width letters, ligatures or HTML entities become "
+            "other tokens than in sd-scripts and than CLIP was trained with (pip install ftfy)"
+        )
+        return str
+    return lambda caption: " ".join(fix_text(caption).split())
+
+
+def load_text_encoder(
+    names: Sequence[str], *, lengths: Sequence[int] = (), dtype: Any = "bfloat16", device: str | None = None,
+    layer: int = -1, apply_mask: bool = False,
+) -> TransformersTextEncoder:  # fmt: skip
+    """Load CLIP's or T5's text encoders from Hugging Face names, or folders with their config.json.
+
+    The tokenizer is the one in the same folder, or as diffusers has it, `tokenizer_2` beside `text_encoder_2`.
+
+    Args:
+        lengths: tokens of each encoder; where there is none, as many as its tokenizer says.
+        device: None takes the GPU of this process (`LOCAL_RANK`), or the CPU.
+        layer, apply_mask: see `TransformersTextEncoder`.
+
+    Raises:
+        KohyaBucketError: transformers is missing, a model is none of these or cannot be loaded, or a length is missing.
+    """
+    import torch
+
+    from kohya_bucket.latents.dtypes import dtype_name
+    from kohya_bucket.latents.vae.diffusers_vae import own_device, usable_device
+
+    if len(lengths) > len(names):
+        raise ConfigError(f"{len(lengths)} lengths for {len(names)} text encoders: give one for each, in order")
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise KohyaBucketError(f"text encoders need transformers ({error}): pip install transformers") from error
+    device = own_device() if device is None else usable_device(device)
+    models, tokenizers, all_lengths = [], [], []
+    for k, name in enumerate(names):
+        model, tokenizer = _loaded(transformers, name)
+        positions = getattr(model.config, "max_position_embeddings", _LONGEST)
+        length = lengths[k] if k < len(lengths) else min(tokenizer.model_max_length, positions)
+        if not 0 < length <= positions or (k >= len(lengths) and length >= _LONGEST):
+            raise ConfigError(
+                f"--max-length of {name}: "
+                f"{'give one, because its tokenizer has no limit' if length >= _LONGEST else length}, "
+                f"at most {positions}"
+            )
+        models.append(model.to(device, getattr(torch, dtype_name(dtype))).eval())
+        tokenizers.append(tokenizer)
+        all_lengths.append(length)
+    layers = min(model.config.num_hidden_layers for model in models)
+    if not -layers <= layer <= -1:
+        raise ConfigError(f"--layer {layer}: these encoders have -1, the last one, to {-layers}")
+    return TransformersTextEncoder(models, tokenizers, all_lengths, layer=layer, apply_mask=apply_mask)
+
+
+def _loaded(transformers: Any, name: str) -> tuple[Any, Any]:
+    problems = (OSError, ValueError, KeyError, TypeError, RuntimeError)
+    try:
+        # not AutoConfig, which in older transformers does not know a CLIP of texts alone
+        config, _ = transformers.PretrainedConfig.get_config_dict(name)
+        if "model_type" not in config:
+            raise OSError("no config.json that names a kind of model")
+        kind = _PROJECTED if _PROJECTED in (config.get("architectures") or ()) else _CLASSES.get(config["model_type"])
+        if kind is not None:
+            model = getattr(transformers, kind).from_pretrained(name, use_safetensors=True)
+            return model, transformers.AutoTokenizer.from_pretrained(_tokenizer_folder(name))
+    except problems as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise KohyaBucketError(
+            f"no text encoder with its tokenizer at {name!r}: {first}. Give a Hugging Face name, or a folder with "
+            "config.json and safetensors"
+        ) from error
+    raise ConfigError(f"{name} is of the kind {config['model_type']!r}: what is encoded with here are CLIP and T5")
+
+
+def _tokenizer_folder(name: str) -> str:
+    folder = Path(name)
+    beside = folder.with_name(folder.name.replace("text_encoder", "tokenizer")) if folder.name else folder
+    own = any((folder / file).is_file() for file in ("tokenizer_config.json", "tokenizer.json"))
+    return name if own or beside == folder or not beside.is_dir() else os.fspath(beside)

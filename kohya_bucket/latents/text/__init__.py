@@ -1,1 +1,0 @@
-"""Outputs of text encoders: each caption's once, in the type that the encoder gave, and back to the last bit."""

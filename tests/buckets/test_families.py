@@ -1,0 +1,82 @@
+"""One word for a model: the same values in the library, in every command and in the explorer."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from kohya_bucket import KohyaBuckets
+from kohya_bucket.buckets.families import FAMILIES, family_named
+from kohya_bucket.cli import app
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.latents.architectures import ARCHITECTURES, trainer_named
+from kohya_bucket.reports.explorer_page import render_explorer
+
+SIZES = [(3000, 1000), (700, 1400), (1024, 1024), (640, 480)]
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_every_command_places_as_the_library_does(arch: str) -> None:
+    rule = KohyaBuckets.for_arch(arch)
+    for width, height in SIZES:
+        result = CliRunner().invoke(app, ["simulate", f"{width}x{height}", "--arch", arch, "--json"])
+        (row,) = json.loads(result.output)
+        bucket = rule.assign(width, height)
+        assert (row["bucket"]["width"], row["bucket"]["height"]) == (bucket.width, bucket.height)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_all_trainers_of_a_family_accept_its_step(arch: str) -> None:
+    assert trainer_named(arch).refusing(family_named(arch).reso_steps) == {}
+
+
+def test_what_is_given_beside_it_wins() -> None:
+    result = CliRunner().invoke(app, ["simulate", "3000x1000", "--arch", "SD 1.5", "--resolution", "768", "--json"])
+    assert json.loads(result.output)[0]["settings"] == "768x768, kohya"
+    rule = KohyaBuckets.for_arch("sdxl", bucket_no_upscale=True, max_size=1536)
+    assert (rule.max_reso, rule.max_size, rule.no_upscale) == ((1024, 1024), 1536, True)
+
+
+def test_the_explorer_has_the_same_values() -> None:
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', render_explorer(), re.S)
+    assert data is not None
+    assert [tuple(row) for row in json.loads(data[1])["families"]] == list(FAMILIES.values())
+
+
+def test_the_names_of_sd_scripts() -> None:
+    keys = {"resolution": (832, 1216), "min_bucket_reso": 128, "max_bucket_reso": 1536, "bucket_reso_steps": 32}
+    assert repr(KohyaBuckets(**keys)) == repr(KohyaBuckets((832, 1216), 128, 1536, 32))
+    assert KohyaBuckets(resolution=512, bucket_no_upscale=True).no_upscale
+
+
+@pytest.mark.parametrize(("resolution", "longest"), [(512, 1024), (1024, 2048), ((832, 1216), 2048), (1100, 2240)])
+def test_without_a_longest_side_it_is_twice_the_resolution(resolution: object, longest: int) -> None:
+    assert KohyaBuckets(resolution).max_size == longest
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"resolutoin": 512}, "no argument 'resolutoin'; the nearest is 'resolution'"),
+        ({"resolution": 512, "max_reso": 512}, "resolution and max_reso are the same"),
+    ],
+)
+def test_keywords_that_do_not_work(keys: dict, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        KohyaBuckets(**keys)
+
+
+def test_no_such_family() -> None:
+    with pytest.raises(ConfigError, match="the nearest is 'sdxl'"):
+        KohyaBuckets.for_arch("sdxk")
+    result = CliRunner().invoke(app, ["simulate", "640x480", "--arch", "sdxk"])
+    assert "the nearest is sdxl" in str(result.exception)
+
+
+def test_a_longest_side_that_nobody_chose_says_what_it_costs() -> None:
+    def said(*options: str) -> str:
+        return CliRunner().invoke(app, ["simulate", "3000x1000", *options]).output
+
+    assert "with 2048, it is 1728x576" in said("--resolution", "1024")
+    assert "with 2048" not in said("--resolution", "1024", "--max-bucket-reso", "1024") + said("--arch", "sdxl")

@@ -1,0 +1,50 @@
+"""Help pages in a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from kohya_bucket.cli import app
+from kohya_bucket.cli.commands import COMMANDS, SECTIONS
+from kohya_bucket.cli.group import load_command
+
+GROUPS = {name: load_command(name) for name in COMMANDS}
+PAGES = [
+    part
+    for name, group in GROUPS.items()
+    for part in [(name,), *((name, its) for its in getattr(group, "commands", ()))]
+]
+
+
+def page(*command: str) -> str:
+    return CliRunner().invoke(app, list(command), env={"COLUMNS": "80"}).stdout
+
+
+@pytest.mark.parametrize("command", PAGES, ids=" ".join)
+def test_a_page_fits_and_cuts_no_option(command: tuple[str, ...]) -> None:
+    short, full = page(*command, "--help"), page(*command, "--help-all")
+    assert len(short.splitlines()) < 40
+    assert max(map(len, (short + full).splitlines())) <= 80
+    found = GROUPS[command[0]]
+    parameters = (found.commands[command[1]] if command[1:] else found).params
+    for parameter in parameters:
+        if parameter.param_type_name == "option":
+            names = [*parameter.opts, *parameter.secondary_opts]
+            rows = [line.replace("/", " ").replace(",", " ").split() for line in full.splitlines()]
+            assert any(set(names) <= set(row) for row in rows), names
+
+
+def test_options_come_in_groups() -> None:
+    assert [line for line in page("analyze", "--help-all").splitlines() if line[:1].isalpha()][1:] == [
+        "Arguments:", "Options:", "Buckets:", "Advanced:",
+    ]  # fmt: skip
+    assert "--switching" not in page("analyze", "--help")
+    assert "--recursive/--no-recursive" in page("analyze", "--help-all")
+
+
+def test_commands_come_in_sections() -> None:
+    listed = page("--help").splitlines()
+    assert [line[:-1] for line in listed if line[:1].isalpha() and line.endswith(":")] == ["Options", *SECTIONS]
+    for name, line in COMMANDS.items():
+        assert f"  {name:<12}  {line}" in listed
