@@ -189,7 +189,9 @@ def test_clips_without_enable_bucket(musubi_source, left, right):
     assert items(after) == [10, 20, 30, 40]
     assert {len(row["items"]) for row in after["rows"]} == {2}
     if clips_always_in_buckets(musubi_source / "musubi_tuner"):
-        alone = left["without_buckets"][-1]  # ends, unless clips of one size happen to meet: it goes by the folder's order
+        alone = left["without_buckets"][
+            -1
+        ]  # ends, unless clips of one size happen to meet: it goes by the folder's order
         mixed = "stack expects each tensor to be equal size" in alone.get("error", "")
         assert mixed or sizes(alone) == {(16, 16), (14, 18)}
         assert items(before) == [10, 20, 30, 40]

@@ -51,6 +51,7 @@ def one_file(
         "STYLE": style,
         "SCRIPT": script,
         "DATA": _script_safe(data),
+        "ICON": _ICON,
         "TITLE": markup_safe(title),
         "ABOUT": markup_safe(about),
         "FALLBACK": fallback,
@@ -60,6 +61,14 @@ def one_file(
     for i, piece in enumerate(_template("shared/page.html").split("@@")):
         out.append(parts[piece] if i % 2 else piece)
     return "".join(out)
+
+
+_BOXES = ((2, 9, 28, 14), (9, 2, 14, 28), (6, 6, 20, 20))
+_RECTS = "".join(f"<rect x='{x}' y='{y}' width='{w}' height='{h}' rx='2'/>" for x, y, w, h in _BOXES)
+_ICON = "data:image/svg+xml;base64," + base64.b64encode(
+    f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 32 32' fill='none' stroke='#0b6f6a' stroke-width='2.5'>"
+    f"{_RECTS}</svg>".encode()
+).decode("ascii")  # the mark in `templates/shared/dom.js`
 
 
 def markup_safe(text: str) -> str:

@@ -159,7 +159,7 @@ def size_scatter(analysis: Analysis) -> list[list[float]]:
 
 
 def image_lists(analysis: Analysis, limit: int) -> list[dict[str, Any]]:
-    """Lists of images that stand out, each with the first `limit`: title, count, rows, a line about it."""
+    """Lists of images that stand out, each with the first `limit`: key, title, count, rows, a line about it."""
     images, out = analysis.images, []
     for some in analysis.lists:
         first = some.images[:limit]
@@ -168,7 +168,16 @@ def image_lists(analysis: Analysis, limit: int) -> list[dict[str, Any]]:
         else:
             shown = some.key in ("without_bucket", "exif_rotated")  # other texts are in the columns
             kind, rows = "images", [image_row(analysis, i, some.text(i) if shown else "") for i in first]
-        out.append({"title": some.title, "count": len(some.images), "rows": rows, "about": some.about, "kind": kind})
+        out.append(
+            {
+                "key": some.key,
+                "title": some.title,
+                "count": len(some.images),
+                "rows": rows,
+                "about": some.about,
+                "kind": kind,
+            }
+        )
     return out
 
 
@@ -294,7 +303,7 @@ def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
         "underfilled": len(analysis.underfilled),
         "rare": {"count": len(analysis.rarely_used), "below": analysis.min_count},
         "advice": [
-            {k: getattr(r, k) for k in ("setting", "current", "proposed", "why", "gain", "cost")}
+            {k: getattr(r, k) for k in ("setting", "current", "proposed", "why", "gain", "cost", "listed")}
             for r in recommend(analysis)
         ],
         "histogram": aspect_histogram(analysis),

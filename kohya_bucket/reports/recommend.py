@@ -51,6 +51,7 @@ class Recommendation:
         why: what is wrong now, in one sentence.
         gain, cost: what gets better and what gets worse, measured; `cost` may be empty.
         before, after: the placements in numbers.
+        listed: which of `Analysis.lists` has the files, where the advice is about files.
     """
 
     setting: str
@@ -61,6 +62,7 @@ class Recommendation:
     cost: str
     before: Summary
     after: Summary
+    listed: str = ""
 
 
 def _short_share(summary: Summary) -> float:
@@ -133,7 +135,7 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
         count, before = len(analysis.images.failures), analysis.summary
         yield Recommendation(
             "files", f"{count:,} unreadable", "repair, convert or remove", "They are not trained",
-            f"{count:,} more images, or a clean log", "", before, before,
+            f"{count:,} more images, or a clean log", "", before, before, "broken",
         )  # fmt: skip
     yield from _long(analysis)
     yield from _small(analysis)
@@ -166,6 +168,7 @@ def _long(analysis: Analysis) -> Iterator[Recommendation]:
         yield _without(
             analysis, long, f"{_images(long)} far longer than a bucket", "split or leave out",
             f"They are {_span(aspects, '{:.1f}')} times as long as wide, and {loss.mean():.0%} of them is cut off",
+            "outliers",
         )  # fmt: skip
 
 
@@ -176,6 +179,7 @@ def _small(analysis: Analysis) -> Iterator[Recommendation]:
             analysis, small, f"{_images(small)} enlarged more than {MUCH_ENLARGED:g} times",
             "replace by larger ones or leave out",
             f"Their sides are scaled up {_span(analysis.scale[small], '{:.3g}')} times, so blurred images are trained",
+            "most_enlarged",
         )  # fmt: skip
 
 
@@ -190,7 +194,7 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
         yield Recommendation(
             "files", f"{len(turned):,} turned or mirrored by EXIF", "turn the pixels, drop the EXIF tag",
             f"Training ignores the tag ({say_orientations(images.orientation[turned].tolist())})",
-            f"trained as they are seen, {moved:,} of them in another bucket", "", before, after,
+            f"trained as they are seen, {moved:,} of them in another bucket", "", before, after, "exif_rotated",
         )  # fmt: skip
 
 
@@ -203,15 +207,15 @@ def _copies(analysis: Analysis) -> Iterator[Recommendation]:
         yield Recommendation(
             "files", f"{int(spare.sum()):,} copies", "keep one of each group",
             f"{counted(len(duplicates), 'image', 'is', 'are')} there more than once, and trained that much more often",
-            _samples(analysis.summary, after), "", analysis.summary, after,
+            _samples(analysis.summary, after), "", analysis.summary, after, "duplicates",
         )  # fmt: skip
 
 
-def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, why: str) -> Recommendation:
+def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, why: str, listed: str) -> Recommendation:
     before, after = analysis.summary, _summary_without(analysis, left_out)
     gain, cost = differences(before, after)
     cost = "; ".join(filter(None, (_samples(before, after), cost)))
-    return Recommendation("files", current, proposed, why, gain, cost, before, after)
+    return Recommendation("files", current, proposed, why, gain, cost, before, after, listed)
 
 
 def _summary_without(analysis: Analysis, left_out: Mask) -> Summary:

@@ -49,7 +49,7 @@ class Explorer extends WithConfig {
     const page = document.getElementById("page");
     page.classList.add("explorer");
     this.page = page;
-    page.append(h("header", { class: "top" }, h("div", {}, h("h1", {}, "Bucket explorer"), h("p", { class: "soft" }, "Which bucket every image goes to, what is cut off, what is enlarged, what stands out.")), themeButton()),
+    page.append(h("header", { class: "top" }, mark(), h("div", {}, h("h1", {}, "Bucket explorer"), h("p", { class: "soft" }, "Which bucket every image goes to, what is cut off, what is enlarged, what stands out.")), themeButton()),
       h("nav", { class: "links", "aria-label": "On this page" }, ["aspects", "buckets", "lost", "folders", "images"].map((id) => h("a", { href: `#${id}`, id: `to-${id}` }, this.results.querySelector(`#${id}-title`).firstChild.data))),
       h("main", {}, this.drop, section("settings", "Settings", this.datasets, this.settings.root), this.results), this.closer.root,
       h("footer", {}, `kohya-bucket ${DATA.version}. This file is complete in itself and asks nothing from the network. `, DATA.start && DATA.start.images ? "Pictures are shown as long as the images lie where they lay. " : ""));

@@ -79,13 +79,16 @@ function readerOf(head) {
   return () => refuse("not an image that is known here");
 }
 
+const MOST_PIXELS = 178956970; // 2 * PIL.Image.MAX_IMAGE_PIXELS
+
 /* {width, height, orientation} as stored, or {reason}. `begun`: pieces of the file, where its head was read already. */
 async function readHeader(file, begun = null) {
   try {
     if (!file.size) refuse("an empty file (0 bytes)");
     const pieces = begun || await Pieces.of(file), found = await readerOf(pieces.head)(pieces);
     if (!(found.width > 0 && found.height > 0)) refuse(`its header says ${size([found.width, found.height])}`);
-    return found.width > MOST || found.height > MOST ? refuse("its header says more pixels than any image has") : found;
+    if (found.width * found.height > MOST_PIXELS) refuse(`more than ${int(MOST_PIXELS)} pixels, which Pillow refuses`);
+    return found;
   } catch (error) {
     if (error instanceof Unreadable) return { reason: error.message };
     return { reason: `it cannot be read: ${error.message || error.name}` };

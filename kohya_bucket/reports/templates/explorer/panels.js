@@ -20,19 +20,19 @@ function bucketTable(list, batchSize, goTo) {
   const most = list.reduce((m, b) => Math.max(m, b.items.length), 1);
   const meter = (b) => { const bar = h("i", { class: "meter" }); bar.style.width = `${Math.max(1, (100 * b.items.length) / most)}%`; return h("span", { class: "meterbox" }, bar); };
   const columns = [
-    { name: "Bucket", left: true, value: (b) => b.bucket[0] * 1e6 + b.bucket[1], cell: (b) => [shapeOf(b.bucket), h("button", { type: "button", class: "bare link", onclick: () => goTo(b) }, size(b.bucket)), b.batches === 1 && b.last ? h("span", { class: "tag" }, "never full") : null] },
-    { name: "Aspect", value: (b) => b.bucket[0] / b.bucket[1], cell: (b) => (b.bucket[0] / b.bucket[1]).toFixed(3) },
+    { name: "Bucket", left: true, value: (b) => b.bucket[0] * 1e6 + b.bucket[1], cell: (b) => [shapeOf(b.bucket), h("button", { type: "button", class: "bare link", onclick: () => goTo(b) }, size(b.bucket)), b.batches === 1 && b.last ? h("span", { class: "tag warn" }, "never full") : null] },
+    { name: "Aspect", cls: "wide", value: (b) => b.bucket[0] / b.bucket[1], cell: (b) => (b.bucket[0] / b.bucket[1]).toFixed(3) },
     { name: "Images", value: (b) => b.items.length, cell: (b) => int(b.items.length) },
-    { name: "", label: "Share of images", left: true, value: (b) => b.items.length, cell: meter },
-    { name: "Samples", value: (b) => b.samples, cell: (b) => int(b.samples) },
-    { name: "Batches", value: (b) => b.batches, cell: (b) => int(b.batches) },
-    { name: "Last batch", value: (b) => b.last || batchSize, cell: (b) => (b.last ? `${b.last} of ${batchSize}` : "full") },
+    { name: "", label: "Share of images", left: true, cls: "wide", value: (b) => b.items.length, cell: meter },
+    { name: "Samples", cls: "wide", value: (b) => b.samples, cell: (b) => int(b.samples) },
+    { name: "Batches", cls: "wide", value: (b) => b.batches, cell: (b) => int(b.batches) },
+    { name: "Last batch", cls: "wide", value: (b) => b.last || batchSize, cell: (b) => (b.last ? `${b.last} of ${batchSize}` : "full") },
     { name: "Cut off, mean", value: (b) => b.mean, cell: (b) => h("span", { class: lossClass(b.mean) }, percent(b.mean)) },
     { name: "Worst", value: (b) => b.worst, cell: (b) => h("span", { class: lossClass(b.worst) }, percent(b.worst)) },
     { name: "Enlarged", value: (b) => b.enlarged / b.items.length, cell: (b) => percent(b.enlarged / b.items.length) },
   ];
   const note = list.length > MOST_ROWS ? h("p", { class: "soft" }, `The first ${int(MOST_ROWS)} of ${int(list.length)} buckets in the order chosen are shown.`) : null;
-  return [note, scrolling("Buckets", sortable(columns, list, { by: 1, down: false, label: "Buckets", text: (b) => size(b.bucket) }).table)].filter(Boolean);
+  return [note, sortable(columns, list, { by: 1, down: false, label: "Buckets", text: (b) => size(b.bucket) }).node].filter(Boolean);
 }
 
 /* What is not trained, with the reason, and the same as a text to keep. */
@@ -46,7 +46,7 @@ function lostTable(lost, reasons) {
   const escaped = (text) => text.replace(/[\u0000-\u001f\u007f]/g, (sign) => `\\x${sign.charCodeAt(0).toString(16).padStart(2, "0")}`);
   const text = () => `${lost.map((item) => `${escaped(item.path)}\t${escaped(why(item))}`).join("\n")}\n`;
   return [h("div", { class: "tools" }, h("span", { class: "soft" }, `These are not trained.${more}`), h("button", { type: "button", id: "export", onclick: () => save("bad-files.txt", text()) }, "Export this list")),
-    scrolling("Files that are not trained", sortable(columns, lost, { label: "Files that are not trained", text: (item) => item.path }).table)];
+    sortable(columns, lost, { label: "Files that are not trained", text: (item) => item.path }).node];
 }
 
 /* Folders and how often an epoch repeats them. */
@@ -56,7 +56,7 @@ function folderTable(groups, changed) {
     { name: "Images", value: (g) => g.images, cell: (g) => int(g.images) },
     { name: "Repeats", value: (g) => g.repeats, cell: (g) => h("input", { type: "number", min: 1, step: 1, value: g.repeats, class: "narrow", "aria-label": `Repeats of ${g.folder || "files without a folder"}`, onchange: (event) => { const n = event.target.valueAsNumber; if (Number.isInteger(n) && n > 0) { g.repeats = n; changed(); } else event.target.value = g.repeats; } }) },
   ];
-  return scrolling("Folders", sortable(columns, groups, { label: "Folders", text: (g) => g.folder }).table);
+  return sortable(columns, groups, { label: "Folders", text: (g) => g.folder }).node;
 }
 
 /* Hands a text to the browser's downloads. */

@@ -19,10 +19,18 @@ function advice(view) {
   return section("advice", "What to change",
     h("p", { class: "soft" }, "Each line was measured by placing these images again with that one setting changed."),
     h("ul", { class: "advice" }, view.data.advice.map((a) => h("li", {},
-      h("div", { class: "change" }, h("code", {}, a.setting), h("div", {}, `${a.current} → `, h("b", {}, a.proposed))),
+      a.setting === "files" ? aboutFiles(view, a) : h("div", { class: "change" }, h("code", {}, a.setting), h("div", {}, `${a.current} → `, h("b", {}, a.proposed))),
       h("div", {}, h("div", {}, `${a.why}.`),
         a.gain ? h("div", { class: "effect good" }, `Gain: ${a.gain}`) : null,
         a.cost ? h("div", { class: "effect warn" }, `Cost: ${a.cost}`) : null)))));
+}
+
+/* A problem of the files themselves: how bad it is, what to do, and where they are listed. */
+const SEVERITY = { broken: ["bad", "not trained"], without_bucket: ["bad", "not trained"], outliers: ["warn", "harms training"], most_enlarged: ["warn", "harms training"] };
+function aboutFiles(view, a) {
+  const [cls, text] = SEVERITY[a.listed] || ["soft", "worth a look"], list = view.data.lists.find((one) => one.key === a.listed && one.count);
+  return h("div", { class: "change" }, h("b", {}, a.current), " ", h("span", { class: `tag ${cls}` }, text), h("div", {}, `${a.proposed[0].toUpperCase()}${a.proposed.slice(1)}`),
+    list ? h("button", { type: "button", class: "bare link", onclick: () => view.showList(list) }, "Show the files") : null);
 }
 
 function buckets(view) {
@@ -32,20 +40,20 @@ function buckets(view) {
   const rows = d.buckets.map((b, k) => [b, k]).filter(([b]) => b[2]);
   const meter = (b) => { const bar = h("i", { class: "meter" }); bar.style.width = `${Math.max(1, (100 * b[2]) / most)}%`; return h("span", { class: "meterbox" }, bar); };
   const columns = [
-    { name: "Bucket", left: true, value: ([b]) => b[0] * 1e6 + b[1], cell: ([b, k]) => [shapeOf(b), d.sheets.some((sheet) => sheet.bucket === k) ? h("a", { href: `#sheet-${k}`, "aria-label": `${size(b)}: to its contact sheet` }, size(b)) : size(b), underfilled(b) ? h("span", { class: "tag" }, "never full") : null] },
-    { name: "Aspect", value: ([b]) => b[0] / b[1], cell: ([b]) => (b[0] / b[1]).toFixed(3) },
+    { name: "Bucket", left: true, value: ([b]) => b[0] * 1e6 + b[1], cell: ([b, k]) => [shapeOf(b), d.sheets.some((sheet) => sheet.bucket === k) ? h("a", { href: `#sheet-${k}`, "aria-label": `${size(b)}: to its contact sheet` }, size(b)) : size(b), underfilled(b) ? h("span", { class: "tag warn" }, "never full") : null] },
+    { name: "Aspect", cls: "wide", value: ([b]) => b[0] / b[1], cell: ([b]) => (b[0] / b[1]).toFixed(3) },
     { name: "Images", value: ([b]) => b[2], cell: ([b]) => int(b[2]) },
-    { name: "", label: "Share of images", left: true, value: ([b]) => b[2], cell: ([b]) => meter(b) },
-    { name: "Samples", value: ([b]) => b[3], cell: ([b]) => int(b[3]) },
-    { name: "Batches", value: ([b]) => b[4], cell: ([b]) => int(b[4]) },
-    { name: "Last batch", value: ([b]) => b[5] || d.batch_size, cell: ([b]) => (b[5] ? `${b[5]} of ${d.batch_size}` : "full") },
+    { name: "", label: "Share of images", left: true, cls: "wide", value: ([b]) => b[2], cell: ([b]) => meter(b) },
+    { name: "Samples", cls: "wide", value: ([b]) => b[3], cell: ([b]) => int(b[3]) },
+    { name: "Batches", cls: "wide", value: ([b]) => b[4], cell: ([b]) => int(b[4]) },
+    { name: "Last batch", cls: "wide", value: ([b]) => b[5] || d.batch_size, cell: ([b]) => (b[5] ? `${b[5]} of ${d.batch_size}` : "full") },
     { name: "Cut off, mean", value: ([b]) => b[6], cell: ([b]) => h("span", { class: lossClass(b[6]) }, percent(b[6])) },
     { name: "Worst", value: ([b]) => b[7], cell: ([b]) => h("span", { class: lossClass(b[7]) }, percent(b[7])) },
     { name: "Enlarged", value: ([b]) => b[8], cell: ([b]) => percent(b[8]) },
   ];
   let wanted = null;
   const isAsked = (b) => wanted !== null && b[0] === wanted[0] && b[1] === wanted[1];
-  const { table } = sortable(columns, rows, {
+  const { node, table } = sortable(columns, rows, {
     by: 1, down: false, label: "Buckets", text: ([b]) => size(b),
     row: ([b, k]) => ({ class: isAsked(b) ? "link here" : "link", "data-bucket": k, onclick: () => { const to = document.getElementById(`sheet-${k}`); if (to) bringIntoView(to, "start"); } }),
   });
@@ -57,7 +65,7 @@ function buckets(view) {
   if (idle) notes.push(`${int(idle)} more ${idle === 1 ? "bucket" : "buckets"} of the set ${idle === 1 ? "holds" : "hold"} no image.`);
   if (rows.length > MOST_ROWS) notes.push(`The first ${int(MOST_ROWS)} of ${int(rows.length)} buckets in the order chosen are shown; kohya-bucket analyze --json lists all.`);
   if (d.rare.count) notes.push(`${int(d.rare.count)} hold fewer than ${d.rare.below} images.`);
-  return section("buckets", "Buckets", notes.length ? h("p", { class: "soft" }, notes.join(" ")) : null, scrolling("Buckets", table));
+  return section("buckets", "Buckets", notes.length ? h("p", { class: "soft" }, notes.join(" ")) : null, node);
 }
 
 function sheets(view) {
@@ -104,22 +112,23 @@ function lists(view) {
       : [
         { name: "Image", left: true, cls: "name", value: (r) => r[0], cell: (r) => h("button", { type: "button", class: "bare" }, r[0]), title: (r) => r[0] },
         { name: "Size", value: (r) => r[1] * r[2], cell: (r) => size([r[1], r[2]]) },
-        { name: "Aspect", value: (r) => r[1] / r[2], cell: (r) => (r[1] / r[2]).toFixed(3) },
+        { name: "Aspect", cls: "wide", value: (r) => r[1] / r[2], cell: (r) => (r[1] / r[2]).toFixed(3) },
         { name: "Bucket", value: (r) => r[3], cell: (r) => bucketText(r[3]) },
         { name: "Cut off", value: (r) => r[4], cell: (r) => (r[4] < 0 ? "" : h("span", { class: lossClass(r[4]) }, percent(r[4]))) },
-        { name: "Scaled", value: (r) => r[5], cell: (r) => (r[5] < 0 ? "" : `×${r[5].toFixed(2)}`) },
+        { name: "Scaled", cls: "wide", value: (r) => r[5], cell: (r) => (r[5] < 0 ? "" : `×${r[5].toFixed(2)}`) },
         ...(list.rows.some((r) => r[6]) ? [{ name: "Note", left: true, cls: "wrap", value: (r) => r[6], cell: (r) => r[6] }] : []),
       ];
-    const { table, filter } = sortable(columns, list.rows, {
-        label: list.title,
+    const { node, filter } = sortable(columns, list.rows, {
+      label: list.title,
       text: (r) => r.join(" "),
       row: (r) => (list.kind === "images" ? { class: "link", onclick: () => view.showSize(r[1], r[2]) } : {}),
     });
     const more = list.count > list.rows.length ? ` The first ${int(list.rows.length)} of ${int(list.count)}; kohya-bucket analyze --json --limit lists more.` : "";
     body.replaceChildren(
       h("div", { class: "tools" }, h("span", { class: "soft" }, list.about + more), list.rows.length > 8 ? h("input", { type: "search", placeholder: "filter by name", "aria-label": "Filter", oninput: (event) => filter(event.target.value) }) : null),
-      scrolling(list.title, table));
+      node);
   };
+  view.showList = (list) => { show(list); bringIntoView(body, "center"); };
   show(lists[0]);
   return section("images", "Images that stand out", h("div", { class: "tabs" }, buttons), body);
 }

@@ -16,6 +16,9 @@ class View {
     if (data.sheets.length) panels.push(sheets(this));
     panels.push(lists(this));
     this.root.append(...panels.filter(Boolean));
+    const [example] = data.lists.filter((list) => list.kind === "images" && list.rows.length);
+    this.field.value = example ? size(example.rows[0].slice(1, 3)) : "1920×1080";
+    this.typed();
   }
 
   redraw() { for (const draw of this.draws) draw(); }
@@ -41,7 +44,7 @@ class View {
 
   ask() {
     const answer = h("div", { id: "answer", "aria-live": "polite" });
-    this.field = h("input", { type: "text", id: "size", placeholder: "1920×1080", autocomplete: "off", spellcheck: "false", "aria-label": "Image size, width × height", oninput: () => this.typed() });
+    this.field = h("input", { type: "text", id: "size", placeholder: "1920×1080", autocomplete: "off", spellcheck: "false", "aria-label": "Image size, width × height", oninput: () => this.typed(), onfocus: (event) => event.target.select() });
     const chooser = h("input", { type: "file", id: "file", class: "unseen", accept: "image/*", onchange: (event) => this.dropped(event.target.files[0]) });
     this.answerBox = answer;
     this.askPanel = section("try", "Try a size",
@@ -72,7 +75,7 @@ class View {
       this.answerBox.replaceChildren(h("p", { class: "bad" }, `This browser cannot read ${file.name} as an image.`));
       this.setAsked(null);
     }
-    this.askPanel.scrollIntoView({ block: "nearest" });
+    bringIntoView(this.askPanel, "nearest");
   }
 
   answer(width, height, picture, name) {
@@ -105,13 +108,12 @@ function start() {
     links.replaceChildren(...[...shown.root.querySelectorAll("section.panel[id]")].map((part) => h("a", { href: `#${part.id}` }, part.querySelector("h2").firstChild.data)));
     shown.redraw();
   }
-  page.append(h("header", { class: "top" }, h("div", {}, heading, about), themeButton()),
+  page.append(h("header", { class: "top" }, mark(), h("div", {}, heading, about), themeButton()),
     tabs.length > 1 ? h("div", { class: "tabs", role: "group", "aria-label": "Data sets" }, tabs) : "", links, place,
     h("footer", {}, `kohya-bucket ${DATA.version}, ${DATA.made}. This file is complete in itself and asks nothing from the network.`));
   if (DATA.datasets.length) show(DATA.datasets[0]);
   // What a link into the page names is drawn only now.
-  const wanted = location.hash && document.getElementById(location.hash.slice(1));
-  if (wanted) wanted.scrollIntoView();
+  goToHash();
   let pending = 0;
   window.addEventListener("resize", () => { cancelAnimationFrame(pending); pending = requestAnimationFrame(() => shown && shown.redraw()); });
   window.addEventListener("dragover", (event) => { event.preventDefault(); if (shown) shown.askPanel.classList.add("drop"); });

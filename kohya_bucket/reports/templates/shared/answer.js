@@ -17,7 +17,8 @@ function answerParts(rule, width, height, result, about) {
   return [h("div", { class: "answer" }, preview(result, about.picture, about.longest), h("dl", { class: "facts" }, facts)), around(rule, width, height, result)].filter(Boolean);
 }
 
-const headings = (names) => h("thead", {}, h("tr", {}, names.map((name, i) => h("th", { class: i ? null : "left", scope: "col" }, name))));
+const headings = (names) => h("thead", {}, h("tr", {}, names.map((name, i) => h("th", { class: i ? WIDE_ONLY.has(name) ? "wide" : null : "left", scope: "col" }, name))));
+const WIDE_ONLY = new Set(["distance", "log distance", "from aspect"]);
 
 /* The neighbours of an image's bucket, or the candidates among which it was chosen. */
 function around(rule, width, height, result) {
@@ -27,8 +28,8 @@ function around(rule, width, height, result) {
     const away = (n) => (geometric ? Math.abs(Math.log((n.bucket[0] / n.bucket[1]) / (width / height))) : n.distance);
     return scrolling("Neighbouring buckets", h("table", {}, headings(["neighbours", "aspect", geometric ? "log distance" : "distance", "would cut", "from aspect"]),
       h("tbody", {}, rows.map((n) => h("tr", { class: n.index === result.index ? "here" : null },
-        h("th", { class: "left", scope: "row" }, size(n.bucket)), h("td", {}, (n.bucket[0] / n.bucket[1]).toFixed(4)), h("td", {}, away(n).toFixed(4)),
-        h("td", {}, percent(n.loss)), h("td", {}, n.from === null ? "any" : n.from.toFixed(4)))))));
+        h("th", { class: "left", scope: "row" }, size(n.bucket)), h("td", {}, (n.bucket[0] / n.bucket[1]).toFixed(4)), h("td", { class: "wide" }, away(n).toFixed(4)),
+        h("td", {}, percent(n.loss)), h("td", { class: "wide" }, n.from === null ? "any" : n.from.toFixed(4)))))));
   }
   const fitted = rule.largest || rule.max_crop !== null;
   if (!result.candidates) return fitted ? null : h("p", { class: "soft" }, "Not larger than the area: it is not resized, only cut to whole steps.");

@@ -71,7 +71,7 @@ function aspectChart(look) {
     box.replaceChildren(svg);
     rest();
   };
-  const rest = () => { readout.textContent = hist.beyond ? `${images(hist.beyond)} beyond either end ${hist.beyond === 1 ? "is" : "are"} counted in the outermost bars.` : "Point at a bar to read it."; };
+  const rest = () => { readout.textContent = hist.beyond ? `${images(hist.beyond)} beyond either end ${hist.beyond === 1 ? "is" : "are"} counted in the outermost bars.` : `${matchMedia("(pointer: coarse)").matches ? "Tap" : "Point at"} a bar to read it.`; };
   return { parts: [about, box, readout], draw };
 }
 

@@ -29,18 +29,40 @@ const lossClass = (x) => (x > 0.2 ? "bad" : x > 0.1 ? "warn" : "");
 const dotClass = (x) => (x < 0 ? "none" : x < 0.05 ? "low" : x < 0.15 ? "mid" : "high");
 const RATIOS = [[1, 4], [1, 3], [2, 5], [1, 2], [9, 16], [2, 3], [3, 4], [4, 5], [1, 1], [5, 4], [4, 3], [3, 2], [16, 9], [2, 1], [5, 2], [3, 1], [4, 1]];
 
-/* A part of the page with a heading that can be linked to. */
+const onPhone = matchMedia("(max-width: 620px)"), LONG = new Set(["sizes", "buckets", "sheets", "images", "folders"]);
+
+/* A part of the page with a heading that can be linked to. On a phone, the long ones are folded at first. */
 function section(id, title, ...children) {
-  const heading = `${id}-title`;
-  return h("section", { class: "panel", id, "aria-labelledby": heading },
-    h("h2", { id: heading }, title, h("a", { class: "anchor", href: `#${id}`, "aria-label": `Link to ${title}` }, "#")), children);
+  const heading = `${id}-title`, fold = h("button", { type: "button", class: "fold", onclick: () => setFolded(part, !part.classList.contains("folded")) });
+  const part = h("section", { class: "panel", id, "aria-labelledby": heading },
+    h("h2", { id: heading }, title, h("a", { class: "anchor", href: `#${id}`, "aria-label": `Link to ${title}` }, "#"), fold), children);
+  setFolded(part, onPhone.matches && LONG.has(id));
+  return part;
 }
 
-/* A table or another wide thing that scrolls by itself: by the keyboard too. */
+function setFolded(part, folded) {
+  const fold = part.querySelector(".fold");
+  part.classList.toggle("folded", folded);
+  fold.textContent = folded ? "Show" : "Hide";
+  fold.setAttribute("aria-expanded", String(!folded));
+  if (!folded && part.isConnected) window.dispatchEvent(new Event("resize")); // what is drawn to a width has one now
+}
+
+/* A table that is wider than a narrow page scrolls by itself: by the keyboard too. */
 const scrolling = (label, ...children) => h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, children);
 
 const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
-const bringIntoView = (node, block) => node.scrollIntoView({ block, behavior: calm() ? "auto" : "smooth" });
+function bringIntoView(node, block) {
+  const part = node.closest("section.panel");
+  if (part && part.classList.contains("folded")) setFolded(part, false);
+  node.scrollIntoView({ block, behavior: calm() ? "auto" : "smooth" });
+}
+const goToHash = () => { const to = location.hash && document.getElementById(location.hash.slice(1)); if (to) bringIntoView(to, "start"); };
+window.addEventListener("hashchange", goToHash);
+
+/* The mark: three buckets about one middle. */
+const mark = () => s("svg", { class: "mark", viewBox: "0 0 32 32", "aria-hidden": "true" },
+  [[2, 9, 28, 14], [9, 2, 14, 28], [6, 6, 20, 20]].map(([x, y, width, height], i) => s("rect", { x, y, width, height, rx: 2, class: i === 2 ? "middle" : null })));
 
 function shapeOf(bucket) {
   const unit = 18 / Math.max(bucket[0], bucket[1]);
