@@ -187,4 +187,4 @@ def test_a_server_that_goes_away_while_a_run_trains_is_said(sd_scripts_dir, conf
         ended.set()
         thread.join()
     assert json.loads(records.read_text(encoding="utf-8").splitlines()[0])["images"]
-    assert_said(done, f"{ADDRESS}/shards/", "cannot be read", "6 tries in", "or try again later")
+    assert_said(done, f"{ADDRESS}/shards/", "cannot be read", "tries in", "or try again later")

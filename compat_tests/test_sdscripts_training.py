@@ -246,7 +246,7 @@ def test_several_sizes_from_disk(sd_scripts_dir, data, tmp_path, remainder):
 )
 def test_stopped_and_resumed_with_accumulation(sd_scripts_dir, data, tmp_path, ranks):
     """Two epochs of a run, and its second part again from a state in mid-epoch: the same images at the same sizes."""
-    config = write_config(tmp_path, data, SEVERAL, batch_size=1)
+    config = write_config(tmp_path, data, f"{SEVERAL}\nsame_shape = true", batch_size=1)
     options = ["--cache_latents", "--gradient_accumulation_steps", 2, "--seed", 3]
     total = 6 if ranks > 1 else 9
     options += ["--max_train_steps", total]
