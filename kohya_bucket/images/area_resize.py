@@ -18,12 +18,15 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 __all__ = ["shrink_by_area"]
 
 Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 _SLIVER = 1e-3
+_SLACK = 2  # lines that a block may begin early, for runs of several blocks
+_TAKEN = 1 << 19  # values of an image that one product takes
 _STRIP = 512  # floats of a row that one product takes
 _PRODUCT = 1 << 18  # multiplications in one product: from there on OpenBLAS starts threads
 _BAND = 1 << 18  # values of an image summed at a time
@@ -38,10 +41,16 @@ class _Shares(NamedTuple):
 
 
 class _Blocks(NamedTuple):
-    """The same as matrices: block b makes lines `step * b` and on from `n` lines that begin at `first[b]`."""
+    """The same as matrices: block b makes lines `step * b` and on from `n` lines that begin at `first[b]`.
+
+    Blocks of a run (begin, end) begin at equal distances, so that one product of strided views makes them all. They
+    may reach beyond the last line, with weights of 0.
+    """
 
     step: int
-    first: list[int]
+    first: npt.NDArray[np.intp]
+    distance: int
+    runs: list[tuple[int, int]]
     weights: Floats  # [blocks, step, n]
 
 
@@ -56,9 +65,14 @@ def shrink_by_area(pixels: Pixels, size: tuple[int, int], extent: tuple[float, f
         return _by_whole_factors(pixels, size)
     across, down = _shares(right, size[0], width), _shares(bottom, size[1], height)
     out = np.empty((size[1], size[0] * channels), np.uint8)
+    near = np.float32(0.5) - np.float32((len(across.at) + len(down.at) + 4) * 2.0**-15)
+    again = []
     for top, sums in _bands(pixels.reshape(height, width * channels), across, down, channels):
-        below = _Shares(down.at[:, top:], down.share[:, top:])
-        _round(sums, out[top : top + len(sums)], pixels, across, below)
+        rounded = np.rint(sums)
+        out[top : top + len(sums)] = rounded
+        rounded -= sums
+        again.append(np.flatnonzero(np.abs(rounded, out=rounded) > near) + top * out.shape[1])
+    _sum_in_order(np.concatenate(again), out, pixels, across, down)
     return out.reshape(size[1], size[0], channels)
 
 
@@ -85,44 +99,60 @@ def _by_whole_factors(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
 
 def _bands(rows: Pixels, across: _Shares, down: _Shares, channels: int) -> Iterator[tuple[int, Floats]]:
-    """Yield (top, sums [band, after across * channels]) of bands of the result; the array is used again."""
+    """Yield (top, sums [band, after across * channels]) of bands of the result; the array is used again.
+
+    Each call of numpy lets go of the interpreter's lock and takes it again, so that threads wait for each other where
+    calls are many and short: here they are a few for a band.
+    """
     length = rows.shape[1]
-    upright, level = _blocks(down, len(rows)), _blocks(across, length // channels)
-    lines = upright.weights.shape[2]
-    padded = -(-length // _STRIP) * _STRIP
-    taken = np.zeros((lines, padded), np.float32)
+    upright, level = _blocks(down), _blocks(across)
+    step, lines = upright.weights.shape[1:]
     wide = _per_channel(level.weights, channels)
-    per_band = max(1, min(128, _PRODUCT // wide[0].size) // upright.step)
-    made = np.empty((per_band * upright.step, padded), np.float32)
+    strip = max(64, min(_STRIP, _PRODUCT // (step * lines)) // 64 * 64)
+    padded = -(-max(length, int(level.first.max()) * channels + wide.shape[1]) // strip) * strip
+    per_band = max(1, min(128, _PRODUCT // wide[0].size) // step)
+    at_once = max(1, min(per_band, (_TAKEN // padded - lines) // upright.distance + 1))
+    taken = np.zeros((upright.distance * (at_once - 1) + lines, padded), np.float32)
+    made = np.empty((per_band * step, padded), np.float32)
     sums = np.empty((len(made), wide.shape[0] * wide.shape[2]), np.float32)
-    starts = [first * channels for first in level.first]
     for begin in range(0, len(upright.first), per_band):
-        for k, first in enumerate(upright.first[begin : begin + per_band]):
-            taken[:, :length] = rows[first : first + lines]
-            part = made[k * upright.step : (k + 1) * upright.step]
-            np.matmul(upright.weights[begin + k], _strips(taken), out=_strips(part))
-        top = begin * upright.step
-        n = min(len(made), down.at.shape[1] - top)
-        for k, (start, weights) in enumerate(zip(starts, wide, strict=True)):
-            columns = slice(k * weights.shape[1], (k + 1) * weights.shape[1])
-            np.matmul(made[:n, start : start + len(weights)], weights, out=sums[:n, columns])
+        end = min(begin + per_band, len(upright.first))
+        for first, last in _pieces(upright.runs, begin, end, at_once):
+            start, blocks = int(upright.first[first]), last - first
+            band = rows[start : start + (blocks - 1) * upright.distance + lines]
+            taken[: len(band), :length] = band
+            shape = blocks, padded // strip
+            windows = _windows(taken, (*shape, lines, strip), (upright.distance, 0, 1, 0), (0, strip, 0, 1))
+            into = _windows(made[(first - begin) * step :], (*shape, step, strip), (step, 0, 1, 0), (0, strip, 0, 1))
+            np.matmul(upright.weights[first:last, None], windows, out=into)
+        top = begin * step
+        n = min((end - begin) * step, down.at.shape[1] - top)
+        for first, last in level.runs:
+            source, target = made[:, int(level.first[first]) * channels :], sums[:, first * wide.shape[2] :]
+            windows = _windows(source, (last - first, n, wide.shape[1]), (0, 1, 0), (level.distance * channels, 0, 1))
+            into = _windows(target, (last - first, n, wide.shape[2]), (0, 1, 0), (wide.shape[2], 0, 1))
+            np.matmul(windows, wide[first:last], out=into)
         yield top, sums[:n, : across.at.shape[1] * channels]
 
 
-def _strips(lines: Floats) -> Floats:
-    """[n, L] seen as [L / strip, n, strip]."""
-    n, length = lines.shape
-    strips: Floats = lines.reshape(n, length // _STRIP, _STRIP).transpose(1, 0, 2)
-    return strips
+def _pieces(runs: list[tuple[int, int]], begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+    """The blocks from `begin` to `end`, at most so many at a time, none of two runs together."""
+    for first, last in runs:
+        last = min(last, end)
+        for start in range(max(first, begin), last, most):
+            yield start, min(start + most, last)
 
 
-def _round(sums: Floats, out: Pixels, pixels: Pixels, across: _Shares, down: _Shares) -> None:
-    """Put rounded `sums` [rows, W * C] into `out`; what lies near a half is summed again."""
-    near = np.float32(0.5) - np.float32((len(across.at) + len(down.at) + 4) * 2.0**-15)
-    rounded = np.rint(sums)
-    out[:] = rounded
-    rounded -= sums
-    where = np.flatnonzero(np.abs(rounded, out=rounded) > near)
+def _windows(lines: Floats, shape: tuple[int, ...], down: tuple[int, ...], across: tuple[int, ...]) -> Floats:
+    """A view of `lines` [n, L] in which a step along axis k goes `down[k]` lines and `across[k]` columns on."""
+    row, column = lines.strides
+    return as_strided(lines, shape, [d * row + a * column for d, a in zip(down, across, strict=True)])
+
+
+def _sum_in_order(
+    where: npt.NDArray[np.intp], out: Pixels, pixels: Pixels, across: _Shares, down: _Shares
+) -> None:  # fmt: skip
+    """Put into `out` [rows, W * C], at these places, sums in OpenCV's order, rounded."""
     channels = pixels.shape[2]
     step = max(1, _POINTS // (len(across.at) * len(down.at)))
     for start in range(0, len(where), step):
@@ -141,19 +171,27 @@ def _in_order(terms: Floats) -> Floats:
     return total
 
 
-def _blocks(shares: _Shares, lines: int) -> _Blocks:
-    k, after = shares.at.shape
-    step = max(2, min(16, 32 * after // lines))
-    line = np.arange(after)
-    block = line // step
-    first = shares.at[0, ::step]
-    last = shares.at[-1, np.minimum(np.arange(step, after + step, step), after) - 1]
-    n = int((last - first).max()) + 1
-    first = np.minimum(first, lines - n)
-    weights = np.zeros((len(first), step, n), np.float32)
-    for i in range(k):
-        weights[block, line % step, shares.at[i] - first[block]] += shares.share[i]
-    return _Blocks(step, first.tolist(), weights)
+def _blocks(shares: _Shares) -> _Blocks:
+    counts = shares.share > 0
+    scale, after = int(shares.at.max() + 1) / counts.shape[1], counts.shape[1]
+    most = max(2, min(16, int(32 / scale)))
+    step = min(range(most, most * 3 // 4, -1), key=lambda step: abs(step * scale - round(step * scale)))
+    low = np.where(counts, shares.at, np.iinfo(np.intp).max).min(axis=0)[::step]
+    high = np.where(counts, shares.at, 0).max(axis=0)[np.minimum(np.arange(step, after + step, step), after) - 1]
+    distance = round(step * scale)
+    runs, begin = [], 0
+    while begin < len(low):
+        regular = distance * np.arange(len(low) - begin)
+        least = np.minimum.accumulate(low[begin:] - regular)
+        early = np.maximum.accumulate(low[begin:] - regular) - least
+        n = int(np.count_nonzero((early <= _SLACK) & (least >= 0)))
+        low[begin : begin + n] = least[n - 1] + regular[:n]
+        runs.append((begin, begin + n))
+        begin += n
+    weights = np.zeros((len(low), step, int((high - low).max()) + 1), np.float32)
+    k, line = np.nonzero(counts)
+    weights[line // step, line % step, shares.at[k, line] - low[line // step]] = shares.share[k, line]
+    return _Blocks(step, low, distance, runs, weights)
 
 
 def _per_channel(weights: Floats, channels: int) -> Floats:
