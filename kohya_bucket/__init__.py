@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         rule_from_name,
         switching_points,
     )
+    from kohya_bucket.cli.preview import NotTrained, Preview, PreviewBucket, preview
     from kohya_bucket.datasets.images import BucketedDataset
     from kohya_bucket.datasets.items import BucketResize
     from kohya_bucket.datasets.latents import BucketedLatentDataset
@@ -60,6 +61,7 @@ else:
         __name__,
         {
             "kohya_bucket.buckets": buckets.__all__,
+            "kohya_bucket.cli.preview": ["NotTrained", "Preview", "PreviewBucket", "preview"],
             "kohya_bucket.datasets.images": ["BucketedDataset"],
             "kohya_bucket.datasets.latents": ["BucketedLatentDataset"],
             "kohya_bucket.datasets.items": ["BucketResize"],
@@ -99,8 +101,11 @@ __all__ = [
     "KohyaBuckets",
     "MetadataCache",
     "MetadataRow",
+    "NotTrained",
     "NovelAIBuckets",
     "Placement",
+    "Preview",
+    "PreviewBucket",
     "Reason",
     "StreamingBuckets",
     "SwitchingPoint",
@@ -123,6 +128,7 @@ __all__ = [
     "load_preset",
     "plan_epoch",
     "precompute_latents",
+    "preview",
     "read_sizes",
     "rule_from_name",
     "stream_from_shards",

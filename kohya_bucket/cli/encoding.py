@@ -145,6 +145,12 @@ def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:
 _say = partial(say, err=True)
 
 
+def say_type(computes: str, stored: str, quiet: bool) -> None:
+    """The first line: the type that an encoder computes in, and why, where it says so."""
+    if computes and not quiet and os.environ.get("RANK", "0") == "0":
+        say(f"computes in {computes}{stored}")
+
+
 @dataclass(frozen=True)
 class Work:
     """What is to be encoded, and how, wherever that happens. Both methods give how many images could not be."""
@@ -163,6 +169,8 @@ class Work:
         from kohya_bucket.latents.vae.encoder import encoder_hash
 
         encoder = load_vae(**vae.load_options())
+        stored = "float32" if format == "npz" else self.recipe.dtype
+        say_type(getattr(encoder, "computes", ""), f"; stored in {stored}", self.quiet)
         todo = self._parts(encoder_hash(encoder), "local")
         family = ARCHITECTURES.get(vae.arch or str(getattr(encoder, "architecture", "")))
         options: list[dict[str, Any]] = [{"format": format, "architecture": vae.arch, "sd_scripts": sd_scripts}]
@@ -182,6 +190,7 @@ class Work:
 
         load, on_gpu = partial(load_vae, **vae.load_options()), not (vae.device or "").startswith("cpu")
         with encoders(load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
+            say_type(crew.facts().computes, f"; stored in {self.recipe.dtype}", self.quiet)
             todo = self._parts(crew.facts().identity, "ray")
             return self._encode(todo, partial(encode_on_ray, crew=crew), [{}] * len(todo))
 
@@ -265,6 +274,7 @@ def encode_captions(
         load_text_encoder, options.text_encoder, lengths=options.max_length or [], dtype=dtype, device=device,
         layer=options.layer, apply_mask=options.apply_mask,
     )  # fmt: skip
+    say_outputs = partial(say_type, stored="; outputs are stored as they come", quiet=quiet)
     name = collection or "text"
     with scan_progress("encoding", quiet=quiet, done_as="encoded") as show:
         if on_ray:
@@ -273,12 +283,14 @@ def encode_captions(
             report = text_on_ray(
                 output, load, name=name, batch_size=batch_size, concurrency=cluster.concurrency,
                 on_gpu=not (device or "").startswith("cpu"), progress=show,
-                say=_say,
+                say=_say, say_type=say_outputs,
             )  # fmt: skip
         else:
             rank, processes = launched()
+            encoder = load()
+            say_outputs(encoder.computes)
             report = precompute_text(
-                output, load(), name=name, batch_size=batch_size, progress=show, rank=rank, processes=processes
+                output, encoder, name=name, batch_size=batch_size, progress=show, rank=rank, processes=processes
             )
     if not quiet:
         for reason, n in report.reasons.items():

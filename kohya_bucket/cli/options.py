@@ -473,7 +473,7 @@ class VaeOptions:
 
     vae: Annotated[str, typer.Option("--vae", help="Hub name, folder, or .safetensors file.")] = ""
     arch: Annotated[str, typer.Option(help="Model family: {}."), _families] = ""
-    dtype: Annotated[str, rare(help="float32, float16 or bfloat16.")] = "bfloat16"
+    dtype: Annotated[str, rare(help="float32, float16 or bfloat16; auto computes as suits the device.")] = "auto"
     device: Annotated[str | None, rare(help="E.g. cuda:0; by default this process' GPU.")] = None
     tiling: Annotated[bool, rare("--tiling", help="Encode in tiles: less memory.")] = False
     slicing: Annotated[bool, rare("--slicing", help="Encode image by image: less memory.")] = False
@@ -511,6 +511,8 @@ class StoreOptions:
     def recipe(self, dtype: str, output: Path | None) -> EncodeOptions:
         """How latents are made with these options; the hash of the encoder is still missing.
 
+        With `dtype` "auto" they are stored in bfloat16 whatever computes them, so that a store serves on all machines.
+
         Raises:
             KohyaBucketError: an option has an unknown value, or the format cannot hold what is asked for.
         """
@@ -522,7 +524,8 @@ class StoreOptions:
         kind = "posterior" if self.posterior else "latents"
         check_target(kind, output, self.format)
         choose_interpolation((1, 1), (1, 1), self.interpolation)
-        return EncodeOptions("", dtype_name(dtype), kind, self.flip, self.mask, self.interpolation, self.collection)
+        stored = "bfloat16" if dtype == "auto" else dtype_name(dtype)
+        return EncodeOptions("", stored, kind, self.flip, self.mask, self.interpolation, self.collection)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "of_musubi", "of_sdscripts"]
 
+_FORMAT = {"format": "kohya-bucket-plan", "version": 1}
 _LIMIT = 20
 
 
@@ -71,7 +73,7 @@ class Plan:
     def show(self, images: bool, accumulate: int, as_json: bool) -> None:
         """Print it, with `images` also each image and all names that findings are about."""
         if as_json:
-            typer.echo(json.dumps(self._as_dict(), indent=2))
+            typer.echo(json.dumps(self.as_dict(), indent=2))
             return
         console = wide_console()
         for number, data in enumerate(self.datasets, 1):
@@ -83,11 +85,13 @@ class Plan:
                 console.print()
             _print_findings(console, self.findings, images)
 
-    def _as_dict(self) -> dict[str, Any]:
-        findings = {"findings": [finding.as_dict() for finding in self.findings]}
+    def as_dict(self) -> dict[str, Any]:
+        """What `--json` prints, as `plan.schema.json` says. Keys are added; another change makes a new version."""
+        findings: dict[str, Any] = {"findings": [finding.as_dict() for finding in self.findings]}
         if not self.head:
-            return findings
+            return {**_FORMAT, **findings}
         return {
+            **_FORMAT,
             **self.head,
             "settings": asdict(self.options) if self.options else None,
             "datasets": [data.entry for data in self.datasets],
@@ -135,7 +139,12 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
             for row, up in zip(placed.rows(), dataset.enlarged_per_bucket(), strict=True)
         ],
         # those that no bucket takes, and those that `skip_image_resolution` leaves out
-        "not_trained": [{"image": key, "reason": why} for key, why in dataset.left_out + read.images.skipped],
+        "not_trained": [
+            {"image": key, "reason": why, "mend": mend}
+            for (key, why), mend in itertools.zip_longest(
+                dataset.left_out + read.images.skipped, dataset.mends, fillvalue={}
+            )
+        ],
     }
     if images:
         entry["image_rows"] = rows
@@ -197,7 +206,7 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
         "samples": int(data.items.repeats.sum()),
         "batches": sum(row.batches for row in buckets),
         "buckets": [asdict(row) for row in buckets],
-        "not_trained": [{"path": path, "reason": reason} for path, reason in data.left_out],
+        "not_trained": [{"path": path, "reason": reason, "mend": {}} for path, reason in data.left_out],
     }
     if data.clips is not None and data.scan is not None:
         entry |= {

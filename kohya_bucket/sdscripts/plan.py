@@ -5,22 +5,23 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
+from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.gpu_table import GpuRow, gpu_rows
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import PlacedDataset
+from kohya_bucket.adapter.placing import PlacedDataset, place_all
 from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.misfits import BARELY, enlargement, shortened
 from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.parallel import Progress
@@ -36,6 +37,7 @@ __all__ = [
     "ImageRow",
     "Overview",
     "check_images",
+    "mends_of",
     "name_unreadable",
     "overview",
 ]
@@ -70,6 +72,7 @@ class DatasetOverview:
         images: the images that are trained, in their buckets.
         sizes: [N, 2] their sizes.
         left_out: (key, reason) of the images that are not trained.
+        mends: for each of them keys of the config, with values with which it is trained; see `mends_of`.
         turned: EXIF orientations of the images that ask for a turn or a mirroring, which sd-scripts does not do.
     """
 
@@ -78,6 +81,7 @@ class DatasetOverview:
     sizes: IntArray
     left_out: tuple[tuple[str, str], ...]
     turned: tuple[int, ...] = ()
+    mends: tuple[dict[str, Any], ...] = ()
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -171,10 +175,39 @@ def _place(
     placing = images.place(read, dataset.config.batch_size, dataset.config.dataset_keys, options)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
     turned = [scan.orientation[scan.rotated()].tolist() for scan in (read.scan, stated) if scan is not None]
-    seen = DatasetOverview(dataset, placing.trained, read.rows[placing.kept], left_out, tuple(itertools.chain(*turned)))
+    mends = []
+    if images.predefined is None:
+        mends = mends_of(dataset.config.dataset_keys, options, read.rows[~placing.kept], trainer)
+    turned_all = tuple(itertools.chain(*turned))
+    seen = DatasetOverview(dataset, placing.trained, read.rows[placing.kept], left_out, turned_all, tuple(mends))
     if images.predefined is None:
         _check_longest(seen, options, trainer, findings)
     return seen
+
+
+def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, trainer: Trainer) -> list[dict[str, Any]]:
+    """For each image without a bucket, a key and its value with which it has one; {} where none that is tried does.
+
+    Args:
+        sizes: [N, 2] of these images; (0, 0) where unreadable.
+        trainer: whose steps are tried.
+    """
+    found: list[dict[str, Any]] = [{} for _ in sizes]
+    if not len(sizes) or named_rule(options.rule).from_images:
+        return found
+    smaller = [s for s in (32, 16, 8) if keys.bucket_reso_steps % s == 0 and s < keys.bucket_reso_steps]
+    fitting = [s for s in smaller if not (trainer.family and trainer.refusing(s))]
+    tried: list[dict[str, Any]] = [{"bucket_reso_steps": step} for step in fitting]
+    tried = [{"bucket_no_upscale": False}, *tried] if keys.bucket_no_upscale else tried
+    for mend in tried:
+        open_ = [i for i, one in enumerate(found) if not one]
+        try:
+            placed = np.logical_or.reduce([p.placed for p in place_all(replace(keys, **mend), options, sizes[open_])])
+        except KohyaBucketError:
+            continue
+        for k in np.flatnonzero(placed).tolist():
+            found[open_[k]] = mend
+    return found
 
 
 def _check_longest(seen: DatasetOverview, options: AdapterOptions, trainer: Trainer, findings: Findings) -> None:

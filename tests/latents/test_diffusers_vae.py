@@ -13,7 +13,7 @@ diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed"
 safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
 
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.latents.vae.diffusers_vae import DiffusersEncoder, TinyEncoder, load_encoder  # noqa: E402
+from kohya_bucket.latents.vae.diffusers_vae import DiffusersEncoder, TinyEncoder, fitting_dtype, load_encoder  # noqa: E402
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, encoder_hash, encoder_space  # noqa: E402
 
 torch.set_num_threads(1)
@@ -52,6 +52,25 @@ def test_an_encoder_is_what_the_model_is(family):
     assert torch.equal(std, want.std)
     assert torch.equal(encoder.encode(pixels()), (want.mean - (shift or 0)) * scale)
     assert encoder_space(encoder).values == "raw"
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "within_float16", "dtype"),
+    [("cpu", None, True, "float32"), ("cuda", (8, 0), False, "bfloat16"), ("cuda:1", (9, 0), True, "bfloat16"),
+     ("cuda", (7, 5), True, "float16"), ("cuda", (7, 5), False, "float32"), ("mps", None, False, "bfloat16")],
+)  # fmt: skip
+def test_the_type_fits_the_device_and_the_model(device, capability, within_float16, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert fitting_dtype(device, within_float16)[0] == dtype
+
+
+@pytest.mark.parametrize("asked", ["auto", "bfloat16", "float32"])
+def test_on_a_cpu_a_vae_computes_in_float32(asked, tmp_path):
+    model().save_pretrained(tmp_path)
+    encoder = load_encoder(tmp_path, device="cpu", dtype=asked)
+    assert encoder.dtype == torch.float32
+    assert encoder.computes.startswith("float32 (")
 
 
 def test_the_hash_is_of_the_weights_and_not_of_device_or_type():

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import Arch, adapter_options, is_musubi_config, only_one, release_at_hand, trainer_at_hand
+from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, release_at_hand, trainer_at_hand
 from kohya_bucket.cli.console import scan_progress
 from kohya_bucket.cli.help import rare
 from kohya_bucket.cli.options import TrainerArguments, gpu_counts, refuse_beside, with_option_groups
 from kohya_bucket.errors import KohyaBucketError
-
-if TYPE_CHECKING:
-    from kohya_bucket.cli.plan_view import Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -48,15 +45,14 @@ def plan(
 ) -> None:
     """Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input."""
     from kohya_bucket.adapter.findings import Severity
-    from kohya_bucket.cli.plan_view import Plan, of_sdscripts
+    from kohya_bucket.cli.preview import plan_musubi, plan_sdscripts
     from kohya_bucket.sdscripts.config import read_config, read_folders
-    from kohya_bucket.sdscripts.plan import name_unreadable, overview
 
     config, counts = only_one(config, config_option), gpu_counts(gpus)
     if config is not None and is_musubi_config(config):
         own = (*(field.name for field in fields(arguments)), "train_data_dir", "reg_data_dir", "in_json", "sd_scripts")
         refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
-        found, left_out = _plan_musubi(config, arch, counts, accumulate, images), False
+        found, left_out = plan_musubi(config, arch, counts, accumulate, images, scan_progress), False
     else:
         release, checkout = release_at_hand(sd_scripts)
         trainer = trainer_at_hand(arch, checkout, config)
@@ -68,31 +64,7 @@ def plan(
             read = read_folders(train_data_dir, reg_data_dir, given, in_json=in_json, release=release, trainer=trainer)
         else:
             raise KohyaBucketError("name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir")
-        with scan_progress("reading image headers") as progress:
-            if read.findings.of(Severity.ERROR):
-                name_unreadable(read, progress)
-                found, left_out = Plan("sd-scripts", read.findings), False
-            else:
-                seen = overview(read, adapter_options(read), counts, accumulate, progress)
-                found, left_out = of_sdscripts(read, seen, images), any(data.left_out for data in seen.datasets)
+        found, left_out = plan_sdscripts(read, counts, accumulate, images, scan_progress)
     found.show(images, accumulate, as_json)
     spoiled = left_out or bool(found.findings.of(Severity.WARNING))
     raise typer.Exit(1 if found.findings.of(Severity.ERROR) or (strict and spoiled) else 0)
-
-
-def _plan_musubi(config: Path, arch: str | None, gpus: list[int], accumulate: int, images: bool) -> Plan:
-    from kohya_bucket.adapter.findings import Severity
-    from kohya_bucket.cli.plan_view import of_musubi
-    from kohya_bucket.musubi.architectures import architecture_named
-    from kohya_bucket.musubi.config import options_of, read_config
-    from kohya_bucket.musubi.plan import overview
-
-    read = read_config(config, architecture_named(arch))
-    if not read.model.name:
-        message = "no model is named, and what is shown holds for every one but HiDream-O1 and MiniMax-H3"
-        read.findings.note("no-architecture", "", message, "name it, e.g. --arch wan")
-    if read.findings.of(Severity.ERROR):
-        return of_musubi(read, None, images)
-    with scan_progress("reading images and clips") as progress:
-        seen = overview(read, options_of(read), gpus, accumulate, progress=progress)
-    return of_musubi(read, seen, images)

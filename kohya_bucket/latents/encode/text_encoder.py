@@ -77,7 +77,12 @@ class TransformersTextEncoder:
         lengths: tokens of each; captions are cut off, or padded.
         layer: which hidden state is taken: -1 the last with its norm, -2 the one before, without a norm.
         apply_mask: padding is not attended to, and what stands there is 0.
+
+    Attributes:
+        computes: the types that they compute in, and why, where `load_text_encoder` chose them.
     """
+
+    computes = ""
 
     def __init__(
         self, models: Sequence[Any], tokenizers: Sequence[Any], lengths: Sequence[int], *, layer: int = -1,
@@ -140,7 +145,7 @@ def _cleaner(tokenizer: Any) -> Callable[[str], str]:
 
 
 def load_text_encoder(
-    names: Sequence[str], *, lengths: Sequence[int] = (), dtype: Any = "bfloat16", device: str | None = None,
+    names: Sequence[str], *, lengths: Sequence[int] = (), dtype: Any = "auto", device: str | None = None,
     layer: int = -1, apply_mask: bool = False,
 ) -> TransformersTextEncoder:  # fmt: skip
     """Load CLIP's or T5's text encoders from Hugging Face names, or folders with their config.json.
@@ -150,6 +155,7 @@ def load_text_encoder(
     Args:
         lengths: tokens of each encoder; where there is none, as many as its tokenizer says.
         device: None takes the GPU of this process (`LOCAL_RANK`), or the CPU.
+        dtype: type they compute in; "auto" is what `fitting_dtype` says of each, CLIP staying within float16.
         layer, apply_mask: see `TransformersTextEncoder`.
 
     Raises:
@@ -158,7 +164,7 @@ def load_text_encoder(
     import torch
 
     from kohya_bucket.latents.dtypes import dtype_name
-    from kohya_bucket.latents.vae.diffusers_vae import own_device, usable_device
+    from kohya_bucket.latents.vae.diffusers_vae import fitting_dtype, own_device, usable_device
 
     if len(lengths) > len(names):
         raise ConfigError(f"{len(lengths)} lengths for {len(names)} text encoders: give one for each, in order")
@@ -167,7 +173,7 @@ def load_text_encoder(
     except ImportError as error:
         raise KohyaBucketError(f"text encoders need transformers ({error}): pip install transformers") from error
     device = own_device() if device is None else usable_device(device)
-    models, tokenizers, all_lengths = [], [], []
+    models, tokenizers, all_lengths, computes = [], [], [], []
     for k, name in enumerate(names):
         model, tokenizer = _loaded(transformers, name)
         positions = getattr(model.config, "max_position_embeddings", _LONGEST)
@@ -178,13 +184,18 @@ def load_text_encoder(
                 f"{'give one, because its tokenizer has no limit' if length >= _LONGEST else length}, "
                 f"at most {positions}"
             )
-        models.append(model.to(device, getattr(torch, dtype_name(dtype))).eval())
+        fitting = fitting_dtype(device, model.config.model_type.startswith("clip"))  # T5's activations overflow
+        chosen, why = fitting if str(dtype) == "auto" else (dtype_name(dtype), "as asked")
+        computes.append(f"{chosen} ({why})")
+        models.append(model.to(device, getattr(torch, chosen)).eval())
         tokenizers.append(tokenizer)
         all_lengths.append(length)
     layers = min(model.config.num_hidden_layers for model in models)
     if not -layers <= layer <= -1:
         raise ConfigError(f"--layer {layer}: these encoders have -1, the last one, to {-layers}")
-    return TransformersTextEncoder(models, tokenizers, all_lengths, layer=layer, apply_mask=apply_mask)
+    encoder = TransformersTextEncoder(models, tokenizers, all_lengths, layer=layer, apply_mask=apply_mask)
+    encoder.computes = " and ".join(dict.fromkeys(computes))
+    return encoder
 
 
 def _loaded(transformers: Any, name: str) -> tuple[Any, Any]:

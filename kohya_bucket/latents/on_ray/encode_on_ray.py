@@ -103,6 +103,7 @@ class EncoderFacts:
         place: the machine it is on.
         posterior: it gives mean and standard deviation.
         name: of its class.
+        computes: the type that it computes in, and why, where it says so.
     """
 
     identity: str
@@ -110,6 +111,7 @@ class EncoderFacts:
     space: LatentSpace
     posterior: bool
     name: str
+    computes: str
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ class TextFacts:
 
     encoding: Encoding
     place: str
+    computes: str
 
     @property
     def identity(self) -> str:
@@ -174,7 +177,8 @@ class TextOnRay:
     def load(self) -> TextFacts:
         """Load the models."""
         self._encoder = self._make()
-        return TextFacts(Encoding(self._encoder.weights, self._encoder.tokens), platform.node())
+        computes = getattr(self._encoder, "computes", "")
+        return TextFacts(Encoding(self._encoder.weights, self._encoder.tokens), platform.node(), computes)
 
     def encode(self, piece: Piece[CaptionItems], run: Run) -> Done:
         """Encode and write a piece."""
@@ -205,7 +209,7 @@ class EncoderOnRay:
         self._space = encoder_space(encoder)
         return EncoderFacts(
             encoder_hash(encoder), platform.node(), self._space, isinstance(encoder, PosteriorEncoder),
-            type(encoder).__name__,
+            type(encoder).__name__, getattr(encoder, "computes", ""),
         )  # fmt: skip
 
     def encode(self, piece: Piece[LatentItems], run: Run) -> Done:
@@ -291,14 +295,18 @@ def encode_on_ray(
 def text_on_ray(
     store: str | os.PathLike[str], make: Callable[[], Any], *, name: str = "text", batch_size: int = 8,
     concurrency: int | None = None, on_gpu: bool = True, progress: Callable[[int, int], None] | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None, say_type: Callable[[str], None] | None = None,
 ) -> PrecomputeReport:  # fmt: skip
     """As `precompute_text`, by actors on a Ray cluster, each with the encoder that `make` loads there.
+
+    `say_type` is called with what the encoders compute in, where they say so.
 
     Raises:
         KohyaBucketError: as `precompute_text`; Ray is missing; or what an actor raised.
     """
     with Actors[TextFacts](TextOnRay, make, concurrency, on_gpu=on_gpu, say=say) as crew:
+        if say_type is not None:
+            say_type(crew.facts().computes)
         text = TextRun(store, crew.facts().encoding, name)
         layout = text.sink.store.layout
         run = Run(os.fspath(layout.root), Generations(layout).greatest(), batch_size)

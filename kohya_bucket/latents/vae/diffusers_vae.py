@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["DiffusersEncoder", "QwenImageEncoder", "TinyEncoder", "load_encoder", "own_device", "usable_device"]
+__all__ = [
+    "DiffusersEncoder", "QwenImageEncoder", "TinyEncoder", "fitting_dtype", "load_encoder", "own_device",
+    "usable_device",
+]  # fmt: skip
 
 
 class DiffusersEncoder:
@@ -39,7 +42,12 @@ class DiffusersEncoder:
         xformers: memory-efficient attention, where xformers is installed.
         compile: let `torch.compile` translate the encoder.
         architecture: sd-scripts' name of the model family, where known.
+
+    Attributes:
+        computes: the type that it computes in, and why, where `load_encoder` chose it.
     """
+
+    computes = ""
 
     def __init__(
         self,
@@ -169,7 +177,7 @@ def load_encoder(
     name: str | os.PathLike[str],
     *,
     device: str | torch.device | None = None,
-    dtype: Any = "bfloat16",
+    dtype: Any = "auto",
     subfolder: str | None = None,
     architecture: str = "",
     **options: Any,
@@ -181,7 +189,7 @@ def load_encoder(
 
     Args:
         device: None takes the GPU of this process (`LOCAL_RANK`), or the CPU.
-        dtype: type it computes in.
+        dtype: type it computes in; "auto" is what `fitting_dtype` says. On a CPU always float32.
         subfolder: of the repository or folder.
         architecture: sd-scripts' name of the model family; needed for a bare VAE file, whose scale it decides.
         options: `tiling`, `slicing`, `xformers`, `compile`, see `DiffusersEncoder`.
@@ -205,7 +213,43 @@ def load_encoder(
         vae = _from_pretrained(diffusers, str(name), subfolder)
         architecture = architecture or _family(vae)
     kind = {"AutoencoderKLQwenImage": QwenImageEncoder, "AutoencoderTiny": TinyEncoder}.get(type(vae).__name__)
-    return (kind or DiffusersEncoder)(vae, device=device, dtype=dtype, architecture=architecture, **options)
+    dtype, why = _computing(dtype, device, architecture)
+    encoder = (kind or DiffusersEncoder)(vae, device=device, dtype=dtype, architecture=architecture, **options)
+    encoder.computes = f"{dtype} ({why})"
+    return encoder
+
+
+def _computing(dtype: Any, device: Any, architecture: str) -> tuple[str, str]:
+    fitting, why = fitting_dtype(device, architecture in _WITHIN_FLOAT16)
+    if str(dtype) == "auto":
+        return fitting, why
+    asked = dtype_name(dtype)
+    return (fitting, why) if fitting == "float32" and str(device).startswith("cpu") else (asked, "as asked")
+
+
+_WITHIN_FLOAT16 = ("sd",)  # SDXL's activations pass 65,504; of the other families it is not known that none does
+
+
+def fitting_dtype(device: Any, within_float16: bool) -> tuple[str, str]:
+    """The type that a model is best computed in on a device, and why.
+
+    Args:
+        within_float16: none of the model's activations is too large for float16.
+
+    Returns:
+        "float32" on a CPU; "bfloat16" on a GPU that computes in it (of NVIDIA's from compute capability 8.0 on, older
+        ones imitate it slowly); else "float16" or "float32".
+    """
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cpu":
+        return "float32", "on most CPUs bfloat16 is many times slower"
+    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device)[0] >= 8:
+        return "bfloat16", f"on {device.type}"
+    if within_float16:
+        return "float16", "this GPU has no bfloat16"
+    return "float32", "this GPU has no bfloat16, and float16 may overflow"
 
 
 def _from_pretrained(diffusers: Any, name: str, subfolder: str | None) -> Any:

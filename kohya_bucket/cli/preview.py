@@ -1,0 +1,192 @@
+"""A plan for other programs: one function, and what it returns. `plan --json` prints the same."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from kohya_bucket.adapter.findings import Severity
+from kohya_bucket.checks import whole
+from kohya_bucket.cli.configs import adapter_options, is_musubi_config, release_at_hand, trainer_at_hand
+from kohya_bucket.cli.plan_view import Plan, of_musubi, of_sdscripts
+from kohya_bucket.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kohya_bucket.images.parallel import Progress
+    from kohya_bucket.sdscripts.config import Config
+
+__all__ = ["NotTrained", "Preview", "PreviewBucket", "plan_musubi", "plan_sdscripts", "preview"]
+
+Reading = Callable[[str], AbstractContextManager["Progress | None"]]  # shows that files are read, given a title
+
+
+@dataclass(frozen=True)
+class PreviewBucket:
+    """One bucket of a data set.
+
+    Attributes:
+        dataset: number of the data set in the config, from 1 on.
+        size: (width, height) in pixels; of clips (width, height, frames).
+        files: images or clips that are trained in it, as the trainer names them.
+        samples: how many are trained in an epoch, repeats included.
+        batches: in an epoch on one GPU.
+    """
+
+    dataset: int
+    size: tuple[int, ...]
+    files: tuple[str, ...]
+    samples: int
+    batches: int
+
+
+@dataclass(frozen=True)
+class NotTrained:
+    """One file that no epoch trains.
+
+    Attributes:
+        dataset: number of the data set in the config, from 1 on; 0 where it fills no batch of all of them.
+        reason: why, in words.
+        mend: keys of the config with values that were tried and let it train; empty where none of those tried does.
+    """
+
+    dataset: int
+    file: str
+    reason: str
+    mend: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a config trains.
+
+    Attributes:
+        steps: of each GPU in an epoch.
+        errors: what makes the trainer stop, in words; then nothing may be planned.
+        data: all that `plan --json --images` prints, see `plan.schema.json`.
+    """
+
+    steps: int
+    buckets: tuple[PreviewBucket, ...]
+    not_trained: tuple[NotTrained, ...]
+    errors: tuple[str, ...]
+    data: Mapping[str, Any]
+
+
+def preview(
+    config: str | os.PathLike[str] | Mapping[str, Any], *, gpus: int = 1, arch: str | None = None,
+    sd_scripts: str | None = None,
+) -> Preview:  # fmt: skip
+    """What training with a dataset config of sd-scripts or musubi-tuner will be. Reads headers, opens no image.
+
+    Args:
+        config: path of what `kohya-bucket plan` takes, or the content of a dataset config. Relative paths in it start
+            from the current folder, as in the trainers.
+        gpus: how many train together.
+        arch: what is trained, as `plan --arch` takes it.
+        sd_scripts: its checkout or version; by default the checkout that this is called in, or the newest version.
+
+    Raises:
+        KohyaBucketError: the config cannot be read, or an argument has an unknown value. What is wrong with a config
+            that can be read is in `errors`, and all findings are in `data["findings"]`.
+    """
+    counts = [whole("gpus", gpus, 1)]
+    with _file_of(config) as file:
+        if is_musubi_config(file):
+            plan = plan_musubi(file, arch, counts, 1, True)
+        else:
+            from kohya_bucket.sdscripts.config import read_config
+
+            release, checkout = release_at_hand(sd_scripts)
+            trainer = trainer_at_hand(arch, checkout, file)
+            plan, _ = plan_sdscripts(read_config(file, release=release, trainer=trainer), counts, 1, True)
+    data = plan.as_dict()
+    if isinstance(config, Mapping) and "config" in data:
+        data["config"] = None
+    return _preview(data)
+
+
+def _preview(data: Mapping[str, Any]) -> Preview:
+    buckets: list[PreviewBucket] = []
+    without: list[NotTrained] = []
+    for number, entry in enumerate(data.get("datasets", ()), 1):
+        files = _files(entry)
+        for row in entry["buckets"]:
+            size = tuple(row["bucket"])
+            buckets.append(PreviewBucket(number, size, tuple(files.get(size, ())), row["samples"], row["batches"]))
+        without += [
+            NotTrained(number, row.get("image") or row["path"], row["reason"], row["mend"])
+            for row in entry["not_trained"]
+        ]
+    rows = data.get("gpus", ())
+    for row in rows:
+        why, mend = "it is in buckets that fill no batch", {"small_buckets": "keep"}
+        without += [NotTrained(0, name, why, mend) for name in row["never_trained"]]
+    findings = data["findings"]
+    errors = tuple(finding["message"] for finding in findings if finding["severity"] == Severity.ERROR.value)
+    return Preview(rows[0]["steps"] if rows else 0, tuple(buckets), tuple(without), errors, data)
+
+
+def _files(entry: Mapping[str, Any]) -> dict[tuple[int, ...], list[str]]:
+    """Names by the size of their bucket; of clips they may be in several, by their frames."""
+    found: dict[tuple[int, ...], list[str]] = {}
+    for row in entry.get("image_rows", ()) or entry.get("rows", ()):
+        size = tuple(row["bucket"])
+        for one in {(*size, frames) for frames in row["items"]} if "items" in row else (size,):
+            found.setdefault(one, []).append(row.get("key") or row["path"])
+    return found
+
+
+@contextmanager
+def _file_of(config: Any) -> Iterator[Path]:
+    if isinstance(config, (str, os.PathLike)):
+        yield Path(config)
+        return
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"config is {config!r}, but must be the path of a dataset config, or its content as a dict")
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps(config, default=os.fspath), encoding="utf-8")
+        yield file
+
+
+def _silently(_: str) -> AbstractContextManager[Progress | None]:
+    return nullcontext()
+
+
+def plan_sdscripts(
+    read: Config, gpus: Sequence[int], accumulate: int, images: bool, reading: Reading = _silently
+) -> tuple[Plan, bool]:
+    """The plan of a config of sd-scripts, with `images` also of each image; whether images have no bucket."""
+    from kohya_bucket.sdscripts.plan import name_unreadable, overview
+
+    with reading("reading image headers") as progress:
+        if read.findings.of(Severity.ERROR):
+            name_unreadable(read, progress)
+            return Plan("sd-scripts", read.findings), False
+        seen = overview(read, adapter_options(read), gpus, accumulate, progress)
+        return of_sdscripts(read, seen, images), any(data.left_out for data in seen.datasets)
+
+
+def plan_musubi(
+    config: Path, arch: str | None, gpus: Sequence[int], accumulate: int, images: bool, reading: Reading = _silently
+) -> Plan:
+    """The same of musubi-tuner; what is not trained is among the findings."""
+    from kohya_bucket.musubi.architectures import architecture_named
+    from kohya_bucket.musubi.config import options_of, read_config
+    from kohya_bucket.musubi.plan import overview
+
+    read = read_config(config, architecture_named(arch))
+    if not read.model.name:
+        message = "no model is named, and what is shown holds for every one but HiDream-O1 and MiniMax-H3"
+        read.findings.note("no-architecture", "", message, "name it, e.g. --arch wan")
+    if read.findings.of(Severity.ERROR):
+        return of_musubi(read, None, images)
+    with reading("reading images and clips") as progress:
+        seen = overview(read, options_of(read), gpus, accumulate, progress=progress)
+    return of_musubi(read, seen, images)
