@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -141,10 +140,9 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
         # those that no bucket takes, and those that `skip_image_resolution` leaves out
         "not_trained": [
             {"image": key, "reason": why, "mend": mend}
-            for (key, why), mend in itertools.zip_longest(
-                dataset.left_out + read.images.skipped, dataset.mends, fillvalue={}
-            )
-        ],
+            for (key, why), mend in zip(dataset.left_out, dataset.mends, strict=True)
+        ]
+        + [{"image": key, "reason": why, "mend": {}} for key, why in read.images.skipped],
     }
     if images:
         entry["image_rows"] = rows

@@ -16,6 +16,7 @@ from kohya_bucket.checks import whole
 from kohya_bucket.cli.configs import adapter_options, is_musubi_config, release_at_hand, trainer_at_hand
 from kohya_bucket.cli.plan_view import Plan, of_musubi, of_sdscripts
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.files import write_file
 
 if TYPE_CHECKING:
     from kohya_bucket.images.parallel import Progress
@@ -149,9 +150,15 @@ def _file_of(config: Any) -> Iterator[Path]:
         return
     if not isinstance(config, Mapping):
         raise ConfigError(f"config is {config!r}, but must be the path of a dataset config, or its content as a dict")
+    try:
+        content = json.dumps(config, default=os.fspath).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"config holds what no dataset config can ({error}): use texts, numbers, lists, dicts"
+        ) from None
     with TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
-        file.write_text(json.dumps(config, default=os.fspath), encoding="utf-8")
+        write_file(file, [content], sync=False)
         yield file
 
 

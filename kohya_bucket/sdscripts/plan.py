@@ -175,11 +175,12 @@ def _place(
     placing = images.place(read, dataset.config.batch_size, dataset.config.dataset_keys, options)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
     turned = [scan.orientation[scan.rotated()].tolist() for scan in (read.scan, stated) if scan is not None]
-    mends = []
+    mends: list[dict[str, Any]] = [{} for _ in left_out]
     if images.predefined is None:
         mends = mends_of(dataset.config.dataset_keys, options, read.rows[~placing.kept], trainer)
-    turned_all = tuple(itertools.chain(*turned))
-    seen = DatasetOverview(dataset, placing.trained, read.rows[placing.kept], left_out, turned_all, tuple(mends))
+    seen = DatasetOverview(
+        dataset, placing.trained, read.rows[placing.kept], left_out, tuple(itertools.chain(*turned)), tuple(mends)
+    )
     if images.predefined is None:
         _check_longest(seen, options, trainer, findings)
     return seen

@@ -103,7 +103,9 @@ def test_a_config_with_a_mistake_has_errors_and_no_buckets(folder):
     assert mistakes(json.loads(json.dumps(found.data))) == []
 
 
-@pytest.mark.parametrize(("given", "word"), [("no.toml", "no.toml"), (7, "7"), ({}, "datasets")])
+@pytest.mark.parametrize(
+    ("given", "word"), [("no.toml", "no.toml"), (7, "7"), ({}, "datasets"), ({"datasets": object()}, "object")]
+)
 def test_what_is_no_config(given, word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     try:
