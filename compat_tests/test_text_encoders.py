@@ -92,6 +92,7 @@ def test_another_layer_and_the_mask(models):
     made = [load_text_encoder(t5, **{"lengths": [64], "dtype": "float32", "device": "cpu", **one}) for one in others]
     assert len({encoder.tokens for encoder in made}) == len(others)
     assert len({encoder.weights for encoder in made[:4]}) == 1
+    assert load_text_encoder(t5, lengths=[64], device="cpu").tokens == made[0].tokens  # a CPU computes in float32
 
 
 @pytest.mark.parametrize(
