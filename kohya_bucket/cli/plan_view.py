@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.adapter.gpu_table import GpuRow
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.cli.console import print_fitting, print_table, wide_console
+from kohya_bucket.cli.console import print_fitting, print_table, say, wide_console
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.wording import rule_text
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kohya_bucket.musubi.plan import Overview as MusubiOverview
     from kohya_bucket.musubi.plan import PlacedData
     from kohya_bucket.sdscripts.config import Config
+    from kohya_bucket.sdscripts.config.read import RunLength
     from kohya_bucket.sdscripts.plan import DatasetOverview, Overview
 
 __all__ = ["Plan", "of_musubi", "of_sdscripts"]
@@ -40,12 +41,14 @@ class PlannedData:
     """One data set.
 
     Attributes:
+        number: which of the config's.
         title: for a reader, and the lines above and below its buckets.
         entry: what `--json` prints of it. Each trainer has a few keys of its own; `buckets` and `not_trained` are
             alike, and what a bucket holds is called `images` or `items`.
         rows: one for each image or clip that is trained.
     """
 
+    number: int
     title: str
     above: Sequence[str]
     entry: Mapping[str, Any]
@@ -58,49 +61,61 @@ class Plan:
     """What a config trains.
 
     Attributes:
-        head: what `--json` begins with; empty for a config whose mistakes keep it from being planned.
+        head: what `--json` begins with.
+        accumulate: batches for one update of the weights.
+        unplanned: numbers of the data sets from which no buckets follow.
+        length: how long it trains, where the file says so.
     """
 
     trainer: str
     findings: Findings
-    head: Mapping[str, Any] = field(default_factory=dict)
-    datasets: Sequence[PlannedData] = ()
-    gpus: Sequence[GpuRow] = ()
-    options: AdapterOptions | None = None
+    head: Mapping[str, Any]
+    datasets: Sequence[PlannedData]
+    gpus: Sequence[GpuRow]
+    options: AdapterOptions
+    accumulate: int
+    unplanned: Sequence[int]
+    length: RunLength | None = None
 
-    def show(self, images: bool, accumulate: int, as_json: bool) -> None:
+    def show(self, images: bool, as_json: bool) -> None:
         """Print it, with `images` also each image and all names that findings are about."""
         if as_json:
             typer.echo(json.dumps(self._as_dict(), indent=2))
             return
         console = wide_console()
-        for number, data in enumerate(self.datasets, 1):
-            _print_data(console, number, data, images)
+        for data in self.datasets:
+            _print_data(console, data, images)
         if self.gpus:
-            _print_gpus(console, self.gpus, accumulate, self.trainer)
+            _print_gpus(console, self.gpus, self.accumulate, self.trainer)
+        for row in self.gpus if self.length else ():
+            where = f"on {counted(row.gpus, 'GPU')}: " if len(self.gpus) > 1 else ""
+            say(where + self.length.text(row.updates))
         if len(self.findings):
-            if self.head:
-                console.print()
-            _print_findings(console, self.findings, images)
+            console.print()
+            _print_findings(console, self.findings, self.trainer, images)
+        if self.unplanned:
+            one = len(self.unplanned) == 1
+            numbers = ", ".join(map(str, self.unplanned))
+            say(f"not planned, because of that: dataset{'' if one else 's'} {numbers}")
 
     def _as_dict(self) -> dict[str, Any]:
         findings = {"findings": [finding.as_dict() for finding in self.findings]}
-        if not self.head:
-            return findings
         return {
             **self.head,
-            "settings": asdict(self.options) if self.options else None,
+            "settings": asdict(self.options),
             "datasets": [data.entry for data in self.datasets],
             "gpus": [row.as_dict() for row in self.gpus],
             **findings,
         }
 
 
-def of_sdscripts(read: Config, seen: Overview, images: bool) -> Plan:
+def of_sdscripts(read: Config, seen: Overview, images: bool, accumulate: int) -> Plan:
     """A config of sd-scripts; with `images` also each image."""
     datasets = [_of_dataset(dataset, seen.options, images) for dataset in seen.datasets]
     head = {"config": str(read.path) if read.path else None}
-    return Plan("sd-scripts", read.findings, head, datasets, seen.gpus, seen.options)
+    unplanned = {dataset.config.number for dataset in read.datasets} - {data.number for data in datasets}
+    return Plan("sd-scripts", read.findings, head, datasets, seen.gpus, seen.options, accumulate, sorted(unplanned),
+                read.length)  # fmt: skip
 
 
 def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool) -> PlannedData:
@@ -140,7 +155,7 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
     if images:
         entry["image_rows"] = rows
     title = f"{kind.replace('_', '-')}, {resolution}, {mode}, batch size {config.batch_size}"
-    return PlannedData(title, [rule, *_subset_lines(dataset)], entry, below, rows)
+    return PlannedData(config.number, title, [rule, *_subset_lines(dataset)], entry, below, rows)
 
 
 def _resolutions(options: AdapterOptions) -> str:
@@ -170,13 +185,12 @@ def _times(repeats: list[int]) -> str:
     return ", once each" if repeats[0] == 1 else f", {repeats[0]} times each"
 
 
-def of_musubi(read: MusubiConfig, seen: MusubiOverview | None, images: bool) -> Plan:
-    """A config of musubi-tuner; `seen` is None where its mistakes keep it from being planned."""
+def of_musubi(read: MusubiConfig, seen: MusubiOverview, images: bool, accumulate: int) -> Plan:
+    """A config of musubi-tuner; with `images` also each image and clip."""
     head = {"config": str(read.path), "architecture": read.model.name or None}
-    if seen is None:
-        return Plan("musubi-tuner", read.findings, head)
     datasets = [_of_data(data, read, images) for data in seen.datasets]
-    return Plan("musubi-tuner", read.findings, head, datasets, seen.gpus, seen.options)
+    unplanned = sorted({*range(1, len(read.places) + 1)} - {data.number for data in datasets})
+    return Plan("musubi-tuner", read.findings, head, datasets, seen.gpus, seen.options, accumulate, unplanned)
 
 
 def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
@@ -210,7 +224,7 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
         entry["rows"] = rows
     title = f"{what}s, {width}x{height}, {mode}, for {read.model.title}, batch size {keys.batch_size}"
     source = f"{keys.directory or keys.jsonl_file}: {counted(len(data.paths), what)}, {times} each"
-    return PlannedData(title, [source, *_clip_lines(data, entry)], entry, rows=rows)
+    return PlannedData(read.places.index(data.place) + 1, title, [source, *_clip_lines(data, entry)], entry, rows=rows)
 
 
 def _clip_lines(data: PlacedData, entry: Mapping[str, Any]) -> list[str]:
@@ -258,9 +272,9 @@ def _clip_rows(data: PlacedData) -> list[Mapping[str, Any]]:
     return out
 
 
-def _print_data(console: Console, number: int, data: PlannedData, images: bool) -> None:
+def _print_data(console: Console, data: PlannedData, images: bool) -> None:
     console.print()
-    console.print(f"[bold]Dataset {number}[/bold]: {data.title}")
+    console.print(f"[bold]Dataset {data.number}[/bold]: {data.title}")
     for line in data.above:
         console.print(f"  {line}", markup=False, soft_wrap=True)
     _print_buckets(console, data.entry)
@@ -363,11 +377,13 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
             console.print(f"{row.gpus} GPUs: {row.left_over}", markup=False, soft_wrap=True)
 
 
-def _print_findings(console: Console, findings: Findings, names: bool) -> None:
-    """The findings, the worst first; with `names` all that each is about."""
+def _print_findings(console: Console, findings: Findings, trainer: str, names: bool) -> None:
+    """The findings, and below them what stops the trainer; with `names` all that each is about."""
     styles = {"error": "bold red", "warning": "yellow", "note": "dim"}
-    for finding in findings:
-        console.print(f"{finding.severity.value}: ", style=styles[finding.severity.value], end="")
+    for finding in sorted(findings, key=lambda finding: finding.severity is Severity.ERROR):
+        stops = finding.severity is Severity.ERROR
+        title = f"{trainer} stops" if stops else finding.severity.value
+        console.print(f"{title}: ", style=styles[finding.severity.value], end="")
         console.print(finding.text, markup=False, soft_wrap=True)
         # The text names the first few.
         for name in finding.names if names and len(finding.names) > 3 else ():

@@ -21,7 +21,7 @@ from kohya_bucket._version import __version__
 from kohya_bucket.images.listing import from_here
 from kohya_bucket.latents.architectures import NAME_THE_MODEL
 from kohya_bucket.reports.analysis import Analysis, BucketUse
-from kohya_bucket.reports.recommend import Recommendation, recommend
+from kohya_bucket.reports.recommend import Recommendation, most_worth, recommend
 from kohya_bucket.texts import counted, one_line, some
 
 __all__ = ["analysis_as_dict", "print_analysis", "render_analysis", "report_as_dict"]
@@ -40,11 +40,11 @@ def print_analysis(analysis: Analysis, console: Console, limit: int = 5) -> None
 
 
 def render_analysis(analysis: Analysis, limit: int = 5, *, wrap: bool = True, narrow: bool = False) -> RenderableType:
-    parts: list[RenderableType] = [_head(analysis)]
+    recommendations = recommend(analysis)
+    parts: list[RenderableType] = [_head(analysis, recommendations)]
     if len(analysis.aspects):
         parts += [_aspects(analysis, 40 if narrow else 64), _buckets(analysis, narrow)]
     parts += _lists(analysis, limit)
-    recommendations = recommend(analysis)
     if recommendations:
         parts.append(Text.assemble(("\nWhat to change", "bold"), (_valid_for(analysis), "dim")))
         texts = [_recommendation(r) for r in recommendations]
@@ -52,28 +52,29 @@ def render_analysis(analysis: Analysis, limit: int = 5, *, wrap: bool = True, na
     return Group(*parts)
 
 
-def _head(analysis: Analysis) -> RenderableType:
+def _head(analysis: Analysis, recommendations: Sequence[Recommendation]) -> RenderableType:
+    """Three lines: the images, what is lost of them, and what to change first; then the numbers."""
     images, s = analysis.images, analysis.summary
-    readable = int(images.readable.sum())
-    text = Text()
-    text.append(f"{one_line(analysis.subject.name)}\n", style="bold")
-    text.append(f"{one_line(repr(analysis.subject.rule))}, batch size {analysis.subject.batch_size}\n", style="dim")
+    broken = int((~images.readable).sum())
     what = "image" if analysis.subject.clips is None else "clip"
-    text.append(f"{counted(len(images), what)}: {readable:,} readable, {len(images) - readable:,} broken")
+    text = Text.assemble((f"{one_line(analysis.subject.name)}: ", "bold"), counted(len(images), what))
+    text.append(f", {s.placed:,} of them in {counted(s.buckets, 'bucket')}; {broken:,} broken")
     text.append(f", {len(analysis.unplaced):,} without a bucket\n")
+    if s.placed:
+        text.append(f"Lost: {s.mean_crop:.2%} of an image is cropped off, {s.worst_crop:.1%} of the worst one; ")
+        text.append(f"{s.enlarged:.1%} of the images are enlarged\n")
+    first = most_worth(analysis, recommendations)
+    line = f"{first.setting}: {first.current} → {first.proposed}" if first else "nothing; no setting does better"
+    text.append("Change first: ", style="bold")
+    text.append(f"{one_line(line)}\n\n", style="cyan")
+    text.append(f"{one_line(repr(analysis.subject.rule))}, batch size {analysis.subject.batch_size}\n", style="dim")
     for line in [] if analysis.subject.clips is None else analysis.subject.clips.lines():
         text.append(f"{line}\n")
     if s.placed:
-        text.append(
-            f"{counted(s.buckets, 'bucket')} in use; {counted(s.samples, 'sample')}, "
-            f"{counted(s.batches, 'batch')} an epoch, "
-            f"{s.short_batches:,} of them not full "
-            f"({counted(len(analysis.underfilled), 'bucket', 'never fills', 'never fill')} one)\n"
-        )
-        text.append(
-            f"Cropped off: mean {s.mean_crop:.2%}, median {s.median_crop:.2%}, 95th percentile {s.p95_crop:.1%}, worst "
-            f"{s.worst_crop:.1%}. Enlarged: {s.enlarged:.1%} of the images\n"
-        )
+        never = counted(len(analysis.underfilled), "bucket", "never fills", "never fill")
+        text.append(f"{counted(s.samples, 'sample')}, {counted(s.batches, 'batch')} an epoch, ")
+        text.append(f"{s.short_batches:,} of them not full ({never} one)\n")
+        text.append(f"Cropped off: median {s.median_crop:.2%}, 95th percentile {s.p95_crop:.1%}\n")
     return text
 
 

@@ -72,7 +72,8 @@ def verify(store: _Store, quiet: Quiet = False) -> None:
     with scan_progress("reading", quiet=quiet) as progress:
         bad = state.verify(opened, progress=progress)
     sources = opened.strings("source")
-    _print_rows([*files, *((sources[i], problem) for i, problem in bad)], limit=None)
+    rows = [*files, *((sources[i], problem) for i, problem in bad)]
+    _print_lines([f"{name}: {problem}" for name, problem in rows], len(rows))
     say(f"{counted(len(opened), 'item')} read, {len(bad)} damaged, {counted(len(files), 'file')} unusable")
     if bad or files:
         again = "precompute encodes it again" if opened.of_images else "training encodes these captions again"
@@ -115,7 +116,7 @@ def prune(
             raise ConfigError(f"{store} has no collection {collection!r}, but {opened.collections()}")
         drop |= {i for i, name in enumerate(opened.strings("collection")) if name == collection}
     done = prune_store(opened, drop, damaged=damaged, images_root=images, dry_run=dry_run)
-    _print_rows(done.damaged)
+    _print_lines([f"{name}: {problem}" for name, problem in done.damaged])
     would = "would be " if dry_run else ""
     say(
         f"{counted(done.dropped, 'item')} {would}dropped, {counted(len(done.removed), 'file')} {would}removed, "
@@ -246,28 +247,34 @@ def _print_status(found: StoreStatus, store: Path) -> None:
         else:
             say(f"  {name}{bucket[0]}x{bucket[1]} {dtype} {kind} VAE {vae[:8]}: {n}")
     for count, text in (
-        (found.superseded, "rows replaced by newer ones (cache prune frees them)"),
-        (found.unindexed, "shards not in the manifest yet (opened a little slower; cache pack indexes them)"),
-        (len(found.temporary), "unfinished files, of runs that are active or were stopped"),
+        (found.superseded, f"rows replaced by newer ones: `kohya-bucket cache prune {store}` frees them"),
+        (found.unindexed, f"shards that are not in the manifest yet, so opening is slower: `cache pack {store}`"),
+        (len(found.temporary), f"unfinished files: if no run is active, `cache prune {store}` removes them"),
     ):
         if count:
             say(f"{count} {text}")
     if found.no_images:
-        say("the images are not here, so their state is unknown; give their folder with --images")
-    else:
-        _print_rows([(path, "its image is gone") for path in found.absent])
-    _print_rows([(path, "its image changed: stale") for path in found.changed])
-    _print_rows(found.damage)
-    say("everything is up to date" if found.healthy else "see above")
+        say("the images are not here, so their state is unknown: give their folder with --images")
+    again = "run the same `precompute` again" if found.of_images else "training encodes these captions again"
+    for names, what, remedy in (
+        (found.absent * (not found.no_images), "its image is gone",
+         f"if it was moved, give its new folder with --images; else `cache prune {store} --gone` drops the latent"),
+        (found.changed, "its image changed",
+         f"{again}, which encodes it anew; `cache prune {store} --stale` drops the old latent"),
+        ([f"{name}: {problem}" for name, problem in found.damage], "damaged",
+         f"`cache prune {store} --damaged` takes it out; then {again}"),
+    ):  # fmt: skip
+        if names:
+            say(f"{what}: {len(names):,}; what to do: {remedy}")
+            _print_lines(names)
+    say("everything is up to date" if found.healthy else "not up to date: what to do stands above")
 
 
-def _print_rows(rows: list[tuple[str, str]], limit: int | None = _SHOWN) -> None:
-    """(name, text) pairs, a line each; with a limit, how many more there are."""
-    shown = rows if limit is None else rows[:limit]
-    for name, text in shown:
-        say(f"{name}: {text}")
-    if len(rows) > len(shown):
-        say(f"… and {len(rows) - len(shown)} more")
+def _print_lines(lines: Sequence[str], limit: int = _SHOWN) -> None:
+    for line in lines[:limit]:
+        say(f"  {line}")
+    if len(lines) > limit:
+        say(f"  … and {len(lines) - limit:,} more")
 
 
 def _print_files_in_use(done: MaintenanceReport) -> None:
@@ -282,7 +289,7 @@ def _print_files_in_use(done: MaintenanceReport) -> None:
 
 def _print_exchange(done: Exchange, verb: str, what: str = "latents") -> None:
     """How many latents, or outputs of text encoders, were imported or exported, and which were not."""
-    _print_rows(done.skipped)
+    _print_lines([f"{name}: {why}" for name, why in done.skipped])
     say(f"{done.done} {what} {verb}, {len(done.skipped)} skipped")
 
 

@@ -122,6 +122,8 @@ def _are_clips(sources: list[str], recursive: bool) -> list[bool]:
 
 
 def _print(images: SizedImages, results: list[Compared], batch_size: int) -> None:
+    from kohya_bucket.reports.compare import conclusion
+
     console = wide_console()
     console.print(f"{images}, batches of {batch_size}")
     head = ("rule", "buckets", "mean crop", "95%", "worst", "upscaled", "no bucket", "batches", "short")
@@ -133,6 +135,8 @@ def _print(images: SizedImages, results: list[Compared], batch_size: int) -> Non
             f"{s.enlarged:.1%}", str(s.unplaced), str(s.batches), str(s.short_batches),
         ))  # fmt: skip
     _print_rows(console, head, rows, results)
+    if len(results) > 1:
+        console.print(conclusion(results), soft_wrap=True)
 
 
 def _print_clips(sets: list[ComparedSet], names: list[str], as_json: bool) -> None:
@@ -161,6 +165,8 @@ def _print_clips(sets: list[ComparedSet], names: list[str], as_json: bool) -> No
             for r in results
         ]  # fmt: skip
         _print_rows(console, head, rows, results)
+        best = max(results, key=lambda result: result.frames_kept)
+        console.print(f"{best.name} trains most frames: {best.frames_kept:,}", soft_wrap=True)
 
 
 def _print_rows(

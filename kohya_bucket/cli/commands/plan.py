@@ -32,7 +32,9 @@ def plan(
     ] = None,
     config_option: Annotated[Path | None, rare("--config", "-c", help="the same as CONFIG")] = None,
     gpus: Annotated[str, typer.Option(help="numbers of GPUs to plan for, e.g. 1,2,4,8")] = "1",
-    accumulate: Annotated[int, typer.Option(min=1, help="batches for one update of the weights")] = 1,
+    accumulate: Annotated[
+        int | None, typer.Option(min=1, help="batches for one update of the weights, if the file does not say")
+    ] = None,
     images: Annotated[bool, typer.Option("--images", help="list every image with its bucket and crop")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="exit code 1 for warnings and images left out")] = False,
@@ -46,17 +48,19 @@ def plan(
     *,
     arguments: TrainerArguments,
 ) -> None:
-    """Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input."""
+    """A mistake in CONFIG does not keep its plan from being shown: what stops the trainer stands below it.
+    Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input.
+    """
     from kohya_bucket.adapter.findings import Severity
-    from kohya_bucket.cli.plan_view import Plan, of_sdscripts
+    from kohya_bucket.cli.plan_view import of_sdscripts
     from kohya_bucket.sdscripts.config import read_config, read_folders
-    from kohya_bucket.sdscripts.plan import name_unreadable, overview
+    from kohya_bucket.sdscripts.plan import overview
 
     config, counts = only_one(config, config_option), gpu_counts(gpus)
     if config is not None and is_musubi_config(config):
         own = (*(field.name for field in fields(arguments)), "train_data_dir", "reg_data_dir", "in_json", "sd_scripts")
         refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
-        found, left_out = _plan_musubi(config, arch, counts, accumulate, images), False
+        found, left_out = _plan_musubi(config, arch, counts, accumulate or 1, images), False
     else:
         release, checkout = release_at_hand(sd_scripts)
         trainer = trainer_at_hand(arch, checkout, config)
@@ -69,19 +73,15 @@ def plan(
         else:
             raise KohyaBucketError("name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir")
         with scan_progress("reading image headers") as progress:
-            if read.findings.of(Severity.ERROR):
-                name_unreadable(read, progress)
-                found, left_out = Plan("sd-scripts", read.findings), False
-            else:
-                seen = overview(read, adapter_options(read), counts, accumulate, progress)
-                found, left_out = of_sdscripts(read, seen, images), any(data.left_out for data in seen.datasets)
-    found.show(images, accumulate, as_json)
+            batches = accumulate or (1 if read.length is None else read.length.batches)
+            seen = overview(read, adapter_options(read), counts, batches, progress)
+        found, left_out = of_sdscripts(read, seen, images, batches), any(data.left_out for data in seen.datasets)
+    found.show(images, as_json)
     spoiled = left_out or bool(found.findings.of(Severity.WARNING))
     raise typer.Exit(1 if found.findings.of(Severity.ERROR) or (strict and spoiled) else 0)
 
 
 def _plan_musubi(config: Path, arch: str | None, gpus: list[int], accumulate: int, images: bool) -> Plan:
-    from kohya_bucket.adapter.findings import Severity
     from kohya_bucket.cli.plan_view import of_musubi
     from kohya_bucket.musubi.architectures import architecture_named
     from kohya_bucket.musubi.config import options_of, read_config
@@ -91,8 +91,6 @@ def _plan_musubi(config: Path, arch: str | None, gpus: list[int], accumulate: in
     if not read.model.name:
         message = "no model is named, and what is shown holds for every one but HiDream-O1 and MiniMax-H3"
         read.findings.note("no-architecture", "", message, "name it, e.g. --arch wan")
-    if read.findings.of(Severity.ERROR):
-        return of_musubi(read, None, images)
     with scan_progress("reading images and clips") as progress:
         seen = overview(read, options_of(read), gpus, accumulate, progress=progress)
-    return of_musubi(read, seen, images)
+    return of_musubi(read, seen, images, accumulate)
