@@ -233,7 +233,9 @@ def overview(
     config: MusubiConfig, options: AdapterOptions, gpus: Sequence[int] = (1,), accumulate: int = 1, *,
     decode: bool = False, progress: Progress | None = None,
 ) -> Overview:  # fmt: skip
-    """Place and plan what `config` trains, or would train without the mistakes that stop it; what its files show to be wrong is added to its findings.
+    """Place and plan what `config` trains, or would train without the mistakes that stop it.
+
+    What its files show to be wrong is added to its findings.
 
     Args:
         gpus: numbers of them.

@@ -71,9 +71,10 @@ def _head(analysis: Analysis, recommendations: Sequence[Recommendation]) -> Rend
     for line in [] if analysis.subject.clips is None else analysis.subject.clips.lines():
         text.append(f"{line}\n")
     if s.placed:
-        never = counted(len(analysis.underfilled), "bucket", "never fills", "never fill")
+        few = len(analysis.underfilled)
+        never = f" ({counted(few, 'bucket', 'never fills', 'never fill')} one)" if few else ""
         text.append(f"{counted(s.samples, 'sample')}, {counted(s.batches, 'batch')} an epoch, ")
-        text.append(f"{s.short_batches:,} of them not full ({never} one)\n")
+        text.append(f"{s.short_batches:,} of them not full{never}\n")
         text.append(f"Cropped off: median {s.median_crop:.2%}, 95th percentile {s.p95_crop:.1%}\n")
     return text
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -326,9 +325,7 @@ def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _sheets(
-    analysis: Analysis, examples: Sequence[tuple[int, list[int]]], pictures: Pictures
-) -> list[dict[str, Any]]:
+def _sheets(analysis: Analysis, examples: Sequence[tuple[int, list[int]]], pictures: Pictures) -> list[dict[str, Any]]:
     out = []
     for k, chosen in examples:
         shots = []
@@ -379,7 +376,7 @@ def illustrate(
         if not new:
             return out, pictures
         pictures |= zip(new, make_thumbnails(new, progress), strict=True)
-        files = [path for path in new if pictures[path] is None and not is_video(path) and os.path.isfile(path)]
+        files = [path for path in new if pictures[path] is None and not is_video(path) and Path(path).is_file()]
         if broken := dict(undecodable(files)):
             out = [a.without(broken) for a in out]
 

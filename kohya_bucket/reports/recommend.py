@@ -117,7 +117,7 @@ def differences(before: Summary, after: Summary) -> tuple[str, str]:
         text = f"batches that are not full {before.short_batches:,} of {before.batches:,}"
         note(new < old, f"{text} → {after.short_batches:,} of {after.batches:,}")
     if before.mean_pixels and abs(after.mean_pixels / before.mean_pixels - 1) >= 0.01:
-        text = f"pixels trained per image {before.mean_pixels / 1e6:.2f} → {after.mean_pixels / 1e6:.2f} million"
+        text = f"pixels trained per image {before.mean_pixels / 1e6:.3g} → {after.mean_pixels / 1e6:.3g} million"
         note(after.mean_pixels > before.mean_pixels, text)
     return "; ".join(lines[0]), "; ".join(lines[1])
 

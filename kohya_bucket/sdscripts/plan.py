@@ -201,9 +201,7 @@ def _check_longest(seen: DatasetOverview, options: AdapterOptions, trainer: Trai
             findings.warning("short-buckets", config.place, message, f"max_bucket_reso = {longest}")
 
 
-def name_unreadable(
-    datasets: Sequence[ReadDataset], findings: Findings, progress: Progress | None = None
-) -> set[str]:
+def name_unreadable(datasets: Sequence[ReadDataset], findings: Findings, progress: Progress | None = None) -> set[str]:
     """Add the images of datasets that cannot be planned to the findings if they cannot be read; returns their paths."""
     # What metadata names and is not there has a finding of its own; a link to nothing is one of the folder's files.
     paths = list(dict.fromkeys(path for dataset in datasets for path in dataset.images.paths))

@@ -12,6 +12,7 @@ from kohya_bucket.adapter.checkout_patch import CheckoutError
 from kohya_bucket.cli import app
 from kohya_bucket.musubi.checkout import PATCH as MUSUBI_TUNER
 from kohya_bucket.sdscripts.checkout import PATCH as SD_SCRIPTS
+from tests.command_line import command_line  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 TELLS = {SD_SCRIPTS: "library/train_util.py", MUSUBI_TUNER: "src/musubi_tuner/dataset/image_video_dataset.py"}
@@ -103,6 +104,17 @@ def test_a_folder_that_holds_the_checkout_is_understood(patch, checkout, tmp_pat
 def test_another_folder_is_refused(patch, tmp_path):
     with pytest.raises(CheckoutError, match=f"is not an? {patch.trainer} checkout"):
         patch.status(tmp_path)
+
+
+@pytest.mark.parametrize(("cloned", "remedy"), [(True, "submodule update --init"), (False, "clone --recursive")])
+def test_a_gui_without_its_submodule_is_told_how_to_get_it(command_line, tmp_path, cloned, remedy):
+    (tmp_path / "sd-scripts").mkdir()
+    (tmp_path / ".gitmodules").write_text("", encoding="utf-8")
+    if cloned:
+        (tmp_path / ".git").mkdir()
+    code, _, said = command_line("patch", "install", tmp_path)
+    assert code == 2
+    assert remedy in said
 
 
 def test_the_patch_file_is_the_same_block_and_only_inserts(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from kohya_bucket import AutoBuckets, ExactBuckets, KohyaBuckets, Reason
 from kohya_bucket.buckets.choices import TRAINERS
-from kohya_bucket.reports.compare import compare_rules
+from kohya_bucket.reports.compare import compare_rules, conclusion
 
 SIZES = np.random.default_rng(0).integers(300, 3000, (400, 2)).astype(np.int32)
 RULES = {
@@ -37,3 +37,12 @@ def test_reasons_are_named() -> None:
     (result,) = compare_rules([("k", KohyaBuckets(512, max_crop=0.0))], np.array([(512, 512), (500, 77)], np.int32))
     assert result.reasons == {Reason.CROP_LIMIT.text: 1}
     assert result.as_dict()["rule"] == "k"
+
+
+def test_the_conclusion_names_the_rule_that_loses_least() -> None:
+    rules = {"kohya": KohyaBuckets(1024), "exact": ExactBuckets(1024), "none": KohyaBuckets(1024, max_crop=0.0)}
+    assert conclusion(compare_rules([*rules.items()], SIZES)).startswith("exact loses least")
+    assert conclusion(compare_rules([*rules.items()][1:], SIZES)).startswith("exact loses least")
+    lost = compare_rules([("none", rules["none"]), ("kohya", rules["kohya"])], SIZES)
+    assert lost[0].summary.mean_crop < lost[1].summary.mean_crop  # of the few that it trains
+    assert conclusion(lost).startswith("kohya loses least")

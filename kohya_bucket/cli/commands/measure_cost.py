@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kohya_bucket.cli.console import say
 from kohya_bucket.cli.options import AsJson, Quiet
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.extras import pip_install
@@ -46,7 +47,7 @@ def measure_cost(
         raise ConfigError(f"--sizes {sizes} --frames {frames} are all of {tokens[0]:,} tokens: name a second shape")
     measure_model, chosen, kind = _on_device(device, dtype)
     with scan_progress("timing steps", quiet=quiet or as_json) as progress:
-        fit = measure_model(grid, tokens, chosen, kind, rounds, progress)
+        fit = measure_model(grid, tokens, chosen, kind, rounds, progress, None if quiet else _say_how_long)
     where = f"{chosen}, {str(kind).removeprefix('torch.')}"
     if as_json:
         rows = [
@@ -58,6 +59,11 @@ def measure_cost(
     else:
         typer.echo(f"{model} on {where}: one block of width {grid.width:,}, times {grid.blocks}")
         _print(model, [f"{w}x{h}" + f", {n} frames" * (n > 1) for (w, h), n in shapes], fit)
+
+
+def _say_how_long(seconds: float) -> None:
+    text = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    say(f"this will take about {text}", err=True)
 
 
 def _print(model: str, shapes: list[str], fit: CostFit) -> None:

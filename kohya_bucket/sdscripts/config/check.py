@@ -27,8 +27,10 @@ from kohya_bucket.sdscripts.config.keys import (
     required_keys,
 )  # fmt: skip
 
-__all__ = ["REFUSALS", "CheckedConfig", "CheckedDataset", "buckets_follow", "check_config", "check_values", "note_overruled",
-           "resolve"]  # fmt: skip
+__all__ = [
+    "REFUSALS", "CheckedConfig", "CheckedDataset", "buckets_follow", "check_config", "check_values", "note_overruled",
+    "resolve",
+]  # fmt: skip
 
 #: Codes of the findings for which sd-scripts refuses the whole config.
 REFUSALS = frozenset({"unknown-key", "misplaced-key", "wrong-type", "missing-key", "mixed-kinds", "not-a-table"})

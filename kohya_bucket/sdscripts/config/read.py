@@ -34,7 +34,16 @@ from kohya_bucket.sdscripts.config.keys import (
 from kohya_bucket.sdscripts.config.model import DatasetTable, Reading
 from kohya_bucket.texts import counted, some
 
-__all__ = ["Config", "ReadDataset", "RunFile", "RunLength", "read_config", "read_folders", "run_file", "source_from_folders"]
+__all__ = [
+    "Config",
+    "ReadDataset",
+    "RunFile",
+    "RunLength",
+    "read_config",
+    "read_folders",
+    "run_file",
+    "source_from_folders",
+]
 
 _Number = TypeVar("_Number", int, float)
 _FOLDERS = ("train_data_dir", "reg_data_dir", "in_json")
@@ -126,7 +135,9 @@ def read_config(
         times = [int(one.images.repeats[~one.images.is_reg].sum()) for one in read.datasets]
         batch = max(1, read.datasets[0].config.batch_size)
         doubled = 2 if run.reg_data_dir else 1
-        length = replace(length, max_train_steps=math.ceil(sum(times) / batch / length.batches * length.epochs * doubled))
+        length = replace(
+            length, max_train_steps=math.ceil(sum(times) / batch / length.batches * length.epochs * doubled)
+        )
     return replace(read, family=run.family, length=length)
 
 
