@@ -12,7 +12,6 @@ from kohya_bucket.adapter.checkout_patch import CheckoutError
 from kohya_bucket.cli import app
 from kohya_bucket.musubi.checkout import PATCH as MUSUBI_TUNER
 from kohya_bucket.sdscripts.checkout import PATCH as SD_SCRIPTS
-from tests.command_line import command_line  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 TELLS = {SD_SCRIPTS: "library/train_util.py", MUSUBI_TUNER: "src/musubi_tuner/dataset/image_video_dataset.py"}
@@ -107,14 +106,14 @@ def test_another_folder_is_refused(patch, tmp_path):
 
 
 @pytest.mark.parametrize(("cloned", "remedy"), [(True, "submodule update --init"), (False, "clone --recursive")])
-def test_a_gui_without_its_submodule_is_told_how_to_get_it(command_line, tmp_path, cloned, remedy):
+def test_a_gui_without_its_submodule_is_told_how_to_get_it(tmp_path, cloned, remedy):
     (tmp_path / "sd-scripts").mkdir()
     (tmp_path / ".gitmodules").write_text("", encoding="utf-8")
     if cloned:
         (tmp_path / ".git").mkdir()
-    code, _, said = command_line("patch", "install", tmp_path)
-    assert code == 2
-    assert remedy in said
+    refused = CliRunner().invoke(app, ["patch", "install", str(tmp_path)]).exception
+    assert isinstance(refused, CheckoutError)
+    assert remedy in str(refused)
 
 
 def test_the_patch_file_is_the_same_block_and_only_inserts(tmp_path):

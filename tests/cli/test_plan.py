@@ -381,5 +381,6 @@ def test_the_whole_training_of_a_preset(folder, settings, epochs, limit):
     preset.write_text(json.dumps(given | settings), encoding="utf-8")
     steps = as_json("plan", preset)["gpus"][0]["updates"]
     (line,) = [line for line in run("plan", preset).stdout.splitlines() if " steps" in line and "=" in line]
-    assert line.startswith(f"{epochs} epoch") and f"= {epochs * steps} steps" in line
+    assert line.startswith(f"{epochs} epoch")
+    assert f"= {epochs * steps} steps" in line
     assert limit is None or line.endswith(f" epoch {-(-limit // steps)}")

@@ -122,6 +122,7 @@ def _verdict(sections: Sequence[Section]) -> str:
 
     found = [finding.severity for section in sections for finding in section.findings]
     errors, warnings = found.count(Severity.ERROR), found.count(Severity.WARNING)
-    stops = f"{counted(errors, 'problem')} would stop the training" if errors else "nothing would stop the training"
-    harms = f"{counted(warnings, 'problem')} would harm it" if warnings else "nothing would harm it"
-    return f"{stops}, and {harms}"
+    if not errors and not warnings:
+        return "nothing found that would stop the training or harm it"
+    stops = counted(errors, "problem") if errors else "nothing"
+    return f"{stops} found that would stop the training, {warnings} that would harm it"

@@ -132,12 +132,10 @@ def read_config(
     read = _read(source, given, findings, supports, release, trainer, check_captions)
     length = run.length
     if length.computed and run.dataset_config is None:
-        times = [int(one.images.repeats[~one.images.is_reg].sum()) for one in read.datasets]
-        batch = max(1, read.datasets[0].config.batch_size)
-        doubled = 2 if run.reg_data_dir else 1
-        length = replace(
-            length, max_train_steps=math.ceil(sum(times) / batch / length.batches * length.epochs * doubled)
-        )
+        times = sum(int(one.images.repeats[~one.images.is_reg].sum()) for one in read.datasets)
+        times *= 2 if run.reg_data_dir else 1
+        steps = times / max(1, read.datasets[0].config.batch_size) / length.batches * length.epochs
+        length = replace(length, max_train_steps=math.ceil(steps))
     return replace(read, family=run.family, length=length)
 
 
