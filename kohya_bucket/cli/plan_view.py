@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -312,49 +311,44 @@ def _size(size: Sequence[int]) -> str:
 
 
 def _print_buckets(console: Console, entry: Mapping[str, Any]) -> None:
+    """A row for each bucket and one for all; where the terminal is narrow, without some of the columns."""
     rows, what = entry["buckets"], "images" if "images" in entry else "items"
     if not rows:
         console.print("nothing is trained")
         return
-    several = {"bucket": counted(len(rows), "bucket"), what: f"{entry[what]:,}"}
-    for name, text in (("samples", "samples"), ("batches", "batches"), ("short_batches", "short")):
-        total = sum(row[name] for row in rows)
-        several[text] = f"{total:,}" if total or text != "short" else ""
-    count = sum(row[what] for row in rows)
-    several["cut off"] = f"{sum(row['mean_crop_loss'] * row[what] for row in rows) / count:.1%}"
-    several["worst"] = f"{max(row['worst_crop_loss'] for row in rows):.1%}"
-    cells = [
-        {
-            "bucket": _size(row["bucket"]), "aspect": f"{row['bucket'][0] / row['bucket'][1]:.3f}",
-            what: f"{row[what]:,}", "samples": f"{row['samples']:,}", "batches": f"{row['batches']:,}",
-            "short": str(row["short_batches"] or ""), "cut off": f"{row['mean_crop_loss']:.1%}",
-            "worst": f"{row['worst_crop_loss']:.1%}",
-        }
-        for row in rows
-    ]  # fmt: skip
+    total = {name: sum(row[name] for row in rows) for name in (what, "samples", "batches", "short_batches")}
+    total |= {
+        "mean_crop_loss": sum(row["mean_crop_loss"] * row[what] for row in rows) / total[what],
+        "worst_crop_loss": max(row["worst_crop_loss"] for row in rows),
+    }
     if "enlarged" in rows[0]:
-        for cell, row in zip(cells, rows, strict=True):
-            cell["enlarged"] = _enlarged(row["enlarged"], row["largest_enlargement"])
-        most = max(row["largest_enlargement"] for row in rows)
-        several["enlarged"] = _enlarged(sum(row["enlarged"] for row in rows), most)
-    print_fitting(console, partial(_bucket_table, cells, several), ("aspect", "short", "samples", "batches"))
+        total["enlarged"] = sum(row["enlarged"] for row in rows)
+        total["largest_enlargement"] = max(row["largest_enlargement"] for row in rows)
+    cells = [_bucket_cells(row, what) for row in (*rows, {**total, what: entry[what]})]
+    cells[-1] |= {"bucket": counted(len(rows), "bucket")}
+
+    def table(without: Collection[str]) -> Table:
+        made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        kept = [name for name in cells[0] if name not in without]
+        for name in kept:
+            made.add_column(name, justify="right", no_wrap=True)
+        for number, row in enumerate(cells, 2):
+            made.add_row(*(row[name] for name in kept), end_section=number == len(cells))
+        return made
+
+    print_fitting(console, table, ("aspect", "short", "samples", "batches"))
 
 
-def _enlarged(images: int, most: float) -> str:
-    return f"{images:,} (up to {most:.3g}x)" if images else ""
-
-
-def _bucket_table(rows: Sequence[Mapping[str, str]], total: Mapping[str, str], without: Collection[str]) -> Table:
-    """A row for each bucket and one for all, without some of the columns."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    kept = [name for name in rows[0] if name not in without]
-    for name in kept:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(row[name] for name in kept))
-    table.add_section()
-    table.add_row(*(total.get(name, "") for name in kept))
-    return table
+def _bucket_cells(row: Mapping[str, Any], what: str) -> dict[str, str]:
+    size = row.get("bucket")
+    cells = {"bucket": _size(size), "aspect": f"{size[0] / size[1]:.3f}"} if size else {"bucket": "", "aspect": ""}
+    cells |= {name: f"{row[name]:,}" for name in (what, "samples", "batches")}
+    cells["short"] = f"{row['short_batches']:,}" if row["short_batches"] else ""
+    cells |= {"cut off": f"{row['mean_crop_loss']:.1%}", "worst": f"{row['worst_crop_loss']:.1%}"}
+    if "enlarged" in row:
+        up = row["enlarged"]
+        cells["enlarged"] = f"{up:,} (up to {row['largest_enlargement']:.3g}x)" if up else ""
+    return cells
 
 
 def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, trainer: str) -> None:

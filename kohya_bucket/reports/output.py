@@ -6,7 +6,7 @@ The format of the JSON is stable: fields are added, never renamed or removed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,9 +22,10 @@ from kohya_bucket.images.listing import from_here
 from kohya_bucket.latents.architectures import NAME_THE_MODEL
 from kohya_bucket.reports.analysis import Analysis, BucketUse
 from kohya_bucket.reports.recommend import Recommendation, most_worth, recommend
+from kohya_bucket.reports.subject import ImageTable
 from kohya_bucket.texts import counted, one_line, some
 
-__all__ = ["analysis_as_dict", "print_analysis", "render_analysis", "report_as_dict"]
+__all__ = ["analysis_as_dict", "print_analysis", "report_as_dict"]
 
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -34,12 +35,7 @@ _NARROW = 76  # columns that all of a bucket's numbers take
 
 def print_analysis(analysis: Analysis, console: Console, limit: int = 5) -> None:
     """Print one data set; lists of images show the first `limit`."""
-    # in a file no path is broken over two lines, and no line is filled up or cut
-    shown = render_analysis(analysis, limit, wrap=console.is_terminal, narrow=console.width < _NARROW)
-    console.print(shown, soft_wrap=not console.is_terminal)
-
-
-def render_analysis(analysis: Analysis, limit: int = 5, *, wrap: bool = True, narrow: bool = False) -> RenderableType:
+    wrap, narrow = console.is_terminal, console.width < _NARROW
     recommendations = recommend(analysis)
     parts: list[RenderableType] = [_head(analysis, recommendations)]
     if len(analysis.aspects):
@@ -49,7 +45,8 @@ def render_analysis(analysis: Analysis, limit: int = 5, *, wrap: bool = True, na
         parts.append(Text.assemble(("\nWhat to change", "bold"), (_valid_for(analysis), "dim")))
         texts = [_recommendation(r) for r in recommendations]
         parts += [Padding(text, (0, 0, 0, 2)) if wrap else _indented(text) for text in texts]
-    return Group(*parts)
+    # in a file no path is broken over two lines, and no line is filled up or cut
+    console.print(Group(*parts), soft_wrap=not wrap)
 
 
 def _head(analysis: Analysis, recommendations: Sequence[Recommendation]) -> RenderableType:
@@ -227,17 +224,13 @@ def analysis_as_dict(analysis: Analysis, limit: int = 100) -> dict[str, Any]:
         "buckets": [_bucket(b) for b in analysis.buckets],
         "underfilled": [str(b.bucket) for b in analysis.underfilled],
         "rarely_used": {"fewer_than": analysis.min_count, "buckets": [str(b.bucket) for b in analysis.rarely_used]},
-        "broken": _listed(
-            [{"path": images.paths[i], "reason": why} for i, why in sorted(images.failures.items())], limit
-        ),
+        "broken": _reasons(images.failures, images, limit),
         "without_bucket": _images(analysis, analysis.unplaced, limit, reason=True),
         "outliers": {"threshold": analysis.outlier_threshold, **_images(analysis, analysis.outliers, limit)},
         "most_cropped": _images(analysis, analysis.most_cropped, limit),
         "most_enlarged": _images(analysis, analysis.most_enlarged, limit),
         "exif_rotated": _images(analysis, analysis.rotated, limit),
-        "mislabelled": _listed(
-            [{"path": images.paths[i], "reason": why} for i, why in sorted(images.mislabelled.items())], limit
-        ),
+        "mislabelled": _reasons(images.mislabelled, images, limit),
         "duplicates": None
         if duplicates is None
         else _listed([[images.paths[i] for i in group] for group in duplicates], limit),
@@ -276,6 +269,10 @@ def _images(analysis: Analysis, indices: npt.NDArray[np.intp], limit: int, reaso
             row["reason"] = analysis.reason(i)
         rows.append(row)
     return {"count": len(indices), "listed": rows}
+
+
+def _reasons(found: Mapping[int, str], images: ImageTable, limit: int) -> dict[str, Any]:
+    return _listed([{"path": images.paths[i], "reason": why} for i, why in sorted(found.items())], limit)
 
 
 def _listed(rows: list[Any], limit: int) -> dict[str, Any]:

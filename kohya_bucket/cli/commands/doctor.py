@@ -12,7 +12,7 @@ import typer
 from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, trainer_at_hand
 from kohya_bucket.cli.console import plain_console, say, scan_progress
 from kohya_bucket.cli.help import rare
-from kohya_bucket.cli.options import refuse_beside, with_option_groups
+from kohya_bucket.cli.options import AsJson, refuse_beside, with_option_groups
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def doctor(
     ] = None,
     arch: Arch = None,
     quick: Annotated[bool, typer.Option("--quick", help="decode no image and import no sd-scripts")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Nothing on disk is changed.
     Exit code 0: nothing was found that stops a training; 1: something was; 2: unusable input.

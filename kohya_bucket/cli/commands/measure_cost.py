@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kohya_bucket.cli.console import say
+from kohya_bucket.cli.console import columns, plain_console, print_table, say, scan_progress
 from kohya_bucket.cli.options import AsJson, Quiet
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.extras import pip_install
@@ -37,7 +37,6 @@ def measure_cost(
     the model's blocks. `kohya_bucket.planning.measure_cost` times a step of your own: a LoRA's, a compiled model's.
     """
     from kohya_bucket.checks import one_of
-    from kohya_bucket.cli.console import scan_progress
     from kohya_bucket.latents.architectures import TOKEN_GRIDS
 
     grid = TOKEN_GRIDS[one_of("MODEL", model, TOKEN_GRIDS, ConfigError)]
@@ -67,13 +66,7 @@ def _say_how_long(seconds: float) -> None:
 
 
 def _print(model: str, shapes: list[str], fit: CostFit) -> None:
-    from rich.table import Table
-
-    from kohya_bucket.cli.console import plain_console, print_table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("shape", "tokens", "seconds", "fitted", "off"):
-        table.add_column(name, justify="left" if name == "shape" else "right")
+    table = columns("shape", "tokens", "seconds", "fitted", "off")
     for shape, length, taken, fitted, off in zip(shapes, fit.tokens, fit.seconds, fit.fitted, fit.off, strict=True):
         table.add_row(shape, f"{length:,}", f"{taken:.4g}", f"{fitted:.4g}", f"{off:+.1%}")
     print_table(plain_console(), table)

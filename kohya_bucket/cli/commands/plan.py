@@ -11,7 +11,7 @@ import typer
 from kohya_bucket.cli.configs import Arch, adapter_options, is_musubi_config, only_one, release_at_hand, trainer_at_hand
 from kohya_bucket.cli.console import scan_progress
 from kohya_bucket.cli.help import rare
-from kohya_bucket.cli.options import TrainerArguments, gpu_counts, refuse_beside, with_option_groups
+from kohya_bucket.cli.options import AsJson, TrainerArguments, gpu_counts, refuse_beside, with_option_groups
 from kohya_bucket.errors import KohyaBucketError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def plan(
         int | None, typer.Option(min=1, help="batches for one update of the weights, if the file does not say")
     ] = None,
     images: Annotated[bool, typer.Option("--images", help="list every image with its bucket and crop")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
+    as_json: AsJson = False,
     strict: Annotated[bool, typer.Option("--strict", help="exit code 1 for warnings and images left out")] = False,
     train_data_dir: Annotated[str | None, typer.Option(help="folder of `5_name` folders, without a config")] = None,
     reg_data_dir: Annotated[str | None, rare(help="the same for regularization images")] = None,
