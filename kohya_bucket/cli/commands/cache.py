@@ -16,7 +16,7 @@ from kohya_bucket.cli.options import FOR_HELP, AsJson, Quiet
 from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.texts import MAX_CONFIG_BYTES, counted, read_regular
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.latents import LatentStore
@@ -246,13 +246,13 @@ def _print_status(found: StoreStatus, store: Path) -> None:
             say(f"  {name}captions, text encoders {vae[:8] or 'unknown'}: {n}")
         else:
             say(f"  {name}{bucket[0]}x{bucket[1]} {dtype} {kind} VAE {vae[:8]}: {n}")
-    for count, text in (
-        (found.superseded, f"rows replaced by newer ones: `kohya-bucket cache prune {store}` frees them"),
-        (found.unindexed, f"shards that are not in the manifest yet, so opening is slower: `cache pack {store}`"),
-        (len(found.temporary), f"unfinished files: if no run is active, `cache prune {store}` removes them"),
+    for count, what, text in (
+        (found.superseded, "row", f"replaced by newer ones: `kohya-bucket cache prune {store}` frees the space"),
+        (found.unindexed, "shard", f"not in the manifest yet, which makes opening slower: `cache pack {store}`"),
+        (len(found.temporary), "unfinished file", f"there: if no run is active, `cache prune {store}` removes that"),
     ):
         if count:
-            say(f"{count} {text}")
+            say(f"{counted(count, what, 'is', 'are')} {text}")
     if found.no_images:
         say("the images are not here, so their state is unknown: give their folder with --images")
     again = "run the same `precompute` again" if found.of_images else "training encodes these captions again"
@@ -316,6 +316,7 @@ def _export_texts(store: Path, images_root: Path | None, arch: str, ending: str,
     from kohya_bucket.images import list_images
     from kohya_bucket.latents.captions import TEXT_FOLDER
     from kohya_bucket.latents.npz.exchange import export_text_npz
+    from kohya_bucket.sdscripts.config.files import read_caption
 
     family = _family(arch)
     if images_root is None:
@@ -324,7 +325,8 @@ def _export_texts(store: Path, images_root: Path | None, arch: str, ending: str,
     opened = _open(folder if folder.is_dir() else store)
     images = list_images([str(images_root)])
     with scan_progress("exporting", quiet=quiet) as progress:
-        done = export_text_npz(opened, images, _captions(images, ending), family, progress=progress)
+        captions = [read_caption(image, ending) for image in images]
+        done = export_text_npz(opened, images, captions, family, progress=progress)
     _print_exchange(done, "exported", "outputs")
 
 
@@ -336,6 +338,8 @@ def _family(name: str) -> TextFamily:
 
 def _older_caption(image: str, family: TextFamily, ending: str) -> str | None:
     """The caption in the file beside an image, if its npz was made from that and not from what stood there before."""
+    from kohya_bucket.sdscripts.config.files import read_caption
+
     file = Path(image)
     try:
         npz = file.with_name(file.stem + family.suffix).stat()
@@ -343,19 +347,4 @@ def _older_caption(image: str, family: TextFamily, ending: str) -> str | None:
             return None
     except OSError:
         return None
-    return _captions([image], ending)[0]
-
-
-def _captions(images: Sequence[str], ending: str) -> list[str | None]:
-    """The first line of each image's file of this ending, as sd-scripts takes it; None where there is none."""
-    found: list[str | None] = []
-    for image in images:
-        path = Path(image).with_name(Path(image).stem + ending)
-        try:
-            text = read_regular(path, MAX_CONFIG_BYTES, "a caption is read here").decode("utf-8")
-            found.append(text.replace("\r", "\n").partition("\n")[0].strip())
-        except FileNotFoundError:
-            found.append(None)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: the caption cannot be read ({error}); it must be UTF-8 text") from error
-    return found
+    return read_caption(image, ending)

@@ -33,7 +33,7 @@ def plan(
     config_option: Annotated[Path | None, rare("--config", "-c", help="the same as CONFIG")] = None,
     gpus: Annotated[str, typer.Option(help="numbers of GPUs to plan for, e.g. 1,2,4,8")] = "1",
     accumulate: Annotated[
-        int | None, typer.Option(min=1, help="batches for one update of the weights, if the file does not say")
+        int | None, typer.Option(min=1, help="batches for one update of the weights; by default as the file says, or 1")
     ] = None,
     images: Annotated[bool, typer.Option("--images", help="list every image with its bucket and crop")] = False,
     as_json: AsJson = False,
