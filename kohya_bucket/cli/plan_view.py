@@ -86,9 +86,10 @@ class Plan:
             _print_data(console, data, images)
         if self.gpus:
             _print_gpus(console, self.gpus, self.accumulate, self.trainer)
-        for row in self.gpus if self.length else ():
-            where = f"on {counted(row.gpus, 'GPU')}: " if len(self.gpus) > 1 else ""
-            say(where + self.length.text(row.updates))
+        if self.length is not None:
+            for row in self.gpus:
+                where = f"on {counted(row.gpus, 'GPU')}: " if len(self.gpus) > 1 else ""
+                say(where + self.length.text(row.updates))
         if len(self.findings):
             console.print()
             _print_findings(console, self.findings, self.trainer, images)

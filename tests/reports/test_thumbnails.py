@@ -74,7 +74,7 @@ def test_what_does_not_decode_for_its_picture_is_broken(tmp_path) -> None:
         Image.effect_noise((90, 60), 50).save(path)
     paths[1].write_bytes(paths[1].read_bytes()[:1000])
     names = [*map(str, paths), "tar that is no file.tar/a.png"]
-    before = analyze(Subject("set", ImageTable.of(names, np.full((4, 2), (90, 60), dtype=np.int32)), KohyaBuckets(64)))
+    before = analyze(Subject("set", ImageTable.of(names, np.full((4, 2), (90, 60), dtype=np.int32)), KohyaBuckets(512)))
     (after,), pictures = illustrate([before], 8)
     assert (before.summary.placed, after.summary.placed, sorted(after.images.failures)) == (4, 3, [1])
     assert [bool(pictures[name]) for name in names] == [True, False, True, False]
