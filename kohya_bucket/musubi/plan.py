@@ -282,9 +282,7 @@ def config_section(path: Path, model: Architecture, show: ShowProgress, *, decod
     advice = "" if model.name else "; name it for advice that fits: --arch wan"
     section.facts.append(("checked for", model.title + advice))
     try:
-        options = options_of(read)
-        if not section.stops:
-            _look_at_files(section, read, options, show, decode)
+        _look_at_files(section, read, options_of(read), show, decode)
     except KohyaBucketError as error:
         section.findings.error("settings", "", str(error))
     return section
@@ -295,12 +293,12 @@ def _look_at_files(
 ) -> None:
     with show("reading images and clips") as progress:
         seen = overview(read, options, decode=decode, progress=progress)
-    for number, data in enumerate(seen.datasets, 1):
+    for data in seen.datasets:
         batches = sum(row.batches for row in data.items.rows())
         text = f"{counted(len(data.paths), data.keys.what)}, {counted(len(data.items.keys), 'item')} in "
         text += f"{counted(len(data.items.bucket_keys), 'bucket')}, {batches:,} batch{'es' * (batches != 1)} an epoch"
         lost = "" if data.clips is None else f", {seconds_lost(data):,.1f} s in no item"
-        section.facts.append((f"dataset {number}", text + lost))
+        section.facts.append((f"dataset {read.places.index(data.place) + 1}", text + lost))
     if not decode:
         return
     known = {path for data in seen.datasets for path, _ in data.left_out}
