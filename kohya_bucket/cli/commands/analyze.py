@@ -24,7 +24,6 @@ from kohya_bucket.cli.options import (
     check_output,
     engine_of,
     refuse_beside,
-    with_option_groups,
 )
 from kohya_bucket.errors import ConfigError, KohyaBucketError, why_not_written
 from kohya_bucket.files import replace_file
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
     from kohya_bucket.reports.analysis import Analysis
     from kohya_bucket.reports.subject import Subject
     from kohya_bucket.sdscripts.config import Finding
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(analyze))
 
 
 def analyze(

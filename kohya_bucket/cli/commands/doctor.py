@@ -12,7 +12,7 @@ import typer
 from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, trainer_at_hand
 from kohya_bucket.cli.console import plain_console, say, scan_progress
 from kohya_bucket.cli.help import rare
-from kohya_bucket.cli.options import AsJson, refuse_beside, with_option_groups
+from kohya_bucket.cli.options import AsJson, refuse_beside
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _SHOWN = 10
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(doctor))
 
 
 def doctor(

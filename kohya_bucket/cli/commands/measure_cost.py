@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 _SIZE = re.compile(r"\s*(\d+)\s*[xX]\s*(\d+)\s*")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("measure-cost")(measure_cost)
-
-
 def measure_cost(
     model: Annotated[str, typer.Argument(help="A model, e.g. flux or wan-1.3b; docs/sd-scripts.md lists them.")],
     sizes: Annotated[str, typer.Option(help="Bucket sizes to time.")] = "512x512,768x768,1024x1024",

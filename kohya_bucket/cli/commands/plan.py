@@ -11,15 +11,11 @@ import typer
 from kohya_bucket.cli.configs import Arch, adapter_options, is_musubi_config, only_one, release_at_hand, trainer_at_hand
 from kohya_bucket.cli.console import scan_progress
 from kohya_bucket.cli.help import rare
-from kohya_bucket.cli.options import AsJson, TrainerArguments, gpu_counts, refuse_beside, with_option_groups
+from kohya_bucket.cli.options import AsJson, TrainerArguments, gpu_counts, refuse_beside
 from kohya_bucket.errors import KohyaBucketError
 
 if TYPE_CHECKING:
     from kohya_bucket.cli.plan_view import Plan
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(plan))
 
 
 def plan(
