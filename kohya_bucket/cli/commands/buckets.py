@@ -87,8 +87,7 @@ def make(
 
     options = options.for_arch(context, arch)
     check_output("--output", output, "a bucket set", path)
-    if output is not None and output.is_file() and output.stat().st_size:
-        _refuse_other(output)
+    _refuse_other(output)
     if target is not None:
         beside = ("resolution", "min_bucket_reso", "max_bucket_reso")
         refuse_beside(context, f"--target {target} is an area for sides of any length", beside)
@@ -109,10 +108,7 @@ def make(
         return
     say(str(images))
     _print(result, losses, size[0] * size[1])
-    if losses["auto"] > losses.get(_DEFAULT, 1.0):
-        own = len(rules[_DEFAULT].bucket_set or ())
-        say()
-        say(f"This set crops more than sd-scripts' own {own}: raise --num, or train with sd-scripts' own")
+    _say_if_worse(rules, losses)
     _say_use(output, options.bucket_reso_steps)
 
 
@@ -132,10 +128,12 @@ def _others(options: RuleOptions, target: int | None, compare_to: str | None) ->
     return out
 
 
-def _refuse_other(output: Path) -> None:
+def _refuse_other(output: Path | None) -> None:
     """A file that is no bucket set, such as the dataset config beside it, is not written over."""
     from kohya_bucket.buckets import load_from_toml
 
+    if output is None or not output.is_file() or not output.stat().st_size:
+        return
     try:
         load_from_toml(output)
     except KohyaBucketError as error:
@@ -175,6 +173,14 @@ def _print(result: AutoBucketResult, losses: Mapping[str, float], area: int) -> 
     for name, loss in losses.items():
         points = "" if name == "auto" else f"  (auto is {(losses['auto'] - loss) * 100:+.2f} pts vs {name})"
         say(f"Mean crop loss {f'({name})':<{width}}  {loss:6.2%}{points}")
+
+
+def _say_if_worse(rules: Mapping[str, BucketRule], losses: Mapping[str, float]) -> None:
+    if losses["auto"] > losses.get(_DEFAULT, 1.0):
+        made, own = (len(rules[name].bucket_set or ()) for name in ("auto", _DEFAULT))
+        what = "This bucket crops" if made == 1 else f"These {made} buckets crop"
+        say()
+        say(f"{what} more than sd-scripts' own {own}: raise --num, or train with sd-scripts' own")
 
 
 def _summary(result: AutoBucketResult, losses: Mapping[str, float], compare_to: str | None) -> dict[str, Any]:
