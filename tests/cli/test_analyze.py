@@ -163,7 +163,7 @@ def test_html_is_written_and_json_still_printed(folder, tmp_path) -> None:
     page = (tmp_path / "r.html").read_bytes().decode("utf-8")
     assert page.startswith("<!doctype html>")
     assert "\r" not in page
-    assert page.count("data:image/") - page.count("data:image/${") <= 5
+    assert page.count("data:image/") - page.count("data:image/svg") <= 5  # without the page's own mark
 
 
 @pytest.mark.parametrize(
