@@ -6,6 +6,7 @@ Trainers check values by `isinstance`: true is a whole number to them, and 30 no
 from __future__ import annotations
 
 import difflib
+import glob
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -62,7 +63,7 @@ def load_source(path: str | os.PathLike[str], trainer: str = "sd-scripts") -> So
     """
     file = Path(path)
     if file.is_dir() or not file.exists():
-        what, more = ("is a folder", _for_folder(file)) if file.is_dir() else ("does not exist", "")
+        what, more = ("is a folder", _for_folder(file)) if file.is_dir() else ("does not exist", _near_file(file))
         raise ConfigError(f"the dataset config {str(file)!r} {what}: give the path of a .toml or .json file{more}")
     suffix = file.suffix.lower()
     if suffix not in (".toml", ".json"):
@@ -77,6 +78,18 @@ def _for_folder(folder: Path) -> str:
     if any(re.match(r"\d+_", one.name) and one.is_dir() for one in folder.iterdir()):
         return f", or `kohya-bucket plan --train-data-dir {folder}`"
     return f", or `kohya-bucket analyze {folder}` for its images"
+
+
+def _near_file(file: Path) -> str:
+    """The config that may have been meant by the name of one that is not there."""
+    try:
+        folder = file.parent
+        stems = {one.stem.lower(): one for one in folder.iterdir() if one.suffix.lower() in (".toml", ".json")}
+        near = [stems[stem] for stem in difflib.get_close_matches(file.stem.lower(), stems, 1)]
+        found = next(iter([*near, *folder.glob(f"*/{glob.escape(file.name)}")]), None)
+    except OSError:
+        return f"; there is no folder {str(file.parent)!r} either"
+    return f"; the nearest is {str(found)!r}" if found else ""
 
 
 def _decode(file: Path, trainer: str) -> str:

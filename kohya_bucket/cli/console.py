@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["plain_console", "print_fitting", "print_table", "say", "say_plainly", "scan_progress", "wide_console"]
+__all__ = [
+    "columns",
+    "plain_console",
+    "print_fitting",
+    "print_table",
+    "say",
+    "say_plainly",
+    "scan_progress",
+    "wide_console",
+]
 
 
 _ENCODING_ERRORS = "kohya_bucket.plain"
@@ -55,6 +64,16 @@ def wide_console() -> Console:
     """Standard output as wide as the terminal; wide enough for any table where it goes to a file or a pipe."""
     console = plain_console()
     return console if console.is_terminal else plain_console(width=max(console.width, _FILE_WIDTH))
+
+
+def columns(*head: str, left: int = 1) -> Table:
+    """A plain table with these headings, to which rows are added; all but the first `left` are numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for i, name in enumerate(head):
+        table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
+    return table
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -268,6 +268,7 @@ def encode_captions(
     from kohya_bucket.latents.encode.text_encoder import load_text_encoder
     from kohya_bucket.latents.store.latent_store import LatentStore
 
+    _silence_libraries()
     on_ray = cluster.on_ray()
     LatentStore(output)  # no model is loaded for a store that is not there
     load = partial(
@@ -300,12 +301,19 @@ def encode_captions(
         raise KohyaBucketError(f"{counted(failed, 'caption')} could not be encoded, see above; all others are done")
 
 
+def _silence_libraries() -> None:
+    """What diffusers and transformers log while they load; what keeps them from it is an error of ours."""
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "critical")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
+
+
 def load_vae(vae: str, **options: Any) -> Any:
-    """An encoder from a hub name, a folder or a .safetensors file; see `load_encoder`.
+    """An encoder from a hub name, a folder or a .safetensors file, loaded without a word; see `load_encoder`.
 
     Raises:
         KohyaBucketError: what is needed to load it is not installed, or it cannot be loaded.
     """
+    _silence_libraries()
     try:
         from kohya_bucket.latents.vae.diffusers_vae import load_encoder
 

@@ -100,7 +100,12 @@ def load_command(name: str) -> Any:
     """A command, or a group of them, as typer makes it from its module. Its help begins with the line that lists it."""
     module = importlib.import_module(f"kohya_bucket.cli.commands.{name.replace('-', '_')}")
     alone = typer.Typer(name=name, cls=PlainGroup, no_args_is_help=True, rich_markup_mode=None)
-    module.register(alone)
+    if hasattr(module, "register"):
+        module.register(alone)
+    else:
+        from kohya_bucket.cli.options import with_option_groups
+
+        alone.command()(with_option_groups(getattr(module, module.__name__.rpartition(".")[2])))
     for made in alone.registered_commands:
         made.cls = PlainCommand if made.cls is TyperCommand else made.cls
     group = get_group(alone)

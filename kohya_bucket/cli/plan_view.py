@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +13,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.adapter.gpu_table import GpuRow
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.cli.console import print_fitting, print_table, wide_console
+from kohya_bucket.cli.console import print_fitting, print_table, say, wide_console
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.wording import rule_text
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from kohya_bucket.musubi.plan import Overview as MusubiOverview
     from kohya_bucket.musubi.plan import PlacedData
     from kohya_bucket.sdscripts.config import Config
+    from kohya_bucket.sdscripts.config.read import RunLength
     from kohya_bucket.sdscripts.plan import DatasetOverview, Overview
 
 __all__ = ["Plan", "of_musubi", "of_sdscripts"]
@@ -41,12 +41,14 @@ class PlannedData:
     """One data set.
 
     Attributes:
+        number: which of the config's.
         title: for a reader, and the lines above and below its buckets.
         entry: what `--json` prints of it. Each trainer has a few keys of its own; `buckets` and `not_trained` are
             alike, and what a bucket holds is called `images` or `items`.
         rows: one for each image or clip that is trained.
     """
 
+    number: int
     title: str
     above: Sequence[str]
     entry: Mapping[str, Any]
@@ -59,51 +61,64 @@ class Plan:
     """What a config trains.
 
     Attributes:
-        head: what `--json` begins with; empty for a config whose mistakes keep it from being planned.
+        head: what `--json` begins with.
+        accumulate: batches for one update of the weights.
+        unplanned: numbers of the data sets from which no buckets follow.
+        length: how long it trains, where the file says so.
     """
 
     trainer: str
     findings: Findings
-    head: Mapping[str, Any] = field(default_factory=dict)
-    datasets: Sequence[PlannedData] = ()
-    gpus: Sequence[GpuRow] = ()
-    options: AdapterOptions | None = None
+    head: Mapping[str, Any]
+    datasets: Sequence[PlannedData]
+    gpus: Sequence[GpuRow]
+    options: AdapterOptions
+    accumulate: int
+    unplanned: Sequence[int]
+    length: RunLength | None = None
 
-    def show(self, images: bool, accumulate: int, as_json: bool) -> None:
+    def show(self, images: bool, as_json: bool) -> None:
         """Print it, with `images` also each image and all names that findings are about."""
         if as_json:
             typer.echo(json.dumps(self.as_dict(), indent=2))
             return
         console = wide_console()
-        for number, data in enumerate(self.datasets, 1):
-            _print_data(console, number, data, images)
+        for data in self.datasets:
+            _print_data(console, data, images)
         if self.gpus:
-            _print_gpus(console, self.gpus, accumulate, self.trainer)
+            _print_gpus(console, self.gpus, self.accumulate, self.trainer)
+        if self.length is not None:
+            for row in self.gpus:
+                where = f"on {counted(row.gpus, 'GPU')}: " if len(self.gpus) > 1 else ""
+                say(where + self.length.text(row.updates))
         if len(self.findings):
-            if self.head:
-                console.print()
-            _print_findings(console, self.findings, images)
+            console.print()
+            _print_findings(console, self.findings, self.trainer, images)
+        if self.unplanned:
+            one = len(self.unplanned) == 1
+            numbers = ", ".join(map(str, self.unplanned))
+            say(f"not planned, because of that: dataset{'' if one else 's'} {numbers}")
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints, as `plan.schema.json` says. Keys are added; another change makes a new version."""
-        findings: dict[str, Any] = {"findings": [finding.as_dict() for finding in self.findings]}
-        if not self.head:
-            return {**_FORMAT, **findings}
+        findings = {"findings": [finding.as_dict() for finding in self.findings]}
         return {
             **_FORMAT,
             **self.head,
-            "settings": asdict(self.options) if self.options else None,
+            "settings": asdict(self.options),
             "datasets": [data.entry for data in self.datasets],
             "gpus": [row.as_dict() for row in self.gpus],
             **findings,
         }
 
 
-def of_sdscripts(read: Config, seen: Overview, images: bool) -> Plan:
+def of_sdscripts(read: Config, seen: Overview, images: bool, accumulate: int) -> Plan:
     """A config of sd-scripts; with `images` also each image."""
     datasets = [_of_dataset(dataset, seen.options, images) for dataset in seen.datasets]
     head = {"config": str(read.path) if read.path else None}
-    return Plan("sd-scripts", read.findings, head, datasets, seen.gpus, seen.options)
+    unplanned = {dataset.config.number for dataset in read.datasets} - {data.number for data in datasets}
+    return Plan("sd-scripts", read.findings, head, datasets, seen.gpus, seen.options, accumulate, sorted(unplanned),
+                read.length)  # fmt: skip
 
 
 def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool) -> PlannedData:
@@ -147,7 +162,7 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
     if images:
         entry["image_rows"] = rows
     title = f"{kind.replace('_', '-')}, {resolution}, {mode}, batch size {config.batch_size}"
-    return PlannedData(title, [rule, *_subset_lines(dataset)], entry, below, rows)
+    return PlannedData(config.number, title, [rule, *_subset_lines(dataset)], entry, below, rows)
 
 
 def _resolutions(options: AdapterOptions) -> str:
@@ -177,13 +192,12 @@ def _times(repeats: list[int]) -> str:
     return ", once each" if repeats[0] == 1 else f", {repeats[0]} times each"
 
 
-def of_musubi(read: MusubiConfig, seen: MusubiOverview | None, images: bool) -> Plan:
-    """A config of musubi-tuner; `seen` is None where its mistakes keep it from being planned."""
+def of_musubi(read: MusubiConfig, seen: MusubiOverview, images: bool, accumulate: int) -> Plan:
+    """A config of musubi-tuner; with `images` also each image and clip."""
     head = {"config": str(read.path), "architecture": read.model.name or None}
-    if seen is None:
-        return Plan("musubi-tuner", read.findings, head)
     datasets = [_of_data(data, read, images) for data in seen.datasets]
-    return Plan("musubi-tuner", read.findings, head, datasets, seen.gpus, seen.options)
+    unplanned = sorted({*range(1, len(read.places) + 1)} - {data.number for data in datasets})
+    return Plan("musubi-tuner", read.findings, head, datasets, seen.gpus, seen.options, accumulate, unplanned)
 
 
 def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
@@ -217,7 +231,7 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
         entry["rows"] = rows
     title = f"{what}s, {width}x{height}, {mode}, for {read.model.title}, batch size {keys.batch_size}"
     source = f"{keys.directory or keys.jsonl_file}: {counted(len(data.paths), what)}, {times} each"
-    return PlannedData(title, [source, *_clip_lines(data, entry)], entry, rows=rows)
+    return PlannedData(read.places.index(data.place) + 1, title, [source, *_clip_lines(data, entry)], entry, rows=rows)
 
 
 def _clip_lines(data: PlacedData, entry: Mapping[str, Any]) -> list[str]:
@@ -265,9 +279,9 @@ def _clip_rows(data: PlacedData) -> list[Mapping[str, Any]]:
     return out
 
 
-def _print_data(console: Console, number: int, data: PlannedData, images: bool) -> None:
+def _print_data(console: Console, data: PlannedData, images: bool) -> None:
     console.print()
-    console.print(f"[bold]Dataset {number}[/bold]: {data.title}")
+    console.print(f"[bold]Dataset {data.number}[/bold]: {data.title}")
     for line in data.above:
         console.print(f"  {line}", markup=False, soft_wrap=True)
     _print_buckets(console, data.entry)
@@ -305,49 +319,44 @@ def _size(size: Sequence[int]) -> str:
 
 
 def _print_buckets(console: Console, entry: Mapping[str, Any]) -> None:
+    """A row for each bucket and one for all; where the terminal is narrow, without some of the columns."""
     rows, what = entry["buckets"], "images" if "images" in entry else "items"
     if not rows:
         console.print("nothing is trained")
         return
-    several = {"bucket": counted(len(rows), "bucket"), what: f"{entry[what]:,}"}
-    for name, text in (("samples", "samples"), ("batches", "batches"), ("short_batches", "short")):
-        total = sum(row[name] for row in rows)
-        several[text] = f"{total:,}" if total or text != "short" else ""
-    count = sum(row[what] for row in rows)
-    several["cut off"] = f"{sum(row['mean_crop_loss'] * row[what] for row in rows) / count:.1%}"
-    several["worst"] = f"{max(row['worst_crop_loss'] for row in rows):.1%}"
-    cells = [
-        {
-            "bucket": _size(row["bucket"]), "aspect": f"{row['bucket'][0] / row['bucket'][1]:.3f}",
-            what: f"{row[what]:,}", "samples": f"{row['samples']:,}", "batches": f"{row['batches']:,}",
-            "short": str(row["short_batches"] or ""), "cut off": f"{row['mean_crop_loss']:.1%}",
-            "worst": f"{row['worst_crop_loss']:.1%}",
-        }
-        for row in rows
-    ]  # fmt: skip
+    total = {name: sum(row[name] for row in rows) for name in (what, "samples", "batches", "short_batches")}
+    total |= {
+        "mean_crop_loss": sum(row["mean_crop_loss"] * row[what] for row in rows) / total[what],
+        "worst_crop_loss": max(row["worst_crop_loss"] for row in rows),
+    }
     if "enlarged" in rows[0]:
-        for cell, row in zip(cells, rows, strict=True):
-            cell["enlarged"] = _enlarged(row["enlarged"], row["largest_enlargement"])
-        most = max(row["largest_enlargement"] for row in rows)
-        several["enlarged"] = _enlarged(sum(row["enlarged"] for row in rows), most)
-    print_fitting(console, partial(_bucket_table, cells, several), ("aspect", "short", "samples", "batches"))
+        total["enlarged"] = sum(row["enlarged"] for row in rows)
+        total["largest_enlargement"] = max(row["largest_enlargement"] for row in rows)
+    cells = [_bucket_cells(row, what) for row in (*rows, {**total, what: entry[what]})]
+    cells[-1] |= {"bucket": counted(len(rows), "bucket")}
+
+    def table(without: Collection[str]) -> Table:
+        made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        kept = [name for name in cells[0] if name not in without]
+        for name in kept:
+            made.add_column(name, justify="right", no_wrap=True)
+        for number, row in enumerate(cells, 2):
+            made.add_row(*(row[name] for name in kept), end_section=number == len(cells))
+        return made
+
+    print_fitting(console, table, ("aspect", "short", "samples", "batches"))
 
 
-def _enlarged(images: int, most: float) -> str:
-    return f"{images:,} (up to {most:.3g}x)" if images else ""
-
-
-def _bucket_table(rows: Sequence[Mapping[str, str]], total: Mapping[str, str], without: Collection[str]) -> Table:
-    """A row for each bucket and one for all, without some of the columns."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    kept = [name for name in rows[0] if name not in without]
-    for name in kept:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(row[name] for name in kept))
-    table.add_section()
-    table.add_row(*(total.get(name, "") for name in kept))
-    return table
+def _bucket_cells(row: Mapping[str, Any], what: str) -> dict[str, str]:
+    size = row.get("bucket")
+    cells = {"bucket": _size(size), "aspect": f"{size[0] / size[1]:.3f}"} if size else {"bucket": "", "aspect": ""}
+    cells |= {name: f"{row[name]:,}" for name in (what, "samples", "batches")}
+    cells["short"] = f"{row['short_batches']:,}" if row["short_batches"] else ""
+    cells |= {"cut off": f"{row['mean_crop_loss']:.1%}", "worst": f"{row['worst_crop_loss']:.1%}"}
+    if "enlarged" in row:
+        up = row["enlarged"]
+        cells["enlarged"] = f"{up:,} (up to {row['largest_enlargement']:.3g}x)" if up else ""
+    return cells
 
 
 def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, trainer: str) -> None:
@@ -370,11 +379,13 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
             console.print(f"{row.gpus} GPUs: {row.left_over}", markup=False, soft_wrap=True)
 
 
-def _print_findings(console: Console, findings: Findings, names: bool) -> None:
-    """The findings, the worst first; with `names` all that each is about."""
+def _print_findings(console: Console, findings: Findings, trainer: str, names: bool) -> None:
+    """The findings, and below them what stops the trainer; with `names` all that each is about."""
     styles = {"error": "bold red", "warning": "yellow", "note": "dim"}
-    for finding in findings:
-        console.print(f"{finding.severity.value}: ", style=styles[finding.severity.value], end="")
+    for finding in sorted(findings, key=lambda finding: finding.severity is Severity.ERROR):
+        stops = finding.severity is Severity.ERROR
+        title = f"{trainer} stops" if stops else finding.severity.value
+        console.print(f"{title}: ", style=styles[finding.severity.value], end="")
         console.print(finding.text, markup=False, soft_wrap=True)
         # The text names the first few.
         for name in finding.names if names and len(finding.names) > 3 else ():

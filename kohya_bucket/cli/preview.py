@@ -68,7 +68,7 @@ class Preview:
 
     Attributes:
         steps: of each GPU in an epoch.
-        errors: what makes the trainer stop, in words; then nothing may be planned.
+        errors: what makes the trainer stop, in words; data sets with one are not planned.
         data: all that `plan --json --images` prints, see `plan.schema.json`.
     """
 
@@ -105,7 +105,7 @@ def preview(
 
             release, checkout = release_at_hand(sd_scripts)
             trainer = trainer_at_hand(arch, checkout, file)
-            plan, _ = plan_sdscripts(read_config(file, release=release, trainer=trainer), counts, 1, True)
+            plan, _ = plan_sdscripts(read_config(file, release=release, trainer=trainer), counts, None, True)
     data = plan.as_dict()
     if isinstance(config, Mapping) and "config" in data:
         data["config"] = None
@@ -167,17 +167,15 @@ def _silently(_: str) -> AbstractContextManager[Progress | None]:
 
 
 def plan_sdscripts(
-    read: Config, gpus: Sequence[int], accumulate: int, images: bool, reading: Reading = _silently
+    read: Config, gpus: Sequence[int], accumulate: int | None, images: bool, reading: Reading = _silently
 ) -> tuple[Plan, bool]:
     """The plan of a config of sd-scripts, with `images` also of each image; whether images have no bucket."""
-    from kohya_bucket.sdscripts.plan import name_unreadable, overview
+    from kohya_bucket.sdscripts.plan import overview
 
     with reading("reading image headers") as progress:
-        if read.findings.of(Severity.ERROR):
-            name_unreadable(read, progress)
-            return Plan("sd-scripts", read.findings), False
-        seen = overview(read, adapter_options(read), gpus, accumulate, progress)
-        return of_sdscripts(read, seen, images), any(data.left_out for data in seen.datasets)
+        batches = accumulate or (1 if read.length is None else read.length.batches)
+        seen = overview(read, adapter_options(read), gpus, batches, progress)
+    return of_sdscripts(read, seen, images, batches), any(data.left_out for data in seen.datasets)
 
 
 def plan_musubi(
@@ -192,8 +190,6 @@ def plan_musubi(
     if not read.model.name:
         message = "no model is named, and what is shown holds for every one but HiDream-O1 and MiniMax-H3"
         read.findings.note("no-architecture", "", message, "name it, e.g. --arch wan")
-    if read.findings.of(Severity.ERROR):
-        return of_musubi(read, None, images)
     with reading("reading images and clips") as progress:
         seen = overview(read, options_of(read), gpus, accumulate, progress=progress)
-    return of_musubi(read, seen, images)
+    return of_musubi(read, seen, images, accumulate)

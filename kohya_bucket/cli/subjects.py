@@ -200,15 +200,11 @@ def from_musubi_config(
         else:
             images = reading.table(paths)
             images = images.without(reading.undecodable(images))
-        endings = () if keys.caption_extension is None else (keys.caption_extension,)
-        images = _repeated(images, keys.num_repeats, endings)
+        endings = images.captions if keys.caption_extension is None else (keys.caption_extension,)
+        images = replace(images, repeats=images.repeats * max(keys.num_repeats, 0), captions=endings)
         subjects.append(Subject(name, images, rule, batch, str(path), trainer, facts))
     findings = [finding for finding in read.findings if finding.severity is not Severity.NOTE]
     if not subjects:
         reasons = "; ".join(finding.text for finding in findings[:3])
         raise ConfigError(f"{path}: no data set with images or clips in it: {reasons}")
     return subjects, findings
-
-
-def _repeated(images: ImageTable, times: int, endings: tuple[str, ...]) -> ImageTable:
-    return replace(images, repeats=images.repeats * max(times, 0), captions=endings or images.captions)

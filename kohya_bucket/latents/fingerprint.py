@@ -49,7 +49,7 @@ class Stale(enum.Enum):
     SOURCE = "the image changed ({})"
     OTHER_SOURCE = "it was made from {}"
     OLDER = "the image is newer than its cache, which does not say what it was made from"
-    IMAGE_SIZE = "it is of an image of {}x{}, not {}x{}"
+    IMAGE_SIZE = "the image changed ({}x{} then, {}x{} now)"
     VAE = "the VAE's weights changed ({} -> {})"
     BUCKET = "the bucket changed ({} -> {})"
     RESIZED = "the resized size changed ({} -> {})"

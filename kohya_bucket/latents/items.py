@@ -256,13 +256,16 @@ def compare(store: LatentStore, wanted: Wanted, *, ignoring: Collection[Stale] =
     """Which of the wanted items are in `store` as they should be.
 
     An image whose modification time changed but whose stored content hash still matches counts as current; only
-    such images are read. `ignoring` names what may differ.
+    such images are read. Of an image that changed, size and crop are no reasons of their own. `ignoring` names what may
+    differ.
     """
     at = store.find(wanted.sources, wanted.collection)
     here = np.flatnonzero(at >= 0)
     stored = store.columns(at[here])
     found = {Stale.SOURCE: wanted.source_changes(stored, here) > 0}
     found |= differences(stored, wanted.columns(here), ignoring=ignoring)
+    for kind in {Stale.BUCKET, Stale.RESIZED, Stale.CROP} & found.keys():  # an edited image explains these
+        found[kind] = found[kind] & ~found[Stale.SOURCE]
     differs = {kind: np.zeros(len(wanted), dtype=np.bool_) for kind in found}
     for kind, there in found.items():
         differs[kind][here] = there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -42,8 +43,13 @@ def measure_model(
     dtype: torch.dtype,
     rounds: int,
     progress: Callable[[int, int], object] | None = None,
+    expect: Callable[[float], object] | None = None,
 ) -> CostFit:
     """Seconds of all blocks of a model for one image of each number of tokens: those of one block times their number.
+
+    Args:
+        progress: called as `progress(done, total)`.
+        expect: called before, with the seconds that all of it will take, estimated from the smallest shape.
 
     Raises:
         KohyaBucketError: a number of tokens that does not fit into the device's memory.
@@ -62,5 +68,16 @@ def measure_model(
         block.zero_grad(set_to_none=True)
 
     waits = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize, "xpu": torch.xpu.synchronize}
-    one = measure_cost(step, tokens, rounds=rounds, synchronize=waits.get(device.type), progress=progress)
+    wait = waits.get(device.type, lambda: None)
+    if expect is not None:
+        least = min(range(len(tokens)), key=tokens.__getitem__)
+        for _ in range(2):  # the first one starts the device
+            wait()
+            began = time.perf_counter()
+            step(least)
+            wait()
+        seconds = time.perf_counter() - began
+        work = [24 * grid.width * n + 4 * n * n for n in tokens]  # of matrices and of attention, in the same unit
+        expect(seconds * sum(work) / work[least] * (rounds + 1))
+    one = measure_cost(step, tokens, rounds=rounds, synchronize=wait, progress=progress)
     return fit_cost(one.tokens, one.seconds * grid.blocks)

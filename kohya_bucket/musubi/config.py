@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.adapter.config_source import Place, Source, check_range, load_source, read_table, unknown_key
-from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table
 from kohya_bucket.buckets.choices import EXTRACTIONS
 from kohya_bucket.checks import nearest
@@ -19,7 +19,7 @@ from kohya_bucket.musubi.architectures import ANY, ARCHITECTURES, Architecture
 from kohya_bucket.musubi.checkout import clips_always_in_buckets, known_checkout
 from kohya_bucket.musubi.keys import CLIPS, DEPRECATED, GENERAL, IMAGES, SOURCES, ClipKeys, DatasetKeys, ImageKeys
 
-__all__ = ["MusubiConfig", "check_options", "is_musubi", "options_of", "read_config"]
+__all__ = ["MusubiConfig", "buckets_follow", "check_options", "is_musubi", "options_of", "read_config"]
 
 _GENERAL, _IMAGES, _CLIPS = "[general]", "a data set of images", "a data set of clips"
 _TABLES = {_GENERAL: GENERAL, _IMAGES: IMAGES, _CLIPS: CLIPS}
@@ -133,6 +133,13 @@ def _check_values(keys: DatasetKeys, place: str, model: Architecture, findings: 
         _check_frames(keys, place, model, findings)
         _check_model(keys, place, model, findings)
         _check_clip_buckets(keys, place, model, findings)
+
+
+def buckets_follow(keys: DatasetKeys, place: str, model: Architecture) -> bool:
+    """Whether the items of a data set can be placed, though musubi-tuner may stop at something else in its config."""
+    found = Findings()
+    _check_values(keys, place, model, found)
+    return {finding.code for finding in found.of(Severity.ERROR)} <= {"batch-size", "caption-extension"}
 
 
 def _check_frames(keys: ClipKeys, place: str, model: Architecture, findings: Findings) -> None:

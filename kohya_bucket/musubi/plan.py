@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.findings import Findings, Section
+from kohya_bucket.adapter.findings import Findings, Section, Severity
 from kohya_bucket.adapter.gpu_table import GpuRow, gpu_rows
 from kohya_bucket.adapter.group import GroupPlanner, ItemsInBuckets
 from kohya_bucket.adapter.kept_sizes import scan_sizes
@@ -25,7 +25,7 @@ from kohya_bucket.images.clips import ClipScan, read_clips
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.musubi.architectures import Architecture
-from kohya_bucket.musubi.config import MusubiConfig, options_of, read_config
+from kohya_bucket.musubi.config import MusubiConfig, buckets_follow, options_of, read_config
 from kohya_bucket.musubi.keys import ClipKeys, DatasetKeys
 from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.texts import counted, some
@@ -222,7 +222,7 @@ def _check_rates(keys: ClipKeys, scan: ClipScan, place: str, model: Architecture
 
 @dataclass(frozen=True)
 class Overview:
-    """All data sets of a config, and the epoch on each number of GPUs."""
+    """The data sets of a config from which buckets follow, and the epoch on each number of GPUs."""
 
     options: AdapterOptions
     datasets: tuple[PlacedData, ...]
@@ -233,7 +233,9 @@ def overview(
     config: MusubiConfig, options: AdapterOptions, gpus: Sequence[int] = (1,), accumulate: int = 1, *,
     decode: bool = False, progress: Progress | None = None,
 ) -> Overview:  # fmt: skip
-    """Place and plan what `config` trains; what its files show to be wrong is added to its findings.
+    """Place and plan what `config` trains, or would train without the mistakes that stop it.
+
+    What its files show to be wrong is added to its findings.
 
     Args:
         gpus: numbers of them.
@@ -244,8 +246,10 @@ def overview(
     Raises:
         KohyaBucketError: keys or options from which no buckets follow, with the data set's place in the config.
     """
-    placed, model = [], config.model
+    placed, model, stopped = [], config.model, bool(config.findings.of(Severity.ERROR))
     for keys, place in zip(config.datasets, config.places, strict=True):
+        if stopped and not buckets_follow(keys, place, model):
+            continue
         try:
             data = _place(keys, place, model, config.findings, decode, progress)
         except KohyaBucketError as error:
@@ -253,8 +257,9 @@ def overview(
         _check_clips(data, model, config.findings)
         placed.append(data)
     groups = [data.items for data in placed if len(data.items.keys)]
-    if not groups:
+    if not groups and not stopped:
         config.findings.error("no-items", "", "nothing can be trained, each for its own reason", "see what is listed")
+    if not groups:
         return Overview(options, tuple(placed), ())
     return Overview(options, tuple(placed), gpu_rows(GroupPlanner(groups, options), gpus, accumulate))
 
@@ -277,9 +282,7 @@ def config_section(path: Path, model: Architecture, show: ShowProgress, *, decod
     advice = "" if model.name else "; name it for advice that fits: --arch wan"
     section.facts.append(("checked for", model.title + advice))
     try:
-        options = options_of(read)
-        if not section.stops:
-            _look_at_files(section, read, options, show, decode)
+        _look_at_files(section, read, options_of(read), show, decode)
     except KohyaBucketError as error:
         section.findings.error("settings", "", str(error))
     return section
@@ -290,12 +293,12 @@ def _look_at_files(
 ) -> None:
     with show("reading images and clips") as progress:
         seen = overview(read, options, decode=decode, progress=progress)
-    for number, data in enumerate(seen.datasets, 1):
+    for data in seen.datasets:
         batches = sum(row.batches for row in data.items.rows())
         text = f"{counted(len(data.paths), data.keys.what)}, {counted(len(data.items.keys), 'item')} in "
         text += f"{counted(len(data.items.bucket_keys), 'bucket')}, {batches:,} batch{'es' * (batches != 1)} an epoch"
         lost = "" if data.clips is None else f", {seconds_lost(data):,.1f} s in no item"
-        section.facts.append((f"dataset {number}", text + lost))
+        section.facts.append((f"dataset {read.places.index(data.place) + 1}", text + lost))
     if not decode:
         return
     known = {path for data in seen.datasets for path, _ in data.left_out}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -223,7 +223,7 @@ class Analysis:
             ListedImages("exif_rotated", "Asking for a rotation",
                          "Their EXIF asks for it; training takes the pixels as they are stored.",
                          self.rotated.tolist(), turn),
-            ListedImages("broken", "Broken", "No size could be read from these; they are not trained.",
+            ListedImages("broken", "Broken", "These cannot be read or decoded; they are not trained.",
                          sorted(images.failures), images.failures.__getitem__, True),
             ListedImages("mislabelled", "Named wrongly", "They load anyway.",
                          sorted(images.mislabelled), images.mislabelled.__getitem__, True),
@@ -240,6 +240,13 @@ class Analysis:
             return failure
         reason = self.placement.reason(i)
         return "" if reason == Reason.PLACED else reason.text
+
+    def without(self, broken: Mapping[str, str]) -> Analysis:
+        """The same with the images at these paths broken, for the reasons given."""
+        if not broken.keys() & set(self.images.paths):
+            return self
+        subject = replace(self.subject, images=self.images.without(broken))
+        return analyze(subject, min_count=self.min_count, outlier_threshold=self.outlier_threshold)
 
     @staticmethod
     def _worst(values: FloatArray, chosen: npt.NDArray[np.bool_]) -> Indices:

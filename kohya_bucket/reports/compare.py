@@ -13,9 +13,10 @@ from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.clips import ClipScan
+from kohya_bucket.reports.recommend import differences
 from kohya_bucket.reports.summary import Summary, summarize
 
-__all__ = ["Compared", "ComparedClips", "compare_clips", "compare_rules"]
+__all__ = ["Compared", "ComparedClips", "compare_clips", "compare_rules", "conclusion"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,25 @@ def compare_rules(rules: Sequence[tuple[str, BucketRule]], sizes: IntArray, batc
         reasons = {Reason(i).text: int(n) for i, n in enumerate(counts.tolist()) if n}
         out.append(Compared(name, summarize(readable, placement, repeats, batch_size), reasons))
     return out
+
+
+def conclusion(results: Sequence[Compared]) -> str:
+    """Which rule loses least, and what that gains and costs against the first one.
+
+    An image without a bucket counts as lost whole.
+    """
+
+    def lost(one: Compared) -> float:
+        s = one.summary
+        return (s.mean_crop * s.placed + s.unplaced) / max(s.placed + s.unplaced, 1)
+
+    first, best = results[0], min(results, key=lost)
+    if best is first:
+        return f"{first.name} loses least: {lost(first):.2%}"
+    gain, cost = differences(first.summary, best.summary)
+    text = f"{best.name} loses least: {lost(best):.2%}, and {first.name} {lost(first):.2%}"
+    better = f". Better than {first.name}: {gain}" if gain else ""
+    return text + better + (f". Worse: {cost}" if cost else "")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ The format of the JSON is stable: fields are added, never renamed or removed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,10 +21,11 @@ from kohya_bucket._version import __version__
 from kohya_bucket.images.listing import from_here
 from kohya_bucket.latents.architectures import NAME_THE_MODEL
 from kohya_bucket.reports.analysis import Analysis, BucketUse
-from kohya_bucket.reports.recommend import Recommendation, recommend
+from kohya_bucket.reports.recommend import Recommendation, most_worth, recommend
+from kohya_bucket.reports.subject import ImageTable
 from kohya_bucket.texts import counted, one_line, some
 
-__all__ = ["analysis_as_dict", "print_analysis", "render_analysis", "report_as_dict"]
+__all__ = ["analysis_as_dict", "print_analysis", "report_as_dict"]
 
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -34,46 +35,44 @@ _NARROW = 76  # columns that all of a bucket's numbers take
 
 def print_analysis(analysis: Analysis, console: Console, limit: int = 5) -> None:
     """Print one data set; lists of images show the first `limit`."""
-    # in a file no path is broken over two lines, and no line is filled up or cut
-    shown = render_analysis(analysis, limit, wrap=console.is_terminal, narrow=console.width < _NARROW)
-    console.print(shown, soft_wrap=not console.is_terminal)
-
-
-def render_analysis(analysis: Analysis, limit: int = 5, *, wrap: bool = True, narrow: bool = False) -> RenderableType:
-    parts: list[RenderableType] = [_head(analysis)]
+    wrap, narrow = console.is_terminal, console.width < _NARROW
+    recommendations = recommend(analysis)
+    parts: list[RenderableType] = [_head(analysis, recommendations)]
     if len(analysis.aspects):
         parts += [_aspects(analysis, 40 if narrow else 64), _buckets(analysis, narrow)]
     parts += _lists(analysis, limit)
-    recommendations = recommend(analysis)
     if recommendations:
         parts.append(Text.assemble(("\nWhat to change", "bold"), (_valid_for(analysis), "dim")))
         texts = [_recommendation(r) for r in recommendations]
         parts += [Padding(text, (0, 0, 0, 2)) if wrap else _indented(text) for text in texts]
-    return Group(*parts)
+    # in a file no path is broken over two lines, and no line is filled up or cut
+    console.print(Group(*parts), soft_wrap=not wrap)
 
 
-def _head(analysis: Analysis) -> RenderableType:
+def _head(analysis: Analysis, recommendations: Sequence[Recommendation]) -> RenderableType:
+    """Three lines: the images, what is lost of them, and what to change first; then the numbers."""
     images, s = analysis.images, analysis.summary
-    readable = int(images.readable.sum())
-    text = Text()
-    text.append(f"{one_line(analysis.subject.name)}\n", style="bold")
-    text.append(f"{one_line(repr(analysis.subject.rule))}, batch size {analysis.subject.batch_size}\n", style="dim")
+    broken = int((~images.readable).sum())
     what = "image" if analysis.subject.clips is None else "clip"
-    text.append(f"{counted(len(images), what)}: {readable:,} readable, {len(images) - readable:,} broken")
+    text = Text.assemble((f"{one_line(analysis.subject.name)}: ", "bold"), counted(len(images), what))
+    text.append(f", {s.placed:,} of them in {counted(s.buckets, 'bucket')}; {broken:,} broken")
     text.append(f", {len(analysis.unplaced):,} without a bucket\n")
+    if s.placed:
+        text.append(f"Lost: {s.mean_crop:.2%} of an image is cropped off, {s.worst_crop:.1%} of the worst one; ")
+        text.append(f"{s.enlarged:.1%} of the images are enlarged\n")
+    first = most_worth(analysis, recommendations)
+    line = f"{first.setting}: {first.current} → {first.proposed}" if first else "nothing; no setting does better"
+    text.append("Change first: ", style="bold")
+    text.append(f"{one_line(line)}\n\n", style="cyan")
+    text.append(f"{one_line(repr(analysis.subject.rule))}, batch size {analysis.subject.batch_size}\n", style="dim")
     for line in [] if analysis.subject.clips is None else analysis.subject.clips.lines():
         text.append(f"{line}\n")
     if s.placed:
-        text.append(
-            f"{counted(s.buckets, 'bucket')} in use; {counted(s.samples, 'sample')}, "
-            f"{counted(s.batches, 'batch')} an epoch, "
-            f"{s.short_batches:,} of them not full "
-            f"({counted(len(analysis.underfilled), 'bucket', 'never fills', 'never fill')} one)\n"
-        )
-        text.append(
-            f"Cropped off: mean {s.mean_crop:.2%}, median {s.median_crop:.2%}, 95th percentile {s.p95_crop:.1%}, worst "
-            f"{s.worst_crop:.1%}. Enlarged: {s.enlarged:.1%} of the images\n"
-        )
+        few = len(analysis.underfilled)
+        never = f" ({counted(few, 'bucket', 'never fills', 'never fill')} one)" if few else ""
+        text.append(f"{counted(s.samples, 'sample')}, {counted(s.batches, 'batch')} an epoch, ")
+        text.append(f"{s.short_batches:,} of them not full{never}\n")
+        text.append(f"Cropped off: median {s.median_crop:.2%}, 95th percentile {s.p95_crop:.1%}\n")
     return text
 
 
@@ -225,17 +224,13 @@ def analysis_as_dict(analysis: Analysis, limit: int = 100) -> dict[str, Any]:
         "buckets": [_bucket(b) for b in analysis.buckets],
         "underfilled": [str(b.bucket) for b in analysis.underfilled],
         "rarely_used": {"fewer_than": analysis.min_count, "buckets": [str(b.bucket) for b in analysis.rarely_used]},
-        "broken": _listed(
-            [{"path": images.paths[i], "reason": why} for i, why in sorted(images.failures.items())], limit
-        ),
+        "broken": _reasons(images.failures, images, limit),
         "without_bucket": _images(analysis, analysis.unplaced, limit, reason=True),
         "outliers": {"threshold": analysis.outlier_threshold, **_images(analysis, analysis.outliers, limit)},
         "most_cropped": _images(analysis, analysis.most_cropped, limit),
         "most_enlarged": _images(analysis, analysis.most_enlarged, limit),
         "exif_rotated": _images(analysis, analysis.rotated, limit),
-        "mislabelled": _listed(
-            [{"path": images.paths[i], "reason": why} for i, why in sorted(images.mislabelled.items())], limit
-        ),
+        "mislabelled": _reasons(images.mislabelled, images, limit),
         "duplicates": None
         if duplicates is None
         else _listed([[images.paths[i] for i in group] for group in duplicates], limit),
@@ -274,6 +269,10 @@ def _images(analysis: Analysis, indices: npt.NDArray[np.intp], limit: int, reaso
             row["reason"] = analysis.reason(i)
         rows.append(row)
     return {"count": len(indices), "listed": rows}
+
+
+def _reasons(found: Mapping[int, str], images: ImageTable, limit: int) -> dict[str, Any]:
+    return _listed([{"path": images.paths[i], "reason": why} for i, why in sorted(found.items())], limit)
 
 
 def _listed(rows: list[Any], limit: int) -> dict[str, Any]:

@@ -18,13 +18,16 @@ from kohya_bucket._version import __version__
 from kohya_bucket.buckets import AutoBuckets, BucketRule, BucketSet, FixedBuckets, KohyaBuckets, NovelAIBuckets, Reason
 from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.buckets.switching import AspectSwitch, aspect_switch
+from kohya_bucket.images.formats import is_video
 from kohya_bucket.images.parallel import Progress, for_each
+from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, markup_safe, one_file, table_markup
 from kohya_bucket.reports.recommend import recommend
 from kohya_bucket.texts import counted
 
-__all__ = ["browser_rule", "caption_beside", "choose_examples", "data_uri", "make_thumbnails", "render_page"]
+__all__ = ["browser_rule", "caption_beside", "choose_examples", "data_uri", "illustrate", "make_thumbnails",
+           "render_page"]  # fmt: skip
 
 
 def browser_rule(rule: BucketRule) -> dict[str, Any] | None:
@@ -196,11 +199,13 @@ _MOST_ROWS = 100
 
 def in_one_line(analyses: Sequence[Analysis]) -> str:
     """How many images, in how many buckets, and what is cut off of them."""
-    images = sum(len(a.images) for a in analyses)
-    buckets = sum(a.summary.buckets for a in analyses)
-    placed = sum(int(a.placement.placed.sum()) for a in analyses)
-    crop = sum(a.summary.mean_crop * int(a.placement.placed.sum()) for a in analyses) / max(placed, 1)
-    return f"{counted(images, 'image')} in {counted(buckets, 'bucket')}, {crop:.1%} cut off on average"
+    summaries = [a.summary for a in analyses]
+    placed = sum(s.placed for s in summaries)
+    crop = sum(s.mean_crop * s.placed for s in summaries) / max(placed, 1)
+    left = sum(len(a.images) for a in analyses) - placed
+    more = f", and {left:,} that cannot be trained" if left else ""
+    buckets = counted(sum(s.buckets for s in summaries), "bucket")
+    return f"{counted(placed, 'image')} in {buckets}, {crop:.1%} cut off on average{more}"
 
 
 def plain_report(analyses: Sequence[Analysis]) -> str:
@@ -255,6 +260,7 @@ def render_page(
     thumbnails: int = 240,
     limit: int = 300,
     progress: Progress | None = None,
+    pictures: Pictures | None = None,
 ) -> str:
     """The report of one or several data sets as the text of an HTML file.
 
@@ -263,19 +269,19 @@ def render_page(
         thumbnails: at most this many small pictures in the file, over all data sets.
         limit: at most this many images in each list.
         progress: called as `progress(done, total)` while the small pictures are made.
+        pictures: those of `illustrate`; by default they are made here.
     """
+    if pictures is None:
+        analyses, pictures = illustrate(analyses, thumbnails, progress)
     title = title or (analyses[0].subject.name if analyses else "No images")
-    share = max(0, thumbnails) // max(len(analyses), 1)
-    examples = [choose_examples(a, share) for a in analyses]
-    chosen = [a.images.paths[i] for a, e in zip(analyses, examples, strict=True) for _, some in e for i in some]
-    pictures = iter(make_thumbnails(chosen, progress))
     data = {
         "title": title,
         "version": __version__,
         "made": datetime.now().strftime("%Y-%m-%d %H:%M"),
         "reasons": {int(r): r.text for r in Reason},
         "datasets": [
-            {**_dataset(a, limit), "sheets": _sheets(a, e, pictures)} for a, e in zip(analyses, examples, strict=True)
+            {**_dataset(a, limit), "sheets": _sheets(a, examples, pictures)}
+            for a, examples in zip(analyses, _examples(analyses, thumbnails), strict=True)
         ],
     }
     about = in_one_line(analyses)
@@ -319,17 +325,16 @@ def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _sheets(analysis: Analysis, examples: Sequence[tuple[int, list[int]]], pictures: Any) -> list[dict[str, Any]]:
+def _sheets(analysis: Analysis, examples: Sequence[tuple[int, list[int]]], pictures: Pictures) -> list[dict[str, Any]]:
     out = []
     for k, chosen in examples:
         shots = []
         for i in chosen:
-            picture = next(pictures)
             resized, bucket = analysis.placement.resized_sizes[i], analysis.placement.bucket_sizes[i]
             shots.append(
                 {
                     "row": image_row(analysis, i, ""),
-                    "picture": picture,
+                    "picture": pictures[analysis.images.paths[i]],
                     # Kept area as shares of the image: left, top, width, height.
                     "kept": [
                         *((resized - bucket) // 2 / resized).round(4).tolist(),
@@ -346,6 +351,39 @@ _AREA = 120 * 120
 _LONGEST = 200
 _BACKGROUND = (128, 128, 128)
 _THREADS = 4
+
+
+Pictures = dict[str, tuple[str, int, int] | None]
+"""By path: (data URI, width, height), or None where there is no picture of it."""
+
+
+def illustrate(
+    analyses: Sequence[Analysis], thumbnails: int, progress: Progress | None = None
+) -> tuple[list[Analysis], Pictures]:
+    """Small pictures of the examples of all buckets; images that prove to be broken count as such from there on.
+
+    Args:
+        thumbnails: at most this many examples at once.
+
+    Returns:
+        the analyses, without the images whose pixels cannot be decoded; the pictures.
+    """
+    out, pictures = list(analyses), Pictures()
+    while True:
+        chosen = zip(out, _examples(out, thumbnails), strict=True)
+        paths = [a.images.paths[i] for a, examples in chosen for _, some in examples for i in some]
+        new = [path for path in dict.fromkeys(paths) if path not in pictures]
+        if not new:
+            return out, pictures
+        pictures |= zip(new, make_thumbnails(new, progress), strict=True)
+        files = [path for path in new if pictures[path] is None and not is_video(path) and Path(path).is_file()]
+        if broken := dict(undecodable(files)):
+            out = [a.without(broken) for a in out]
+
+
+def _examples(analyses: Sequence[Analysis], thumbnails: int) -> list[list[tuple[int, list[int]]]]:
+    share = max(0, thumbnails) // max(len(analyses), 1)
+    return [choose_examples(a, share) for a in analyses]
 
 
 def choose_examples(analysis: Analysis, total: int) -> list[tuple[int, list[int]]]:

@@ -6,7 +6,7 @@ Every number comes from placing the same images again. Settings are only such as
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,7 +38,7 @@ from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.texts import counted
 
-__all__ = ["Recommendation", "bad_files", "recommend"]
+__all__ = ["Recommendation", "bad_files", "differences", "most_worth", "recommend"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Recommendation:
         gain, cost: what gets better and what gets worse, measured; `cost` may be empty.
         before, after: the placements in numbers.
         listed: which of `Analysis.lists` has the files, where the advice is about files.
+        must: the trainer refuses the value that it has now.
     """
 
     setting: str
@@ -63,6 +64,7 @@ class Recommendation:
     before: Summary
     after: Summary
     listed: str = ""
+    must: bool = False
 
 
 def _short_share(summary: Summary) -> float:
@@ -115,7 +117,7 @@ def differences(before: Summary, after: Summary) -> tuple[str, str]:
         text = f"batches that are not full {before.short_batches:,} of {before.batches:,}"
         note(new < old, f"{text} → {after.short_batches:,} of {after.batches:,}")
     if before.mean_pixels and abs(after.mean_pixels / before.mean_pixels - 1) >= 0.01:
-        text = f"pixels trained per image {before.mean_pixels / 1e6:.2f} → {after.mean_pixels / 1e6:.2f} million"
+        text = f"pixels trained per image {before.mean_pixels / 1e6:.3g} → {after.mean_pixels / 1e6:.3g} million"
         note(after.mean_pixels > before.mean_pixels, text)
     return "; ".join(lines[0]), "; ".join(lines[1])
 
@@ -249,17 +251,15 @@ class Change:
     proposed: str
     why: str
     rule: BucketRule
-    batch_size: int | None = None
     must: bool = False
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What changes are tried on: images [N, 2], their rule, batch size and trainer, and what they come to now."""
+    """What changes are tried on: images [N, 2], their rule and trainer, and what they come to now."""
 
     sizes: IntArray
     rule: BucketRule
-    batch_size: int
     trainer: Trainer
     now: Summary
 
@@ -280,7 +280,6 @@ def changes(tried: Tried) -> Iterator[Change]:
             why = "Geometric switching is the one that crops least"
             changed = _fixed(rule, rule.bucket_set, "geometric")
             yield Change("[kohya_bucket] switching", rule.switching, "geometric", why, changed)
-    yield from _smaller_batches(tried)
 
 
 def _steps(rule: KohyaBuckets, trainer: Trainer) -> Iterator[Change]:
@@ -391,14 +390,6 @@ def _name_of(rule: FixedBuckets) -> str:
     return f"preset:{name}" if name in list_presets() else name or "own set"
 
 
-def _smaller_batches(tried: Tried) -> Iterator[Change]:
-    batch = tried.batch_size
-    if batch > 1:
-        short, batches = tried.now.short_batches, tried.now.batches
-        why = f"{short:,} of {batches:,} batches hold fewer than {batch} images, since each bucket ends in its own"
-        yield Change("batch_size", str(batch), str(batch // 2), why, tried.rule, batch // 2)
-
-
 def _fixed(rule: FixedBuckets, bucket_set: BucketSet, switching: str) -> FixedBuckets:
     """Another set or switching within the limits of the rule."""
     return FixedBuckets(bucket_set, switching=switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
@@ -425,6 +416,16 @@ def recommend(analysis: Analysis) -> list[Recommendation]:
     return [*about_files(analysis), *_about_settings(analysis)]
 
 
+def most_worth(analysis: Analysis, found: Sequence[Recommendation]) -> Recommendation | None:
+    """The one to begin with; None if nothing is recommended."""
+    broken = 100 * len(analysis.images.failures) / max(len(analysis.images), 1)
+
+    def weight(one: Recommendation) -> float:
+        return math.inf if one.must else broken if one.before is one.after else worth(one.before, one.after)
+
+    return max(found, key=weight, default=None)
+
+
 def _about_settings(analysis: Analysis) -> list[Recommendation]:
     subject, images = analysis.subject, analysis.images
     odd = misfits(analysis)
@@ -433,18 +434,18 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
     sizes, repeats = np.ascontiguousarray(images.sizes[kept]), images.repeats[kept]
 
     def measured(change: Change) -> Summary:
-        return summarize(sizes, change.rule.place(sizes), repeats, change.batch_size or subject.batch_size)
+        return summarize(sizes, change.rule.place(sizes), repeats, subject.batch_size)
 
     unchanged = Change("", "", "", "", subject.rule)
     before = measured(unchanged) if few else analysis.summary
     beside = f"; measured without the {_files(int(odd.sum()))} above" if few else ""
     found: list[tuple[float, Recommendation]] = []
-    for change in changes(Tried(sizes, subject.rule, subject.batch_size, subject.trainer, before)):
+    for change in changes(Tried(sizes, subject.rule, subject.trainer, before)):
         after = measured(change)
         weight = worth(before, after)
         if weight > 0 or change.must:
             texts = change.setting, change.current, change.proposed, change.why + beside
-            advice = Recommendation(*texts, *differences(before, after), before, after)
+            advice = Recommendation(*texts, *differences(before, after), before, after, must=change.must)
             found.append((np.inf if change.must else weight, advice))
     found.sort(key=lambda pair: -pair[0])
     return _each_once([advice for _, advice in found])

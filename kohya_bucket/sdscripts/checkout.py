@@ -14,6 +14,7 @@ __all__ = [
     "PATCH",
     "CheckoutError",
     "SeamError",
+    "SubmoduleError",
     "describe_folder",
     "find_checkout",
     "nearby_checkout",
@@ -30,14 +31,27 @@ class SeamError(KohyaBucketError):
     """sd-scripts looks different from every version this adapter knows; nothing was replaced."""
 
 
+class SubmoduleError(CheckoutError):
+    """The kohya_ss GUI's folder, whose sd-scripts was not fetched."""
+
+
 def find_checkout(folder: Path) -> Path:
-    """The sd-scripts checkout at `folder`, or in its `sd-scripts` (as the kohya_ss GUI brings it along)."""
+    """The sd-scripts checkout at `folder`, or in its `sd-scripts` (as the kohya_ss GUI brings it along).
+
+    Raises:
+        CheckoutError: neither is one.
+    """
     for candidate in (folder, folder / "sd-scripts"):
         library = candidate / "library"
         if (library / "train_util.py").is_file() or (
             library.is_dir() and (candidate / "train_network.py").is_file()
         ):  # that module has been taken apart once
             return candidate
+    submodule = folder / "sd-scripts"
+    if (folder / ".gitmodules").is_file() and not (submodule.is_dir() and any(submodule.iterdir())):
+        there = (folder / ".git").exists()
+        remedy = f"git -C {folder} submodule update --init" if there else "git clone --recursive, not a .zip file"
+        raise SubmoduleError(f"{submodule} is empty: the GUI's sd-scripts was not fetched; get it with {remedy}")
     raise CheckoutError(
         f"{folder} is not an sd-scripts checkout: neither it nor its sd-scripts folder has library/ beside "
         f"train_network.py; name the folder that train_network.py lies in"

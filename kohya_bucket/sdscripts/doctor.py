@@ -80,26 +80,26 @@ def config_section(
     try:
         tables = environment_table() + ([(str(path), read.table)] if read.table is not None else [])
         options = AdapterOptions.from_tables(*tables)
-        planned = not read.findings.of(Severity.ERROR)
-        left_out = _planned(section, read, options, show) if planned else None
+        trains = not read.findings.of(Severity.ERROR)
+        left_out = _planned(section, read, options, show)
     except KohyaBucketError as error:
         section.findings.error("settings", "", str(error))
         left_out = None
     if left_out is None:  # the images are looked at all the same
         with show("reading image headers") as progress:
-            left_out, planned = name_unreadable(read, progress), False
+            left_out, trains = name_unreadable(read.datasets, read.findings, progress), False
     if decode:
         _decode(section, read, left_out, show, stops=options is not None and options.on_bad_image == "stop")
-    return section, Examined(read, options) if planned and options is not None else None
+    return section, Examined(read, options) if trains and options is not None else None
 
 
 def _planned(section: Section, read: Config, options: AdapterOptions, show: ShowProgress) -> set[str]:
     """What training would be, in facts and findings; the paths of the images that are left out."""
     with show("reading image headers") as progress:
         seen = overview(read, options, (1,), 1, progress)
-    left_out: set[str] = set()
-    for number, dataset in enumerate(seen.datasets, 1):
-        section.facts.append((f"dataset {number}", _summary(dataset)))
+    left_out = set(seen.unreadable)
+    for dataset in seen.datasets:
+        section.facts.append((f"dataset {dataset.read.config.number}", _summary(dataset)))
         left_out |= _name_left_out(section, dataset)
         _name_misfits(section, dataset, read.path)
     for row in seen.gpus:

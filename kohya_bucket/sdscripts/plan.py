@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_for
-from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.adapter.gpu_table import GpuRow, gpu_rows
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.kept_sizes import scan_sizes
@@ -28,6 +28,7 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.latents.architectures import Trainer
 from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset
+from kohya_bucket.sdscripts.config.check import buckets_follow
 from kohya_bucket.texts import counted, some
 
 __all__ = [
@@ -122,11 +123,16 @@ class DatasetOverview:
 
 @dataclass(frozen=True)
 class Overview:
-    """All datasets of a config, and the epoch on each number of GPUs."""
+    """The datasets of a config from which buckets follow, and the epoch on each number of GPUs.
+
+    Attributes:
+        unreadable: paths of images that cannot be read, of the other datasets.
+    """
 
     options: AdapterOptions
     datasets: tuple[DatasetOverview, ...]
     gpus: tuple[GpuRow, ...]
+    unreadable: frozenset[str] = frozenset()
 
 
 def overview(
@@ -136,7 +142,7 @@ def overview(
     accumulate: int = 1,
     progress: Progress | None = None,
 ) -> Overview:
-    """Place and plan what `config` trains.
+    """Place and plan what `config` trains, or would train without the mistakes that stop it.
 
     Args:
         config: as `read_config` gives it; what the images' headers show to be wrong is added to its findings.
@@ -148,18 +154,23 @@ def overview(
     Raises:
         KohyaBucketError: options from which no buckets follow, with the dataset's place in the config.
     """
-    placed = []
+    unreadable: set[str] = set()
+    placed, stopped = [], bool(config.findings.of(Severity.ERROR))
     for dataset in config.datasets:
+        if stopped and not buckets_follow(dataset.config, predefined=dataset.images.predefined is not None):
+            unreadable |= name_unreadable([dataset], config.findings, progress)
+            continue
         try:
             placed.append(_place(dataset, dataset.images, options, progress, config.findings, config.trainer))
         except KohyaBucketError as error:
             raise type(error)(f"{dataset.config.place}: {error}") from error
     groups = [d.images for d in placed if len(d.images.keys)]
-    if not groups:
+    if not groups and not stopped:
         message = "no image can be trained, each for its own reason"
         config.findings.error("no-images", "", message, "see what is listed as not trained")
     planner = GroupPlanner(groups, options) if groups else None
-    return Overview(options, tuple(placed), gpu_rows(planner, gpus, accumulate) if planner else ())
+    rows = gpu_rows(planner, gpus, accumulate) if planner else ()
+    return Overview(options, tuple(placed), rows, frozenset(unreadable))
 
 
 def _place(
@@ -224,18 +235,15 @@ def _check_longest(seen: DatasetOverview, options: AdapterOptions, trainer: Trai
             findings.warning("short-buckets", config.place, message, f"max_bucket_reso = {longest}")
 
 
-# The images that cannot be read, of a config whose mistakes keep it from being planned.
-
-
-def name_unreadable(config: Config, progress: Progress | None = None) -> set[str]:
-    """Add them to the config's findings, so that one run tells of them and of the mistakes; returns their paths."""
+def name_unreadable(datasets: Sequence[ReadDataset], findings: Findings, progress: Progress | None = None) -> set[str]:
+    """Add the images of datasets that cannot be planned to the findings if they cannot be read; returns their paths."""
     # What metadata names and is not there has a finding of its own; a link to nothing is one of the folder's files.
-    paths = list(dict.fromkeys(path for dataset in config.datasets for path in dataset.images.paths))
+    paths = list(dict.fromkeys(path for dataset in datasets for path in dataset.images.paths))
     bad = [(path, why) for _, path, why in scan_sizes(paths, "off", progress).failures if os.path.lexists(path)]
     if bad:
         names = [f"{path}: {why}" for path, why in bad]
         message = f"{counted(len(bad), 'image')} cannot be read ({some(names, 1)})"
-        config.findings.warning("unreadable-image", "", message, "repair or remove", names)
+        findings.warning("unreadable-image", "", message, "repair or remove", names)
     return {path for path, _ in bad}
 
 

@@ -105,6 +105,17 @@ def test_another_folder_is_refused(patch, tmp_path):
         patch.status(tmp_path)
 
 
+@pytest.mark.parametrize(("cloned", "remedy"), [(True, "submodule update --init"), (False, "clone --recursive")])
+def test_a_gui_without_its_submodule_is_told_how_to_get_it(tmp_path, cloned, remedy):
+    (tmp_path / "sd-scripts").mkdir()
+    (tmp_path / ".gitmodules").write_text("", encoding="utf-8")
+    if cloned:
+        (tmp_path / ".git").mkdir()
+    refused = CliRunner().invoke(app, ["patch", "install", str(tmp_path)]).exception
+    assert isinstance(refused, CheckoutError)
+    assert remedy in str(refused)
+
+
 def test_the_patch_file_is_the_same_block_and_only_inserts(tmp_path):
     file = ROOT / "patches" / "library-init.patch"
     added = [

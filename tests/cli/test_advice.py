@@ -246,10 +246,12 @@ def test_keys_captions_and_broken_images_are_told_in_one_run(mixed, tmp_path, co
     for name in ("square0.png", "broken.png", "cut.jpg"):
         (data / name).write_bytes((mixed / name).read_bytes())
         (data / name).with_suffix(".txt").write_text("" if name == "cut.jpg" else "x", encoding="utf-8")
-    found = findings(command, write(tmp_path, data, num_repeat=2, batch_size="4"), code=1)
-    wanted = {"unknown-key", "wrong-type", "broken-caption", "unreadable-image"}
-    assert wanted | ({"undecodable"} if command == "doctor" else set()) == set(found)
-    assert [Path(name.partition(":")[0]).name for name in found["unreadable-image"]["names"]] == ["broken.png"]
+    config = write(tmp_path, data, num_repeat=2, batch_size="4")
+    found = findings(command, config, code=1)
+    wanted = {"unknown-key", "wrong-type", "broken-caption"}
+    assert wanted | ({"left-out", "undecodable"} if command == "doctor" else set()) == set(found)
+    (dataset,) = json.loads(run("plan", config, "--json", code=1).stdout)["datasets"]
+    assert [Path(one["image"]).name for one in dataset["not_trained"]] == ["broken.png"]
     table = "[kohya_bucket]\nremainer = 'pad'"
     if command == "doctor":
         (data / "cut.txt").write_text("x", encoding="utf-8")

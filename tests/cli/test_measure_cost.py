@@ -33,6 +33,12 @@ def test_what_it_prints_is_a_config_table(small):
     assert max(options.token_cost) > 0
 
 
+def test_it_says_first_how_long_it_takes(small):
+    arguments = ["small", "--sizes", "64x64,128x64", "--device", "cpu", "--rounds", "1"]
+    assert "this will take about" in run(*arguments).output
+    assert "this will take about" not in run(*arguments, "--quiet").output
+
+
 def test_json_has_every_shape(small):
     result = run("small", "--sizes", "64x64,128x64", "--frames", "1,5", "--device", "cpu", "--rounds", "1", "--json")
     found = json.loads(result.stdout)

@@ -61,7 +61,7 @@ def test_a_config_of_which_nothing_can_be_trained_is_an_error(config: str, folde
         image.write_bytes(b"no image")
     result = CliRunner().invoke(app, ["plan", config])
     assert result.exit_code == 1
-    assert "error: no image can be trained" in result.output
+    assert "stops: no image can be trained" in result.output
 
 
 @pytest.mark.parametrize(

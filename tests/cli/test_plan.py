@@ -343,3 +343,44 @@ def test_one_image_is_not_several(folder):
     for name in range(1, len(SIZES)):
         (folder / f"{name}.png").unlink()
     assert ": 1 image, 3 times each" in run("plan", write(folder)).output
+
+
+def test_a_mistake_does_not_keep_the_plan_from_being_shown(folder):
+    whole, mistaken = as_json("plan", write(folder)), write(folder, dataset="batchsize = 3")
+    result = run("plan", mistaken, "--json")
+    assert result.exit_code == 1
+    shown = json.loads(result.stdout)
+    assert [shown["datasets"], shown["gpus"]] == [whole["datasets"], whole["gpus"]]
+    assert [finding["code"] for finding in shown["findings"] if finding["severity"] == "error"] == ["unknown-key"]
+    assert "'batch_size'" in run("plan", mistaken).stdout.splitlines()[-1]
+
+
+def test_only_the_data_sets_from_which_no_buckets_follow_are_left_out(folder):
+    broken = f"[[datasets]]\nbatch_size = 0\nresolution = 0\n[[datasets.subsets]]\nimage_dir = '{folder}'\n"
+    config = write(folder, rest=broken)
+    result = run("plan", config, "--json")
+    assert (result.exit_code, len(json.loads(result.stdout)["datasets"])) == (1, 1)
+    assert run("plan", config).stdout.rstrip().endswith("dataset 2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "epochs", "limit"),
+    [
+        ({"epoch": 10, "max_train_steps": 4}, 10, 4),
+        ({"epoch": 10, "max_train_steps": "0"}, 10, 35),  # the GUI divides 7 images by 2, ten times
+        ({"max_train_epochs": 3, "max_train_steps": 1600}, 3, None),
+        ({"max_train_epochs": 3, "gradient_accumulation_steps": 2}, 3, None),
+        ({}, 1, 1600),
+    ],
+)
+def test_the_whole_training_of_a_preset(folder, settings, epochs, limit):
+    folder.rename(folder.with_name("1_cat"))
+    given = {"LoRA_type": "Standard", "max_resolution": "256", "train_batch_size": 2, "enable_bucket": True}
+    preset = folder.with_name("preset.json")
+    given |= {"train_data_dir": str(folder.parent), "min_bucket_reso": 128, "caption_extension": ".txt"}
+    preset.write_text(json.dumps(given | settings), encoding="utf-8")
+    steps = as_json("plan", preset)["gpus"][0]["updates"]
+    (line,) = [line for line in run("plan", preset).stdout.splitlines() if " steps" in line and "=" in line]
+    assert line.startswith(f"{epochs} epoch")
+    assert f"= {epochs * steps} steps" in line
+    assert limit is None or line.endswith(f" epoch {-(-limit // steps)}")

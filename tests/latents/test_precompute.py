@@ -243,6 +243,13 @@ def test_one_edited_image_encodes_one(tmp_path, images):
     assert report.reasons == {"the image changed": 3}
 
 
+def test_a_new_crop_of_an_edited_image_is_no_reason_of_its_own(tmp_path, images):
+    run(images, tmp_path / "out")
+    width, height = SIZES[0]
+    make_images(tmp_path / "images", [(height * 2, width)], seed=9)
+    assert run(images, tmp_path / "out").reasons == {"the image changed": 1}
+
+
 def test_a_copied_image_is_current_where_its_hash_is_known(tmp_path, images):
     run(images, tmp_path / "out", content_hash=True)
     for path in images:

@@ -75,7 +75,7 @@ def test_files_that_do_not_say_what_they_are_of(folder: Folder) -> None:
     Image.new("RGB", (80, 64)).save(folder.paths[1])
     older, size, none = folder.reasons()
     assert older == ["the image is newer than its cache, which does not say what it was made from"]
-    assert size == ["it is of an image of 64x64, not 80x64"]
+    assert size == ["the image changed (64x64 then, 80x64 now)"]
     assert none == []
 
 

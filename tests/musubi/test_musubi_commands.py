@@ -146,8 +146,8 @@ def test_analyze(config, command_line, tmp_path):
     assert "MusubiTunerBuckets((96, 64), steps=16, no_upscale=False), batch size 1" in out
     code, out, _ = command_line("analyze", tmp_path, "--resolution", "256")
     assert code == 0
-    assert "2 images: 2 readable" in out
-    assert "3 clips: 3 readable" in out
+    assert "2 images, 2 of them in 1 bucket" in out
+    assert "3 clips, 3 of them in" in out
     assert "84 frames in 3.1 s; a clip has 5 to 49 of them (median 30), 24, 30 per second" in out
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from kohya_bucket import AutoBuckets, ExactBuckets, KohyaBuckets, Reason
 from kohya_bucket.buckets.choices import TRAINERS
-from kohya_bucket.reports.compare import compare_rules
+from kohya_bucket.reports.compare import compare_rules, conclusion
 
 SIZES = np.random.default_rng(0).integers(300, 3000, (400, 2)).astype(np.int32)
 RULES = {
@@ -37,3 +37,13 @@ def test_reasons_are_named() -> None:
     (result,) = compare_rules([("k", KohyaBuckets(512, max_crop=0.0))], np.array([(512, 512), (500, 77)], np.int32))
     assert result.reasons == {Reason.CROP_LIMIT.text: 1}
     assert result.as_dict()["rule"] == "k"
+
+
+def test_the_conclusion_names_the_rule_that_loses_least() -> None:
+    rules = {**RULES, "none": KohyaBuckets(1024, max_crop=0.0)}
+    lost = {name: np.nan_to_num(rule.place(SIZES).crop_loss, nan=1.0).mean() for name, rule in rules.items()}
+    best = min(lost, key=lost.__getitem__)
+    assert conclusion(compare_rules([*rules.items()], SIZES)).startswith(f"{best} loses least")
+    few, many = compare_rules([("none", rules["none"]), ("kohya", rules["kohya"])], SIZES)
+    assert few.summary.mean_crop < many.summary.mean_crop  # of the few that it trains
+    assert conclusion([few, many]).startswith("kohya loses least")

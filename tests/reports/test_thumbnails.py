@@ -9,7 +9,7 @@ from PIL import Image
 
 from kohya_bucket import KohyaBuckets
 from kohya_bucket.reports.analysis import analyze
-from kohya_bucket.reports.page import caption_beside, choose_examples, make_thumbnails
+from kohya_bucket.reports.page import caption_beside, choose_examples, illustrate, make_thumbnails
 from kohya_bucket.reports.subject import ImageTable, Subject
 
 
@@ -66,3 +66,15 @@ def test_captions_are_cut_and_optional(tmp_path) -> None:
     assert caption_beside(str(image), (".txt", ".caption")) == "x" * 300 + "…"
     (tmp_path / "a.b.txt").write_bytes(b"caf\xe9\n")
     assert caption_beside(str(image), (".txt", ".caption")) == "caf\ufffd"
+
+
+def test_what_does_not_decode_for_its_picture_is_broken(tmp_path) -> None:
+    paths = [tmp_path / f"{name}.png" for name in "abc"]
+    for path in paths:
+        Image.effect_noise((90, 60), 50).save(path)
+    paths[1].write_bytes(paths[1].read_bytes()[:1000])
+    names = [*map(str, paths), "tar that is no file.tar/a.png"]
+    before = analyze(Subject("set", ImageTable.of(names, np.full((4, 2), (90, 60), dtype=np.int32)), KohyaBuckets(512)))
+    (after,), pictures = illustrate([before], 8)
+    assert (before.summary.placed, after.summary.placed, sorted(after.images.failures)) == (4, 3, [1])
+    assert [bool(pictures[name]) for name in names] == [True, False, True, False]

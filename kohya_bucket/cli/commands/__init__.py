@@ -1,7 +1,7 @@
 """The commands, in the order of the help, with the line that says what each does.
 
-`register(app)` of its module adds a command to a typer app, or several commands that share its name: `measure-cost` is
-in `measure_cost.py`, and `cache status` in `cache.py`.
+`measure-cost` is the function of that name in `measure_cost.py`. A module with several commands, such as `cache.py`, or
+with one that takes only some of an option group, adds them to a typer app by its function `register`.
 """
 
 SECTIONS = {

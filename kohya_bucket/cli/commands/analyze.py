@@ -24,7 +24,6 @@ from kohya_bucket.cli.options import (
     check_output,
     engine_of,
     refuse_beside,
-    with_option_groups,
 )
 from kohya_bucket.errors import ConfigError, KohyaBucketError, why_not_written
 from kohya_bucket.files import replace_file
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
     from kohya_bucket.reports.analysis import Analysis
     from kohya_bucket.reports.subject import Subject
     from kohya_bucket.sdscripts.config import Finding
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(analyze))
 
 
 def analyze(
@@ -86,10 +81,10 @@ def analyze(
     reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine), decode)
     subjects, findings = _subjects(context, path, config, options, batch_size, arch, reading)
     analyses = [look_at(s, min_count=min_count, outlier_threshold=outlier_threshold) for s in subjects]
+    if html is not None:
+        analyses = _write_page(analyses, html, "" if config is None else config.name, thumbnails, limit or 300, quiet)
     if list_bad is not None:
         _write_list(analyses, list_bad)
-    if html is not None:
-        _write_page(analyses, html, config.name if config is not None else "", thumbnails, limit or 300, quiet)
     if as_json:
         _print_json(analyses, findings, limit or 100)
     else:
@@ -125,13 +120,18 @@ def _make_room(html: Path) -> None:
         raise KohyaBucketError(f"--html is {html}, but cannot be written: {why_not_written(error)}") from error
 
 
-def _write_page(analyses: Sequence[Analysis], html: Path, title: str, thumbnails: int, limit: int, quiet: bool) -> None:
-    from kohya_bucket.reports.page import render_page
+def _write_page(
+    analyses: Sequence[Analysis], html: Path, title: str, thumbnails: int, limit: int, quiet: bool
+) -> list[Analysis]:
+    """Write the report; the analyses, in which images that its small pictures prove to be broken are so, too."""
+    from kohya_bucket.reports.page import illustrate, render_page
 
     with scan_progress("making thumbnails", quiet=quiet) as progress:
-        page = render_page(analyses, title=title, thumbnails=thumbnails, limit=limit, progress=progress)
+        analyses, pictures = illustrate(analyses, thumbnails, progress)
+    page = render_page(analyses, title=title, thumbnails=thumbnails, limit=limit, pictures=pictures)
     replace_file(html, page.encode("utf-8"))
     say(f"{html}: {len(page) / 1e6:.1f} MB, opens in any browser", err=True)
+    return analyses
 
 
 def _write_list(analyses: Sequence[Analysis], target: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kohya_bucket.buckets.choices import AUTO_METHODS, described
-from kohya_bucket.cli.console import plain_console, print_table, say
+from kohya_bucket.cli.console import columns, plain_console, print_table, say
 from kohya_bucket.cli.help import rare
 from kohya_bucket.cli.options import (
     AsJson,
@@ -35,7 +36,6 @@ from kohya_bucket.texts import counted
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule, BucketSet
     from kohya_bucket.buckets.rules.auto import AutoBucketResult
-    from kohya_bucket.buckets.sizes import IntArray
 
 _LOW_FILL = 0.75
 _DEFAULT = "sd-scripts"  # its own buckets
@@ -80,13 +80,14 @@ def make(
     quiet: Quiet = False,
 ) -> None:
     """Make a bucket set from the aspects of your images, and print what it crops."""
-    options = options.for_arch(context, arch)
+    import numpy as np
+
     from kohya_bucket.buckets import FixedBuckets, bucket_set_to_toml, generate_buckets
     from kohya_bucket.cli.sources import sizes_of
 
+    options = options.for_arch(context, arch)
     check_output("--output", output, "a bucket set", path)
-    if output is not None and output.is_file() and output.stat().st_size:
-        _refuse_other(output)
+    _refuse_other(output)
     if target is not None:
         beside = ("resolution", "min_bucket_reso", "max_bucket_reso")
         refuse_beside(context, f"--target {target} is an area for sides of any length", beside)
@@ -97,41 +98,42 @@ def make(
         vae_factor=options.bucket_reso_steps, seed=seed, name=name, min_side=sides[0], max_side=sides[1],
         description=f"Generated ({method}) from {counted(len(images.sizes), 'image')}",
     )  # fmt: skip
-    made = _Compared("auto", FixedBuckets(result.bucket_set), images.sizes)
-    compared = [] if compare_to is None else [_Compared(compare_to, _set_named(compare_to), images.sizes)]
-    default = _default_rule(options, target)
-    if default is not None:
-        compared.append(_Compared(_DEFAULT, default, images.sizes))
+    rules = {"auto": FixedBuckets(result.bucket_set), **_others(options, target, compare_to)}
+    losses = {name: float(np.nanmean(rule.place(images.sizes).crop_loss)) for name, rule in rules.items()}
     if output is not None:
         replace_file(output, bucket_set_to_toml(result.bucket_set).encode("utf-8"))
     if as_json:
-        summary = _summary(result, images.unreadable, made.loss, compared, compare_to, output)
-        typer.echo(json.dumps({"root": images.source, **summary}, indent=2))
+        summary = _summary(result, losses, compare_to) | {"output_path": str(output) if output else None}
+        typer.echo(json.dumps({"root": images.source, "broken": images.unreadable, **summary}, indent=2))
         return
     say(str(images))
-    _print(result, made, compared, size[0] * size[1])
-    say()
-    if output is None:
-        say("To train with it, write it to a file: --output my_buckets.toml")
-    else:
-        say(f"Wrote bucket set to {output}")
-        _say_use(output, options.bucket_reso_steps)
+    _print(result, losses, size[0] * size[1])
+    _say_if_worse(rules, losses)
+    _say_use(output, options.bucket_reso_steps)
 
 
-class _Compared:
-    """A rule with its own set, and what it crops of the images on average, as `analyze` has it."""
+def _others(options: RuleOptions, target: int | None, compare_to: str | None) -> dict[str, BucketRule]:
+    """What the set is compared with: the one that is named, and sd-scripts' own rule, if it works with the options."""
+    from kohya_bucket.buckets import FixedBuckets, load_from_toml, load_preset
 
-    def __init__(self, name: str, rule: BucketRule, sizes: IntArray) -> None:
-        import numpy as np
+    out: dict[str, BucketRule] = {}
+    if compare_to is not None:
+        by_name = load_from_toml if compare_to.lower().endswith(".toml") else load_preset
+        out[compare_to] = FixedBuckets(by_name(compare_to))
+    if target is not None:
+        lowest, longest = min(options.min_bucket_reso, target), max(options.max_bucket_reso, 2 * target)
+        options = replace(options, resolution=str(target), min_bucket_reso=lowest, max_bucket_reso=longest)
+    with contextlib.suppress(BucketSettingsError):
+        out[_DEFAULT] = options.make()
+    return out
 
-        self.name, self.buckets = name, len(rule.bucket_set or ())
-        self.loss = float(np.nanmean(rule.place(sizes).crop_loss))
 
-
-def _refuse_other(output: Path) -> None:
+def _refuse_other(output: Path | None) -> None:
     """A file that is no bucket set, such as the dataset config beside it, is not written over."""
     from kohya_bucket.buckets import load_from_toml
 
+    if output is None or not output.is_file() or not output.stat().st_size:
+        return
     try:
         load_from_toml(output)
     except KohyaBucketError as error:
@@ -141,28 +143,16 @@ def _refuse_other(output: Path) -> None:
         ) from error
 
 
-def _set_named(compare_to: str) -> BucketRule:
-    from kohya_bucket.buckets import FixedBuckets, load_from_toml, load_preset
-
-    by_name = load_from_toml if compare_to.lower().endswith(".toml") else load_preset
-    return FixedBuckets(by_name(compare_to))
-
-
-def _default_rule(options: RuleOptions, target: int | None) -> BucketRule | None:
-    """sd-scripts' own rule with these options, or at this target; None where it would have none."""
-    if target is not None:
-        lowest, longest = min(options.min_bucket_reso, target), max(options.max_bucket_reso, 2 * target)
-        options = replace(options, resolution=str(target), min_bucket_reso=lowest, max_bucket_reso=longest)
-    try:
-        return options.make()
-    except BucketSettingsError:
-        return None
-
-
-def _say_use(output: Path, steps: int) -> None:
+def _say_use(output: Path | None, steps: int) -> None:
     """The lines of a dataset config that train with the file."""
     import toml
 
+    if output is None:
+        say()
+        say("To train with it, write it to a file: --output my_buckets.toml")
+        return
+    say()
+    say(f"Wrote bucket set to {output}")
     say("To train with it, in the dataset config:")
     say("  [kohya_bucket]")
     say("  " + toml.dumps({"rule": f"file:{output}"}).rstrip())
@@ -170,65 +160,46 @@ def _say_use(output: Path, steps: int) -> None:
         say(f"and bucket_reso_steps = {steps} in its [[datasets]]")
 
 
-def _print(result: AutoBucketResult, made: _Compared, compared: Sequence[_Compared], area: int) -> None:
+def _print(result: AutoBucketResult, losses: Mapping[str, float], area: int) -> None:
     converged = f"k-means converged in {counted(result.iterations, 'iteration')}"
     how = converged if result.method == "kmeans" else "exact optimum"
     say()
     say(f"Generated {counted(len(result.bucket_set), 'bucket')} (requested {result.requested_k}, {how}):")
     for bucket, centre, size in zip(result.bucket_set, result.cluster_centers, result.cluster_sizes, strict=True):
-        fill = bucket.pixel_count / area
-        say(
-            f"  {bucket!s:<12} AR={bucket.aspect_ratio:6.3f}  cluster log-AR={centre:6.3f}  size={size}  "
-            f"area={fill:.0%}"
-        )
-    width = max(len(f"({name})") for name in ("auto", *(one.name for one in compared)))
+        aspect, fill = f"AR={bucket.aspect_ratio:6.3f}", bucket.pixel_count / area
+        say(f"  {bucket!s:<12} {aspect}  cluster log-AR={centre:6.3f}  size={size}  area={fill:.0%}")
     say()
-    say(f"Mean crop loss {'(auto)':<{width}}  {made.loss:6.2%}")
-    for one in compared:
-        points = (made.loss - one.loss) * 100
-        label = f"({one.name})"
-        say(f"Mean crop loss {label:<{width}}  {one.loss:6.2%}  (auto is {points:+.2f} pts vs {one.name})")
-    for one in compared:
-        if one.name == _DEFAULT and made.loss > one.loss:
-            crop = counted(made.buckets, "bucket", "crops", "crop")
-            say()
-            say(
-                f"{'This' if made.buckets == 1 else 'These'} {crop} more than sd-scripts' own {one.buckets}: "
-                "raise --num, or train with sd-scripts' own"
-            )
+    width = max(map(len, losses)) + 2
+    for name, loss in losses.items():
+        points = "" if name == "auto" else f"  (auto is {(losses['auto'] - loss) * 100:+.2f} pts vs {name})"
+        say(f"Mean crop loss {f'({name})':<{width}}  {loss:6.2%}{points}")
 
 
-def _summary(
-    result: AutoBucketResult,
-    unreadable: int,
-    loss: float,
-    compared: Sequence[_Compared],
-    compare_to: str | None,
-    output: Path | None,
-) -> dict[str, Any]:
-    losses = {one.name: one.loss for one in compared}
+def _say_if_worse(rules: Mapping[str, BucketRule], losses: Mapping[str, float]) -> None:
+    if losses["auto"] > losses.get(_DEFAULT, 1.0):
+        made, own = (len(rules[name].bucket_set or ()) for name in ("auto", _DEFAULT))
+        what = "This bucket crops" if made == 1 else f"These {made} buckets crop"
+        say()
+        say(f"{what} more than sd-scripts' own {own}: raise --num, or train with sd-scripts' own")
+
+
+def _summary(result: AutoBucketResult, losses: Mapping[str, float], compare_to: str | None) -> dict[str, Any]:
+    clusters = zip(result.bucket_set, result.cluster_centers, result.cluster_sizes, strict=True)
     return {
         "readable": sum(result.cluster_sizes),
-        "broken": unreadable,
         "method": result.method,
         "requested_k": result.requested_k,
         "iterations": result.iterations,
-        "crop_loss_mean": loss,
+        "crop_loss_mean": losses["auto"],
         "compare_to": compare_to,
         "compare_to_crop_loss_mean": losses.get(compare_to or ""),
         "default_crop_loss_mean": losses.get(_DEFAULT),
         "buckets": [
-            {
-                "width": b.width,
-                "height": b.height,
-                "aspect_ratio": b.aspect_ratio,
-                "cluster_log_ar": centre,
-                "cluster_size": size,
-            }
-            for b, centre, size in zip(result.bucket_set, result.cluster_centers, result.cluster_sizes, strict=True)
+            {"width": b.width, "height": b.height, "aspect_ratio": b.aspect_ratio, "cluster_log_ar": centre,
+             "cluster_size": size}
+            for b, centre, size in clusters
         ],
-        "output_path": str(output) if output else None,
-    }
+    }  # fmt: skip
 
 
 def chart(
@@ -271,11 +242,9 @@ def chart(
 
 
 def _print_points(bucket_set: BucketSet, switching: str) -> None:
-    from rich.table import Table
-
     from kohya_bucket.buckets import switching_points
 
-    table = Table("from", "to", "at width / height", "at height / width", box=None, pad_edge=False)
+    table = columns("from", "to", "at width / height", "at height / width", left=4)
     for point in switching_points(bucket_set, switching):
         table.add_row(str(point.narrower), str(point.wider), f"{point.aspect:.4f}", f"{1 / point.aspect:.4f}")
     console = plain_console()

@@ -16,7 +16,7 @@ from kohya_bucket.cli.options import FOR_HELP, AsJson, Quiet
 from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.texts import MAX_CONFIG_BYTES, counted, read_regular
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.latents import LatentStore
@@ -72,7 +72,8 @@ def verify(store: _Store, quiet: Quiet = False) -> None:
     with scan_progress("reading", quiet=quiet) as progress:
         bad = state.verify(opened, progress=progress)
     sources = opened.strings("source")
-    _print_rows([*files, *((sources[i], problem) for i, problem in bad)], limit=None)
+    rows = [*files, *((sources[i], problem) for i, problem in bad)]
+    _print_lines([f"{name}: {problem}" for name, problem in rows], len(rows))
     say(f"{counted(len(opened), 'item')} read, {len(bad)} damaged, {counted(len(files), 'file')} unusable")
     if bad or files:
         again = "precompute encodes it again" if opened.of_images else "training encodes these captions again"
@@ -115,7 +116,7 @@ def prune(
             raise ConfigError(f"{store} has no collection {collection!r}, but {opened.collections()}")
         drop |= {i for i, name in enumerate(opened.strings("collection")) if name == collection}
     done = prune_store(opened, drop, damaged=damaged, images_root=images, dry_run=dry_run)
-    _print_rows(done.damaged)
+    _print_lines([f"{name}: {problem}" for name, problem in done.damaged])
     would = "would be " if dry_run else ""
     say(
         f"{counted(done.dropped, 'item')} {would}dropped, {counted(len(done.removed), 'file')} {would}removed, "
@@ -245,29 +246,35 @@ def _print_status(found: StoreStatus, store: Path) -> None:
             say(f"  {name}captions, text encoders {vae[:8] or 'unknown'}: {n}")
         else:
             say(f"  {name}{bucket[0]}x{bucket[1]} {dtype} {kind} VAE {vae[:8]}: {n}")
-    for count, text in (
-        (found.superseded, "rows replaced by newer ones (cache prune frees them)"),
-        (found.unindexed, "shards not in the manifest yet (opened a little slower; cache pack indexes them)"),
-        (len(found.temporary), "unfinished files, of runs that are active or were stopped"),
+    for count, what, text in (
+        (found.superseded, "row", f"replaced by newer ones: `kohya-bucket cache prune {store}` frees the space"),
+        (found.unindexed, "shard", f"not in the manifest yet, which makes opening slower: `cache pack {store}`"),
+        (len(found.temporary), "unfinished file", f"there: if no run is active, `cache prune {store}` removes that"),
     ):
         if count:
-            say(f"{count} {text}")
+            say(f"{counted(count, what, 'is', 'are')} {text}")
     if found.no_images:
-        say("the images are not here, so their state is unknown; give their folder with --images")
-    else:
-        _print_rows([(path, "its image is gone") for path in found.absent])
-    _print_rows([(path, "its image changed: stale") for path in found.changed])
-    _print_rows(found.damage)
-    say("everything is up to date" if found.healthy else "see above")
+        say("the images are not here, so their state is unknown: give their folder with --images")
+    again = "run the same `precompute` again" if found.of_images else "training encodes these captions again"
+    for names, what, remedy in (
+        (found.absent * (not found.no_images), "its image is gone",
+         f"if it was moved, give its new folder with --images; else `cache prune {store} --gone` drops the latent"),
+        (found.changed, "its image changed",
+         f"{again}, which encodes it anew; `cache prune {store} --stale` drops the old latent"),
+        ([f"{name}: {problem}" for name, problem in found.damage], "damaged",
+         f"`cache prune {store} --damaged` takes it out; then {again}"),
+    ):  # fmt: skip
+        if names:
+            say(f"{what}: {len(names):,}; what to do: {remedy}")
+            _print_lines(names)
+    say("everything is up to date" if found.healthy else "not up to date: what to do stands above")
 
 
-def _print_rows(rows: list[tuple[str, str]], limit: int | None = _SHOWN) -> None:
-    """(name, text) pairs, a line each; with a limit, how many more there are."""
-    shown = rows if limit is None else rows[:limit]
-    for name, text in shown:
-        say(f"{name}: {text}")
-    if len(rows) > len(shown):
-        say(f"… and {len(rows) - len(shown)} more")
+def _print_lines(lines: Sequence[str], limit: int = _SHOWN) -> None:
+    for line in lines[:limit]:
+        say(f"  {line}")
+    if len(lines) > limit:
+        say(f"  … and {len(lines) - limit:,} more")
 
 
 def _print_files_in_use(done: MaintenanceReport) -> None:
@@ -282,7 +289,7 @@ def _print_files_in_use(done: MaintenanceReport) -> None:
 
 def _print_exchange(done: Exchange, verb: str, what: str = "latents") -> None:
     """How many latents, or outputs of text encoders, were imported or exported, and which were not."""
-    _print_rows(done.skipped)
+    _print_lines([f"{name}: {why}" for name, why in done.skipped])
     say(f"{done.done} {what} {verb}, {len(done.skipped)} skipped")
 
 
@@ -309,6 +316,7 @@ def _export_texts(store: Path, images_root: Path | None, arch: str, ending: str,
     from kohya_bucket.images import list_images
     from kohya_bucket.latents.captions import TEXT_FOLDER
     from kohya_bucket.latents.npz.exchange import export_text_npz
+    from kohya_bucket.sdscripts.config.files import read_caption
 
     family = _family(arch)
     if images_root is None:
@@ -317,7 +325,8 @@ def _export_texts(store: Path, images_root: Path | None, arch: str, ending: str,
     opened = _open(folder if folder.is_dir() else store)
     images = list_images([str(images_root)])
     with scan_progress("exporting", quiet=quiet) as progress:
-        done = export_text_npz(opened, images, _captions(images, ending), family, progress=progress)
+        captions = [read_caption(image, ending) for image in images]
+        done = export_text_npz(opened, images, captions, family, progress=progress)
     _print_exchange(done, "exported", "outputs")
 
 
@@ -329,6 +338,8 @@ def _family(name: str) -> TextFamily:
 
 def _older_caption(image: str, family: TextFamily, ending: str) -> str | None:
     """The caption in the file beside an image, if its npz was made from that and not from what stood there before."""
+    from kohya_bucket.sdscripts.config.files import read_caption
+
     file = Path(image)
     try:
         npz = file.with_name(file.stem + family.suffix).stat()
@@ -336,19 +347,4 @@ def _older_caption(image: str, family: TextFamily, ending: str) -> str | None:
             return None
     except OSError:
         return None
-    return _captions([image], ending)[0]
-
-
-def _captions(images: Sequence[str], ending: str) -> list[str | None]:
-    """The first line of each image's file of this ending, as sd-scripts takes it; None where there is none."""
-    found: list[str | None] = []
-    for image in images:
-        path = Path(image).with_name(Path(image).stem + ending)
-        try:
-            text = read_regular(path, MAX_CONFIG_BYTES, "a caption is read here").decode("utf-8")
-            found.append(text.replace("\r", "\n").partition("\n")[0].strip())
-        except FileNotFoundError:
-            found.append(None)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: the caption cannot be read ({error}); it must be UTF-8 text") from error
-    return found
+    return read_caption(image, ending)

@@ -14,7 +14,7 @@ from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.buckets.rules.registry import RULES, is_rule, rule_choices
 from kohya_bucket.checks import one_of
 from kohya_bucket.cli.configs import is_musubi_config
-from kohya_bucket.cli.console import print_table, say, wide_console
+from kohya_bucket.cli.console import columns, print_table, say, wide_console
 from kohya_bucket.cli.options import (
     AsJson,
     ClipOptions,
@@ -96,13 +96,8 @@ def compare(
         [(name, compared_rule(name, options, images.sizes)) for name in names], images.sizes, batch_size
     )
     if as_json:
-        report = {
-            "images": len(images.sizes),
-            "unreadable": images.unreadable,
-            "batch_size": batch_size,
-            "rules": [result.as_dict() for result in results],
-        }
-        typer.echo(json.dumps(report, indent=2))
+        counts = {"images": len(images.sizes), "unreadable": images.unreadable, "batch_size": batch_size}
+        typer.echo(json.dumps(counts | {"rules": [result.as_dict() for result in results]}, indent=2))
     else:
         _print(images, results, batch_size)
 
@@ -122,17 +117,19 @@ def _are_clips(sources: list[str], recursive: bool) -> list[bool]:
 
 
 def _print(images: SizedImages, results: list[Compared], batch_size: int) -> None:
+    from kohya_bucket.reports.compare import conclusion
+
     console = wide_console()
     console.print(f"{images}, batches of {batch_size}")
-    head = ("rule", "buckets", "mean crop", "95%", "worst", "upscaled", "no bucket", "batches", "short")
-    rows = []
-    for result in results:
-        s = result.summary
-        rows.append((
-            one_line(result.name), str(s.buckets), f"{s.mean_crop:.2%}", f"{s.p95_crop:.2%}", f"{s.worst_crop:.2%}",
-            f"{s.enlarged:.1%}", str(s.unplaced), str(s.batches), str(s.short_batches),
-        ))  # fmt: skip
-    _print_rows(console, head, rows, results)
+    table = columns("rule", "buckets", "mean crop", "95%", "worst", "upscaled", "no bucket", "batches", "short")
+    for s, name in ((result.summary, one_line(result.name)) for result in results):
+        losses = (f"{loss:.2%}" for loss in (s.mean_crop, s.p95_crop, s.worst_crop))
+        counts = map(str, (s.unplaced, s.batches, s.short_batches))
+        table.add_row(name, str(s.buckets), *losses, f"{s.enlarged:.1%}", *counts)
+    print_table(console, table)
+    _print_reasons(console, results)
+    if len(results) > 1:
+        console.print(conclusion(results), soft_wrap=True)
 
 
 def _print_clips(sets: list[ComparedSet], names: list[str], as_json: bool) -> None:
@@ -152,31 +149,21 @@ def _print_clips(sets: list[ComparedSet], names: list[str], as_json: bool) -> No
         typer.echo(json.dumps(report, indent=2))
         return
     console = wide_console()
-    head = ("rule", "buckets", "items", "frames kept", "dropped", "seconds lost", "no bucket", "mean crop")
     for one, results in compared:
         console.print(one.title, soft_wrap=True, markup=False)
-        rows = [
-            (one_line(r.name), str(r.buckets), f"{r.items:,}", f"{r.frames_kept:,}", f"{r.frames_dropped:,}",
-             f"{r.seconds_lost:,.1f}", str(r.unplaced), f"{r.mean_crop:.2%}")
-            for r in results
-        ]  # fmt: skip
-        _print_rows(console, head, rows, results)
+        table = columns("rule", "buckets", "items", "frames kept", "dropped", "seconds lost", "no bucket", "mean crop")
+        for r in results:
+            frames = (f"{n:,}" for n in (r.items, r.frames_kept, r.frames_dropped))
+            rest = f"{r.seconds_lost:,.1f}", str(r.unplaced), f"{r.mean_crop:.2%}"
+            table.add_row(one_line(r.name), str(r.buckets), *frames, *rest)
+        print_table(console, table)
+        _print_reasons(console, results)
+        if len(results) > 1:
+            best = max(results, key=lambda result: result.frames_kept)
+            console.print(f"{best.name} trains most frames: {best.frames_kept:,}", soft_wrap=True)
 
 
-def _print_rows(
-    console: Console,
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    results: Sequence[Compared] | Sequence[ComparedClips],
-) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for i, column in enumerate(head):
-        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    print_table(console, table)
+def _print_reasons(console: Console, results: Sequence[Compared] | Sequence[ComparedClips]) -> None:
     for result in results:
         for reason, count in result.reasons.items():
             console.print(f"{result.name}: {count:,} without a bucket: {reason}", soft_wrap=True)

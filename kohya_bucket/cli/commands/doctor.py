@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,8 @@ import typer
 from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, trainer_at_hand
 from kohya_bucket.cli.console import plain_console, say, scan_progress
 from kohya_bucket.cli.help import rare
-from kohya_bucket.cli.options import refuse_beside, with_option_groups
+from kohya_bucket.cli.options import AsJson, refuse_beside
+from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _SHOWN = 10
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(doctor))
 
 
 def doctor(
@@ -40,7 +37,7 @@ def doctor(
     ] = None,
     arch: Arch = None,
     quick: Annotated[bool, typer.Option("--quick", help="decode no image and import no sd-scripts")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Nothing on disk is changed.
     Exit code 0: nothing was found that stops a training; 1: something was; 2: unusable input.
@@ -48,27 +45,24 @@ def doctor(
     config = only_one(config, config_option)
     given = {"resolution": resolution, "train_batch_size": train_batch_size}
     given = {key: value for key, value in given.items() if value is not None}
-    sections = []
     found = _sections(config, sd_scripts, given, arch, quick)
     if config is not None and is_musubi_config(config):
         own = ("sd_scripts", "resolution", "train_batch_size")
         refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
         found = _musubi_sections(config, arch, quick)
-    for section in found:
-        sections.append(section)
-        if not as_json:
-            _print(plain_console(), section)
+    sections = list(found)
     if as_json:
         typer.echo(json.dumps({"sections": [section.as_dict() for section in sections]}, indent=2))
     else:
-        _conclude(sections)
+        say(_verdict(sections))
+        for section in sections:
+            _print(plain_console(), section)
     raise typer.Exit(1 if any(section.stops for section in sections) else 0)
 
 
 def _sections(
     config: Path | None, sd_scripts: Path | None, given: Mapping[str, object], arch: str | None, quick: bool
 ) -> Iterator[Section]:
-    """One after the other, so that each is shown while the next is looked at."""
     from kohya_bucket.sdscripts.cache_doctor import cache_section
     from kohya_bucket.sdscripts.checkout import find_checkout, nearby_checkout
     from kohya_bucket.sdscripts.config import NEWEST, Release
@@ -119,16 +113,12 @@ def _print(console: Console, section: Section) -> None:
             console.print(f"    … and {len(finding.names) - _SHOWN} more (--json names all)")
 
 
-def _conclude(sections: list[Section]) -> None:
-    from kohya_bucket.sdscripts.config import Severity
+def _verdict(sections: Sequence[Section]) -> str:
+    from kohya_bucket.adapter.findings import Severity
 
-    found = [finding for section in sections for finding in section.findings]
-    counts = {severity: sum(f.severity is severity for f in found) for severity in Severity}
-    errors, warnings = counts[Severity.ERROR], counts[Severity.WARNING]
-    say()
-    if errors:
-        say(f"{errors} found that would stop the training, {warnings} that would harm it")
-    elif warnings:
-        say(f"nothing found that would stop the training, {warnings} that would harm it")
-    else:
-        say("nothing found that would stop the training or harm it")
+    found = [finding.severity for section in sections for finding in section.findings]
+    errors, warnings = found.count(Severity.ERROR), found.count(Severity.WARNING)
+    if not errors and not warnings:
+        return "nothing found that would stop the training or harm it"
+    stops = counted(errors, "problem") if errors else "nothing"
+    return f"{stops} found that would stop the training, {warnings} that would harm it"

@@ -10,14 +10,9 @@ from typing import Annotated
 import typer
 
 from kohya_bucket.cli.console import say
-from kohya_bucket.cli.options import Quiet, Recursive, Workers, check_output, with_option_groups
+from kohya_bucket.cli.options import Quiet, Recursive, Workers, check_output
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.files import replace_file
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(explore))
-
 
 _NAME = "kohya-bucket-explorer.html"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kohya_bucket.cli.console import columns, plain_console, print_table, say, scan_progress
 from kohya_bucket.cli.options import AsJson, Quiet
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.extras import pip_install
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
     from kohya_bucket.planning.costs import CostFit
 
 _SIZE = re.compile(r"\s*(\d+)\s*[xX]\s*(\d+)\s*")
-
-
-def register(app: typer.Typer) -> None:
-    app.command("measure-cost")(measure_cost)
 
 
 def measure_cost(
@@ -36,7 +33,6 @@ def measure_cost(
     the model's blocks. `kohya_bucket.planning.measure_cost` times a step of your own: a LoRA's, a compiled model's.
     """
     from kohya_bucket.checks import one_of
-    from kohya_bucket.cli.console import scan_progress
     from kohya_bucket.latents.architectures import TOKEN_GRIDS
 
     grid = TOKEN_GRIDS[one_of("MODEL", model, TOKEN_GRIDS, ConfigError)]
@@ -46,7 +42,7 @@ def measure_cost(
         raise ConfigError(f"--sizes {sizes} --frames {frames} are all of {tokens[0]:,} tokens: name a second shape")
     measure_model, chosen, kind = _on_device(device, dtype)
     with scan_progress("timing steps", quiet=quiet or as_json) as progress:
-        fit = measure_model(grid, tokens, chosen, kind, rounds, progress)
+        fit = measure_model(grid, tokens, chosen, kind, rounds, progress, None if quiet else _say_how_long)
     where = f"{chosen}, {str(kind).removeprefix('torch.')}"
     if as_json:
         rows = [
@@ -60,14 +56,13 @@ def measure_cost(
         _print(model, [f"{w}x{h}" + f", {n} frames" * (n > 1) for (w, h), n in shapes], fit)
 
 
+def _say_how_long(seconds: float) -> None:
+    text = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    say(f"this will take about {text}", err=True)
+
+
 def _print(model: str, shapes: list[str], fit: CostFit) -> None:
-    from rich.table import Table
-
-    from kohya_bucket.cli.console import plain_console, print_table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("shape", "tokens", "seconds", "fitted", "off"):
-        table.add_column(name, justify="left" if name == "shape" else "right")
+    table = columns("shape", "tokens", "seconds", "fitted", "off")
     for shape, length, taken, fitted, off in zip(shapes, fit.tokens, fit.seconds, fit.fitted, fit.off, strict=True):
         table.add_row(shape, f"{length:,}", f"{taken:.4g}", f"{fitted:.4g}", f"{off:+.1%}")
     print_table(plain_console(), table)

@@ -74,10 +74,13 @@ def _patch_of(folder: Path) -> CheckoutPatch:
     from kohya_bucket.adapter.checkout_patch import CheckoutError
     from kohya_bucket.musubi.checkout import PATCH as MUSUBI_TUNER
     from kohya_bucket.sdscripts.checkout import PATCH as SD_SCRIPTS
+    from kohya_bucket.sdscripts.checkout import SubmoduleError
 
     for patch in (SD_SCRIPTS, MUSUBI_TUNER):
         try:
             patch.find(folder)
+        except SubmoduleError:
+            raise
         except CheckoutError:
             continue
         return patch

@@ -11,12 +11,8 @@ import typer
 from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, release_at_hand, trainer_at_hand
 from kohya_bucket.cli.console import scan_progress
 from kohya_bucket.cli.help import rare
-from kohya_bucket.cli.options import TrainerArguments, gpu_counts, refuse_beside, with_option_groups
+from kohya_bucket.cli.options import AsJson, TrainerArguments, gpu_counts, refuse_beside
 from kohya_bucket.errors import KohyaBucketError
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(plan))
 
 
 def plan(
@@ -29,9 +25,11 @@ def plan(
     ] = None,
     config_option: Annotated[Path | None, rare("--config", "-c", help="the same as CONFIG")] = None,
     gpus: Annotated[str, typer.Option(help="numbers of GPUs to plan for, e.g. 1,2,4,8")] = "1",
-    accumulate: Annotated[int, typer.Option(min=1, help="batches for one update of the weights")] = 1,
+    accumulate: Annotated[
+        int | None, typer.Option(min=1, help="batches for one update of the weights; by default as the file says, or 1")
+    ] = None,
     images: Annotated[bool, typer.Option("--images", help="list every image with its bucket and crop")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
+    as_json: AsJson = False,
     strict: Annotated[bool, typer.Option("--strict", help="exit code 1 for warnings and images left out")] = False,
     train_data_dir: Annotated[str | None, typer.Option(help="folder of `5_name` folders, without a config")] = None,
     reg_data_dir: Annotated[str | None, rare(help="the same for regularization images")] = None,
@@ -43,7 +41,9 @@ def plan(
     *,
     arguments: TrainerArguments,
 ) -> None:
-    """Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input."""
+    """A mistake in CONFIG does not keep its plan from being shown: what stops the trainer stands below it.
+    Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input.
+    """
     from kohya_bucket.adapter.findings import Severity
     from kohya_bucket.cli.preview import plan_musubi, plan_sdscripts
     from kohya_bucket.sdscripts.config import read_config, read_folders
@@ -52,7 +52,7 @@ def plan(
     if config is not None and is_musubi_config(config):
         own = (*(field.name for field in fields(arguments)), "train_data_dir", "reg_data_dir", "in_json", "sd_scripts")
         refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
-        found, left_out = plan_musubi(config, arch, counts, accumulate, images, scan_progress), False
+        found, left_out = plan_musubi(config, arch, counts, accumulate or 1, images, scan_progress), False
     else:
         release, checkout = release_at_hand(sd_scripts)
         trainer = trainer_at_hand(arch, checkout, config)
@@ -65,6 +65,6 @@ def plan(
         else:
             raise KohyaBucketError("name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir")
         found, left_out = plan_sdscripts(read, counts, accumulate, images, scan_progress)
-    found.show(images, accumulate, as_json)
+    found.show(images, as_json)
     spoiled = left_out or bool(found.findings.of(Severity.WARNING))
     raise typer.Exit(1 if found.findings.of(Severity.ERROR) or (strict and spoiled) else 0)

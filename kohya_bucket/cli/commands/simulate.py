@@ -16,6 +16,7 @@ from kohya_bucket.cli.configs import given_config, is_musubi_config, rules_of_co
 from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.options import (
     CLIP_SIZE,
+    AsJson,
     ClipOptions,
     RuleOptions,
     check_output,
@@ -48,7 +49,7 @@ def simulate(
     config: Annotated[Path | None, typer.Option(help="take the rules of this dataset config")] = None,
     clip_options: ClipOptions,
     preview: Annotated[Path | None, typer.Option(help="draw the kept area into this picture")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
+    as_json: AsJson = False,
     options: RuleOptions,
 ) -> None:
     from kohya_bucket.reports.explain import explain

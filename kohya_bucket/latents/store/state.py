@@ -67,6 +67,7 @@ class StoreStatus:
         changed, absent: sources of items whose image is another by now, or not there.
         no_images: not one source is there, so the store was carried away from its images: nothing is stale.
         temporary: leftover files.
+        of_images: it holds latents of images, not outputs of text encoders.
     """
 
     items: int
@@ -80,6 +81,7 @@ class StoreStatus:
     absent: list[str] = field(default_factory=list)
     no_images: bool = False
     temporary: list[str] = field(default_factory=list)
+    of_images: bool = True
 
     @property
     def healthy(self) -> bool:
@@ -115,6 +117,7 @@ def status(store: LatentStore, *, images_root: Path | None = None, content: bool
         absent=[paths[i] for i in np.flatnonzero(state.absent).tolist()],
         no_images=bool(len(store)) and bool(state.absent.all()),
         temporary=temporary_files(store),
+        of_images=store.of_images,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kohya_bucket.adapter.config_source import SIDES, Place, Source, check_range, near_key, read_table, unknown_key
 from kohya_bucket.adapter.dataset_keys import rule_for
-from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer, families_refusing
 from kohya_bucket.sdscripts.config.keys import (
@@ -27,7 +27,10 @@ from kohya_bucket.sdscripts.config.keys import (
     required_keys,
 )  # fmt: skip
 
-__all__ = ["REFUSALS", "CheckedConfig", "CheckedDataset", "check_config", "check_values", "note_overruled", "resolve"]
+__all__ = [
+    "REFUSALS", "CheckedConfig", "CheckedDataset", "buckets_follow", "check_config", "check_values", "note_overruled",
+    "resolve",
+]  # fmt: skip
 
 #: Codes of the findings for which sd-scripts refuses the whole config.
 REFUSALS = frozenset({"unknown-key", "misplaced-key", "wrong-type", "missing-key", "mixed-kinds", "not-a-table"})
@@ -237,6 +240,13 @@ def check_values(
     if not predefined:
         _check_bucketing(dataset, findings, trainer)
     _check_validation(dataset, findings)
+
+
+def buckets_follow(dataset: DatasetConfig, *, predefined: bool = False) -> bool:
+    """Whether the images of a dataset can be placed, though a trainer may stop at something else in its config."""
+    found = Findings()
+    check_values(dataset, found, predefined=predefined)
+    return {finding.code for finding in found.of(Severity.ERROR)} <= {"bucket-steps"}
 
 
 def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Trainer) -> None:

@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ __all__ = [
     "check_stems",
     "image_named",
     "missing_folder",
+    "read_caption",
     "read_captions",
     "read_folder",
     "skipped_images",
@@ -193,7 +194,10 @@ def read_captions(
         images: [N] those of the subset.
         names: of everything in their folder.
     """
-    look = partial(_read_caption, extension=subset.caption_extension, whole=subset.enable_wildcard)
+
+    def look(image: str) -> tuple[str | None]:
+        return (read_caption(image, subset.caption_extension, subset.enable_wildcard),)
+
     job = Job(Work(look, [("caption", "O")], in_helpers=False), images)
     job.run()
     found: list[str | None] = job.rows["caption"].tolist()
@@ -233,7 +237,7 @@ def _report_missing(
         findings.warning("no-captions", where, message, "add captions or class_tokens", missing)
 
 
-def _read_caption(image: str, extension: str, whole: bool) -> tuple[str | None]:
+def read_caption(image: str, extension: str, whole: bool = False) -> str | None:
     """The caption in an image's file, with `whole` all of its lines; None without a file.
 
     Raises:
@@ -255,8 +259,8 @@ def _read_caption(image: str, extension: str, whole: bool) -> tuple[str | None]:
         if not text:
             raise ConfigError(f"{file} is empty, which makes sd-scripts stop: write a caption or delete the file")
         lines = [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
-        return ("\n".join(filter(None, lines)) if whole else lines[0],)
-    return (None,)
+        return "\n".join(filter(None, lines)) if whole else lines[0]
+    return None
 
 
 def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kohya_bucket.adapter.config_source import Source, load_source
 from kohya_bucket.adapter.findings import Findings
@@ -33,8 +34,18 @@ from kohya_bucket.sdscripts.config.keys import (
 from kohya_bucket.sdscripts.config.model import DatasetTable, Reading
 from kohya_bucket.texts import counted, some
 
-__all__ = ["Config", "ReadDataset", "RunFile", "read_config", "read_folders", "run_file", "source_from_folders"]
+__all__ = [
+    "Config",
+    "ReadDataset",
+    "RunFile",
+    "RunLength",
+    "read_config",
+    "read_folders",
+    "run_file",
+    "source_from_folders",
+]
 
+_Number = TypeVar("_Number", int, float)
 _FOLDERS = ("train_data_dir", "reg_data_dir", "in_json")
 
 
@@ -58,6 +69,7 @@ class Config:
         findings: everything that is wrong or notable.
         family: the model family, where the file shows it; see `ARCHITECTURES`.
         trainer: what it was checked for.
+        length: how long a trainer's settings let it train; None for a dataset config, which does not say.
     """
 
     path: Path | None
@@ -66,6 +78,7 @@ class Config:
     findings: Findings
     family: str = ""
     trainer: Trainer = ANY_TRAINER
+    length: RunLength | None = None
 
 
 def read_config(
@@ -117,7 +130,13 @@ def read_config(
             f"or `kohya-bucket plan {source.path} --train-data-dir FOLDER`"
         )
     read = _read(source, given, findings, supports, release, trainer, check_captions)
-    return replace(read, family=run.family)
+    length = run.length
+    if length.computed and run.dataset_config is None:
+        times = sum(int(one.images.repeats[~one.images.is_reg].sum()) for one in read.datasets)
+        times *= 2 if run.reg_data_dir else 1
+        steps = times / max(1, read.datasets[0].config.batch_size) / length.batches * length.epochs
+        length = replace(length, max_train_steps=math.ceil(steps))
+    return replace(read, family=run.family, length=length)
 
 
 def read_folders(
@@ -287,6 +306,46 @@ _FAMILY_OF_BOX = {
 _FINE_TUNING = {"dataset_repeats", "create_buckets", "use_latent_files"}  # the GUI's fine-tuning has no other kind
 
 
+_DEFAULT_STEPS = 1600
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """How long a trainer's settings let it train; a number that they do not give is 0.
+
+    Attributes:
+        epochs: those of the GUI, from which it computes steps; sd-scripts does not read them.
+        max_train_epochs, max_train_steps: sd-scripts' options; the first one counts where both are given.
+        batches: how many make one step, `gradient_accumulation_steps`.
+        computed: the GUI computes `max_train_steps`, from images x repeats / batch size x epochs.
+    """
+
+    epochs: int = 0
+    max_train_epochs: int = 0
+    max_train_steps: int = 0
+    batches: int = 1
+    computed: bool = False
+
+    @classmethod
+    def of(cls, source: Source, settings: Mapping[str, Any], preset: bool) -> RunLength:
+        """Of the settings in a file, of which a preset may have numbers as text."""
+        names = ("epoch", "max_train_epochs", "max_train_steps", "gradient_accumulation_steps")
+        epochs, most, steps, batches = (_number(source, name, settings.get(name, 0) or 0, preset, 0) for name in names)
+        return cls(epochs, most, steps, max(batches, 1), preset and bool(epochs) and not (most or steps))
+
+    def text(self, steps: int) -> str:
+        """The whole training, for a reader, where an epoch has so many steps (updates of the weights)."""
+        epochs = self.max_train_epochs or self.epochs or 1
+        total = f"{epochs:,} epoch{'s' * (epochs != 1)} = {counted(epochs * steps, 'step')}"
+        if self.max_train_epochs:
+            over = self.max_train_steps and self.max_train_steps != epochs * steps
+            return total + (f"; max_train_epochs counts, not max_train_steps {self.max_train_steps}" if over else "")
+        limit = self.max_train_steps or _DEFAULT_STEPS
+        by = ", as the GUI computes it," if self.computed else "" if self.max_train_steps else ", sd-scripts' default,"
+        last = -(-limit // max(steps, 1))
+        return f"{total}; max_train_steps {limit}{by} ends {'in' if limit % max(steps, 1) else 'with'} epoch {last:,}"
+
+
 @dataclass(frozen=True)
 class RunFile:
     """What such a file says of the data.
@@ -296,6 +355,7 @@ class RunFile:
         train_data_dir, reg_data_dir, in_json: folders and metadata, where there is no dataset config.
         given: the options that datasets read, as on the command line.
         family: the model family, where the file shows it; see `ARCHITECTURES`.
+        length: how long it trains.
     """
 
     dataset_config: str | None
@@ -304,6 +364,7 @@ class RunFile:
     in_json: str | None
     given: Mapping[str, Any]
     family: str = ""
+    length: RunLength = RunLength()
 
 
 def run_file(source: Source, findings: Findings) -> RunFile | None:
@@ -334,7 +395,8 @@ def run_file(source: Source, findings: Findings) -> RunFile | None:
     dataset_config, train_data_dir, reg_data_dir, in_json = (
         _path(source, name, settings) for name in ("dataset_config", "train_data_dir", "reg_data_dir", "in_json")
     )
-    return RunFile(dataset_config, train_data_dir, reg_data_dir, in_json, given, family)
+    length = RunLength.of(source, settings, preset)
+    return RunFile(dataset_config, train_data_dir, reg_data_dir, in_json, given, family, length)
 
 
 def _flat(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -371,6 +433,10 @@ def _value(source: Source, name: str, value: Any, preset: bool) -> Any:
     usual = DEFAULTS[config_name(name)]
     if isinstance(usual, bool) or usual is None or not isinstance(usual, (int, float)):
         return value
+    return _number(source, name, value, preset, usual)
+
+
+def _number(source: Source, name: str, value: Any, preset: bool, usual: _Number) -> _Number:
     wanted = int if isinstance(usual, int) else float
     number: float | None = None
     if not isinstance(value, bool) and (preset or not isinstance(value, str)):

@@ -209,6 +209,11 @@ def test_missing_folder_and_other_suffixes() -> None:
         with pytest.raises(ConfigError) as caught:
             read_config(name)
         assert words in str(caught.value)
+    Path("mine").mkdir()
+    Path("mine/sdxl-lora.toml").write_text(GOOD, encoding="utf-8")
+    for name in ("mine/sdxl_lora.toml", "mine/sdxl-lora.tml", "sdxl-lora.toml"):
+        with pytest.raises(ConfigError, match=r"sdxl-lora\.toml'$"):
+            read_config(name)
     Path("bad.json").write_text("{'a': 1}", encoding="utf-8")
     with pytest.raises(ConfigError, match="not valid JSON"):
         read_config("bad.json")
