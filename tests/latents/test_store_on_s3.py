@@ -142,6 +142,46 @@ def test_one_of_many_creates_a_file(address):
     assert storage.read_ranges([storage.Range(f"{address}/shards/a", 0, 1)]) == [b"%d" % made[0]]
 
 
+def writes(address, environment, first, last, told):
+    """Another process that writes a store, shard after shard, of which some items are another's too."""
+    os.environ.update(environment)
+    told.recv()
+    fill(address, [f"{i:02d}" for i in range(first, last)], shard_bytes=100)
+    write_manifest(LatentStore(address))
+
+
+def test_two_processes_that_write_at_once_lose_nothing(address):
+    processes, tellers = [], []
+    for first, last in ((0, 7), (4, 11)):
+        receiver, teller = QUICK.Pipe(duplex=False)
+        tellers.append(teller)
+        processes.append(QUICK.Process(target=writes, args=(address, dict(os.environ), first, last, receiver)))
+        processes[-1].start()
+    for teller in tellers:
+        teller.send("begin")
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    store = LatentStore(address)
+    assert (store.damage, verify(store), store.replaced_rows()) == ([], [], 3)
+    assert store.strings("source") == [f"{i:02d}" for i in range(11)]
+    for i in range(11):
+        assert any(same(store.read(i), bits(seed)) for seed in ([i] if i < 7 else []) + ([i - 4] if i > 3 else []))
+
+
+def test_a_shard_is_sent_in_one_request_so_that_nothing_stays_of_one_that_breaks_off(address, monkeypatch):
+    """Of several, S3 keeps what was sent, where no listing shows it."""
+    system, asked = storage.storage_of(address)[0], []
+
+    async def ask(method, **_):
+        asked.append(method)
+        return {"UploadId": "1", "ETag": "1"}
+
+    monkeypatch.setattr(system, "_call_s3", ask)
+    storage.create(f"{address}/shards/large", bytes(256 << 20))
+    assert asked == ["put_object"]
+
+
 def test_a_file_whose_answer_was_lost_is_ones_own(address, monkeypatch):
     """Also where the client remembers a listing without it."""
     storage.create(f"{address}/shards/a", b"another")

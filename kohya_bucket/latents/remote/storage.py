@@ -96,6 +96,7 @@ def _reader(bucket: str, process: int) -> Callable[[str, int, int], bytes | None
 
 
 _TRIES = 7
+_MOST_PUT = 5 << 30  # bytes in one request; parts of a file would stay, unseen and paid for, when the writer dies
 _FIRST_WAIT = 0.2  # seconds; up to 6.4, so 6 s to 13 s in all
 _ANSWERS = (FileNotFoundError, FileExistsError)
 _Answer = TypeVar("_Answer")
@@ -109,12 +110,16 @@ def storage_of(url: str) -> tuple[Any, str]:
 
 @functools.lru_cache(maxsize=64)
 def _asking_once(system: Any, _process: int) -> Any:
-    if not hasattr(system, "config_kwargs"):  # of s3fs
+    if not _is_s3(system):
         return system
     settings = system.config_kwargs | {"retries": {"total_max_attempts": 1}}
     once = type(system)(**system.storage_options | {"config_kwargs": settings, "skip_instance_cache": True})
     once.retries = 1
     return once
+
+
+def _is_s3(system: Any) -> bool:
+    return hasattr(system, "config_kwargs")  # of s3fs
 
 
 @dataclass(frozen=True)
@@ -214,10 +219,11 @@ def create(url: str, data: bytes) -> None:
         StorageError: it cannot be written.
     """
     system, path = storage_of(url)
+    whole = {"chunksize": _MOST_PUT} if _is_s3(system) else {}
 
     def ask() -> None:
         try:
-            system.pipe_file(path, data, mode="create")
+            system.pipe_file(path, data, mode="create", **whole)
         except FileExistsError:
             # of an earlier try whose answer was lost, so that a listing from before does not have it
             system.invalidate_cache(path)
