@@ -6,8 +6,10 @@ import json
 import os
 import pickle
 import random
+import shutil
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -197,6 +199,40 @@ def test_a_damaged_caption_is_an_error_and_the_others_are_kept(tmp_path):
     assert set(store.strings("source")) == set(want) - {key}
     for i, source in enumerate(store.strings("source")):
         same_outputs(store.arrays(i), want[source])
+
+
+def flipped(root, rng):
+    """Change one bit of one file of a store; its name."""
+    victim = rng.choice([path for path in sorted(root.rglob("*")) if path.is_file()])
+    data = bytearray(victim.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    victim.write_bytes(data)
+    return victim.name
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_flipped_bit_gives_no_wrong_number_and_what_it_costs_is_named(tmp_path, indexed):
+    good, rng = tmp_path / "good", random.Random(0)
+    want = fill_texts(good, 12, shard_bytes=5000)
+    if indexed:
+        write_manifest(LatentStore(good))
+    costs = 0
+    for turn in range(int(os.environ.get("KOHYA_BUCKET_SEEDS", "40"))):
+        root = tmp_path / str(turn)
+        shutil.copytree(good, root)
+        name = flipped(root, rng)
+        store, lost = LatentStore(root), set(want)
+        for i, key in enumerate(store.strings("source")):
+            with suppress(LatentStoreError):
+                same_outputs(store.arrays(i), want[key])
+                lost.discard(key)
+        named = [key for key, _ in verify_files(store)] + [store.strings("source")[i] for i, _ in verify(store)]
+        store.release()
+        costs += bool(lost)
+        assert not lost or named, name
+        assert lost <= set(named) or name in named, (name, lost, named)
+        shutil.rmtree(root)
+    assert costs
 
 
 def test_a_span_beyond_its_tensor_is_an_error(tmp_path):
