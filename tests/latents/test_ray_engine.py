@@ -87,8 +87,8 @@ def images(tmp_path):
     return make_images(tmp_path / "images", SIZES * 4, alpha=True)
 
 
-def items_of(images, **encoding):
-    data = dataset_of(images)
+def items_of(images, rule=None, **encoding):
+    data = dataset_of(images, **(rule or {}))
     paths = [str(path) for path in images]
     encoding = EncodeOptions(**{"vae": "mean", "dtype": "float32"} | encoding)
     return LatentItems.from_placement(
@@ -300,6 +300,20 @@ def test_errors_of_actors_are_raised_as_they_are(cluster, images, tmp_path):
         on_ray(images, tmp_path / "out", different)
     with pytest.raises(KohyaBucketError, match="MeanEncoder has no posterior method"):
         on_ray(images, tmp_path / "out", MeanEncoder, wanted=items_of(images, kind="posterior"))
+
+
+def test_a_full_disk_keeps_what_is_finished_and_says_what_to_do(cluster, small_disk, tmp_path):
+    images = make_images(tmp_path / "images", [(512, 512)] * 30)
+    wanted = items_of(images, {"area": (512, 512), "min_size": 64, "max_size": 512, "reso_steps": 64})
+    with pytest.raises(KohyaBucketError, match="the disk is full"):
+        on_ray(images, small_disk / "out", MeanEncoder, wanted=wanted)
+    kept = rows_of(small_disk / "out")
+    assert 0 < len(kept) < 30
+    assert not list((small_disk / "out").rglob(".*.tmp"))
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    report = on_ray(images, small_disk / "out", MeanEncoder, wanted=wanted)
+    assert (report.current, report.encoded) == (len(kept), 30 - len(kept))
+    assert rows_of(small_disk / "out").items() >= kept.items()
 
 
 def test_images_in_s3(cluster, s3, images, tmp_path, expected):
