@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,29 +29,7 @@ from kohya_bucket.latents.architectures import Trainer
 from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset
 from kohya_bucket.texts import counted, some
 
-__all__ = [
-    "DatasetOverview",
-    "Enlarged",
-    "GpuRow",
-    "ImageRow",
-    "Overview",
-    "check_images",
-    "name_unreadable",
-    "overview",
-]
-
-
-@dataclass(frozen=True)
-class ImageRow:
-    """One image that is trained: sizes in pixels; `cut` are pixels of the resized image: left, top, right, bottom."""
-
-    key: str
-    size: tuple[int, int]
-    bucket: tuple[int, int]
-    resized: tuple[int, int]
-    cut: tuple[int, int, int, int]
-    crop_loss: float
-    repeats: int
+__all__ = ["DatasetOverview", "Enlarged", "GpuRow", "Overview", "check_images", "name_unreadable", "overview"]
 
 
 class Enlarged(NamedTuple):
@@ -93,27 +71,26 @@ class DatasetOverview:
         parts = [factor[start:end] for start, end in itertools.pairwise(ends.tolist())]
         return [Enlarged(int((part > BARELY).sum()), float(part.max(initial=0.0))) for part in parts]
 
-    def image_rows(self) -> list[ImageRow]:
-        """One row per image that is trained, with several resolutions one for each that it is trained at."""
-        return [row for column in self.placements for row in self._rows_at(column)]
+    def image_rows(self) -> list[dict[str, Any]]:
+        """One row per image that is trained, with several resolutions one for each that it is trained at.
 
-    def _rows_at(self, placement: Placement) -> list[ImageRow]:
-        cuts = cut_pixels(placement.resized_sizes, placement.bucket_sizes)
-        return [
-            ImageRow(key, (w, h), (bw, bh), (rw, rh), (left, top, right, bottom), loss, repeats)
-            for placed, key, (w, h), (bw, bh), (rw, rh), (left, top, right, bottom), loss, repeats in zip(
-                placement.placed.tolist(),
-                self.images.keys,
-                self.sizes.tolist(),
-                placement.bucket_sizes.tolist(),
-                placement.resized_sizes.tolist(),
-                cuts.tolist(),
-                placement.crop_loss.tolist(),
-                self.images.repeats.tolist(),
-                strict=True,
-            )
-            if placed
-        ]
+        Sizes are in pixels; `cut` are pixels of the resized image: left, top, right, bottom.
+        """
+        rows = []
+        for at in self.placements:
+            columns = {
+                "key": self.images.keys,
+                "size": self.sizes.tolist(),
+                "bucket": at.bucket_sizes.tolist(),
+                "resized": at.resized_sizes.tolist(),
+                "cut": cut_pixels(at.resized_sizes, at.bucket_sizes).tolist(),
+                "crop_loss": at.crop_loss.tolist(),
+                "repeats": self.images.repeats.tolist(),
+            }
+            for placed, *values in zip(at.placed.tolist(), *columns.values(), strict=True):
+                if placed:
+                    rows.append(dict(zip(columns, values, strict=True)))
+        return rows
 
 
 @dataclass(frozen=True)
