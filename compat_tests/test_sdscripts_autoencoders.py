@@ -123,7 +123,7 @@ def test_what_sdscripts_encodes_is_read_and_kept(unpatched, family, tmp_path):
         found = read_npz(path, info.bucket_reso, family.arch)
         cache.save(item, found.latents, found.crop_ltrb, found.flipped)
         items.append((item, path))
-    cache.flush(index=True)
+    cache.finish()
     for item, path in items:
         theirs = family.strategy.load_latents_from_disk(str(path), item.bucket_reso)
         for ours, want in zip(cache.load(item.image, item.bucket_reso), theirs, strict=True):

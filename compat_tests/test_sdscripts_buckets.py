@@ -139,8 +139,8 @@ def test_the_global_random_state_is_left_alone(patched, tmp_path):
     assert random.getstate() == before
 
 
-def test_webp_with_alpha_is_placed_by_its_true_size(unpatched, tmp_path, caplog):
-    """imagesize 1.x reads it one pixel short; the adapter names the images for which that matters."""
+def test_webp_with_alpha_is_placed_by_its_true_size(unpatched, tmp_path):
+    """imagesize 1.x reads it one pixel short."""
     import imagesize
     from PIL import Image
 
@@ -157,12 +157,7 @@ def test_webp_with_alpha_is_placed_by_its_true_size(unpatched, tmp_path, caplog)
     assert theirs.image_data[str(folder / "alpha.webp")].bucket_reso == (64, 64)
     sdscripts.install()
     try:
-        with caplog.at_level("WARNING", logger="kohya_bucket"):
-            ours, _ = build_groups(unpatched, config)
+        ours, _ = build_groups(unpatched, config)
     finally:
         sdscripts.uninstall()
     assert {info.bucket_reso for info in ours.image_data.values()} == {(128, 128)}
-    said = "\n".join(r.getMessage() for r in caplog.records if r.name == "kohya_bucket")
-    assert "1 image in another bucket" in said
-    assert "alpha.webp: 128x128, not 64x64" in said
-    assert "plain.webp" not in said

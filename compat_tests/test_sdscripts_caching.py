@@ -435,11 +435,10 @@ def test_the_weights_are_hashed_once_for_all_data_sets(patched, strategies, fold
 
 
 def test_nothing_of_every_image_is_kept_once_loaders_are_made(patched, strategies, folder):
-    from kohya_bucket.sdscripts.caching import latents, session
+    from kohya_bucket.sdscripts.caching import session
 
     group = cache(patched, strategies, folder, MeanVAE())
     strategy = strategies.base.LatentsCachingStrategy._strategy
-    assert strategy in latents._names
+    assert session.shared_by(strategy).names
     assert len(latents_of(patched, group)) == 7
-    assert strategy not in latents._names
-    assert strategy not in session._requested
+    assert not session.shared_by(strategy).names

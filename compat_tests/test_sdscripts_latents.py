@@ -158,7 +158,7 @@ def test_a_shard_loads_as_the_npz_does(family, tmp_path):
     cache.refresh()
     assert cache.why_missing(wanted) == [Reason(Stale.MISSING)]
     cache.save(wanted, item.latents, item.crop_ltrb, item.flipped, item.alpha_mask)
-    cache.flush(index=True)
+    cache.finish()
     assert cache.why_missing(wanted) == []
     for ours, theirs in zip(
         cache.load(str(image), BUCKET), family.strategy.load_latents_from_disk(str(tmp_path / "a.npz"), BUCKET),

@@ -9,11 +9,12 @@ import ctypes
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.sharedctypes import RawArray
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.adapter.placing import InBuckets
 from kohya_bucket.datasets.planned_index import spare_images
 from kohya_bucket.errors import KohyaBucketError, StorageError
 from kohya_bucket.images.formats import not_loaded
@@ -122,16 +123,6 @@ def counted_here() -> BadImages | None:
 
 
 _told: set[tuple[int, int]] = set()
-
-
-class InBuckets(Protocol):
-    """The images of a data set: their names, and (image, bucket) of each bucket that trains one."""
-
-    @property
-    def keys(self) -> Sequence[str]: ...
-
-    @property
-    def pairs(self) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]: ...
 
 
 def batch_of_the_readable(

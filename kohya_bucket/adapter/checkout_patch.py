@@ -52,15 +52,11 @@ def _find_block(file: Path, text: str) -> tuple[int, int] | None:
     return begin, stop
 
 
-def _without_block(text: str, block: tuple[int, int]) -> str:
-    return text[: block[0]] + text[block[1] :]
-
-
 def _without_blocks(file: Path) -> str:
     """The file's text without any block; a merge may have doubled it."""
     text = _read(file)
     while (block := _find_block(file, text)) is not None:
-        text = _without_block(text, block)
+        text = text[: block[0]] + text[block[1] :]
     return text
 
 
@@ -202,7 +198,7 @@ class CheckoutPatch:
             return PatchStatus(file, False, False)
         # git may have changed the ends of lines, which makes no other version of it
         lines = text[slice(*block)].replace("\r\n", "\n").strip("\n")
-        doubled = _find_block(file, _without_block(text, block)) is not None
+        doubled = _find_block(file, text[: block[0]] + text[block[1] :]) is not None
         return PatchStatus(file, True, lines == self.block.strip("\n") and not doubled)
 
     def install(self, folder: Path) -> PatchStatus:

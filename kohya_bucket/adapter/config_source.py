@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import difflib
 import glob
+import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -217,18 +219,18 @@ class Type:
 
     def meant(self, value: Any) -> str:
         """How a value is written that looks like one of this type, in TOML; "" if it does not."""
-        return next((_as_toml(guess) for guess in _guesses(value) if self.fits(guess)), "")
+        return next((json.dumps(guess) for guess in _guesses(value) if self.fits(guess)), "")
 
 
 def _guesses(value: Any) -> Iterator[Any]:
     """What someone may have meant who wrote a value of a wrong type."""
     if isinstance(value, str):
-        parts = [_number(part) for part in re.split("[,x]", value.strip().lower())]
-        if len(parts) > 1:
+        with suppress(ValueError, RecursionError):
+            parts = json.loads(f"[{value.strip().lower().replace('x', ',')}]")
             yield parts
-        elif parts[0] is not None:
-            yield parts[0]
-            yield from _guesses(parts[0])
+            if len(parts) == 1:
+                yield parts[0]
+                yield from _guesses(parts[0])
     elif isinstance(value, list):
         if all(isinstance(one, (int, float)) and abs(one) < 1 << 53 for one in value):
             yield [float(one) for one in value]
@@ -236,21 +238,6 @@ def _guesses(value: Any) -> Iterator[Any]:
     elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1 << 53:
         yield float(value)
         yield from (kind(value) for kind in (int, bool) if kind(value) == value)
-
-
-def _number(text: str) -> Any:
-    for read in (int, float, {"true": True, "false": False}.__getitem__):
-        try:
-            return read(text.strip())
-        except (ValueError, KeyError):
-            pass
-    return None
-
-
-def _as_toml(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_as_toml, value))}]"
-    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _of(*kinds: type) -> Callable[[Any], bool]:
@@ -338,7 +325,7 @@ def read_table(
 
 def unknown_key(
     key: str, here: str, tables: Mapping[str, Collection[str]], elsewhere: Mapping[str, str] | None = None,
-    others: Collection[str] = (), hint: str = "",
+    hint: str = "",
 ) -> tuple[str, str, str]:  # fmt: skip
     """Code, message and remedy for a key that does not belong into a table.
 
@@ -346,7 +333,6 @@ def unknown_key(
         here: the table's name.
         tables: the keys of all tables, by name.
         elsewhere: what keys are called that mean the same in other programs.
-        others: further keys that may have been meant.
         hint: what to do besides if the key resembles none.
     """
     homes = " or ".join(name for name, keys in tables.items() if key in keys)
@@ -359,9 +345,6 @@ def unknown_key(
     if near:
         homes = " or ".join(name for name, keys in tables.items() if near in keys)
         return "unknown-key", what, f"did you mean {near!r}? It belongs in {homes}"
-    near = near_key(key, others, elsewhere)
-    if near:
-        return "unknown-key", what, f"did you mean {near!r}?"
     return "unknown-key", what, f"remove it; {here} knows {', '.join(sorted(tables[here]))}{hint}"
 
 

@@ -13,52 +13,37 @@ from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of
 from kohya_bucket.planning.planner import never_full, never_trained
 from kohya_bucket.texts import counted, some
 
-__all__ = ["GpuRow", "LeftOver", "gpu_rows", "left_over"]
+__all__ = ["GpuRow", "gpu_rows", "left_over"]
 
 _SHOWN = 5
 
 
-@dataclass(frozen=True)
-class LeftOver:
-    """Where the remainder is left out: what becomes of buckets that it would leave out whole.
+def left_over(group: GroupPlanner, world_size: int) -> tuple[tuple[str, ...], str]:
+    """What becomes of buckets that a remainder policy would leave out whole, on so many processes.
 
-    Attributes:
-        never_trained: file names of the images that no epoch trains.
-        line: for logs and tables; empty where every bucket fills a batch, or nothing is left out.
+    Returns the file names of the images that no epoch trains, and a line for logs and tables; empty where every bucket
+    fills a batch, or nothing is left out.
     """
-
-    never_trained: tuple[str, ...]
-    line: str
-
-
-def left_over(group: GroupPlanner, world_size: int) -> LeftOver:
-    """What a group's plans leave over on so many processes."""
     planner = group.planner(world_size)
-    together = world_size if planner.options.same_shape is True else 1
-    if not planner.options.policy.leaves_out:
-        return LeftOver((), "")
-    small = never_full(planner)
+    small = never_full(planner) if planner.options.policy.leaves_out else ()
     if not len(small):
-        return LeftOver((), "")
+        return (), ""
+    together = counted(world_size if planner.options.same_shape is True else 1, "process")
     buckets = np.unique(group.bucket_sizes[small], axis=0).tolist()
     where = some([f"{width}x{height}" for width, height in buckets], _SHOWN)
     policy, remainder = planner.options.policies[-1], group.options.remainder
     if policy.leaves_out:
         names = tuple(group.name_of(image) for image in never_trained(planner).tolist())
         count = counted(len(names), "image", "is", "are")
-        return LeftOver(
-            names,
-            f"{count} never trained ({some(names, _SHOWN)}): what {where} hold fills no batch of "
-            f"{counted(together, 'process')}, and small_buckets = '{policy.name}'; small_buckets = 'keep' "
-            "trains them",
+        return names, (
+            f"{count} never trained ({some(names, _SHOWN)}): what {where} hold fills no batch of {together}, and "
+            f"small_buckets = '{policy.name}'; small_buckets = 'keep' trains them"
         )
     images = np.isin(planner.demand_model.ids, small)
     held = int(np.count_nonzero(images if images.ndim == 1 else images.any(axis=1)))
-    return LeftOver(
-        (),
-        f"{counted(held, 'image')} in buckets that fill no batch of {counted(together, 'process')} "
-        f"({where}), which remainder = '{remainder}' would never train: "
-        f"small_buckets = '{policy.name}' {policy.text}",
+    return (), (
+        f"{counted(held, 'image')} in buckets that fill no batch of {together} ({where}), which remainder = "
+        f"'{remainder}' would never train: small_buckets = '{policy.name}' {policy.text}"
     )
 
 
@@ -106,6 +91,7 @@ def _gpu_row(planner: GroupPlanner, gpus: int, accumulate: int, independent: flo
     plan = planner.planner(ranks).plan(0, 1)
     ledger = plan.ledger()
     steps = -(-plan.steps // gpus) if own else plan.steps
+    never, line = left_over(planner, ranks)
     return GpuRow(
         gpus=gpus,
         steps=steps,
@@ -117,6 +103,6 @@ def _gpu_row(planner: GroupPlanner, gpus: int, accumulate: int, independent: flo
         idle=independent if own else idle_share_of(plan),
         idle_independent=independent,
         ledger=ledger.text,
-        left_over=(over := left_over(planner, ranks)).line,
-        never_trained=over.never_trained,
+        left_over=line,
+        never_trained=never,
     )

@@ -5,85 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import PlacedDataset
+from kohya_bucket.adapter.placing import InBuckets, PlacedDataset
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.planning import ORDERS, EpochPlanner
 
-__all__ = ["GroupPlanner", "ImagesInBuckets", "ItemsInBuckets", "moved_images"]
-
-
-class ImagesInBuckets(Protocol):
-    """N images of one dataset, each in its bucket; `PlacedDataset` says what is meant by the names."""
-
-    @property
-    def keys(self) -> Sequence[str]: ...
-
-    @property
-    def repeats(self) -> npt.NDArray[np.int64]: ...
-
-    @property
-    def bucket_ids(self) -> IntArray: ...
-
-    @property
-    def buckets(self) -> Sequence[tuple[int, int]]: ...
-
-    @property
-    def resolution_of_bucket(self) -> npt.NDArray[np.intp]: ...
-
-    @property
-    def batch_size(self) -> int: ...
-
-    @property
-    def frames(self) -> Sequence[int]: ...
-
-    @property
-    def no_upscale(self) -> bool: ...
-
-
-@dataclass(frozen=True)
-class ItemsInBuckets:
-    """N items of one data set whose buckets are known, each trained at one size.
-
-    Attributes:
-        keys: [N] their names.
-        repeats: [N] how often an epoch trains each.
-        bucket_ids: [N] int32 position of each in `bucket_keys`.
-        bucket_keys: [K] width and height, then what else must be equal in a batch.
-        frames: [K] frames of a clip, 1 of an image.
-        batch_size: items per process and step.
-    """
-
-    keys: Sequence[str]
-    repeats: npt.NDArray[np.int64]
-    bucket_ids: IntArray
-    bucket_keys: Sequence[tuple[Any, ...]]
-    frames: Sequence[int]
-    batch_size: int
-    no_upscale: ClassVar[bool] = False
-
-    @property
-    def buckets(self) -> list[tuple[int, int]]:
-        """[K] (width, height)."""
-        return [(int(key[0]), int(key[1])) for key in self.bucket_keys]
-
-    @property
-    def pairs(self) -> tuple[npt.NDArray[np.intp], IntArray]:
-        """([N] item, [N] bucket)."""
-        return np.arange(len(self.keys)), self.bucket_ids
-
-    @property
-    def resolution_of_bucket(self) -> npt.NDArray[np.intp]:
-        """[K] zeros: there is one resolution."""
-        return np.zeros(len(self.bucket_keys), dtype=np.intp)
+__all__ = ["GroupPlanner", "moved_images"]
 
 
 class GroupPlanner:
@@ -96,9 +30,7 @@ class GroupPlanner:
             shards is then planned as `shuffled`, whose steps are as many and as large.
     """
 
-    def __init__(
-        self, images: Sequence[ImagesInBuckets], options: AdapterOptions, shards: IntArray | None = None
-    ) -> None:
+    def __init__(self, images: Sequence[InBuckets], options: AdapterOptions, shards: IntArray | None = None) -> None:
         buckets_of = [len(i.buckets) for i in images]
         self.options = options
         by_shards = ORDERS[options.order].uses_shards

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -190,75 +190,61 @@ class AdapterOptions(RuleOptions):
                 elif expected := option["check"](value):
                     raise ConfigError(f"{where} is {value!r}, but must be {expected}")
                 merged[key] = option["read"](value)
-        for check in (_check_resolutions, _check_small_buckets, _check_tokens, _check_order):
-            check(merged)
-        if ORDERS[merged.get("order", "shuffled")].uses_shards:
+        if ORDERS[merged.get("order", cls.order)].uses_shards:
             merged.setdefault("same_shape", True)
-        return cls(**merged)
+        options = cls(**merged)
+        for conflict in _conflicts(options, merged.keys()):
+            raise ConfigError(f"[{TABLE}] {conflict}")
+        return options
 
 
-def _check_resolutions(merged: Mapping[str, Any]) -> None:
-    resolutions, mode = merged.get("resolutions"), merged.get("resolution_mode", "all")
-    weights, rule = merged.get("resolution_weights"), merged.get("rule", "kohya")
-    if resolutions is None:
-        alone = [key for key in ("resolution_mode", "resolution_weights") if key in merged]
-        if alone:
-            raise ConfigError(f"[{TABLE}] {alone[0]} is set without resolutions: say which, e.g. [512, 768]")
-        return
-    if RESOLUTION_MODES[mode].by_weight != (weights is not None):
-        raise ConfigError(
-            f"[{TABLE}] resolution_mode is {mode!r} and resolution_weights is {weights}: "
-            "weights belong to 'weighted', and it needs them"
+def _conflicts(options: AdapterOptions, given: Collection[str]) -> Iterator[str]:
+    """Which options exclude each other, and what to do."""
+    if options.resolutions is not None:
+        yield from _conflicts_with_resolutions(options, options.resolutions)
+    elif alone := [key for key in ("resolution_mode", "resolution_weights") if key in given]:
+        yield f"{alone[0]} is set without resolutions: say which, e.g. [512, 768]"
+    if "small_buckets" in given and not REMAINDERS[options.remainder].leaves_out:
+        yield (
+            f"small_buckets is set, but remainder is {options.remainder!r}, which trains the images of all buckets: "
+            "leave small_buckets out, or set remainder = 'drop'"
         )
-    if weights is not None:
-        if len(weights) != len(resolutions):
-            raise ConfigError(
-                f"[{TABLE}] resolution_weights has {counted(len(weights), 'number')} for "
-                f"{counted(len(resolutions), 'resolution')}"
-            )
+    alone = [key for key in ("max_tokens", "max_cost", "cost") if getattr(options, key) is not None]
+    if alone and options.model is None:
+        models = ", ".join(TOKEN_GRIDS)
+        yield f"{alone[0]} is set without model, which says how many tokens an image has: one of {models}"
+    if ORDERS[options.order].uses_shards:
+        but = f"order is {options.order!r}, but"
+        if options.latent_cache != "shards":
+            remedy = "for sd-scripts set latent_cache = 'shards', or leave order out"
+            yield f"{but} latents lie in files of their own: {remedy}"
+        if options.resolutions is not None:
+            yield f"{but} with resolutions the latents of an image lie in several shards: leave out one of them"
+        if options.same_shape == COST:
+            yield f"{but} same_shape = {COST!r} joins batches of several buckets in a step: leave out one of them"
+
+
+def _conflicts_with_resolutions(options: AdapterOptions, resolutions: Sequence[Any]) -> Iterator[str]:
+    mode, weights = options.resolution_mode, options.resolution_weights
+    if RESOLUTION_MODES[mode].by_weight != (weights is not None):
+        yield (
+            f"resolution_mode is {mode!r} and resolution_weights is {weights}: weights belong to 'weighted', and it "
+            "needs them"
+        )
+    if weights is not None and len(weights) != len(resolutions):
+        numbers = counted(len(weights), "number")
+        yield f"resolution_weights has {numbers} for {counted(len(resolutions), 'resolution')}"
+    elif weights is not None:
         try:
             weighted_cycle(weights, len(weights))
         except PlanError as error:
-            raise ConfigError(f"[{TABLE}] {error}") from error
-    if named_rule(rule).own_sizes:
+            yield str(error)
+    if named_rule(options.rule).own_sizes:
         others = listed((name for name, other in rule_choices().items() if not other.own_sizes), "or")
-        raise ConfigError(
-            f"[{TABLE}] resolutions is set with rule {rule!r}, whose buckets do not follow from a resolution: "
-            f"use rule {others}, or leave resolutions out"
+        yield (
+            f"resolutions is set with rule {options.rule!r}, whose buckets do not follow from a resolution: use rule "
+            f"{others}, or leave resolutions out"
         )
-
-
-def _check_small_buckets(merged: Mapping[str, Any]) -> None:
-    remainder = merged.get("remainder", "keep")
-    if "small_buckets" in merged and not REMAINDERS[remainder].leaves_out:
-        raise ConfigError(
-            f"[{TABLE}] small_buckets is set, but remainder is {remainder!r}, which trains the images of all buckets: "
-            "leave small_buckets out, or set remainder = 'drop'"
-        )
-
-
-def _check_tokens(merged: Mapping[str, Any]) -> None:
-    alone = [key for key in ("max_tokens", "max_cost", "cost") if merged.get(key) is not None]
-    if alone and merged.get("model") is None:
-        raise ConfigError(
-            f"[{TABLE}] {alone[0]} is set without model, which says how many tokens an image has: "
-            f"one of {', '.join(TOKEN_GRIDS)}"
-        )
-
-
-def _check_order(merged: Mapping[str, Any]) -> None:
-    name = merged.get("order", "shuffled")
-    if not ORDERS[name].uses_shards:
-        return
-    why = ""
-    if merged.get("latent_cache", "npz") != "shards":
-        why = "latents lie in files of their own: for sd-scripts set latent_cache = 'shards', or leave order out"
-    elif merged.get("resolutions") is not None:
-        why = "with resolutions the latents of an image lie in several shards: leave out one of them"
-    elif merged.get("same_shape") == COST:
-        why = f"same_shape = {COST!r} joins batches of several buckets in a step: leave out one of them"
-    if why:
-        raise ConfigError(f"[{TABLE}] order is {name!r}, but {why}")
 
 
 def environment_table() -> list[tuple[str, Mapping[str, Any]]]:

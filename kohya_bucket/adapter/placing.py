@@ -6,9 +6,9 @@ An image has one bucket, or with `resolutions` one for each resolution.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,10 @@ from kohya_bucket.planning.demand_model import DemandModel
 from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.remainders import policies_of
 
-__all__ = ["BucketRow", "PlacedDataset", "Placing", "first_placed", "place_all", "place_images", "refuse_conflicts"]
+__all__ = [
+    "BucketRow", "InBuckets", "ItemsInBuckets", "PlacedDataset", "Placing", "first_placed", "place_all", "place_images",
+    "refuse_conflicts",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,47 @@ class PlacedDataset:
         return out
 
 
+@dataclass(frozen=True)
+class ItemsInBuckets:
+    """N items of one data set whose buckets are known, each trained at one size.
+
+    Attributes:
+        keys: [N] their names.
+        repeats: [N] how often an epoch trains each.
+        bucket_ids: [N] int32 position of each in `bucket_keys`.
+        bucket_keys: [K] width and height, then what else must be equal in a batch.
+        frames: [K] frames of a clip, 1 of an image.
+        batch_size: items per process and step.
+    """
+
+    keys: Sequence[str]
+    repeats: npt.NDArray[np.int64]
+    bucket_ids: IntArray
+    bucket_keys: Sequence[tuple[Any, ...]]
+    frames: Sequence[int]
+    batch_size: int
+    no_upscale: ClassVar[bool] = False
+
+    @property
+    def buckets(self) -> list[tuple[int, int]]:
+        """[K] (width, height)."""
+        return [(int(key[0]), int(key[1])) for key in self.bucket_keys]
+
+    @property
+    def pairs(self) -> tuple[npt.NDArray[np.intp], IntArray]:
+        """([N] item, [N] bucket)."""
+        return np.arange(len(self.keys)), self.bucket_ids
+
+    @property
+    def resolution_of_bucket(self) -> npt.NDArray[np.intp]:
+        """[K] zeros: there is one resolution."""
+        return np.zeros(len(self.bucket_keys), dtype=np.intp)
+
+
+InBuckets = PlacedDataset | ItemsInBuckets
+"""What a plan can be made of."""
+
+
 def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: bool = False) -> None:
     """Refuse options that a dataset's own keys rule out.
 
@@ -258,7 +302,6 @@ class Placing:
         trained: the M images that have one, in their buckets.
         kept: [N] whether an image is among them.
         left_out: (position, reason) of the others.
-        place: places sizes by the same rule; None where there are several resolutions.
     """
 
     per_resolution: tuple[Placement, ...]
@@ -266,7 +309,6 @@ class Placing:
     trained: PlacedDataset
     kept: npt.NDArray[np.bool_]
     left_out: tuple[tuple[int, str], ...]
-    place: Callable[[Any], Placement] | None
 
 
 def place_images(
@@ -296,8 +338,7 @@ def place_images(
         ConfigError, BucketSettingsError: options that exclude each other, or from which no buckets follow.
     """
     refuse_conflicts(keys, options, own_sizes=prescribed is not None)
-    place = prescribed or (None if options.resolutions else rule_for(keys, options, sizes).place)
-    columns = place_all(keys, options, sizes, place)
+    columns = place_all(keys, options, sizes, prescribed)
     placement = first_placed(columns)
     kept = placement.placed
     left_out = tuple(
@@ -317,26 +358,19 @@ def place_images(
         weights=options.resolution_weights if several else None,
         no_upscale=bool(keys.enable_bucket and keys.bucket_no_upscale),
     )
-    return Placing(columns, placement, trained, kept, left_out, place)
+    return Placing(columns, placement, trained, kept, left_out)
 
 
 def first_placed(columns: tuple[Placement, ...]) -> Placement:
     """Each image's placement at the first resolution at which it has one."""
     if len(columns) == 1:
         return columns[0]
-    n = len(columns[0])
-    which = np.argmax(np.stack([c.placed for c in columns]), axis=0)
-
-    def rows(name: str) -> Any:
-        return np.stack([getattr(c, name) for c in columns])[which, np.arange(n)]
-
-    return Placement(
-        None,
-        np.where(rows("bucket_index") >= 0, 0, -1).astype(np.int32),
-        rows("bucket_sizes"),
-        rows("resized_sizes"),
-        rows("crop_ltrb"),
-        rows("aspect_errors"),
-        rows("crop_loss"),
-        np.where(rows("bucket_index") >= 0, Reason.PLACED, rows("reasons")).astype(np.uint8),
-    )
+    which = np.argmax(np.stack([column.placed for column in columns]), axis=0)
+    names = [field.name for field in fields(Placement) if field.name != "bucket_set"]
+    rows: dict[str, Any] = {
+        name: np.stack([getattr(column, name) for column in columns])[which, np.arange(len(which))] for name in names
+    }
+    placed = rows["bucket_index"] >= 0
+    rows["bucket_index"] = np.where(placed, 0, -1).astype(np.int32)
+    rows["reasons"] = np.where(placed, Reason.PLACED, rows["reasons"]).astype(np.uint8)
+    return Placement(None, **rows)

@@ -80,7 +80,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self._rest: EpochPosition | None = None
         self._start = EpochPosition(self.seed, self.epoch)
         self._current = self.plan
-        if current_epoch is not None and is_first_process() and (line := left_over(planner, self.planned_ranks).line):
+        if current_epoch is not None and is_first_process() and (line := left_over(planner, self.planned_ranks)[1]):
             logger.warning("%s", one_line(line))
 
     @property

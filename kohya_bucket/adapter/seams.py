@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +22,7 @@ from kohya_bucket.adapter.shapes import (
     takes_all,
 )
 
-__all__ = ["Door", "Owners", "Place", "Seam", "Subject", "Unknown", "calling_frame"]
+__all__ = ["Door", "Owners", "Place", "Seam", "Subject", "Unknown", "calling_frame", "where"]
 
 _MISSING = object()
 
@@ -77,6 +77,7 @@ class Seam:
         replacement: a class, or a function of a `Place` and of the original's arguments; None if the original stays.
         only: all parameters whose values have no consequences that the adapter does not know; none: any.
         defaults: class of the trainer that has defaults of parameters that have none in the signature.
+        when: whether a checkout has it, where only some versions do.
     """
 
     path: str
@@ -84,6 +85,7 @@ class Seam:
     replacement: Any = None
     only: tuple[str, ...] = ()
     defaults: str = ""
+    when: Callable[[Owners], bool] = lambda _: True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -167,6 +169,11 @@ def _given(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, An
     return {**given, **given.pop(more[0], {})} if more else given
 
 
+def where(condition: Callable[[Owners], bool], *seams: Seam) -> tuple[Seam, ...]:
+    """Seams that only some versions have."""
+    return tuple(replace(seam, when=condition) for seam in seams)
+
+
 def calling_frame() -> FrameType:
     """Of the trainer's code that called the replacement which asks."""
     frame = sys._getframe(2)
@@ -182,14 +189,18 @@ class Subject:
     Attributes:
         name: short, for programs.
         text: what the trainer does itself if this is left to it.
-        seams_of: the seams in a checkout, which versions have of several kinds.
+        seams: those of all versions.
         orders_epochs: without it there is no adapter.
     """
 
     name: str
     text: str
-    seams_of: Callable[[Owners], tuple[Seam, ...]]
+    seams: tuple[Seam, ...]
     orders_epochs: bool = False
+
+    def seams_of(self, owners: Owners) -> tuple[Seam, ...]:
+        """The seams in a checkout."""
+        return tuple(seam for seam in self.seams if seam.when(owners))
 
     def problems(self, owners: Owners) -> list[str]:
         """What is missing or different, by seam."""

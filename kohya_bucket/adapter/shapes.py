@@ -9,7 +9,6 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Protocol
 
@@ -19,64 +18,50 @@ __all__ = [
 ]  # fmt: skip
 
 
-class Check(Protocol):
-    """A condition on a function or class."""
+class Check:
+    """A condition on a function or class; `names` are those that must be there."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names that must be there."""
-        ...
+    def __init__(self, *names: str) -> None:
+        self.names = names
 
     def __call__(self, found: Any) -> str:
         """What is wrong, or an empty text."""
-        ...
+        try:
+            return self.problem(found)
+        except (AttributeError, TypeError, ValueError):
+            return "is not a function of its own"
+
+    def problem(self, found: Any) -> str:
+        """The same, of what it is about; it may raise for anything else."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True, init=False)
-class _Named:
-    names: tuple[str, ...]
-
-    def __init__(self, *names: str) -> None:
-        object.__setattr__(self, "names", names)
-
-
-class Takes(_Named):
+class Takes(Check):
     """A function with these parameters after `self`, in this order, and no others."""
 
-    def __call__(self, found: Any) -> str:
-        try:
-            taken = parameters_of(found)
-        except (TypeError, ValueError):
-            return "is not a function of its own"
-        if taken == list(self.names):
-            return ""
-        return f"takes ({', '.join(taken)}), expected ({', '.join(self.names)})"
+    def problem(self, found: Any) -> str:
+        taken = parameters_of(found)
+        return "" if taken == list(self.names) else f"takes ({', '.join(taken)}), expected ({', '.join(self.names)})"
 
 
-class TakesAmong(_Named):
+class TakesAmong(Check):
     """A function with these parameters, which can be called with no others."""
 
-    def __call__(self, found: Any) -> str:
-        try:
-            taken = signature_of(found).parameters
-        except (TypeError, ValueError):
-            return "is not a function of its own"
+    def problem(self, found: Any) -> str:
+        taken = signature_of(found).parameters
         if missing := set(self.names) - set(taken):
             return f"does not take {', '.join(sorted(missing))}"
         more = [name for name in taken if name not in (*self.names, *_SELF) and _is_required(taken[name])]
         return f"takes {', '.join(more)} too" if more else ""
 
 
-class Uses(_Named):
+class Uses(Check):
     """A function whose own code, functions within it included, reads or writes these names."""
 
     lacks = "does not use"
 
-    def __call__(self, found: Any) -> str:
-        code = getattr(found, "__code__", None)
-        if code is None:
-            return "is not a function of its own"
-        missing = set(self.names) - {name for part in _codes(code) for name in self.in_code(part)}
+    def problem(self, found: Any) -> str:
+        missing = set(self.names) - {name for part in _codes(found.__code__) for name in self.in_code(part)}
         return f"{self.lacks} {', '.join(sorted(missing))}" if missing else ""
 
     def in_code(self, code: CodeType) -> Iterable[str]:
@@ -92,18 +77,18 @@ class Says(Uses):
         return _texts(code.co_consts)
 
 
-class Fields(_Named):
+class Fields(Check):
     """A named tuple with these fields."""
 
-    def __call__(self, found: Any) -> str:
+    def problem(self, found: Any) -> str:
         fields = getattr(found, "_fields", ())
         return "" if fields == self.names else f"has the fields {fields}, expected {self.names}"
 
 
-class Inherits(_Named):
+class Inherits(Check):
     """A class that has these methods from its bases, and none of its own."""
 
-    def __call__(self, found: Any) -> str:
+    def problem(self, found: Any) -> str:
         own = [name for name in self.names if name in vars(found)]
         if own:
             return f"has a {own[0]} of its own"
@@ -111,29 +96,20 @@ class Inherits(_Named):
         return f"has no {', '.join(missing)}" if missing else ""
 
 
-@dataclass(frozen=True)
-class Offers:
-    """A class whose objects have what a protocol names.
+class Offers(Check):
+    """A class whose objects have what a protocol names: the one that the adapter's own code is typed with."""
 
-    Args:
-        protocol: the one that the adapter's own code is typed with.
-    """
+    def __init__(self, protocol: type) -> None:
+        super().__init__(*sorted(_members(protocol)))
 
-    protocol: type
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(sorted(_members(self.protocol)))
-
-    def __call__(self, found: Any) -> str:
+    def problem(self, found: Any) -> str:
         if not inspect.isclass(found):
             return "is not a class"
         missing = set(self.names) - attributes_of(found)
         return f"has no {', '.join(sorted(missing))}" if missing else ""
 
 
-@dataclass(frozen=True)
-class Behaves:
+class Behaves(Check):
     """A function or class that does for some examples what the adapter does in its place.
 
     Args:
@@ -141,8 +117,9 @@ class Behaves:
             cannot be tried.
     """
 
-    examples: Callable[[Any], Iterable[tuple[Any, ...]]]
-    names: tuple[str, ...] = ()
+    def __init__(self, examples: Callable[[Any], Iterable[tuple[Any, ...]]]) -> None:
+        super().__init__()
+        self.examples = examples
 
     def __call__(self, found: Any) -> str:
         try:

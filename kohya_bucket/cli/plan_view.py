@@ -135,7 +135,7 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
     if dataset.turned:
         asked = say_orientations(dataset.turned)
         below.append(f"with an EXIF turn or mirroring, which sd-scripts ignores: {len(dataset.turned):,} ({asked})")
-    rows = [asdict(row) for row in dataset.image_rows()] if images else []
+    rows = dataset.image_rows() if images else []
     entry = {
         "kind": kind,
         "resolution": config.resolution,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kohya_bucket.adapter.batches import PlannedBatch, batch_of_the_readable
-from kohya_bucket.adapter.group import ItemsInBuckets
+from kohya_bucket.adapter.placing import ItemsInBuckets
 from kohya_bucket.musubi.objects import BatchManager, Group, Item
 
 __all__ = ["HELD", "CachedItems", "Held", "TimestepPool", "planned_item"]

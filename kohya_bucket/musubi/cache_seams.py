@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from kohya_bucket.adapter.door import exit_with_message
-from kohya_bucket.adapter.seams import Door, Owners, Place, Seam, Subject
+from kohya_bucket.adapter.seams import Door, Place, Seam, Subject
 from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.resize import resampler, resize_and_crop
@@ -181,26 +181,27 @@ def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
 _KINDS = ("ImageDataset", "VideoDataset")
 
 
-def _caching(owners: Owners) -> tuple[Seam, ...]:
-    base, paths = "BaseDataset", "get_latent_cache_path"
-    asked = TakesAmong("num_workers")  # here too, of a data set without clips
-    latents, text = "retrieve_latent_cache_batches", "retrieve_text_encoder_output_cache_batches"
-    return (
+_BASE, _PATHS = "BaseDataset", "get_latent_cache_path"
+_LATENTS, _TEXT = "retrieve_latent_cache_batches", "retrieve_text_encoder_output_cache_batches"
+_ASKED = TakesAmong("num_workers")  # here too, of a data set without clips
+
+CACHING = Subject(
+    "caching",
+    "caches are made by musubi-tuner's own code, and whatever lies there is trained",
+    (
         Seam("BlueprintGenerator.generate", (), _generate),
         Seam("BucketSelector", (Offers(Selector),)),
         Seam("resize_image_to_bucket", (Takes("image", "bucket_reso"), Behaves(_pixels))),
         *(Seam(kind, (Offers(CachedDataset),)) for kind in _KINDS),
-        *(Seam(f"{kind}.{latents}", (asked, Uses("datasource", paths)), _retrieve_latents) for kind in _KINDS),
-        *(Seam(f"{kind}.{text}", (Uses("datasource"),), _retrieve_text) for kind in _KINDS),
-        Seam(f"{base}.get_all_latent_cache_files", (), _all_latents),
-        Seam(f"{base}.get_all_text_encoder_output_cache_files", (), _all_text),
-        Seam(f"{base}.{paths}", (Uses("item_key", "original_size"),), _path),
-        Seam(f"{base}.get_text_encoder_output_cache_path", (Uses("item_key"),), _path),
+        *(Seam(f"{kind}.{_LATENTS}", (_ASKED, Uses("datasource", _PATHS)), _retrieve_latents) for kind in _KINDS),
+        *(Seam(f"{kind}.{_TEXT}", (Uses("datasource"),), _retrieve_text) for kind in _KINDS),
+        Seam(f"{_BASE}.get_all_latent_cache_files", (), _all_latents),
+        Seam(f"{_BASE}.get_all_text_encoder_output_cache_files", (), _all_text),
+        Seam(f"{_BASE}.{_PATHS}", (Uses("item_key", "original_size"),), _path),
+        Seam(f"{_BASE}.get_text_encoder_output_cache_path", (Uses("item_key"),), _path),
         Seam("save_latent_cache_common", (Uses("latent_cache_path"),), _saving(text=False)),
         Seam("save_text_encoder_output_cache_common", (Uses("text_encoder_output_cache_path"),), _saving(text=True)),
         *(Seam(f"{kind}.prepare_for_training", (Uses("BucketBatchManager"),), _prepare) for kind in _KINDS),
         Seam("BucketBatchManager.__init__", (), _make_manager),
-    )
-
-
-CACHING = Subject("caching", "caches are made by musubi-tuner's own code, and whatever lies there is trained", _caching)
+    ),
+)

@@ -13,7 +13,7 @@ from kohya_bucket.adapter.config_source import load_source
 from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.patching import Replacement
 from kohya_bucket.adapter.ranks import is_first_process
-from kohya_bucket.adapter.seams import Door, Owners, Place, Seam, Subject, calling_frame
+from kohya_bucket.adapter.seams import Door, Place, Seam, Subject, calling_frame
 from kohya_bucket.adapter.shapes import Behaves, Inherits, Offers, Takes, Uses, parameters_of
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.architectures import ARCHITECTURES
@@ -118,31 +118,26 @@ _GROUP_KEYS = ("dataset_group_blueprint", "training", "num_timestep_buckets", "s
 _OF_RUN = ("debug_dataset", "architecture")
 
 
-def _order(owners: Owners) -> tuple[Seam, ...]:
-    manager = "BucketBatchManager"
-    used = ("bucket_batch_indices", "buckets", "batch_size", "timestep_pool")
-    return (
-        Seam("DatasetGroup", (Inherits("__getitem__", "__len__"), Offers(Group))),
-        Seam("DatasetGroup.__getitem__", (), _group_item),
-        Seam("ImageDataset", (Offers(Dataset),)),
-        Seam("VideoDataset", (Offers(Dataset),)),
-        Seam("ItemInfo", (Offers(Item),)),
-        Seam(manager, (Offers(BatchManager),)),
-        Seam(f"{manager}.__getitem__", (Takes("idx"), Uses(*used))),
-        Seam("load_user_config", (), _load),
-        Seam("ConfigSanitizer.sanitize_user_config", (), _sanitize),
-        Seam("generate_dataset_group_by_blueprint", (), _make_group, only=_GROUP_KEYS),
-        Seam("ImageDataset.__init__", only=(*IMAGES, *DEPRECATED, *_OF_RUN), defaults="ImageDatasetParams"),
-        Seam("VideoDataset.__init__", only=(*CLIPS, "audio_spec", *_OF_RUN), defaults="VideoDatasetParams"),
-    )
-
-
-def _resuming(owners: Owners) -> tuple[Seam, ...]:
-    return (Seam("Accelerator", (Offers(Accelerator),)), Seam("Accelerator.__init__", (), _make_accelerator))
-
-
-def _weighing(owners: Owners) -> tuple[Seam, ...]:
-    return (Seam("Accelerator.backward", (), _backward),)
+_MANAGER = "BucketBatchManager"
+_ORDER = (
+    Seam("DatasetGroup", (Inherits("__getitem__", "__len__"), Offers(Group))),
+    Seam("DatasetGroup.__getitem__", (), _group_item),
+    Seam("ImageDataset", (Offers(Dataset),)),
+    Seam("VideoDataset", (Offers(Dataset),)),
+    Seam("ItemInfo", (Offers(Item),)),
+    Seam(_MANAGER, (Offers(BatchManager),)),
+    Seam(
+        f"{_MANAGER}.__getitem__",
+        (Takes("idx"), Uses("bucket_batch_indices", "buckets", "batch_size", "timestep_pool")),
+    ),
+    Seam("load_user_config", (), _load),
+    Seam("ConfigSanitizer.sanitize_user_config", (), _sanitize),
+    Seam("generate_dataset_group_by_blueprint", (), _make_group, only=_GROUP_KEYS),
+    Seam("ImageDataset.__init__", only=(*IMAGES, *DEPRECATED, *_OF_RUN), defaults="ImageDatasetParams"),
+    Seam("VideoDataset.__init__", only=(*CLIPS, "audio_spec", *_OF_RUN), defaults="VideoDatasetParams"),
+)
+_RESUMING = (Seam("Accelerator", (Offers(Accelerator),)), Seam("Accelerator.__init__", (), _make_accelerator))
+_WEIGHING = (Seam("Accelerator.backward", (), _backward),)
 
 
 _SIZES = [(w, h) for w in range(90, 1800, 211) for h in range(70, 1700, 203)]
@@ -180,17 +175,15 @@ def _buckets(selector: Any, keys: DatasetKeys, family: str, sizes: Any) -> Itera
         yield f"{size[0]}x{size[1]} for {family} ({how})", answer, tuple(expected)
 
 
-def _planning(owners: Owners) -> tuple[Seam, ...]:
-    return (
-        Seam("BucketSelector", (Behaves(_placements),)),
-        Seam("VideoDataset.retrieve_latent_cache_batches", (Behaves(_clips),)),
-    )
-
+_PLANNING = (
+    Seam("BucketSelector", (Behaves(_placements),)),
+    Seam("VideoDataset.retrieve_latent_cache_batches", (Behaves(_clips),)),
+)
 
 SUBJECTS = (
-    Subject("order", "epochs are musubi-tuner's own", _order, orders_epochs=True),
-    Subject("resuming", "a run that is resumed begins its epoch anew", _resuming),
-    Subject("weighing", "items of a batch that is shorter than another process' count for more", _weighing),
+    Subject("order", "epochs are musubi-tuner's own", _ORDER, orders_epochs=True),
+    Subject("resuming", "a run that is resumed begins its epoch anew", _RESUMING),
+    Subject("weighing", "items of a batch that is shorter than another process' count for more", _WEIGHING),
     CACHING,
-    Subject("planning", "`kohya-bucket plan` may show other buckets than those that are cached", _planning),
+    Subject("planning", "`kohya-bucket plan` may show other buckets than those that are cached", _PLANNING),
 )

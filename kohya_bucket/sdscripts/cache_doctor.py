@@ -15,8 +15,8 @@ from kohya_bucket.adapter.options import AdapterOptions, store_folder
 from kohya_bucket.buckets.sizes import size_keys
 from kohya_bucket.errors import LatentStoreError, StorageError
 from kohya_bucket.extras import pip_install
-from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.fingerprint import Reason, Stale
+from kohya_bucket.latents.architectures import ARCHITECTURES
+from kohya_bucket.latents.fingerprint import Stale
 from kohya_bucket.latents.items import Comparison, EncodeOptions, LatentItems, compare
 from kohya_bucket.latents.npz.check import find_npz
 from kohya_bucket.latents.npz.names import paths_of_run
@@ -29,6 +29,7 @@ from kohya_bucket.sdscripts.wanted_latents import items_of, wanted_by_config
 
 __all__ = ["Lacking", "cache_section", "check_disk_space", "nbytes_of"]
 
+_NOT_LOADED = (Stale.VAE,)  # no VAE is, to compare with
 _ENCODING = EncodeOptions("", "float32", "latents", False, False, "auto", "")
 
 
@@ -93,37 +94,21 @@ def _of_any_family(parts: Sequence[LatentItems]) -> list[Lacking]:
 def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
     lacking = []
     for arch in ARCHITECTURES.values():
-        found = _files_of(section, parts, arch, root)
-        if found is not None:
-            lacking.append(Lacking(arch.name, arch.values_per_pixel, found))
-    lacking = lacking or _of_any_family(parts)
-    check_disk_space(section, lacking, None)
-
-
-def _files_of(
-    section: Section, parts: Sequence[LatentItems], arch: Architecture, root: Path
-) -> list[LatentItems] | None:
-    """The items of each part whose npz is lacking or stale; None if there is not one file of this family."""
-    files = paths_of_run(parts, arch, None, root)
-    if not any(path.exists() for paths in files for path in paths):
-        return None
-    reasons: Counter[str] = Counter()
-    lacking = []
-    for part, paths in zip(parts, files, strict=True):
-        wrong = []
-        for i, path in enumerate(paths):
-            why = _why(part, i, path, arch)
-            if why:
-                wrong.append(i)
-                reasons.update({why[0].brief})
-        lacking.append(part.subset(wrong))
-    _say(section, arch.name, sum(map(len, parts)), reasons)
-    return lacking
-
-
-def _why(part: LatentItems, i: int, path: Path, arch: Architecture) -> list[Reason]:
-    # no VAE is loaded to compare with
-    return find_npz(path, part.entry(i), arch, Path(part.paths[i]), ignoring=(Stale.VAE,)).reasons
+        files = paths_of_run(parts, arch, None, root)
+        if not any(path.exists() for paths in files for path in paths):
+            continue
+        reasons: Counter[str] = Counter()
+        wrong: list[LatentItems] = []
+        for part, paths in zip(parts, files, strict=True):
+            why = [
+                find_npz(path, part.entry(i), arch, Path(part.paths[i]), ignoring=_NOT_LOADED).reasons
+                for i, path in enumerate(paths)
+            ]
+            reasons.update(found[0].brief for found in why if found)
+            wrong.append(part.subset([i for i, found in enumerate(why) if found]))
+        _say(section, arch.name, sum(map(len, parts)), reasons)
+        lacking.append(Lacking(arch.name, arch.values_per_pixel, wrong))
+    check_disk_space(section, lacking or _of_any_family(parts), None)
 
 
 def _shards(section: Section, parts: Sequence[LatentItems], folder: StorePath) -> None:

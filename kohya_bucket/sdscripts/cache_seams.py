@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.adapter.door import exit_with_message
-from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject
+from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject, where
 from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses, parameters_of
 from kohya_bucket.images.resize import INTERPOLATIONS, resampler, resize_and_crop
 from kohya_bucket.sdscripts.caching import extra_sizes
@@ -21,7 +21,7 @@ from kohya_bucket.sdscripts.caching.session import architecture_of
 from kohya_bucket.sdscripts.caching.text import is_ahead
 from kohya_bucket.sdscripts.objects import Dataset, DroppedRecord, Group, LatentsStrategy, TextStrategy
 
-__all__ = ["CACHING", "TEXT_CACHING", "has_strategies"]
+__all__ = ["CACHING", "TEXT_CACHING", "has_no_strategies", "has_strategies"]
 
 
 def has_strategies(owners: Owners) -> bool:
@@ -29,9 +29,14 @@ def has_strategies(owners: Owners) -> bool:
     return owners.has("LatentsCachingStrategy") or owners.has("BaseDataset.new_cache_latents")
 
 
-def has_own_modules(owners: Owners) -> bool:
-    """Whether data sets have modules of their own (since 0.11), and caching without strategies is gone."""
-    return owners.home.__name__ != "library.train_util"
+def has_no_strategies(owners: Owners) -> bool:
+    """Whether each data set caches latents by itself (until 0.9)."""
+    return not has_strategies(owners)
+
+
+def has_plain_caching(owners: Owners) -> bool:
+    """Whether latents can be cached without strategies: until 0.11, when data sets got modules of their own."""
+    return owners.home.__name__ == "library.train_util"
 
 
 def _cache_latents(
@@ -84,51 +89,41 @@ _CALLED = ("get_strategy", "get_latents_npz_path", "is_disk_cached_latents_expec
 _ARRAYS = ("npz_path", "latents_tensor", "original_size", "crop_ltrb", "flipped_latents_tensor", "alpha_mask")
 
 
-def _latent_seams(owners: Owners) -> tuple[Seam, ...]:
-    by_version = (() if has_own_modules(owners) else _plain()) + (
-        _latents_by_strategies() if has_strategies(owners) else ()
-    )
-    return _resizing() + by_version
+_STRATEGY = "LatentsCachingStrategy"
 
-
-def _resizing() -> tuple[Seam, ...]:
-    takes = TakesAmong("random_crop", "image", "reso", "resized_size")
-    return (Seam("trim_and_resize_if_required", (takes, Behaves(_pixels))),)
-
-
-def _plain() -> tuple[Seam, ...]:
-    return (
+CACHING = Subject(
+    "caching",
+    "latents are cached by sd-scripts' own code",
+    (
         Seam(
-            "BaseDataset.cache_latents",
-            (Uses("image_data", "latents_npz", "bucket_reso"),),
-            _cache_latents,
+            "trim_and_resize_if_required",
+            (TakesAmong("random_crop", "image", "reso", "resized_size"), Behaves(_pixels)),
         ),
-        Seam("DatasetGroup.cache_latents", (Uses("datasets"),), _cache_group),
-        Seam("BaseDataset.set_caching_mode", (Takes("mode"), Uses("caching_mode"))),
-    )
-
-
-def _latents_by_strategies() -> tuple[Seam, ...]:
-    strategy = "LatentsCachingStrategy"
-    return (
-        Seam(
-            "BaseDataset.new_cache_latents",
-            (Uses("image_data", "image_to_subset", "image", "latents_npz", "bucket_reso", *_CALLED),),
-            _new_cache_latents,
+        *where(
+            has_plain_caching,
+            Seam("BaseDataset.cache_latents", (Uses("image_data", "latents_npz", "bucket_reso"),), _cache_latents),
+            Seam("DatasetGroup.cache_latents", (Uses("datasets"),), _cache_group),
+            Seam("BaseDataset.set_caching_mode", (Takes("mode"), Uses("caching_mode"))),
         ),
-        Seam(strategy, (Offers(LatentsStrategy),)),
-        Seam(f"{strategy}.get_strategy", (Takes("cls"),)),
-        Seam(f"{strategy}.get_latents_npz_path", (Takes("absolute_path", "image_size"),)),
-        Seam(
-            f"{strategy}.is_disk_cached_latents_expected",
-            (Takes("bucket_reso", "npz_path", "flip_aug", "alpha_mask"),),
+        *where(
+            has_strategies,
+            Seam(
+                "BaseDataset.new_cache_latents",
+                (Uses("image_data", "image_to_subset", "image", "latents_npz", "bucket_reso", *_CALLED),),
+                _new_cache_latents,
+            ),
+            Seam(_STRATEGY, (Offers(LatentsStrategy),)),
+            Seam(f"{_STRATEGY}.get_strategy", (Takes("cls"),)),
+            Seam(f"{_STRATEGY}.get_latents_npz_path", (Takes("absolute_path", "image_size"),)),
+            Seam(
+                f"{_STRATEGY}.is_disk_cached_latents_expected",
+                (Takes("bucket_reso", "npz_path", "flip_aug", "alpha_mask"),),
+            ),
+            Seam(f"{_STRATEGY}.save_latents_to_disk", (Takes(*_ARRAYS, "key_reso_suffix"),)),
+            Seam(f"{_STRATEGY}.load_latents_from_disk", (Takes("npz_path", "bucket_reso"),)),
         ),
-        Seam(f"{strategy}.save_latents_to_disk", (Takes(*_ARRAYS, "key_reso_suffix"),)),
-        Seam(f"{strategy}.load_latents_from_disk", (Takes("npz_path", "bucket_reso"),)),
-    )
-
-
-CACHING = Subject("caching", "latents are cached by sd-scripts' own code", _latent_seams)
+    ),
+)
 
 
 # Outputs of text encoders in caches.
@@ -150,24 +145,30 @@ def _keeps_dropout(owners: Owners) -> bool:
     return callable(cacheable) and "cache_supports_dropout" in parameters_of(cacheable)
 
 
-def _text_seams(owners: Owners) -> tuple[Seam, ...]:
-    strategy = _CACHING
-    if not has_strategies(owners) and not owners.has(strategy):
-        return ()
-    record = (Seam("ImageInfo", (Offers(DroppedRecord),)),) if _keeps_dropout(owners) else ()
-    return (
-        *record,
-        Seam(
-            "BaseDataset.new_cache_text_encoder_outputs",
-            (Uses("image_data", "get_outputs_npz_path", "text_encoder_outputs_npz"),),
-            _new_cache_text_encoder_outputs,
+def _caches_texts(owners: Owners) -> bool:
+    return has_strategies(owners) or owners.has(_CACHING)
+
+
+TEXT_CACHING = Subject(
+    "text-caching",
+    "text-encoder outputs are cached by sd-scripts' own code",
+    (
+        *where(
+            lambda owners: _caches_texts(owners) and _keeps_dropout(owners),
+            Seam("ImageInfo", (Offers(DroppedRecord),)),
         ),
-        Seam(strategy, (Offers(TextStrategy),)),
-        *(Seam(f"{kind}.get_strategy", (Takes("cls"),)) for kind in (strategy, *_BESIDE)),
-        Seam(f"{strategy}.get_outputs_npz_path", (Takes("image_abs_path"),)),
-        Seam(f"{strategy}.is_disk_cached_outputs_expected", (Takes("npz_path"),)),
-        Seam(f"{strategy}.load_outputs_npz", (Takes("npz_path"),)),
-    )
-
-
-TEXT_CACHING = Subject("text-caching", "text-encoder outputs are cached by sd-scripts' own code", _text_seams)
+        *where(
+            _caches_texts,
+            Seam(
+                "BaseDataset.new_cache_text_encoder_outputs",
+                (Uses("image_data", "get_outputs_npz_path", "text_encoder_outputs_npz"),),
+                _new_cache_text_encoder_outputs,
+            ),
+            Seam(_CACHING, (Offers(TextStrategy),)),
+            *(Seam(f"{kind}.get_strategy", (Takes("cls"),)) for kind in (_CACHING, *_BESIDE)),
+            Seam(f"{_CACHING}.get_outputs_npz_path", (Takes("image_abs_path"),)),
+            Seam(f"{_CACHING}.is_disk_cached_outputs_expected", (Takes("npz_path"),)),
+            Seam(f"{_CACHING}.load_outputs_npz", (Takes("npz_path"),)),
+        ),
+    ),
+)

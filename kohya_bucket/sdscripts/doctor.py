@@ -31,14 +31,7 @@ from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.sdscripts.plan import DatasetOverview, name_unreadable, overview
 from kohya_bucket.texts import counted, some
 
-__all__ = [
-    "Examined",
-    "checkout_section",
-    "config_section",
-    "cuda_of_torch",
-    "packages_section",
-    "version_of",
-]
+__all__ = ["Examined", "checkout_section", "config_section", "cuda_of_torch", "packages_section", "version_of"]
 
 ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
 
@@ -229,14 +222,11 @@ def _probe(section: Section, root: Path) -> None:
         section.facts.append(("adapter", "every part of sd-scripts that it replaces looks as expected"))
     elif trial.refused:
         section.findings.error("adapter-refuses", "", trial.refused)
-    elif trial.missing:
-        section.findings.error(
-            "cannot-import", "", f"in this environment sd-scripts cannot be imported: {trial.error}", _remedy(root)
-        )
     else:
-        section.findings.error(
-            "cannot-import", "", f"importing sd-scripts failed: {trial.error or 'no answer'}", _remedy(root)
-        )
+        why = f"importing sd-scripts failed: {trial.error or 'no answer'}"
+        if trial.missing:
+            why = f"in this environment sd-scripts cannot be imported: {trial.error}"
+        section.findings.error("cannot-import", "", why, _remedy(root))
     for subject, why in trial.left_alone.items():
         section.findings.warning(
             "left-alone", subject, f"this version is known only in part: {why}; sd-scripts does that by itself",
@@ -252,11 +242,8 @@ def _remedy(root: Path) -> str:
                     f"check the environment that you train in: {python} -m pip install {where_this_came_from()}, then "
                     f"{python} -m kohya_bucket doctor"
                 )
-    return (
-        "run doctor in the environment that you train in, or install here what it needs (pip install -r "
-        "requirements.txt "
-        f"in {root})"
-    )
+    needed = f"pip install -r requirements.txt in {root}"
+    return f"run doctor in the environment that you train in, or install here what it needs ({needed})"
 
 
 # What is installed here, and what each missing package is for.

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
@@ -19,9 +19,9 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.planning import ORDERS, REMAINDERS
 from kohya_bucket.sdscripts.batches import say_what_is_not_weighed
-from kohya_bucket.sdscripts.caching.latents import forget_files
+from kohya_bucket.sdscripts.caching.session import forget_shared
 from kohya_bucket.sdscripts.caching.shards import shard_numbers
-from kohya_bucket.sdscripts.caching.text import end_before_training, forget_texts
+from kohya_bucket.sdscripts.caching.text import end_before_training
 from kohya_bucket.sdscripts.objects import HeldDataset
 from kohya_bucket.sdscripts.resuming import OPTIONS
 from kohya_bucket.sdscripts.tables import BatchTable, compact
@@ -81,31 +81,18 @@ def planned_arguments(
         door.resume.attach(sampler)
         say_what_is_not_weighed(sampler)
     compact(group)
-    forget_files()  # trainers make their loaders when all is cached
-    forget_texts()
+    forget_shared()  # trainers make their loaders when all is cached
     return with_plan(arguments, sampler, door.in_worker)
 
 
 # What needs a part of sd-scripts that looks unknown, and is refused before it costs a night.
 
 
-class _Shards(NamedTuple):
-    """An option that may be "shards", and what that stands on."""
-
-    option: str
-    subject: str
-    seam: str
-    what: str
-
-    @property
-    def text(self) -> str:
-        return f"[kohya_bucket] {self.option} = 'shards'"
-
-
-_SHARDS = (
-    _Shards("latent_cache", "caching", "BaseDataset.new_cache_latents", "latents"),
-    _Shards("text_cache", "text-caching", "BaseDataset.new_cache_text_encoder_outputs", "text-encoder outputs"),
-)
+# by option that may be "shards": the subject and the seam that it stands on, and what is cached
+_SHARDS = {
+    "latent_cache": ("caching", "BaseDataset.new_cache_latents", "latents"),
+    "text_cache": ("text-caching", "BaseDataset.new_cache_text_encoder_outputs", "text-encoder outputs"),
+}
 
 
 def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions, owners: Owners) -> None:
@@ -120,8 +107,12 @@ def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions, owner
         ConfigError: with what is asked for, and what is not known.
     """
     given = given_options(sys.argv[1:])
-    shards = [kind for kind in _SHARDS if getattr(options, kind.option) == "shards"]
-    needs = {kind.subject: [kind.text] for kind in shards}
+    shards = {
+        f"[kohya_bucket] {option} = 'shards'": kind
+        for option, kind in _SHARDS.items()
+        if getattr(options, option) == "shards"
+    }
+    needs = {subject: [option] for option, (subject, _, _) in shards.items()}
     if options.several_sizes:
         several = [name for name in ("cache_latents", "cache_latents_to_disk") if name in given]
         needs.setdefault("caching", []).extend(f"--{name} with several sizes for an image" for name in several)
@@ -132,15 +123,15 @@ def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions, owner
                 f"{asked[0]} needs a part of sd-scripts that looks different from every known version: "
                 f"{'; '.join(unknown[subject].problems)}. Leave it out, or update kohya-bucket"
             )
-    for kind in shards:
-        if not owners.has(kind.seam):
+    for option, (_, seam, what) in shards.items():
+        if not owners.has(seam):
             raise ConfigError(
-                f"{kind.text} needs a sd-scripts that caches {kind.what} by strategies (0.10 or newer), which this is "
-                "not. Leave it out: this version's own cache is used"
+                f"{option} needs a sd-scripts that caches {what} by strategies (0.10 or newer), which this is not. "
+                "Leave it out: this version's own cache is used"
             )
         if importlib.util.find_spec("pyarrow") is None:
             raise ConfigError(
-                f"{kind.text} needs pyarrow, which is not installed here: {pip_install('parquet')}, or leave it out"
+                f"{option} needs pyarrow, which is not installed here: {pip_install('parquet')}, or leave it out"
             )
 
 

@@ -5,12 +5,11 @@ Each function here takes the place of the method of the same name; `dataset` is 
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePath
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,6 @@ from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.adapter.ranks import collector_paused, is_first_process
-from kohya_bucket.buckets import Placement
-from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images import read_sizes
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.config.files import (
@@ -35,10 +32,10 @@ from kohya_bucket.sdscripts.config.files import (
 from kohya_bucket.sdscripts.config.model import DatasetTable, Sizes
 from kohya_bucket.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord, Subset
 from kohya_bucket.sdscripts.tables import BatchTable, KeyTable
-from kohya_bucket.sdscripts.wording import bucket_table_lines, misread_lines, rule_text, skipped_lines
+from kohya_bucket.sdscripts.wording import bucket_table_lines, rule_text, skipped_lines
 from kohya_bucket.texts import one_line
 
-__all__ = ["get_image_size", "get_resolutions", "make_buckets", "misread_buckets", "table_of"]
+__all__ = ["get_image_size", "get_resolutions", "make_buckets", "table_of"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -61,9 +58,10 @@ def make_buckets(dataset: Dataset, options: AdapterOptions, make_entry: Any) -> 
     Raises:
         KohyaBucketError: options from which no buckets follow, or that exclude each other.
     """
-    prescribed = _has_own_sizes(dataset)
+    # the metadata of a dataset may prescribe buckets; asked before its own are made
+    prescribed = bool(dataset.bucket_manager is not None and dataset.enable_bucket)
     with collector_paused():
-        images, failures = place_dataset(dataset, options)
+        images, failures = _place(dataset, options, prescribed)
     manager = dataset.bucket_manager
     manager.adopt(images.buckets, KeyTable(images))
     dataset.bucket_info = images.bucket_info() if dataset.enable_bucket else None
@@ -84,7 +82,7 @@ def get_resolutions(group: Group, options: AdapterOptions) -> list[tuple[int, in
     return [(dataset.width, dataset.height) for dataset in group.datasets]
 
 
-def place_dataset(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedDataset, list[tuple[str, str]]]:
+def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple[PlacedDataset, list[tuple[str, str]]]:
     """Give every image of `dataset` its bucket; take those without one out of it.
 
     Returns the images in their buckets, and (key, reason) of those that were taken out.
@@ -99,16 +97,11 @@ def place_dataset(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedData
         for i in sorted(set(range(len(infos))) - set(kept)):
             _take_out(dataset, infos[i])
         infos, table, sizes = [infos[i] for i in kept], table.select(kept), sizes.select(kept)
-    has_own_sizes = _has_own_sizes(dataset)
-    if not has_own_sizes:
+    if not prescribed:
         dataset.bucket_manager = _new_manager(dataset)
-    prescribed = dataset.bucket_manager.place if has_own_sizes else None
-    placing = table.place(sizes, dataset.batch_size, dataset_keys(dataset, options), options, prescribed)
+    by_metadata = dataset.bucket_manager.place if prescribed else None
+    placing = table.place(sizes, dataset.batch_size, _keys_of(dataset, options), options, by_metadata)
     placement = placing.placement
-    if is_first_process() and placing.place is not None:
-        misread = misread_buckets(table.paths, sizes.rows, placement, placing.place)
-        if misread:
-            logger.warning("\n".join(misread_lines(misread)))
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
     pairs = map(_pairs, (sizes.rows, placement.bucket_sizes, placement.resized_sizes))
     for keep, info, size, bucket, resized in zip(placing.kept.tolist(), infos, *pairs, strict=True):
@@ -120,11 +113,6 @@ def place_dataset(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedData
     if placing.trained.mode == "all":
         _count_again(dataset, table.is_reg[placing.kept], placing.trained)
     return placing.trained, [(table.keys[i], reason) for i, reason in placing.left_out]
-
-
-def _has_own_sizes(dataset: Dataset) -> bool:
-    """Whether the metadata of a dataset prescribes buckets; asked before its own are made."""
-    return bool(dataset.bucket_manager is not None and dataset.enable_bucket)
 
 
 def _large_enough(dataset: Dataset, table: DatasetTable, sizes: Sizes) -> Sequence[int]:
@@ -148,7 +136,7 @@ def _pairs(rows: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
     return zip(rows[:, 0].tolist(), rows[:, 1].tolist(), strict=True)
 
 
-def dataset_keys(dataset: Dataset, options: AdapterOptions) -> DatasetKeys:
+def _keys_of(dataset: Dataset, options: AdapterOptions) -> DatasetKeys:
     """The bucket keys of one of sd-scripts' dataset objects.
 
     Some versions have no limits where none are obeyed, with `bucket_no_upscale`: then the usual ones, as far as the
@@ -271,54 +259,3 @@ def _stem(key: str) -> str:
     """How caches of an image begin, whose key has an extension or none."""
     path = PurePath(key)
     return path.stem if path.suffix in supported_extensions() else path.name
-
-
-# Images that sd-scripts alone would put into another bucket, because it reads their size wrong.
-#
-# imagesize 1.x, which sd-scripts pins, reads every extended WebP (with alpha, EXIF or ICC) one pixel short in both
-# sides. With `bucket_no_upscale` a 1024x1024 WebP then lands in 960x960.
-
-
-_HEADER_BYTES = 16
-
-
-def misread_buckets(
-    paths: Sequence[str], sizes: IntArray, placement: Placement, place: Callable[[Any], Placement]
-) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """(path, bucket there, bucket here) of the images whose bucket differs from what sd-scripts alone would use.
-
-    Args:
-        paths: [N] image files.
-        sizes: [N, 2] their true sizes.
-        placement: where they are placed.
-        place: places sizes by the same rule.
-    """
-    webp = np.array([path.lower().endswith(".webp") for path in paths], dtype=bool) & placement.placed
-    if not webp.any() or not _reads_webp_short():
-        return []
-    at = np.flatnonzero(webp)
-    theirs = place(sizes[at] - 1)
-    different = (theirs.bucket_sizes != placement.bucket_sizes[at]).any(axis=1)
-    found = []
-    for k in np.flatnonzero(different).tolist():
-        i = int(at[k])
-        if _is_extended_webp(Path(paths[i])):
-            there, here = (tuple(map(int, b)) for b in (theirs.bucket_sizes[k], placement.bucket_sizes[i]))
-            found.append((paths[i], (there[0], there[1]), (here[0], here[1])))
-    return found
-
-
-def _reads_webp_short() -> bool:
-    try:
-        return importlib.metadata.version("imagesize").startswith("1.")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
-def _is_extended_webp(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEADER_BYTES)
-    except OSError:
-        return False
-    return head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X"

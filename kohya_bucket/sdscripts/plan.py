@@ -35,26 +35,12 @@ __all__ = [
     "DatasetOverview",
     "Enlarged",
     "GpuRow",
-    "ImageRow",
     "Overview",
     "check_images",
     "mends_of",
     "name_unreadable",
     "overview",
 ]
-
-
-@dataclass(frozen=True)
-class ImageRow:
-    """One image that is trained: sizes in pixels; `cut` are pixels of the resized image: left, top, right, bottom."""
-
-    key: str
-    size: tuple[int, int]
-    bucket: tuple[int, int]
-    resized: tuple[int, int]
-    cut: tuple[int, int, int, int]
-    crop_loss: float
-    repeats: int
 
 
 class Enlarged(NamedTuple):
@@ -98,27 +84,26 @@ class DatasetOverview:
         parts = [factor[start:end] for start, end in itertools.pairwise(ends.tolist())]
         return [Enlarged(int((part > BARELY).sum()), float(part.max(initial=0.0))) for part in parts]
 
-    def image_rows(self) -> list[ImageRow]:
-        """One row per image that is trained, with several resolutions one for each that it is trained at."""
-        return [row for column in self.placements for row in self._rows_at(column)]
+    def image_rows(self) -> list[dict[str, Any]]:
+        """One row per image that is trained, with several resolutions one for each that it is trained at.
 
-    def _rows_at(self, placement: Placement) -> list[ImageRow]:
-        cuts = cut_pixels(placement.resized_sizes, placement.bucket_sizes)
-        return [
-            ImageRow(key, (w, h), (bw, bh), (rw, rh), (left, top, right, bottom), loss, repeats)
-            for placed, key, (w, h), (bw, bh), (rw, rh), (left, top, right, bottom), loss, repeats in zip(
-                placement.placed.tolist(),
-                self.images.keys,
-                self.sizes.tolist(),
-                placement.bucket_sizes.tolist(),
-                placement.resized_sizes.tolist(),
-                cuts.tolist(),
-                placement.crop_loss.tolist(),
-                self.images.repeats.tolist(),
-                strict=True,
-            )
-            if placed
-        ]
+        Sizes are in pixels; `cut` are pixels of the resized image: left, top, right, bottom.
+        """
+        rows = []
+        for at in self.placements:
+            columns = {
+                "key": self.images.keys,
+                "size": self.sizes.tolist(),
+                "bucket": at.bucket_sizes.tolist(),
+                "resized": at.resized_sizes.tolist(),
+                "cut": cut_pixels(at.resized_sizes, at.bucket_sizes).tolist(),
+                "crop_loss": at.crop_loss.tolist(),
+                "repeats": self.images.repeats.tolist(),
+            }
+            for placed, *values in zip(at.placed.tolist(), *columns.values(), strict=True):
+                if placed:
+                    rows.append(dict(zip(columns, values, strict=True)))
+        return rows
 
 
 @dataclass(frozen=True)

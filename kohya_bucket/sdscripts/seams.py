@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.door import exit_with_message
-from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject, calling_frame
-from kohya_bucket.adapter.shapes import Behaves, Fields, Inherits, Offers, Says, Takes, TakesAmong, Uses
+from kohya_bucket.adapter.seams import Place, Seam, Subject, calling_frame, where
+from kohya_bucket.adapter.shapes import Behaves, Check, Fields, Inherits, Offers, Says, Takes, TakesAmong, Uses
 from kohya_bucket.sdscripts import make_buckets as own
 from kohya_bucket.sdscripts import objects
 from kohya_bucket.sdscripts.batches import note_epoch, numbered_item, planned_item
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
-from kohya_bucket.sdscripts.cache_seams import CACHING, TEXT_CACHING, has_strategies
+from kohya_bucket.sdscripts.cache_seams import CACHING, TEXT_CACHING, has_no_strategies, has_strategies
 from kohya_bucket.sdscripts.config.files import read_folder
 from kohya_bucket.sdscripts.objects import Dataset, DelegatingDataset, Group
 from kohya_bucket.sdscripts.resuming import is_known
@@ -28,11 +28,12 @@ __all__ = ["SUBJECTS"]
 
 _ENTRY = ("bucket_index", "bucket_batch_size", "batch_index")
 
-
-def _object_seams(owners: Owners) -> tuple[Seam, ...]:
-    record = objects.CachedRecord if has_strategies(owners) else objects.ImageRecord
-    return (
-        Seam("ImageInfo", (Offers(record),)),
+OBJECTS = Subject(
+    "objects",
+    "image records, subsets and data sets",
+    (
+        *where(has_strategies, Seam("ImageInfo", (Offers(objects.CachedRecord),))),
+        *where(has_no_strategies, Seam("ImageInfo", (Offers(objects.ImageRecord),))),
         Seam("BucketBatchIndex", (Fields(*_ENTRY),)),
         Seam("DreamBoothSubset", (Offers(objects.NotedSubset),)),
         Seam("FineTuningSubset", (Offers(objects.ListedSubset),)),
@@ -43,10 +44,9 @@ def _object_seams(owners: Owners) -> tuple[Seam, ...]:
         Seam("DatasetGroup", (Offers(objects.Group),)),
         Seam("collator_class", (Offers(objects.Collator),)),
         Seam("BaseDataset.__getitem__", (Uses("image_data", "image_to_subset", "bucket_reso", "resized_size"),)),
-    )
-
-
-OBJECTS = Subject("objects", "image records, subsets and data sets", _object_seams, orders_epochs=True)
+    ),
+    orders_epochs=True,
+)
 
 
 # Files, their sizes, and the bucket of each.
@@ -118,41 +118,37 @@ _DATASET_KEYS = (
 )  # fmt: skip
 
 
-def _bucket_seams(owners: Owners) -> tuple[Seam, ...]:
-    return _places(owners) + (_by_strategies() if has_strategies(owners) else ())
+_OF_CACHE = "LatentsCachingStrategy.get_image_size_from_disk_cache_path"
+_DELEGATE = "dreambooth_dataset_delegate"
 
 
-def _by_strategies() -> tuple[Seam, ...]:
-    of_cache = "LatentsCachingStrategy.get_image_size_from_disk_cache_path"
-    return (
-        Seam("DatasetGroup.get_resolutions", (), _get_resolutions),
-        Seam(of_cache, (), _size_by_cache_name),
-    )
+def _made(name: str, checks: tuple[Check, ...] = (), replacement: Any = None) -> Seam:
+    """Where data sets of a kind are made, from keys whose consequences are known."""
+    return Seam(f"{name}.__init__", checks, replacement, only=_DATASET_KEYS, defaults=f"{name}Params")
 
 
-def _places(owners: Owners) -> tuple[Seam, ...]:
-    delegate = "dreambooth_dataset_delegate"
-    validates = (Uses("is_training_dataset"),) if has_strategies(owners) else ()
-    made = {
-        "DreamBoothDataset": (validates, None),
-        "FineTuningDataset": ((), _list_metadata),
-        "ControlNetDataset": ((), None),
-    }
-    return (
+BUCKETS = Subject(
+    "buckets",
+    "files, their sizes and buckets",
+    (
         Seam("BucketManager", (Behaves(_placements),), BucketManager),
         Seam("IMAGE_EXTENSIONS"),
         Seam("glob_images", (Uses("IMAGE_EXTENSIONS"),), _glob_images),
         Seam("BaseDataset.get_image_size", (), _get_image_size),
         Seam("BaseDataset.make_buckets", (Uses(*_SWITCHES, *_TABLES),), _make_buckets),
-        Seam("ControlNetDataset.make_buckets", (Uses(delegate, "buckets_indices"),), _make_control_buckets),
-        *(
-            Seam(f"{name}.__init__", checks, replacement, only=_DATASET_KEYS, defaults=f"{name}Params")
-            for name, (checks, replacement) in made.items()
+        Seam("ControlNetDataset.make_buckets", (Uses(_DELEGATE, "buckets_indices"),), _make_control_buckets),
+        *where(has_no_strategies, _made("DreamBoothDataset")),
+        *where(has_strategies, _made("DreamBoothDataset", (Uses("is_training_dataset"),))),
+        _made("FineTuningDataset", (), _list_metadata),
+        _made("ControlNetDataset"),
+        *where(
+            has_strategies,
+            Seam("DatasetGroup.get_resolutions", (), _get_resolutions),
+            Seam(_OF_CACHE, (), _size_by_cache_name),
         ),
-    )
-
-
-BUCKETS = Subject("buckets", "files, their sizes and buckets", _bucket_seams, orders_epochs=True)
+    ),
+    orders_epochs=True,
+)
 
 
 # The order of an epoch, and the batch at a place in it.
@@ -178,27 +174,22 @@ def _group_item(place: Place, self: Group, index: int, /) -> Any:
     return place.original(self, index)
 
 
-def _batch_seams(owners: Owners) -> tuple[Seam, ...]:
-    delegate, entry = "dreambooth_dataset_delegate", ("bucket_index", "bucket_batch_size", "batch_index")
-    tables = ("bucket_manager", "buckets", "buckets_indices")
-    return (
+_HELD = ("bucket_manager", "buckets", "buckets_indices")
+
+BATCHES = Subject(
+    "batches",
+    "the order of an epoch",
+    (
         Seam("BaseDataset.shuffle_buckets", (), _shuffle_buckets),
         Seam("BaseDataset.set_current_epoch", (), _set_current_epoch),
-        Seam("BaseDataset.__getitem__", (Takes("index"), Uses(*tables, *entry), Says("alpha_masks", "loss_weights"))),
-        Seam(
-            "ControlNetDataset.__getitem__",
-            (
-                Takes("index"),
-                Uses(delegate, *tables),
-            ),
-        ),
+        Seam("BaseDataset.__getitem__", (Takes("index"), Uses(*_HELD, *_ENTRY), Says("alpha_masks", "loss_weights"))),
+        Seam("ControlNetDataset.__getitem__", (Takes("index"), Uses(_DELEGATE, *_HELD))),
         Seam("DatasetGroup", (Inherits("__getitem__"),)),
         Seam("DatasetGroup.__getitem__", (), _group_item),
         Seam("DatasetGroup.set_current_epoch", (Takes("epoch"),)),
-    )
-
-
-BATCHES = Subject("batches", "the order of an epoch", _batch_seams, orders_epochs=True)
+    ),
+    orders_epochs=True,
+)
 
 
 # The dataset config, in which the adapter's own table stands.
@@ -209,11 +200,12 @@ def _sanitize_user_config(place: Place, self: Any, user_config: dict[str, Any], 
     return result
 
 
-def _config_seams(owners: Owners) -> tuple[Seam, ...]:
-    return (Seam("ConfigSanitizer.sanitize_user_config", (), _sanitize_user_config),)
-
-
-CONFIG = Subject("config", "the dataset config", _config_seams, orders_epochs=True)
+CONFIG = Subject(
+    "config",
+    "the dataset config",
+    (Seam("ConfigSanitizer.sanitize_user_config", (), _sanitize_user_config),),
+    orders_epochs=True,
+)
 
 
 # The loader over a data set group, and the collator that tells the epoch.
@@ -222,18 +214,19 @@ CONFIG = Subject("config", "the dataset config", _config_seams, orders_epochs=Tr
 _ARGUMENTS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn")
 
 
-def _loading_seams(owners: Owners) -> tuple[Seam, ...]:
-    return (
+LOADING = Subject(
+    "loading",
+    "the loader of a data set group",
+    (
         Seam("collator_class.__init__", (Takes("epoch", "step", "dataset"),)),
         Seam(
             "collator_class.__call__",
             (Takes("examples"), Uses("current_epoch", "current_step", "set_current_epoch", "set_current_step")),
         ),
         Seam("DataLoader.__init__", (TakesAmong(*_ARGUMENTS, "num_workers", "worker_init_fn", "generator"),)),
-    )
-
-
-LOADING = Subject("loading", "the loader of a data set group", _loading_seams, orders_epochs=True)
+    ),
+    orders_epochs=True,
+)
 
 
 # The accelerator, whose states remember the place in an epoch.
@@ -260,15 +253,15 @@ def _prepare_accelerator(place: Place, args: Any, **more: Any) -> Any:
     return accelerator
 
 
-def _resuming_seams(owners: Owners) -> tuple[Seam, ...]:
-    return (
+RESUMING = Subject(
+    "resuming",
+    "a run that is resumed goes on by sd-scripts' own count",
+    (
         Seam("prepare_accelerator", (), _prepare_accelerator),
         Seam("Accelerator", (Offers(Accelerator),)),
         Seam("Accelerator.skip_first_batches", (Takes("dataloader", "num_batches"),)),
-    )
-
-
-RESUMING = Subject("resuming", "a run that is resumed goes on by sd-scripts' own count", _resuming_seams)
+    ),
+)
 
 
 SUBJECTS = (OBJECTS, BUCKETS, BATCHES, CONFIG, LOADING, CACHING, TEXT_CACHING, RESUMING)

@@ -11,7 +11,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,11 +44,7 @@ class KeyTable(Sequence[list[str]]):
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> list[str]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[list[str]]: ...
-    def __getitem__(self, index: int | slice) -> list[str] | list[list[str]]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if isinstance(index, PlannedBatch):
@@ -103,11 +99,7 @@ class BatchTable(Sequence[Any]):
     def __len__(self) -> int:
         return self._plan().steps
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not isinstance(index, PlannedBatch):
@@ -272,7 +264,7 @@ def column_of(values: list[Any], keys: TextColumn) -> Any:
     """The smallest column that gives back equal values of the same types."""
     few = Few.of(values)
     if few is not None:
-        return few if few.differ else Same(values[0])
+        return few
     kinds = {type(value) for value in values}
     if kinds == {str}:
         texts = TextColumn.of(values)
@@ -284,20 +276,10 @@ def column_of(values: list[Any], keys: TextColumn) -> Any:
     return values
 
 
-class Same:
-    """One value for every image."""
+class Few:
+    """N values of which at most 256 differ; without codes they are all the same."""
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __getitem__(self, _: int) -> Any:
-        return self._value
-
-
-class Few(Sequence[Any]):
-    """N values of which at most 256 differ."""
-
-    def __init__(self, codes: npt.NDArray[np.uint8], values: list[Any]) -> None:
+    def __init__(self, codes: npt.NDArray[np.uint8] | None, values: list[Any]) -> None:
         self._codes = codes
         self._values = values
 
@@ -317,18 +299,10 @@ class Few(Sequence[Any]):
                 seen[mark] = code
                 kept.append(value)
             codes[i] = code
-        return cls(codes, kept)
+        return cls(codes if len(kept) > 1 else None, kept)
 
-    @property
-    def differ(self) -> bool:
-        """Whether not all are the same."""
-        return len(self._values) > 1
-
-    def __len__(self) -> int:
-        return len(self._codes)
-
-    def __getitem__(self, row: Any) -> Any:
-        return self._values[self._codes[row]]
+    def __getitem__(self, row: int) -> Any:
+        return self._values[0 if self._codes is None else self._codes[row]]
 
 
 def _mark(value: Any) -> Any:
@@ -343,7 +317,7 @@ def _mark(value: Any) -> Any:
     return None
 
 
-class Numbers(Sequence[Any]):
+class Numbers:
     """N tuples or lists of as many ints, or floats, each."""
 
     def __init__(self, rows: npt.NDArray[Any], kind: type) -> None:
@@ -364,8 +338,5 @@ class Numbers(Sequence[Any]):
             rows = rows.astype(np.int32)
         return cls(rows, kind)
 
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, row: Any) -> Any:
+    def __getitem__(self, row: int) -> Any:
         return self._kind(self._numbers[row].tolist())

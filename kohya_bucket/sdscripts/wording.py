@@ -10,7 +10,7 @@ from kohya_bucket.latents.fingerprint import Reason, as_text
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.texts import counted, one_line, some
 
-__all__ = ["bucket_table_lines", "misread_lines", "recached_lines", "rule_text", "skipped_lines"]
+__all__ = ["bucket_table_lines", "recached_lines", "rule_text", "skipped_lines"]
 
 _SHOWN = 20
 _SHOWN_SIZES = 16
@@ -63,15 +63,6 @@ def skipped_lines(failures: Sequence[tuple[str, str]]) -> list[str]:
     """The images that are not trained, each with its reason."""
     lines = [f"{counted(len(failures), 'image')} will not be trained:"]
     return lines + _shortened([one_line(f"  {key}: {reason}") for key, reason in failures])
-
-
-def misread_lines(misread: Sequence[tuple[str, tuple[int, int], tuple[int, int]]]) -> list[str]:
-    """WebP images whose size sd-scripts alone reads one pixel short, where that decides the bucket."""
-    lines = [
-        f"{counted(len(misread), 'image')} in another bucket than sd-scripts alone would use, which misreads WebP "
-        "sizes:"
-    ]
-    return lines + _shortened([one_line(f"  {path}: {b[0]}x{b[1]}, not {a[0]}x{a[1]}") for path, a, b in misread])
 
 
 def recached_lines(reasons: Mapping[str, Sequence[Reason]]) -> list[str]:

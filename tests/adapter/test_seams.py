@@ -45,7 +45,7 @@ def function_of(parameters):
 
 def replaced(seam, original, door):
     assert seam.problem(original) == ""
-    return seam.replaced(original, door, Subject("placing", "places itself", lambda _: (seam,)))
+    return seam.replaced(original, door, Subject("placing", "places itself", (seam,)))
 
 
 def calls(draw, parameters):

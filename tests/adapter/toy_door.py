@@ -55,7 +55,7 @@ SUBJECTS = (
     Subject(
         "order",
         "the order of an epoch",
-        lambda _: (
+        (
             Seam("PictureSet.sort_into_buckets", (Uses("pictures", "records"),), sort_into_buckets),
             Seam("PictureSet.turn_to", (), turn_to),
             Seam("PictureSet.batch_of", (Takes("pictures", "bucket"),)),
@@ -67,7 +67,7 @@ SUBJECTS = (
     Subject(
         "resuming",
         "states are the trainer's own",
-        lambda _: (Seam("make_accelerator", (), make_accelerator),),
+        (Seam("make_accelerator", (), make_accelerator),),
     ),
 )
 

@@ -145,7 +145,7 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
         cache.load(str(image), BUCKET)
     mask = np.random.default_rng(0).integers(0, 256, BUCKET[::-1]).astype(np.float32) / np.float32(255)
     cache.save(item, latents(arch), ltrb(), latents(arch, 1), mask)
-    cache.flush()
+    cache.finish()
     worker = pickle.loads(pickle.dumps(cache))
     plain, size, box, flipped, alpha = worker.load(str(image), BUCKET)
     assert np.array_equal(plain, latents(arch))
@@ -175,9 +175,9 @@ def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     for name, cache in caches.items():
         cache.save(items[name], latents() if items[name].bucket_reso == BUCKET else small, ltrb())
     for cache in caches.values():
-        cache.flush()
+        cache.finish()
     cache = caches["one"]
-    cache.flush(index=True)
+    cache.finish()
     first, second = items["one"], items["two"]
     assert cache.why_missing(first) == cache.why_missing(second) == []
     assert len(LatentStore(tmp_path / "store")) == 3
@@ -185,13 +185,13 @@ def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     assert np.array_equal(cache.load(str(image), other)[0], small)
     os.utime(image, ns=(1, 1))
     cache.save(first, latents(), ltrb())
-    cache.flush()
+    cache.finish()
     assert cache.why_missing(first) == []
     assert len(LatentStore(tmp_path / "store")) == 3
     flux = ShardCache(tmp_path / "store", tmp_path, ARCHITECTURES["flux"])
     assert flux.why_missing(first) == [Reason(Stale.MISSING)]
     flux.save(first, latents(ARCHITECTURES["flux"]), ltrb())
-    flux.flush()
+    flux.finish()
     cache.refresh()
     assert np.array_equal(cache.load(str(image), BUCKET)[0], latents())
     assert np.array_equal(flux.load(str(image), BUCKET)[0], latents(ARCHITECTURES["flux"]))
@@ -230,7 +230,7 @@ def test_of_two_items_for_one_image_and_size_the_newer_counts(tmp_path, image, c
     for seed, (writer, changed) in enumerate(zip(writers, (1, 2), strict=True)):
         os.utime(image, ns=(changed, changed))
         writer.save(CacheItem(str(image), BUCKET, SIZE), latents(seed=seed), ltrb())
-        writer.flush()
+        writer.commit()
     assert len(LatentStore(tmp_path / "store")) == 2
     cache = ShardCache(tmp_path / "store", tmp_path, SDXL)
     assert cache.why_missing(CacheItem(str(image), BUCKET, SIZE)) == []

@@ -49,7 +49,7 @@ ALLOWED = {
     ("sdscripts/caching/session.py", "self.save(path, item, latents, crop_ltrb, flipped, alpha_mask, "
      "bool(key_reso_suffix))"): "an npz or a store",
     ("sdscripts/caching/shards.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)"): "a store",
-    ("sdscripts/caching/text.py", "session.save(file, without_unread(arrays) if left_out else arrays)"): "a store",
+    ("sdscripts/caching/text.py", "session.save(file, arrays)"): "a store, or an npz",
     ("sdscripts/caching/text_shards.py", "self.cache.save(self.captions[key], self.encoding, arrays)"): "a store",
     ("musubi/caching.py", "save()"): "musubi-tuner's own, for `replacing`",
     ("musubi/caching.py", "shutil.copyfile(path, temporary)"): "for `replacing`",

@@ -27,14 +27,14 @@ from kohya_bucket.sdscripts.caching.session import (
     architecture_of,
     architecture_read_by,
     ensure_npz_current,
-    forget_requests,
     replaced,
     save_latents,
+    shared_by,
 )
 from kohya_bucket.sdscripts.caching.shards import ShardSession, remember_cache
 from kohya_bucket.sdscripts.wording import recached_lines
 
-__all__ = ["NpzSession", "Original", "cache_latents", "forget_files", "forget_names"]
+__all__ = ["NpzSession", "Original", "cache_latents"]
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -88,17 +88,7 @@ def _hash_of(model: Any) -> str:
     return known[1]
 
 
-def forget_files() -> None:
-    """Let go of what datasets share, of which there is a row for each image, once all have cached."""
-    forget_names()
-    forget_requests()
-
-
 # Latents in sd-scripts' own npz files, for one caching call.
-
-
-# by strategy, of which sd-scripts has one in each run: the files that its datasets have taken so far
-_names: WeakKeyDictionary[Any, NpzNames] = WeakKeyDictionary()
 
 
 class NpzSession(CachingSession):
@@ -113,8 +103,9 @@ class NpzSession(CachingSession):
     _groups: GroupedSync | None = None
 
     def paths_of(self, infos: list[Any]) -> list[str]:
-        names = _names.setdefault(self.strategy, NpzNames(self.arch))
-        paths = names.add(
+        shared = shared_by(self.strategy)
+        shared.names = shared.names or NpzNames(self.arch)
+        paths = shared.names.add(
             [str(info.absolute_path) for info in infos],
             [as_pair(info.image_size) for info in infos],
             [as_pair(info.bucket_reso) for info in infos],
@@ -164,8 +155,3 @@ class NpzSession(CachingSession):
         if self.moved:
             logger.info("%d latents were cached by another version, and are put where this one finds them", self.moved)
         wait_for_ranks()
-
-
-def forget_names() -> None:
-    """Let go of the files, of which there is a row for each image, once all data sets have cached."""
-    _names.clear()

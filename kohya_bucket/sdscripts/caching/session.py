@@ -25,8 +25,10 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.latents.captions import Caption
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, source_identity
 from kohya_bucket.latents.npz.check import settle_npz
+from kohya_bucket.latents.npz.names import NpzNames
 from kohya_bucket.latents.npz.read_write import NpzLatents, write_arrays, write_npz
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
@@ -38,9 +40,10 @@ __all__ = [
     "architecture_read_by",
     "as_array",
     "ensure_npz_current",
-    "forget_requests",
+    "forget_shared",
     "replaced",
     "save_latents",
+    "shared_by",
 ]
 
 
@@ -192,8 +195,34 @@ Size = tuple[int, int]
 
 Requested = dict[tuple[str, Size], tuple[bool, bool]]  # by file and bucket: (flipped, mask)
 
-# by strategy, of which sd-scripts has one in each run: what each of its datasets has needed so far
-_requested: WeakKeyDictionary[Any, list[tuple[ref[Any], Requested]]] = WeakKeyDictionary()
+
+@dataclass
+class Shared:
+    """What the data sets of a run have in common while they cache, of which there is a row for each image.
+
+    Attributes:
+        requested: what each data set has needed so far.
+        names: the npz files that are taken.
+        captions: those that are taken, by usual file.
+    """
+
+    requested: list[tuple[ref[Any], Requested]] = field(default_factory=list)
+    names: NpzNames | None = None
+    captions: dict[str, list[Caption]] = field(default_factory=dict)
+
+
+# by strategy, of which sd-scripts has one of each kind in a run
+_shared: WeakKeyDictionary[Any, Shared] = WeakKeyDictionary()
+
+
+def shared_by(strategy: Any) -> Shared:
+    """What the data sets share that cache by a strategy."""
+    return _shared.setdefault(strategy, Shared())
+
+
+def forget_shared() -> None:
+    """Let go of it, once all data sets have cached."""
+    _shared.clear()
 
 
 @dataclass
@@ -221,11 +250,10 @@ class CachingSession:
 
     def __post_init__(self) -> None:
         infos = list(self.dataset.image_data.values())
-        earlier = [
-            requested for dataset, requested in _requested.setdefault(self.strategy, []) if dataset() is not None
-        ]
+        shared = shared_by(self.strategy)
+        earlier = [requested for dataset, requested in shared.requested if dataset() is not None]
         mine: Requested = {}
-        _requested[self.strategy].append((ref(self.dataset), mine))
+        shared.requested.append((ref(self.dataset), mine))
         for info, path in zip(infos, self.paths_of(infos), strict=True):
             subset = self.dataset.image_to_subset[info.image_key]
             self.paths[str(info.absolute_path), _variant_size(info.absolute_path)] = path
@@ -319,11 +347,6 @@ class CachingSession:
 
 def _variant_size(path: str) -> Size | None:
     return path.bucket if isinstance(path, SizedPath) else None
-
-
-def forget_requests() -> None:
-    """Forget what data sets need, of which there is a row for each image, once all have cached."""
-    _requested.clear()
 
 
 @contextmanager

@@ -71,12 +71,20 @@ class StoreCache:
         if self._writer is not None:
             self._writer.flush()
 
-    def flush(self, *, index: bool = False) -> None:
-        """Commit, and see it; with `index` (one process, at the end), bring the manifest up to date."""
+    def keep(self) -> None:
+        """Where a loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""
+        with suppress(LatentStoreError):  # the first error is the one to report
+            self.commit()
+
+    def finish(self) -> None:
+        """Put on disk what every process has added, with a manifest of all, and see it."""
         self.commit()
-        self.refresh()
-        if index:
+        wait_for_ranks()
+        if is_first_process():
+            self.refresh()
             write_manifest(self._opened())
+        wait_for_ranks()
+        self.refresh()
 
     def _writing(self) -> StoreWriter:
         if self._writer is None:
@@ -249,15 +257,10 @@ class ShardSession(CachingSession):
         return self.cache.load(item.image, item.bucket_reso)[3:]
 
     def keep(self) -> None:
-        with suppress(LatentStoreError):  # the first error is the one to report
-            self.cache.commit()
+        self.cache.keep()
 
     def finish(self) -> None:
-        self.cache.flush()
-        wait_for_ranks()
-        self.cache.flush(index=is_first_process())
-        wait_for_ranks()
-        self.cache.refresh()
+        self.cache.finish()
         self.cache.find_all(self.items)
         # Stays: loader workers read through it.
         readers: dict[str, ShardCache] = getattr(self.strategy, "_kohya_bucket_readers", {})

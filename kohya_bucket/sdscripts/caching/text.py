@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -25,8 +25,8 @@ from kohya_bucket.latents.encode.text_encoder import SAMPLE, encoders_hash, toke
 from kohya_bucket.latents.fingerprint import Reason
 from kohya_bucket.latents.npz.read_write import write_arrays
 from kohya_bucket.latents.npz.text import check_text_npz, collection_of_file, text_marks
-from kohya_bucket.sdscripts.caching.behind_mask import is_left_out, without_unread
-from kohya_bucket.sdscripts.caching.session import replaced
+from kohya_bucket.sdscripts.caching.behind_mask import is_left_out
+from kohya_bucket.sdscripts.caching.session import replaced, shared_by
 from kohya_bucket.sdscripts.caching.text_shards import TextShardSession, caption_of
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.sdscripts.wording import recached_lines
@@ -38,7 +38,6 @@ __all__ = [
     "count_captions",
     "encode_ahead",
     "end_before_training",
-    "forget_texts",
     "is_ahead",
     "refuse_memory",
     "tokens_of",
@@ -58,10 +57,6 @@ class Strategies(NamedTuple):
     encoding: Any
 
 
-# by strategy, of which sd-scripts has one in each run: the captions that its datasets have, by usual file
-_texts: WeakKeyDictionary[Any, dict[str, list[Caption]]] = WeakKeyDictionary()
-
-
 @stop_all_ranks_on_error()
 def cache_text_outputs(
     dataset: Dataset,
@@ -77,34 +72,23 @@ def cache_text_outputs(
         if strategy is None or not strategy.cache_to_disk:
             refuse_memory()
         original(dataset, models, accelerator)
-    elif options.text_cache == "shards":
-        _cache_in_shards(dataset, original, strategies, models, accelerator, options)
+        return
+    session: TextShardSession | TextNpzSession
+    if options.text_cache == "shards":
+        family = collection_of_file(strategy.get_outputs_npz_path("x.png").removeprefix("x"))
+        left_out = is_left_out(family, strategies.encoding)
+        words = tokens_text(strategies.tokenizing, strategies.encoding, strategy) + " behind_mask=left_out" * left_out
+        encoding = Encoding(encoders_hash(models), words)
+        session = TextShardSession(dataset, strategy, accelerator, options, family, encoding, left_out=left_out)
     else:
-        _cache_in_npz(dataset, original, strategies, models, accelerator)
-
-
-def _cache_in_shards(
-    dataset: Dataset,
-    original: Original,
-    strategies: Strategies,
-    models: Any,
-    accelerator: Any,
-    options: AdapterOptions,
-) -> None:
-    strategy = strategies.caching
-    assert strategy is not None
-    family = collection_of_file(strategy.get_outputs_npz_path("x.png").removeprefix("x"))
-    left_out = is_left_out(family, strategies.encoding)
-    words = tokens_text(strategies.tokenizing, strategies.encoding, strategy) + " behind_mask=left_out" * left_out
-    encoding = Encoding(encoders_hash(models), words)
-    session = TextShardSession(dataset, strategy, accelerator, options, family, encoding)
+        session = TextNpzSession(dataset, strategy, Encoding(encoders_hash(models), tokens_of(strategies.tokenizing)))
     numpys_savez = np.savez
 
     def save(file: Any, *args: Any, **arrays: Any) -> None:
         if args or not session.holds(file):
             numpys_savez(file, *args, **arrays)
         else:
-            session.save(file, without_unread(arrays) if left_out else arrays)
+            session.save(file, arrays)
 
     with replaced(strategy, session.methods()), replaced(np, {"savez": save}):
         try:
@@ -114,68 +98,69 @@ def _cache_in_shards(
             raise
     session.finish()
     count_captions(session.captions, session.saved)
-    _tell(session.reasons)
+    if is_first_process() and session.reasons:
+        logger.warning("\n".join(recached_lines(session.reasons)))
 
 
-def _cache_in_npz(dataset: Dataset, original: Original, strategies: Strategies, models: Any, accelerator: Any) -> None:
-    strategy = strategies.caching
-    assert strategy is not None
-    taken = _texts.setdefault(strategy, {})
-    paths: dict[str, str] = {}
-    captions: dict[str, Caption] = {}
-    records: list[ImageRecord] = list(dataset.image_data.values())
-    for info in records:
-        caption = caption_of(info)
-        path = _file_of(_npz(strategy.get_outputs_npz_path(info.absolute_path)), caption, taken)
-        paths[info.absolute_path] = path
-        captions[path] = caption
-    encoding = Encoding(encoders_hash(models), tokens_of(strategies.tokenizing))
-    accepts = strategy.is_disk_cached_outputs_expected
-    reasons: dict[str, list[Reason]] = {}
+class TextNpzSession:
+    """One caching call with sd-scripts' own files.
 
-    def is_expected(path: str) -> bool:
+    Attributes:
+        captions: by file.
+        reasons: why files are made again.
+    """
+
+    def __init__(self, dataset: Dataset, strategy: TextStrategy, encoding: Encoding) -> None:
+        self.strategy, self.encoding = strategy, encoding
+        self.captions: dict[str, Caption] = {}
+        self.reasons: dict[str, list[Reason]] = {}
+        self._accepts = strategy.is_disk_cached_outputs_expected
+        self._paths: dict[str, str] = {}
+        self._saved: set[str] = set()
+        taken = shared_by(strategy).captions
+        records: list[ImageRecord] = list(dataset.image_data.values())
+        for info in records:
+            caption = caption_of(info)
+            path = _file_of(_npz(strategy.get_outputs_npz_path(info.absolute_path)), caption, taken)
+            self._paths[info.absolute_path] = path
+            self.captions[path] = caption
+
+    @property
+    def saved(self) -> int:
+        """How many captions this process has encoded."""
+        return len(self._saved)
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """Replacements for the strategy's methods, by name."""
+        return {"get_outputs_npz_path": self._paths.__getitem__, "is_disk_cached_outputs_expected": self._is_expected}
+
+    def holds(self, path: Any) -> bool:
+        """Whether this is a caption's file."""
+        return isinstance(path, str) and _npz(path) in self.captions
+
+    def save(self, path: str, arrays: Mapping[str, Any]) -> None:
+        """Whole or not at all. It is not waited for: what a power failure cuts off shows when every byte is read."""
+        path = _npz(path)
+        marks = text_marks(self.captions[path].text, self.encoding.encoders, self.encoding.tokens)
+        write_arrays(Path(path), {name: np.asarray(array) for name, array in {**arrays, **marks}.items()}, sync=False)
+        self._saved.add(path)
+
+    def keep(self) -> None:
+        """Where the loop ended half-way: every file is on disk already."""
+
+    def finish(self) -> None:
+        """After sd-scripts' loop."""
+        wait_for_ranks()
+
+    def _is_expected(self, path: str) -> bool:
         if not os.path.exists(path):  # noqa: PTH110
             return False
-        if strategy.skip_disk_cache_validity_check:
+        if self.strategy.skip_disk_cache_validity_check:
             return True
-        reason = check_text_npz(path, (), captions[path], encoding)
-        if reason is None:
-            return bool(accepts(path))
-        reasons[path] = [reason]
-        return False
-
-    numpys_savez, saved = np.savez, set[str]()
-
-    def save_whole(file: Any, *args: Any, **arrays: Any) -> None:
-        """Whole or not at all. It is not waited for: what a power failure cuts off shows when every byte is read."""
-        if args or not isinstance(file, str):
-            numpys_savez(file, *args, **arrays)
-            return
-        path = _npz(file)
-        caption = captions.get(path)
-        marks = {} if caption is None else text_marks(caption.text, encoding.encoders, encoding.tokens)
-        write_arrays(Path(path), {name: np.asarray(array) for name, array in (arrays | marks).items()}, sync=False)
-        saved.add(path)
-
-    methods: dict[str, Callable[..., Any]] = {
-        "get_outputs_npz_path": paths.__getitem__,
-        "is_disk_cached_outputs_expected": is_expected,
-    }
-    with replaced(strategy, methods), replaced(np, {"savez": save_whole}):
-        original(dataset, models, accelerator)
-    wait_for_ranks()
-    count_captions(captions, len(saved))
-    _tell(reasons)
-
-
-def _tell(reasons: dict[str, list[Reason]]) -> None:
-    if is_first_process() and reasons:
-        logger.warning("\n".join(recached_lines(reasons)))
-
-
-def forget_texts() -> None:
-    """Let go of what datasets share, of which there is a row for each image, once all have cached."""
-    _texts.clear()
+        reason = check_text_npz(path, (), self.captions[path], self.encoding)
+        if reason is not None:
+            self.reasons[path] = [reason]
+        return reason is None and bool(self._accepts(path))
 
 
 def _file_of(usual: str, caption: Caption, taken: dict[str, list[Caption]]) -> str:

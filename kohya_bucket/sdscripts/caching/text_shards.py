@@ -9,20 +9,20 @@ import functools
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions, store_folder
-from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
+from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.captions import TEXT_FOLDER, Caption, CaptionItems, Encoding
 from kohya_bucket.latents.fingerprint import Reason, Stale, why_different
 from kohya_bucket.latents.npz.read_write import write_arrays
 from kohya_bucket.latents.store.exact_arrays import Array
+from kohya_bucket.sdscripts.caching.behind_mask import without_unread
 from kohya_bucket.sdscripts.caching.shards import StoreCache
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.texts import one_line
@@ -100,9 +100,9 @@ class TextShardSession:
 
     def __init__(
         self, dataset: Dataset, strategy: TextStrategy, accelerator: Any, options: AdapterOptions, family: str,
-        encoding: Encoding,
+        encoding: Encoding, *, left_out: bool,
     ) -> None:  # fmt: skip
-        self.strategy, self.encoding = strategy, encoding
+        self.strategy, self.encoding, self._left_out = strategy, encoding, left_out
         self.rank, ranks = int(accelerator.process_index), int(accelerator.num_processes)
         self.captions: dict[str, Caption] = {}
         self.images: dict[str, str] = {}
@@ -138,14 +138,14 @@ class TextShardSession:
 
     def save(self, key: str, arrays: Mapping[str, Any]) -> None:
         """Add outputs; the first are refused at once if they could not be read again."""
+        arrays = without_unread(arrays) if self._left_out else arrays
         self._reader.order(tuple(sorted(arrays)))
         self.cache.save(self.captions[key], self.encoding, arrays)
         self.saved += 1
 
     def keep(self) -> None:
         """Where the loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""
-        with suppress(LatentStoreError):  # the first error is the one to report
-            self.cache.flush()
+        self.cache.keep()
 
     def finish(self) -> None:
         """After sd-scripts' loop: every rank sees everything, and its loaders read through the store.
@@ -153,11 +153,7 @@ class TextShardSession:
         Raises:
             LatentStoreError: captions were left out, or cannot be read as this version does.
         """
-        self.cache.flush()
-        wait_for_ranks()
-        self.cache.flush(index=is_first_process())
-        wait_for_ranks()
-        self.cache.refresh()
+        self.cache.finish()
         missing = [key for key in self.captions if self._why_missing(key)]
         if missing:
             raise LatentStoreError(
@@ -236,17 +232,11 @@ def _name_of(value: Array, marks: Mapping[str, Array]) -> str:
     return next(same, "")
 
 
-class Outputs(Protocol):
-    """What knows outputs by the caption's key."""
-
-    def load(self, key: str) -> dict[str, Array]: ...
-
-
 @dataclass
 class TextLoader:
     """In place of a strategy's `load_outputs_npz`; travels to spawned workers."""
 
-    cache: Outputs
+    cache: TextCache
     orders: dict[tuple[str, ...], list[str | None]]
 
     def __call__(self, key: str) -> list[Array | None]:

@@ -22,7 +22,7 @@ from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.scan import STAT, Job, Work
-from kohya_bucket.sdscripts.config.keys import DEFAULTS, DatasetConfig, SubsetConfig
+from kohya_bucket.sdscripts.config.keys import DEFAULTS, SubsetConfig
 from kohya_bucket.texts import counted, read_plain, some
 
 __all__ = [
@@ -38,24 +38,26 @@ __all__ = [
     "read_folder",
     "skipped_images",
     "supported_extensions",
-    "warn_of_skips",
     "why_missing",
     "written_ns",
 ]
 
 _ALWAYS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-_WITH_PLUGIN = {".avif": ("pillow_avif",), ".jxl": ("pillow_jxl", "jxlpy")}
+# by extension: what to install, and the modules with which sd-scripts reads it
+_WITH_PLUGIN = {
+    ".avif": ("pillow-avif-plugin", ("pillow_avif",)),
+    ".jxl": ("pillow-jxl-plugin", ("pillow_jxl", "jxlpy")),
+}
 _NOT_READ = frozenset(
     {".gif", ".tif", ".tiff", ".heic", ".heif", ".jfif", ".jpe", ".jp2", ".psd", ".tga", *_WITH_PLUGIN}
 )
-_PLUGIN_NAMES = {".avif": "pillow-avif-plugin", ".jxl": "pillow-jxl-plugin"}
 
 
 @lru_cache(maxsize=1)
 def supported_extensions() -> frozenset[str]:
     """The extensions that sd-scripts reads in this environment: AVIF and JPEG XL need their plugins."""
     found = list(_ALWAYS)
-    for extension, modules in _WITH_PLUGIN.items():
+    for extension, (_, modules) in _WITH_PLUGIN.items():
         if any(importlib.util.find_spec(module) for module in modules):
             found.append(extension)
     return frozenset(found) | frozenset(e.upper() for e in found)
@@ -118,26 +120,14 @@ def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
 
 def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
     """Say which files of a folder look like images and are passed over."""
-    if not folder.ignored:
-        return
-    extensions = sorted({os.path.splitext(name)[1] for name in folder.ignored})
-    plugins = sorted({_PLUGIN_NAMES[e.lower()] for e in extensions if e.lower() in _PLUGIN_NAMES})
-    if plugins:
-        remedy = f"pip install {' '.join(plugins)}, or convert them"
-    elif any(e.lower() in supported_extensions() for e in extensions):
-        remedy = "write the extension in all lower or all upper case"
-    else:
-        remedy = "convert to PNG, JPEG or WebP"
-    files = counted(len(folder.ignored), "file")
-    look = "looks like an image" if len(folder.ignored) == 1 else "look like images"
-    findings.warning(
-        "ignored-files",
-        where,
-        f"{files} in {folder.path!r} {look}, but sd-scripts does not read {' or '.join(extensions)} "
-        f"({some(folder.ignored)})",
-        remedy,
-        folder.ignored,
-    )
+    if folder.ignored:
+        message = (
+            f"{counted(len(folder.ignored), 'file', 'is', 'are')} named like an image but not read in {folder.path!r}"
+        )
+        remedy = "convert to PNG, JPEG or WebP, with .png, .jpg or .webp in all lower or all upper case"
+        if not _WITH_PLUGIN.keys().isdisjoint(os.path.splitext(name)[1].lower() for name in folder.ignored):
+            remedy += f", or pip install {' '.join(plugin for plugin, _ in _WITH_PLUGIN.values())}"
+        findings.warning("ignored-files", where, f"{message} ({some(folder.ignored)})", remedy, folder.ignored)
 
 
 def missing_folder(key: str, path: str, findings: Findings, where: str, base: Path | None) -> None:
@@ -187,8 +177,7 @@ def read_captions(
     """[N] the captions that sd-scripts trains of images of a folder; None where there is none.
 
     The first line of an image's file, or with `enable_wildcard` all lines that are not blank; the class tokens where
-    there is no file. Images without caption, captions under another extension, and files at which sd-scripts stops are
-    named.
+    there is no file. Images without a file, and files at which sd-scripts stops, are named.
 
     Args:
         images: [N] those of the subset.
@@ -202,39 +191,32 @@ def read_captions(
     job.run()
     found: list[str | None] = job.rows["caption"].tolist()
     broken = [job.failures[i] for i in sorted(job.failures)]
-    blank = [path for path, caption in zip(images, found, strict=True) if caption == ""]
-    missing = [path for path, caption in zip(images, found, strict=True) if caption is None]
-    elsewhere: Counter[str] = Counter()
-    for path in missing:
-        name = os.path.splitext(os.path.basename(path))[0]
-        elsewhere.update(e for e in _USUAL if e != subset.caption_extension and name + e in names)
     if broken:
         message = f"{counted(len(broken), 'caption file')} cannot be used ({some(broken, 1)})"
         findings.error("broken-caption", subset.place, message, names=broken)
-    if blank:
-        message = f"{counted(len(blank), 'image')} whose caption is blank in its first line, which alone is used"
-        findings.warning("blank-caption", subset.place, f"{message} ({some(blank)})", "put the caption first", blank)
+    missing = [path for path, caption in zip(images, found, strict=True) if caption is None]
     if missing:
-        _report_missing(missing, elsewhere, len(images), subset, findings)
+        _report_missing(missing, names, len(images), subset, findings)
     return [caption if isinstance(caption, str) else subset.class_tokens for caption in found]  # 0 of a broken one
 
 
 def _report_missing(
-    missing: Sequence[str], elsewhere: Counter[str], total: int, subset: SubsetConfig, findings: Findings
+    missing: Sequence[str], names: frozenset[str], total: int, subset: SubsetConfig, findings: Findings
 ) -> None:
-    extension, where = subset.caption_extension, subset.place
+    extension, stems = subset.caption_extension, [os.path.splitext(os.path.basename(path))[0] for path in missing]
+    elsewhere = Counter(e for e in _USUAL if e != extension for stem in stems if stem + e in names)
     instead = f"the class tokens {subset.class_tokens!r}" if subset.class_tokens is not None else "an empty caption"
-    message = f"{len(missing)} of {total} images have no {extension!r} file; trained instead: {instead}"
+    message = f"{len(missing)} of {total} images have no {extension!r} file, so {instead} would be trained"
     if elsewhere:
         other, count = elsewhere.most_common(1)[0]
         default = " (the default)" if extension == DEFAULTS["caption_extension"] else ""
         message = f"caption_extension is {extension!r}{default}, but {count} of {total} images have their caption in "
         message += f"{other!r} files; {instead} would be trained"
-        findings.warning("caption-extension", where, message, f"set caption_extension = {other!r}", missing)
+        findings.warning("caption-extension", subset.place, message, f"set caption_extension = {other!r}", missing)
     elif len(missing) < total:
-        findings.note("missing-captions", where, f"{message} ({some(missing)})", names=missing)
+        findings.note("missing-captions", subset.place, f"{message} ({some(missing)})", names=missing)
     elif subset.class_tokens is None and not subset.is_reg:
-        findings.warning("no-captions", where, message, "add captions or class_tokens", missing)
+        findings.warning("missing-captions", subset.place, message, "add captions or class_tokens", missing)
 
 
 def read_caption(image: str, extension: str, whole: bool = False) -> str | None:
@@ -330,29 +312,6 @@ def skipped_images(
     bound = f"no more pixels than skip_image_resolution {limit[0]}x{limit[1]}"
     reasons = {i: failed.get(i) or f"{sizes[i, 0]}x{sizes[i, 1]}: {bound}" for i in small}
     return Skips(reasons, tuple(i for i in small if i in failed))
-
-
-def warn_of_skips(
-    paths: Sequence[str], skips: Skips, dataset: DatasetConfig, subset: SubsetConfig, findings: Findings
-) -> None:
-    """Say which images are left out because they cannot be read, and if no image of a subset is left."""
-    unreadable = [f"{paths[i]}: {skips.reasons[i]}" for i in skips.unreadable if os.path.exists(paths[i])]
-    if unreadable:
-        message = (
-            f"{len(unreadable)} image{'s' * (len(unreadable) != 1)} cannot be read, and with skip_image_resolution "
-            f"sd-scripts leaves {'it' if len(unreadable) == 1 else 'them'} out without a message ({some(unreadable)})"
-        )
-        findings.warning("unreadable-image", subset.place, message, "repair or remove", unreadable)
-    if not skips.reasons or len(skips.reasons) < len(paths):
-        return
-    width, height = dataset.skip_image_resolution or (0, 0)
-    message = f"all {len(paths)} images have no more pixels than skip_image_resolution {width}x{height}"
-    remedy = "lower it, or remove the subset"
-    if dataset.validation_split > 0 and not subset.is_reg:
-        message += ", and with validation_split sd-scripts stops at a folder without images"
-        findings.error("all-skipped", subset.place, message, remedy)
-    else:
-        findings.warning("all-skipped", subset.place, message, remedy)
 
 
 # Which sizes in a `metadata_cache.json` may be believed: those of images that are as they were when it was written.

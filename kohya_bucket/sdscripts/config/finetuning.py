@@ -15,13 +15,11 @@ from kohya_bucket.sdscripts.config.files import (
     check_stems,
     image_named,
     missing_folder,
-    skipped_images,
     supported_extensions,
-    warn_of_skips,
     why_missing,
 )
 from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, Release, SubsetConfig
-from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, is_used
+from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, is_used, large_enough
 from kohya_bucket.texts import json_mistake, some
 
 __all__ = ["list_finetuning"]
@@ -39,17 +37,18 @@ def list_finetuning(dataset: DatasetConfig, reading: Reading) -> DatasetTable:
         metadata = _read_metadata(subset, reading)
         if not metadata:
             continue
-        entries = _entries_0_10(metadata, subset, reading.release) if joined else _entries_0_9(metadata, subset)
-        for entry in _trained(list(entries), dataset, subset, registry, reading):
+        listed = list(_entries_0_10(metadata, subset, reading.release) if joined else _entries_0_9(metadata, subset))
+        kept, skips = large_enough(listed, dataset, subset, registry, reading)
+        _report_missing(kept + [listed[i] for i in skips.unreadable], subset, reading)
+        check_stems([entry.path for entry in kept], subset.place, reading.findings)
+        for entry in kept:
             entry.caption = _caption(metadata[entry.key], subset, reading.release)
             registry.add(entry)
-        if joined and Change.TAGS_ALONE not in reading.release:
-            _report_lost_tags(metadata, subset, reading)
     registry.report(dataset.subsets, reading.findings)
     predefined = None
     if not joined and all(e.size for e in registry.entries.values()):
         predefined = tuple(sorted({e.size for e in registry.entries.values() if e.size}))
-    return registry.as_list(predefined)
+    return registry.as_table(predefined)
 
 
 def _caption(entry: dict[str, Any], subset: SubsetConfig, release: Release) -> str:
@@ -62,22 +61,6 @@ def _caption(entry: dict[str, Any], subset: SubsetConfig, release: Release) -> s
     if not lines and Change.TAGS_ALONE in release:
         lines = [tags]
     return "\n".join(lines)
-
-
-def _trained(
-    listed: list[Entry], dataset: DatasetConfig, subset: SubsetConfig, registry: Registry, reading: Reading
-) -> list[Entry]:
-    """Those that are not left out for their size, with findings about their files."""
-    paths = [entry.path for entry in listed]
-    noted = [entry.size for entry in listed]
-    skips = skipped_images(paths, noted, dataset.skip_image_resolution, reading.metadata_cache)
-    warn_of_skips(paths, skips, dataset, subset, reading.findings)
-    registry.skipped += [(listed[i].key, reason) for i, reason in skips.reasons.items()]
-    kept = [entry for i, entry in enumerate(listed) if i not in skips]
-    opened = kept + [listed[i] for i in skips.unreadable]
-    _report_missing(opened, subset, reading)
-    check_stems([entry.path for entry in kept], subset.place, reading.findings)
-    return kept
 
 
 def _entries_0_10(metadata: dict[str, Any], subset: SubsetConfig, release: Release) -> Iterator[Entry]:
@@ -222,16 +205,3 @@ def _report_missing(entries: list[Entry], subset: SubsetConfig, reading: Reading
         remedy = f"the keys have no extension; sd-scripts needs the whole file name before {Change.STEMS.since}"
     message = f"{len(missing)} of {len(entries)} images in {subset.metadata_file!r} do not exist ({some(keys)})"
     reading.findings.error("missing-image", subset.place, message, remedy, keys)
-
-
-def _report_lost_tags(metadata: dict[str, Any], subset: SubsetConfig, reading: Reading) -> None:
-    if not subset.enable_wildcard:
-        return
-    lost = [key for key, entry in metadata.items() if entry.get("tags") and not (entry.get("caption") or "").strip()]
-    if lost:
-        message = (
-            f"{len(lost)} of {len(metadata)} images in {subset.metadata_file!r} have tags and no caption: with "
-            f"enable_wildcard, sd-scripts up to 0.11.1 trains an empty caption of them ({some(lost)})"
-        )
-        remedy = "write the tags as caption, or set enable_wildcard = false"
-        reading.findings.warning("lost-tags", subset.place, message, remedy, lost)

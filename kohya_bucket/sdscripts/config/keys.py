@@ -32,8 +32,8 @@ from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.errors import ConfigError
 
 __all__ = [
-    "ALL", "DEFAULTS", "KEYS", "NEWEST", "Change", "DatasetConfig", "Key", "Kind", "Level", "Release", "SubsetConfig",
-    "Supports", "arguments", "config_name", "kind_of", "known_keys", "parse_resolution", "required_keys",
+    "DEFAULTS", "KEYS", "NEWEST", "Change", "DatasetConfig", "Key", "Kind", "Level", "Release", "SubsetConfig",
+    "arguments", "config_name", "kind_of", "known_keys", "parse_resolution", "required_keys",
 ]  # fmt: skip
 
 
@@ -125,23 +125,6 @@ class Level(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Supports:
-    """What a trainer reads.
-
-    `train_network` reads DreamBooth and fine-tuning datasets, and ControlNet pairs with `--masked_loss`; the
-    ControlNet trainers read pairs only; textual inversion has no caption dropout.
-    """
-
-    dreambooth: bool = True
-    finetuning: bool = True
-    controlnet: bool = True
-    dropout: bool = True
-
-
-ALL = Supports()
-
-
-@dataclass(frozen=True)
 class Key:
     """One key.
 
@@ -154,7 +137,6 @@ class Key:
         allowed: its range.
         option: whether the command line has it, too.
         decides: whether buckets, batches, or what is cached depend on it.
-        dropout: only where the trainer leaves captions out by chance.
     """
 
     type: Type
@@ -165,7 +147,6 @@ class Key:
     allowed: Range | None = None
     option: bool = True
     decides: bool = True
-    dropout: bool = False
 
 
 _DB, _FT, _CN = (frozenset({kind}) for kind in Kind)
@@ -209,9 +190,9 @@ class SubsetConfig:
     secondary_separator: str | None = _key(TEXT, None, _EVERYWHERE, decides=False)
     caption_prefix: str | None = _key(TEXT, None, _EVERYWHERE, decides=False)
     caption_suffix: str | None = _key(TEXT, None, _EVERYWHERE, decides=False)
-    caption_dropout_rate: float = _key(NUMBER, 0.0, _EVERYWHERE, decides=False, dropout=True)
-    caption_dropout_every_n_epochs: int = _key(WHOLE, 0, _EVERYWHERE, decides=False, dropout=True)
-    caption_tag_dropout_rate: float = _key(NUMBER, 0.0, _EVERYWHERE, decides=False, dropout=True)
+    caption_dropout_rate: float = _key(NUMBER, 0.0, _EVERYWHERE, decides=False)
+    caption_dropout_every_n_epochs: int = _key(WHOLE, 0, _EVERYWHERE, decides=False)
+    caption_tag_dropout_rate: float = _key(NUMBER, 0.0, _EVERYWHERE, decides=False)
     token_warmup_min: int = _key(WHOLE, 1, _EVERYWHERE, decides=False)
     token_warmup_step: float = _key(NUMBER, 0, _EVERYWHERE, decides=False)
     custom_attributes: Mapping[str, Any] = _key(
@@ -276,17 +257,12 @@ DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in _FIELDS if KEYS[f.name
 _OPTIONS = {"train_batch_size": "batch_size", "dataset_repeats": "num_repeats"}  # which have other names than the keys
 
 
-def known_keys(level: Level, kind: Kind | None, supports: Supports = ALL, release: Release = NEWEST) -> set[str]:
-    """The keys allowed in a table. `kind` says which dataset the table belongs to; None for `[general]`."""
-    read = ((supports.dreambooth, _DB), (supports.finetuning, _FT), (supports.controlnet, _CN))
-    kinds = frozenset({kind}) if kind else frozenset[Kind]().union(*(one for there, one in read if there))
+def known_keys(level: Level, kind: Kind | None, release: Release = NEWEST) -> set[str]:
+    """The keys allowed in a table. `kind` says which dataset the table belongs to; None for any, as `[general]`."""
     return {
         name
         for name, key in KEYS.items()
-        if level in key.levels
-        and kinds & key.kinds
-        and (key.since is None or key.since in release)
-        and (supports.dropout or not key.dropout)
+        if level in key.levels and kind in (None, *key.kinds) and (key.since is None or key.since in release)
     }
 
 
@@ -295,13 +271,9 @@ def required_keys(kind: Kind) -> set[str]:
     return {name for name, key in KEYS.items() if kind in key.required}
 
 
-def kind_of(subsets: list[Any], supports: Supports = ALL) -> Kind | None:
+def kind_of(subsets: list[Any]) -> Kind | None:
     """By which schema sd-scripts checks a dataset; None where its subsets mix two kinds."""
-    if not (supports.dreambooth and supports.finetuning):
-        if supports.finetuning:
-            return Kind.FINE_TUNING
-        return Kind.CONTROLNET if supports.controlnet else Kind.DREAMBOOTH
-    if supports.controlnet and all("conditioning_data_dir" in subset for subset in subsets):
+    if all("conditioning_data_dir" in subset for subset in subsets):
         return Kind.CONTROLNET
     with_metadata = ["metadata_file" in subset for subset in subsets]
     if all(with_metadata):

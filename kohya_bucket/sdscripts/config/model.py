@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,10 +21,11 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
-from kohya_bucket.sdscripts.config.keys import NEWEST, Kind, Release, SubsetConfig
-from kohya_bucket.texts import some
+from kohya_bucket.sdscripts.config.files import Skips, skipped_images
+from kohya_bucket.sdscripts.config.keys import NEWEST, DatasetConfig, Kind, Release, SubsetConfig
+from kohya_bucket.texts import counted, some
 
-__all__ = ["DatasetTable", "Entry", "Reading", "Registry", "Sizes", "is_used"]
+__all__ = ["DatasetTable", "Entry", "Reading", "Registry", "Sizes", "is_used", "large_enough"]
 
 
 @dataclass(frozen=True)
@@ -62,17 +64,13 @@ class DatasetTable:
 
     def select(self, rows: Sequence[int]) -> DatasetTable:
         """Some of the images."""
-        return replace(
-            self,
-            keys=tuple(self.keys[i] for i in rows),
-            paths=tuple(self.paths[i] for i in rows),
-            stated_sizes=self.stated_sizes[rows],
-            repeats=self.repeats[rows],
-            is_reg=self.is_reg[rows],
-            subset=self.subset[rows],
-            captions=tuple(self.captions[i] for i in rows) if self.captions else (),
-            conditioning=tuple(self.conditioning[i] for i in rows) if self.conditioning else (),
-        )
+        columns: dict[str, Any] = {
+            name: getattr(self, name)[rows] for name in ("stated_sizes", "repeats", "is_reg", "subset")
+        }
+        for name in ("keys", "paths", "captions", "conditioning"):
+            column = getattr(self, name)
+            columns[name] = tuple(column[i] for i in rows) if column else ()
+        return replace(self, **columns)
 
     def sizes(self, metadata_cache: str = "auto", progress: Progress | None = None) -> Sizes:
         """As metadata states them, or else from headers, which are kept for other commands.
@@ -174,8 +172,8 @@ class Entry:
 
     key: str
     path: str
-    repeats: int
-    subset: int
+    repeats: int = 1
+    subset: int = 0
     size: tuple[int, int] | None = None
     is_reg: bool = False
     caption: str | None = None
@@ -203,20 +201,17 @@ class Registry:
     def report(self, subsets: tuple[SubsetConfig, ...], findings: Findings) -> None:
         """Name images that two subsets hold under one key."""
         for (first, second), keys in self._replaced.items():
-            findings.warning(
-                "same-key",
-                subsets[second - 1].place,
-                f"{len(keys)} image{'s' * (len(keys) != 1)} also in subset {first} under the same name; sd-scripts "
-                f"keeps one of each, with the repeats and captions of subset {second} ({some(keys)})",
-                "give metadata unique keys (longer or absolute paths), or remove the doubled folder",
-                keys,
+            message = (
+                f"{counted(len(keys), 'image')} also in subset {first} under the same name; sd-scripts keeps one of "
+                f"each, with the repeats and captions of subset {second} ({some(keys)})"
             )
+            remedy = "give metadata unique keys (longer or absolute paths), or remove the doubled folder"
+            findings.warning("same-key", subsets[second - 1].place, message, remedy, keys)
 
-    def as_list(self, predefined: tuple[tuple[int, int], ...] | None = None) -> DatasetTable:
+    def as_table(self, predefined: tuple[tuple[int, int], ...] | None = None) -> DatasetTable:
         """The entries as columns."""
         entries = list(self.entries.values())
-        count = len(entries)
-        sizes = np.array([e.size or (0, 0) for e in entries], dtype=np.int32).reshape(count, 2)
+        sizes = np.array([e.size or (0, 0) for e in entries], dtype=np.int32).reshape(len(entries), 2)
         return DatasetTable(
             keys=tuple(e.key for e in entries),
             paths=tuple(e.path for e in entries),
@@ -229,3 +224,30 @@ class Registry:
             predefined=predefined,
             skipped=tuple(self.skipped),
         )
+
+
+def large_enough(
+    listed: Sequence[Entry], dataset: DatasetConfig, subset: SubsetConfig, registry: Registry, reading: Reading
+) -> tuple[list[Entry], Skips]:
+    """Those that `skip_image_resolution` does not leave out, by stated sizes where there are some."""
+    findings, paths = reading.findings, [entry.path for entry in listed]
+    skips = skipped_images(
+        paths, [entry.size for entry in listed], dataset.skip_image_resolution, reading.metadata_cache
+    )
+    registry.skipped += [(listed[i].key, reason) for i, reason in skips.reasons.items()]
+    unreadable = [f"{paths[i]}: {skips.reasons[i]}" for i in skips.unreadable if os.path.exists(paths[i])]
+    if unreadable:
+        message = (
+            f"{counted(len(unreadable), 'image')} cannot be read, and with skip_image_resolution sd-scripts leaves "
+            f"such images out without a message ({some(unreadable)})"
+        )
+        findings.warning("unreadable-image", subset.place, message, "repair or remove", unreadable)
+    if listed and len(skips.reasons) == len(listed):
+        width, height = dataset.skip_image_resolution or (0, 0)
+        message = f"all {len(listed)} images have no more pixels than skip_image_resolution {width}x{height}"
+        stops = dataset.validation_split > 0 and not subset.is_reg
+        if stops:
+            message += ", and with validation_split sd-scripts stops at a folder without images"
+        report = findings.error if stops else findings.warning
+        report("all-skipped", subset.place, message, "lower it, or remove the subset")
+    return [entry for i, entry in enumerate(listed) if i not in skips], skips

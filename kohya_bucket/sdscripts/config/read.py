@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,36 +15,15 @@ from kohya_bucket.adapter.config_source import Source, load_source
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.architectures import ANY_TRAINER, ARCHITECTURES, Trainer, trainer_named
-from kohya_bucket.sdscripts.config.check import check_config, check_values, note_overruled, resolve
-from kohya_bucket.sdscripts.config.dreambooth import as_list as list_dreambooth
-from kohya_bucket.sdscripts.config.dreambooth import list_controlnet
+from kohya_bucket.sdscripts.config.check import check_values, read_datasets
+from kohya_bucket.sdscripts.config.dreambooth import list_controlnet, list_dreambooth
 from kohya_bucket.sdscripts.config.files import read_folder
 from kohya_bucket.sdscripts.config.finetuning import list_finetuning
-from kohya_bucket.sdscripts.config.keys import (
-    ALL,
-    DEFAULTS,
-    NEWEST,
-    Change,
-    DatasetConfig,
-    Kind,
-    Release,
-    Supports,
-    arguments,
-    config_name,
-)
+from kohya_bucket.sdscripts.config.keys import DEFAULTS, NEWEST, Change, DatasetConfig, Kind, Release, config_name
 from kohya_bucket.sdscripts.config.model import DatasetTable, Reading
 from kohya_bucket.texts import counted, some
 
-__all__ = [
-    "Config",
-    "ReadDataset",
-    "RunFile",
-    "RunLength",
-    "read_config",
-    "read_folders",
-    "run_file",
-    "source_from_folders",
-]
+__all__ = ["Config", "ReadDataset", "RunLength", "read_config", "read_folders"]
 
 _Number = TypeVar("_Number", int, float)
 _FOLDERS = ("train_data_dir", "reg_data_dir", "in_json")
@@ -85,7 +65,6 @@ def read_config(
     path: str | os.PathLike[str],
     given: Mapping[str, Any] | None = None,
     *,
-    supports: Supports = ALL,
     release: Release = NEWEST,
     trainer: Trainer = ANY_TRAINER,
     check_captions: bool = True,
@@ -97,7 +76,6 @@ def read_config(
             preset of the kohya_ss GUI (`.json`). Paths in it are relative to the current folder, as in sd-scripts.
         given: command line options of the trainer. They count where a dataset config is silent, and before a
             trainer's settings; `train_data_dir`, `reg_data_dir` and `in_json` are for a preset that names no images.
-        supports: what the trainer reads; by default everything.
         release: the version of sd-scripts to follow.
         trainer: which trainer it is for, as far as that is known; a trainer's settings may show the family.
         check_captions: open every caption file, as sd-scripts does.
@@ -107,36 +85,36 @@ def read_config(
     """
     source, findings, given = load_source(path), Findings(), dict(given or {})
     folders = {name: given.pop(name, None) for name in _FOLDERS}
-    run = run_file(source, findings)
+    run = _run_file(source, findings)
     if run is None:
         named = [f"--{name.replace('_', '-')}" for name, value in folders.items() if value is not None]
         if named and "datasets" in source.data:
             raise ConfigError(f"{source.path} brings its own images: leave out {' and '.join(named)}")
-        return _read(source, given, findings, supports, release, trainer, check_captions)
-    trainer = trainer if trainer.title or not run.family else trainer_named(run.family).as_in(trainer.steps)
-    given = {**run.given, **{name: value for name, value in given.items() if value is not None}}
-    data_dir = folders["train_data_dir"] or run.train_data_dir
-    if run.dataset_config is not None and folders["train_data_dir"] is None:
-        source = load_source(run.dataset_config)
+        return _read(source, given, findings, release, trainer, check_captions)
+    paths, options, family, length = run
+    trainer = trainer if trainer.title or not family else trainer_named(family).as_in(trainer.steps)
+    given = {**options, **{name: value for name, value in given.items() if value is not None}}
+    dataset_config = paths["dataset_config"] if folders["train_data_dir"] is None else None
+    data_dir, reg_data_dir, in_json = (folders[name] or paths[name] for name in _FOLDERS)
+    if dataset_config is not None:
+        source = load_source(dataset_config)
         if data_dir is not None:
-            message = f"train_data_dir {data_dir!r} is ignored, because dataset_config is {run.dataset_config!r}"
+            message = f"train_data_dir {data_dir!r} is ignored, because dataset_config is {dataset_config!r}"
             findings.note("overruled", "", message, "the dataset config says which images there are, as in sd-scripts")
     elif data_dir is not None:
-        reg_data_dir, in_json = folders["reg_data_dir"] or run.reg_data_dir, folders["in_json"] or run.in_json
-        source = source_from_folders(data_dir, None if in_json else reg_data_dir, findings, in_json)
+        source = _source_from_folders(data_dir, None if in_json else reg_data_dir, findings, in_json)
     else:
         raise ConfigError(
             f"{source.path} names neither a dataset_config nor a train_data_dir: choose the images and save it again, "
             f"or `kohya-bucket plan {source.path} --train-data-dir FOLDER`"
         )
-    read = _read(source, given, findings, supports, release, trainer, check_captions)
-    length = run.length
-    if length.computed and run.dataset_config is None:
+    read = _read(source, given, findings, release, trainer, check_captions, family)
+    if length.computed and dataset_config is None:
         times = sum(int(one.images.repeats[~one.images.is_reg].sum()) for one in read.datasets)
-        times *= 2 if run.reg_data_dir else 1
+        times *= 2 if paths["reg_data_dir"] else 1
         steps = times / max(1, read.datasets[0].config.batch_size) / length.batches * length.epochs
         length = replace(length, max_train_steps=math.ceil(steps))
-    return replace(read, family=run.family, length=length)
+    return replace(read, length=length)
 
 
 def read_folders(
@@ -151,23 +129,21 @@ def read_folders(
 ) -> Config:
     """As `read_config`, for `--train_data_dir` with its `5_name` folders, `--reg_data_dir`, or `--in_json`."""
     findings = Findings()
-    source = source_from_folders(train_data_dir, reg_data_dir, findings, in_json)
-    return _read(source, given, findings, ALL, release, trainer, check_captions)
+    source = _source_from_folders(train_data_dir, reg_data_dir, findings, in_json)
+    return _read(source, given, findings, release, trainer, check_captions)
 
 
 def _read(
-    source: Source, given: Mapping[str, Any] | None, findings: Findings, supports: Supports, release: Release,
-    trainer: Trainer, check_captions: bool,
+    source: Source, given: Mapping[str, Any] | None, findings: Findings, release: Release, trainer: Trainer,
+    check_captions: bool, family: str = "",
 ) -> Config:  # fmt: skip
-    checked = check_config(source, findings, supports, release)
-    options = arguments(given)
-    named = {config_name(name) for name, value in (given or {}).items() if value is not None}
-    note_overruled({name: options[name] for name in named if name in options}, checked, findings)
-    datasets = resolve(checked, options)
+    datasets = read_datasets(source, findings, given, release)
     if not source.data.get("datasets"):
         raise ConfigError(f"{source.path}: there is no [[datasets]] in it, so there is nothing to train")
     base = source.path.resolve().parent if source.path else None
-    kept = (checked.kohya_bucket or {}).get("metadata_cache")
+    table = source.data.get("kohya_bucket")
+    table = table if isinstance(table, dict) else None
+    kept = (table or {}).get("metadata_cache")
     reading = Reading(findings, release, base, check_captions, kept if isinstance(kept, str) and kept else "auto")
     read: list[tuple[DatasetConfig, DatasetTable]] = []
     for dataset in datasets:
@@ -176,23 +152,23 @@ def _read(
             dataset = _take_predefined(dataset, findings)
         check_values(dataset, findings, trainer, predefined=images.predefined is not None)
         read.append((dataset, images))
+    # Findings about folders belong to the training pass; a second pass would repeat them.
+    quietly = replace(reading, findings=Findings())
     out = []
     for dataset, images in read:
         validation = None
         if Change.VALIDATION in release and 0 < dataset.validation_split <= 1:
-            validation = _list(dataset, reading, training=False)
+            validation = _list(dataset, quietly, training=False)
             if dataset.kind is Kind.DREAMBOOTH and not len(validation):
                 message = f"validation_split {dataset.validation_split:g} holds back no image of this dataset"
                 findings.warning("empty-validation", dataset.place, message, "raise it")
         out.append(ReadDataset(dataset, images, validation))
         if dataset.subsets and not len(images):
             findings.error("no-images", dataset.place, "no image is left to train", "see the other findings")
-    return Config(source.path, tuple(out), checked.kohya_bucket, findings, trainer=trainer)
+    return Config(source.path, tuple(out), table, findings, family, trainer)
 
 
 def _list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:
-    if not training and dataset.kind is not Kind.DREAMBOOTH:
-        reading = replace(reading, findings=Findings())
     if dataset.kind is Kind.FINE_TUNING:
         return list_finetuning(dataset, reading)
     if dataset.kind is Kind.CONTROLNET:
@@ -214,7 +190,7 @@ def _take_predefined(dataset: DatasetConfig, findings: Findings) -> DatasetConfi
 # handling of `--in_json`.
 
 
-def source_from_folders(
+def _source_from_folders(
     train_data_dir: str, reg_data_dir: str | None, findings: Findings, in_json: str | None = None
 ) -> Source:
     """The subsets of both folders, in the order in which the system lists them, as sd-scripts takes them.
@@ -241,11 +217,10 @@ def source_from_folders(
 
 
 def _subsets(folder: str, is_reg: bool, findings: Findings) -> list[dict[str, Any]]:
+    option = "--reg_data_dir" if is_reg else "--train_data_dir"
     out: list[dict[str, Any]] = []
     passed_over = []
-    for subfolder in Path(folder).iterdir():
-        if not subfolder.is_dir():
-            continue
+    for subfolder in filter(Path.is_dir, Path(folder).iterdir()):
         first, *rest = subfolder.name.split("_")
         try:
             repeats = int(first)
@@ -257,34 +232,23 @@ def _subsets(folder: str, is_reg: bool, findings: Findings) -> list[dict[str, An
         out.append(
             {"image_dir": str(subfolder), "num_repeats": repeats, "is_reg": is_reg, "class_tokens": "_".join(rest)}
         )
-    _report(folder, is_reg, out, sorted(passed_over), findings)
-    return out
-
-
-def _report(folder: str, is_reg: bool, used: list[dict[str, Any]], passed_over: list[str], findings: Findings) -> None:
-    option = "--reg_data_dir" if is_reg else "--train_data_dir"
     loose = read_folder(folder).images
-    if not used:
-        name = os.path.basename(os.path.normpath(folder))
-        if loose and re.match(r"\d+_", name):
-            remedy = f"give the folder above it, {os.path.dirname(os.path.abspath(folder))!r}"
-        elif loose:
-            remedy = f"move the images into a subfolder such as {os.path.join(folder, '10_name')!r}"
-        elif passed_over:
-            remedy = f"rename {passed_over[0]!r} to '10_{passed_over[0]}' for 10 repeats"
-        else:
-            remedy = "put the images into subfolders such as '10_name'"
+    if not out:
         message = f"{option} {folder!r} holds no subfolder named like '10_name' (repeats, underscore, class tokens)"
+        remedy = "put the images into subfolders such as '10_name'"
+        if loose and re.match(r"\d+_", os.path.basename(os.path.normpath(folder))):
+            remedy = f"give the folder above it, {os.path.dirname(os.path.abspath(folder))!r}"
         findings.error("no-repeat-folders", "", message, remedy, (folder,))
-        return
+        return out
     if passed_over:
-        message = f"{option}: sd-scripts skips folders without repeats in their names ({some(passed_over)})"
-        findings.warning("no-repeat-folders", "", message, "rename them like '10_name'", passed_over)
+        message = f"{option}: sd-scripts skips folders without repeats in their names ({some(sorted(passed_over))})"
+        findings.warning("no-repeat-folders", "", message, "rename them like '10_name'", sorted(passed_over))
     if loose:
-        message = (
-            f"{option}: {counted(len(loose), 'image', 'is', 'are')} in {folder!r} itself and not read ({some(loose)})"
+        message = f"{option}: {counted(len(loose), 'image', 'is', 'are')} in {folder!r} itself and not read"
+        findings.warning(
+            "loose-images", "", f"{message} ({some(loose)})", "move them into a '10_name' subfolder", loose
         )
-        findings.warning("loose-images", "", message, "move them into a '10_name' subfolder", loose)
+    return out
 
 
 # A trainer's settings in one file: what `--config_file` reads, or a preset that a GUI keeps.
@@ -346,38 +310,20 @@ class RunLength:
         return f"{total}; max_train_steps {limit}{by} ends {'in' if limit % max(steps, 1) else 'with'} epoch {last:,}"
 
 
-@dataclass(frozen=True)
-class RunFile:
-    """What such a file says of the data.
-
-    Attributes:
-        dataset_config: a dataset config, which then says which images there are.
-        train_data_dir, reg_data_dir, in_json: folders and metadata, where there is no dataset config.
-        given: the options that datasets read, as on the command line.
-        family: the model family, where the file shows it; see `ARCHITECTURES`.
-        length: how long it trains.
-    """
-
-    dataset_config: str | None
-    train_data_dir: str | None
-    reg_data_dir: str | None
-    in_json: str | None
-    given: Mapping[str, Any]
-    family: str = ""
-    length: RunLength = RunLength()
-
-
-def run_file(source: Source, findings: Findings) -> RunFile | None:
+def _run_file(
+    source: Source, findings: Findings
+) -> tuple[dict[str, str | None], dict[str, Any], str, RunLength] | None:
     """What a file says that is no dataset config; None for one that is, or that is neither.
+
+    That is `dataset_config` and the folders, each None where it is not named; the options that datasets read, as on the
+    command line; the model family, where the file shows it (see `ARCHITECTURES`); and how long it trains.
 
     Raises:
         ConfigError: a value that the trainer could not compute with.
     """
-    if "datasets" in source.data:
-        return None
     preset = source.path is not None and source.path.suffix.lower() == ".json"
     settings = _flat(source.data)
-    if not _TELLING & settings.keys():
+    if "datasets" in source.data or not _TELLING & settings.keys():
         return None
     if "kohya_bucket" in source.data:
         findings.warning(
@@ -387,16 +333,13 @@ def run_file(source: Source, findings: Findings) -> RunFile | None:
     family = _family(settings)
     if preset:
         settings = _as_the_gui_hands_over(settings)
-    given = {
+    options = {
         name: _value(source, name, value, preset)
         for name, value in settings.items()
         if config_name(name) in DEFAULTS and name not in _NO_OPTIONS
     }
-    dataset_config, train_data_dir, reg_data_dir, in_json = (
-        _path(source, name, settings) for name in ("dataset_config", "train_data_dir", "reg_data_dir", "in_json")
-    )
-    length = RunLength.of(source, settings, preset)
-    return RunFile(dataset_config, train_data_dir, reg_data_dir, in_json, given, family, length)
+    paths = {name: _path(source, name, settings) for name in ("dataset_config", *_FOLDERS)}
+    return paths, options, family, RunLength.of(source, settings, preset)
 
 
 def _flat(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -431,22 +374,19 @@ def _family(settings: Mapping[str, Any]) -> str:
 def _value(source: Source, name: str, value: Any, preset: bool) -> Any:
     """A number as datasets compute with it; a preset may have it as text."""
     usual = DEFAULTS[config_name(name)]
-    if isinstance(usual, bool) or usual is None or not isinstance(usual, (int, float)):
+    if isinstance(usual, bool) or not isinstance(usual, (int, float)):
         return value
     return _number(source, name, value, preset, usual)
 
 
 def _number(source: Source, name: str, value: Any, preset: bool, usual: _Number) -> _Number:
-    wanted = int if isinstance(usual, int) else float
-    number: float | None = None
-    if not isinstance(value, bool) and (preset or not isinstance(value, str)):
-        try:
+    number = math.nan
+    if not isinstance(value, bool) and isinstance(value, (int, float, str) if preset else (int, float)):
+        with suppress(ValueError, OverflowError):
             number = float(value)
-        except (TypeError, ValueError):
-            number = None
-    if number is None or not -1e9 < number < 1e9:
+    if not -1e9 < number < 1e9:
         raise ConfigError(f"{source.path}: {name} is {value!r}, but must be a number like {usual}")
-    return wanted(number)
+    return type(usual)(number)
 
 
 def _path(source: Source, name: str, settings: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.sdscripts.config import Config, Finding, Release, Severity, Supports, read_config, read_folders
+from kohya_bucket.sdscripts.config import Config, Finding, Release, Severity, read_config, read_folders
 
 
 @pytest.fixture(autouse=True)
@@ -109,9 +109,9 @@ def test_remedies_for_dataset_keys(line: str, remedy: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[[dataset]]\n", "did you mean [[datasets]]?"),
-        ("resolution = 512\n", "move it below [general] or [[datasets]]"),
-        ("[training]\nx = 1\n", "a dataset config holds [general], [[datasets]] and [kohya_bucket] only"),
+        ("[[dataset]]\n", "did you mean 'datasets'?"),
+        ("resolution = 512\n", "move it to [general] or [[datasets]]"),
+        ("[training]\nx = 1\n", "the top level knows datasets, general, kohya_bucket"),
         ("learning_rate = 1e-4\n", "--learning_rate"),
         ("train_inpainting = true\n", "stands on its command line (--train_inpainting)"),
         ("kohya_bucket = 1\n", "write [kohya_bucket]"),
@@ -150,13 +150,6 @@ def test_keys_newer_than_the_release() -> None:
     assert not len(read(text).findings)
     finding = found(read(text, release=Release.of("0.9.1")), "misplaced-key")
     assert "new in sd-scripts 0.10, and 0.9.1 does not know it" in finding.text
-
-
-def test_a_trainer_without_pairs_refuses_them() -> None:
-    text = GOOD + "conditioning_data_dir = 'images'\n"
-    assert "unknown-key" not in read(text).findings.codes()
-    config = read(text, supports=Supports(controlnet=False))
-    assert "conditioning_data_dir" in found(config, "misplaced-key").text
 
 
 # -- files that cannot be parsed ---------------------------------------------------------------------
@@ -259,18 +252,20 @@ def test_captions_under_another_extension() -> None:
     assert "the class tokens 'cat' would be trained" in found(config, "caption-extension").text
 
 
-def test_empty_foreign_blank_and_missing_captions() -> None:
+def test_empty_foreign_and_missing_captions() -> None:
     Path("images/a.txt").write_bytes(b"")
     Path("images/b.txt").write_bytes("caf\xe9".encode("latin-1"))
     config = read(GOOD)
     empty, foreign = found(config, "broken-caption").names
     assert empty.startswith(os.path.join("images", "a.txt is empty"))
     assert foreign.startswith(os.path.join("images", "b.txt is not UTF-8"))
-    Path("images/a.txt").write_text("\nsecond\n", encoding="utf-8")
+    Path("images/a.txt").write_text("first\nsecond\n", encoding="utf-8")
     Path("images/b.txt").unlink()
     config = read(GOOD)
-    assert found(config, "blank-caption").severity is Severity.WARNING
+    assert config.datasets[0].images.captions == ("first", None)
     assert found(config, "missing-captions").severity is Severity.NOTE
+    Path("images/a.txt").unlink()
+    assert found(read(GOOD), "missing-captions").severity is Severity.WARNING
     assert not len(read(GOOD.replace("'.txt'", "'.txt'\nenable_wildcard = true"), check_captions=False).findings)
 
 

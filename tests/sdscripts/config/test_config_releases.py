@@ -68,7 +68,7 @@ def test_width_and_height_of_a_line_are_its_size_since_0_10_6() -> None:
     assert "the image_size of 'a.png' is ['64', 64]" in found(read(subset), "broken-metadata")[0].message
 
 
-def test_tags_without_a_caption_are_lost_up_to_0_11_1() -> None:
+def test_tags_without_a_caption_are_trained_after_0_11_1() -> None:
     entries = {
         "a.png": {"tags": "t"},
         "b.jpg": {"tags": "t", "caption": " \n"},
@@ -76,10 +76,6 @@ def test_tags_without_a_caption_are_lost_up_to_0_11_1() -> None:
     }
     Path("meta.json").write_text(json.dumps(entries), encoding="utf-8")
     wildcards = METADATA + "enable_wildcard = true\n"
-    (finding,) = found(read(wildcards, "0.11.1"), "lost-tags")
-    assert (finding.severity, finding.names) == (Severity.WARNING, ("a.png", "b.jpg"))
-    for other in (read(wildcards), read(wildcards, "0.9.1"), read(METADATA, "0.11.1")):
-        assert not found(other, "lost-tags")
     for version, alone in (("main", "t"), ("0.11.1", "")):
         images = read(wildcards, version).datasets[0].images
         assert dict(zip(images.keys, images.captions, strict=True)) == {

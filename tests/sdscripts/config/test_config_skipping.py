@@ -162,7 +162,7 @@ def test_what_cannot_be_read_is_left_out_and_warned_of() -> None:
     finding = found(config, "unreadable-image")
     assert finding.severity is Severity.WARNING
     assert finding.names == (f"{os.path.join('set', 'e.png')}: {skipped(config)['e']}",)
-    assert "1 image cannot be read, and with skip_image_resolution sd-scripts leaves it out" in finding.message
+    assert "1 image cannot be read, and with skip_image_resolution sd-scripts leaves such images out" in finding.message
 
 
 def test_nothing_left_of_a_subset() -> None:
