@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import queue
-import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -77,40 +75,24 @@ class Background:
     """
 
     def __init__(self, sink: Sink, depth: int = 8) -> None:
-        self._sink = sink
-        self._queue: queue.Queue[EncodedBatch | None] = queue.Queue(depth)
-        self._problem: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="kohya-bucket-writer", daemon=True)
-        self._thread.start()
+        self._sink, self._depth = sink, depth
+        self._thread = ThreadPoolExecutor(1, "kohya-bucket-writer")
+        self._behind: deque[Future[None]] = deque()
 
     def put(self, batch: EncodedBatch) -> None:
-        self._raise()
-        self._queue.put(batch)
+        while self._behind and (self._behind[0].done() or len(self._behind) == self._depth):
+            self._behind.popleft().result()
+        self._behind.append(self._thread.submit(self._sink.write, batch))
 
     def close(self) -> None:
-        """Finish what was given, or after an error what is being written, and end all threads.
-
-        Errors that nobody saw yet are raised.
-        """
+        """Finish what was given, or after an error what is being written, and end all threads."""
         try:
-            self._queue.put(None)
-            self._thread.join()
-            self._raise()
+            while self._behind:
+                self._behind.popleft().result()
             self._sink.flush()
         finally:
+            self._thread.shutdown(cancel_futures=True)
             self._sink.close()
-
-    def _run(self) -> None:
-        while (batch := self._queue.get()) is not None:
-            try:
-                if self._problem is None:
-                    self._sink.write(batch)
-            except BaseException as error:
-                self._problem = error
-
-    def _raise(self) -> None:
-        if self._problem is not None:
-            raise self._problem
 
 
 class ShardSink(Generic[B]):

@@ -25,7 +25,8 @@ from kohya_bucket.images.resize import choose_interpolation
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.captions import Caption, Encoding
 from kohya_bucket.latents.dtypes import from_float32, to_float32
-from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, source_identity
+from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, as_text, source_identity
+from kohya_bucket.latents.npz.check import made_from
 from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path
 from kohya_bucket.latents.npz.read_write import (
     BROKEN,
@@ -35,7 +36,6 @@ from kohya_bucket.latents.npz.read_write import (
     convert_values,
     mask_values,
     read_keys,
-    read_note,
     sizes_in,
     write_arrays,
     write_npz,
@@ -166,7 +166,7 @@ def _taken(
 
 def _latents_to_add(image: str, found: CacheFile, options: _ImportOptions, caption: str | None) -> Iterator[str | Add]:
     arch = options.arch
-    sizes = _latents_of(image, found, arch)
+    sizes = _latents_of(Path(image), found.path, arch)
     source = relative_source([image], options.images_root)[0]
     if not sizes:
         yield f"has no latents of {arch.name}"
@@ -194,7 +194,7 @@ def _latents_to_add(image: str, found: CacheFile, options: _ImportOptions, capti
 
 
 def _latents_of(
-    image: str, found: CacheFile, arch: Architecture
+    image: Path, path: Path, arch: Architecture
 ) -> dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]]:
     """By bucket what a file holds: latents, fingerprint, and why they are not to be trusted, or "".
 
@@ -203,18 +203,12 @@ def _latents_of(
     Raises:
         one of `BROKEN`.
     """
-    name = os.path.basename(image)
     out: dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]] = {}
-    with OpenNpz(found.path) as file:
+    with OpenNpz(path) as file:
         for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
-            known = read_note(file, keys)
-            why = ""
-            if known is not None and known[1] not in ("", name) and not found.whole:
-                why = f"it was made from {known[1]}, not from {name}"
-            elif known is None and found.path.stat().st_mtime_ns < source_identity(image)[1]:
-                why = "it is older than its image and does not say what it was made from"
-            if bucket not in out or (out[bucket][2] and not why):
-                out[bucket] = read_keys(file, keys, arch), None if known is None else known[0], why
+            known, reasons = made_from(file, keys, image)
+            if bucket not in out or (out[bucket][2] and not reasons):
+                out[bucket] = read_keys(file, keys, arch), known, as_text(reasons)
     return out
 
 
@@ -395,7 +389,7 @@ def _text_files(image: str, family: TextFamily) -> list[CacheFile]:
     first = Path(os.path.splitext(image)[0] + family.suffix)
     further = (first.with_name(f"{first.stem}_{n}.npz") for n in itertools.count(2))
     found = [*filter(Path.is_file, [first]), *itertools.takewhile(Path.is_file, further)]
-    return [CacheFile(path, whole=False) for path in found]
+    return list(map(CacheFile, found))
 
 
 _MOST_HASH = 128  # signs

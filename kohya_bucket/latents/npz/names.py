@@ -201,10 +201,9 @@ def _pairs(sizes: IntArray) -> list[Size]:
 
 @dataclass(frozen=True)
 class CacheFile:
-    """A cache file: `whole`, it is named by the image's whole file name; `further`, it is of a further size."""
+    """A cache file; `further`, it is of a further size."""
 
     path: Path
-    whole: bool
     further: bool = False
 
 
@@ -218,7 +217,6 @@ def cache_files(images: Sequence[str], arch: Architecture) -> Iterator[list[Cach
         usual, further = folders[folder]
         stem = os.path.splitext(name)[0]
         file = next((f for f in usual.get(name, []) if size_from_name(f, name, arch)), None)
-        whole = file is not None
         if file is None and arch.plain_until and os.path.exists(os.path.join(folder, stem + ".npz")):
             file = stem + ".npz"
         if file is None:
@@ -226,8 +224,8 @@ def cache_files(images: Sequence[str], arch: Architecture) -> Iterator[list[Cach
         if file is None:
             yield []
             continue
-        more = [CacheFile(Path(folder, f), whole, further=True) for f in further.get(file, [])]
-        yield [CacheFile(Path(folder, file), whole), *more]
+        more = [CacheFile(Path(folder, f), further=True) for f in further.get(file, [])]
+        yield [CacheFile(Path(folder, file)), *more]
 
 
 def _listed(folder: str, arch: Architecture) -> tuple[dict[str, list[str]], dict[str, list[str]]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import write_file
+from kohya_bucket.images.pieces import RawFile
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.remote import storage
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemotePath", "StorePath", "as_given", "open_to_read", "place_of", "sizes_in", "write_new"]
 
-_HEAD = 1 << 16
+_BUFFER = 1 << 16
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):[/\\]")  # one letter is a drive
 
 
@@ -141,34 +142,14 @@ def write_new(path: StorePath, parts: Iterable[Any]) -> int:
 
 def open_to_read(path: StorePath) -> BinaryIO:
     """A file to read from, at any position."""
-    return _RemoteReader(path.url) if isinstance(path, RemotePath) else open(path, "rb")  # type: ignore[return-value]
+    return io.BufferedReader(RawFile(_Pieces(path.url)), _BUFFER) if isinstance(path, RemotePath) else open(path, "rb")
 
 
-class _RemoteReader(io.RawIOBase):
-    """A file in object storage; its first bytes are asked for once."""
+class _Pieces:
+    """A file in object storage that is read in pieces."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._at = url, 0
-        self._size = storage.stat(url).st_size
-        self._head = self._ask(0, min(_HEAD, self._size))
+        self._url, self.length = url, storage.stat(url).st_size
 
-    def _ask(self, start: int, stop: int) -> bytes:
-        return storage.read_ranges([storage.Range(self._url, start, stop)])[0]
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)
-        stop = min(self._at + len(view), self._size)
-        data = self._head[self._at : stop] if stop <= len(self._head) else self._ask(self._at, stop)
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+    def read_at(self, offset: int, length: int) -> bytes:
+        return storage.read_ranges([storage.Range(self._url, offset, min(offset + length, self.length))])[0]

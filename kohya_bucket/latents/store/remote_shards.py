@@ -6,17 +6,15 @@ What will be read next is asked for at once.
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import math
 import os
 import threading
 import time
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +24,9 @@ from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.remote.node_cache import LIMIT_VARIABLE, NodeCache
 from kohya_bucket.latents.remote.remote_path import RemotePath, StorePath
 from kohya_bucket.latents.remote.storage import Range, read_merged, read_ranges
-from kohya_bucket.latents.store.entries import ItemTable
-from kohya_bucket.latents.store.shards import SPANS, MappedShards, ShardInfo, Tensors, TensorSpec
+from kohya_bucket.latents.store.shards import MappedShards, ShardInfo, Tensors, TensorSpec
 
-__all__ = ["ReadAhead", "RemoteRows", "RemoteShards", "Rows", "download", "shard_files"]
+__all__ = ["RemoteRows", "RemoteShards", "Rows", "download", "shard_files"]
 
 _log = logging.getLogger(__name__)
 _PART = 8 << 20  # bytes of one request for a whole shard
@@ -74,14 +71,11 @@ class RemoteShards(MappedShards):
         folder: where they are.
         cache: those that this node has.
         whole: bring what is read from to this node, as a whole, while rows of it are read by ranges.
-        check: says what is wrong with a shard's file, or None.
     """
 
-    def __init__(
-        self, folder: RemotePath, cache: NodeCache, whole: bool, check: Callable[[ShardInfo, Path], str | None]
-    ) -> None:
+    def __init__(self, folder: RemotePath, cache: NodeCache, whole: bool) -> None:
         super().__init__(cache.folder)
-        self._remote, self._cache, self.whole, self._check = folder, cache, whole, check
+        self._remote, self._cache, self.whole = folder, cache, whole
         self._asked: dict[tuple[str, str, int, int], npt.NDArray[Any]] = {}
         self._fetcher: _Fetcher | None = None
         self._looked = 0.0
@@ -113,7 +107,7 @@ class RemoteShards(MappedShards):
 
     def without_copies(self) -> RemoteShards:
         """The same, without what this node keeps."""
-        return RemoteShards(self._remote, NodeCache(os.fspath(self._remote.parent), limit=0), False, self._check)
+        return RemoteShards(self._remote, NodeCache(os.fspath(self._remote.parent), limit=0), False)
 
     def expect(self, wanted: Iterable[Rows]) -> None:
         """Ask at once for what will be read now, of shards that are not on this node."""
@@ -129,11 +123,11 @@ class RemoteShards(MappedShards):
         found = self._asked.get(wanted.key)
         return self._ask([wanted])[0] if found is None else found
 
-    def again(self, info: ShardInfo, tensor: str, row: int) -> npt.NDArray[Any]:
-        """The row as the storage has it now; this node's copy of the shard is given up."""
+    def forget(self, info: ShardInfo) -> bool:
+        """Give up this node's copy of a shard."""
         self._mapped.pop(info.name, None)
         self._cache.discard(info.name)
-        return np.asarray(self._ask([Rows(info, tensor, row, row + 1)])[0][0])
+        return True
 
     def _ask(self, wanted: Sequence[Rows]) -> list[npt.NDArray[Any]]:
         ranges = []
@@ -171,14 +165,7 @@ class RemoteShards(MappedShards):
         self._fetcher.begin(info)
 
     def _bring(self, info: ShardInfo) -> None:
-        def fill(file: BinaryIO, alive: Callable[[], None]) -> None:
-            download(self._remote / info.name, info.nbytes, file, alive)
-            file.flush()
-            problem = self._check(info, Path(file.name))
-            if problem is not None:
-                raise LatentStoreError(f"shard {info.name}: {problem}")
-
-        self._cache.keep(info.name, info.nbytes, fill)
+        self._cache.keep(info.name, info.nbytes, partial(download, self._remote / info.name, info.nbytes))
 
 
 class _Fetcher:
@@ -214,15 +201,13 @@ class _Fetcher:
             self._not_before[info.name] = time.monotonic() + _LOOK
 
 
-def shard_files(
-    folder: StorePath, shards: Mapping[str, ShardInfo], check: Callable[[ShardInfo, Path], str | None]
-) -> MappedShards:
-    """The files of a store's shards: mapped, or in object storage; `check` as for `RemoteShards`."""
+def shard_files(folder: StorePath, shards: Mapping[str, ShardInfo]) -> MappedShards:
+    """The files of a store's shards: mapped, or in object storage."""
     if not isinstance(folder, RemotePath):
         return MappedShards(folder)
     cache = NodeCache(os.fspath(folder.parent))
     fits = sum(info.nbytes for info in shards.values()) <= cache.limit
-    return RemoteShards(folder, cache, fits, check)
+    return RemoteShards(folder, cache, fits)
 
 
 def download(source: RemotePath, nbytes: int, file: BinaryIO, alive: Callable[[], None] = lambda: None) -> None:
@@ -236,81 +221,3 @@ def download(source: RemotePath, nbytes: int, file: BinaryIO, alive: Callable[[]
 
 def _row_bytes(spec: TensorSpec) -> int:
     return math.prod(spec.shape[1:]) * carrier(spec.dtype).itemsize
-
-
-S = TypeVar("S", bound="ReadAhead")
-
-
-class ReadAhead(ItemTable):
-    """Items whose rows lie in shards, here or in object storage."""
-
-    shards: dict[str, ShardInfo]
-    _files: MappedShards
-    _row: npt.NDArray[Any]
-    _mask_row: npt.NDArray[Any]
-
-    @abstractmethod
-    def info(self, i: int) -> ShardInfo:
-        """The shard item `i` lies in."""
-
-    @property
-    def is_remote(self) -> bool:
-        """It lies in object storage."""
-        return isinstance(self._files, RemoteShards)
-
-    def expect(self, indices: Sequence[int] | npt.NDArray[Any], tensors: Sequence[Sequence[str]] | None = None) -> None:
-        """Ask object storage at once for what will be read next; where files are mapped, there is nothing to do.
-
-        Args:
-            tensors: names of those that will be read of each item, e.g. `latents_flipped`; None: all.
-        """
-        if isinstance(self._files, RemoteShards):
-            wanted = []
-            for k, i in enumerate(indices):
-                info = self.info(int(i))
-                if info.arrays:
-                    continue
-                for name in info.tensors if tensors is None else tensors[k]:
-                    row = int((self._mask_row if name == "alpha_mask" else self._row)[i])
-                    if row >= 0 and name in info.tensors:
-                        wanted.append(Rows(info, name, row, row + 1))
-            self._files.expect([*wanted, *self._rows_of_texts(self._files, indices)])
-
-    def _rows_of_texts(self, files: RemoteShards, indices: Sequence[int] | npt.NDArray[Any]) -> list[Rows]:
-        """All arrays of the captions among these items."""
-        infos = [(self.info(int(i)), int(self._row[i])) for i in indices]
-        spans = [Rows(info, SPANS, row, row + 1) for info, row in infos if info.arrays]
-        files.expect(spans)  # which say where the arrays lie
-        arrays = []
-        for one in spans:
-            places = files.tensors(one.info)[SPANS][one.start]
-            for name, (start, rows, _) in zip(one.info.arrays, places.tolist(), strict=True):
-                if start >= 0 and 0 <= rows <= one.info.tensors[name].shape[0] - start:
-                    arrays.append(Rows(one.info, name, start, start + rows))
-        return [*spans, *arrays]
-
-    def expect_latents(
-        self, indices: Sequence[int] | npt.NDArray[Any], flipped: Sequence[bool] | None, *, masks: bool = False
-    ) -> None:
-        """The same for latents, mirrored where `flipped` says so, and with `masks` the alpha masks."""
-        if self.is_remote:
-            names = [self.info(int(i)).kind + "_flipped" * bool(flipped is not None and flipped[k])
-                     for k, i in enumerate(indices)]  # fmt: skip
-            self.expect(indices, [[name, "alpha_mask"] if masks else [name] for name in names])
-
-    def keep_shards(self, open_shards: int) -> None:
-        """Keep each shard that is read from on this node for a while, also where the store is larger than the limit.
-
-        That suits an order which reads the items of a shard near each other, of `open_shards` shards at a time. Where
-        this node has no room for so many, one line says so.
-        """
-        if isinstance(self._files, RemoteShards):
-            self._files.keep_open(open_shards, (info.nbytes for info in self.shards.values()))
-
-    def without_copies(self: S) -> S:
-        """The same store; of one in object storage, what lies there is read, and not what this node keeps of it."""
-        if not isinstance(self._files, RemoteShards):
-            return self
-        out = copy.copy(self)
-        out._files = self._files.without_copies()
-        return out
