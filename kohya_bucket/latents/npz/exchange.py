@@ -19,7 +19,6 @@ from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, as_damage
 from kohya_bucket.files import GroupedSync, make_folder
 from kohya_bucket.images.listing import file_key
-from kohya_bucket.images.origins import container_of
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.resize import choose_interpolation
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
@@ -27,7 +26,7 @@ from kohya_bucket.latents.captions import Caption, Encoding
 from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, as_text, source_identity
 from kohya_bucket.latents.npz.check import made_from
-from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path
+from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path, paths_beside
 from kohya_bucket.latents.npz.read_write import (
     BROKEN,
     BrokenNpzError,
@@ -280,27 +279,17 @@ def export_npz(
         raise LatentStoreError(
             f"{store.layout.root} has no collection {collection!r} to export: it holds {store.collections()}"
         )
-    paths = source_paths(store, images_root)
-    sources = store.strings("source")
+    root = store.layout.images_root() if images_root is None else images_root
+    sources, paths = store.strings("source"), source_paths(store, root)
+    beside = paths_beside([paths[i] for i in items], None if output is None else Path(output), root)
     entries = {i: store.entry(i) for i in items}
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
-    if far := next((sources[i] for i in items if is_url(sources[i])), None):
-        raise LatentStoreError(f"{far}: this image is in object storage, where no npz can lie beside it")
-    if inside := next((paths[i] for i in items if container_of(paths[i])), None):
-        raise LatentStoreError(f"{inside}: this image is in a file with others, where no npz can lie beside it")
-    for source in () if output is None else (sources[i] for i in items):
-        if os.path.isabs(source) or source.startswith("../"):
-            raise LatentStoreError(
-                f"{source}: this image lies outside the store's folder of images, so its npz would land outside "
-                f"{output}: leave out the output, and npz go beside the images"
-            )
 
     def written() -> Iterator[Path]:
         for n, i in enumerate(items):
             entry = entries[i]
             _refuse_other_values(store, i, sources[i], arch)
-            beside = paths[i] if output is None else os.path.normpath(os.path.join(output, sources[i]))
-            target = npz_path(beside, entry.original_size, arch, shared=n in shared)
+            target = npz_path(beside[n], entry.original_size, arch, shared=n in shared)
             make_folder(target.parent)
             write_npz(
                 target, npz_item(store, i, arch), entry.fingerprint.bucket_size, arch, entry.fingerprint,

@@ -38,6 +38,7 @@ __all__ = [
 
 Size = tuple[int, int]
 
+_SHARDS = "only shards can hold its latents"
 _FURTHER = re.compile(r"(.+)_at_(\d{4,})x(\d{4,})\.npz")
 
 
@@ -171,11 +172,10 @@ def paths_beside(images: Sequence[str], root: Path | None, images_root: Path) ->
             be outside `root`.
     """
     if far := next((image for image in images if is_url(image)), None):
-        raise LatentStoreError(f"{far}: npz files lie in folders, not in object storage: use --format shards")
+        raise LatentStoreError(f"{far}: this image is in object storage, where no npz can lie beside it: {_SHARDS}")
     if inside_other := next(filter(container_of, images), None):
         raise LatentStoreError(
-            f"{inside_other}: npz files lie beside image files, and this image is in a file with others: use --format "
-            "shards"
+            f"{inside_other}: this image is in a file with others, where no npz can lie beside it: {_SHARDS}"
         )
     if root is None:
         return list(images)
