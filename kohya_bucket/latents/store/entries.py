@@ -165,19 +165,6 @@ _NUMBERS = (
 _SIDES = ("width", "height")
 
 
-class _Texts(Sequence[str]):
-    """Some rows of a column of texts, which are read one by one."""
-
-    def __init__(self, column: Any, rows: npt.NDArray[np.int64]) -> None:
-        self._column, self._rows = column, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, k: Any) -> Any:
-        return self._column[int(self._rows[k])].as_py()
-
-
 class ItemTable:
     """N items, one row each.
 
@@ -238,7 +225,7 @@ class ItemTable:
         for name, ends in (("bucket_size", _SIDES), ("resized_size", _SIDES), ("crop", ("left", "top"))):
             start = name.removesuffix("_size")
             found[name] = np.stack([self.column(f"{start}_{end}")[rows] for end in ends], axis=1)
-        found["source_hash"] = _Texts(self.table["source_hash"], rows)
+        found["source_hash"] = self.table["source_hash"].take(rows)  # of which few are looked at
         return found
 
     def original_size(self, i: int) -> tuple[int, int]:

@@ -50,7 +50,7 @@ def to_diffusers_names(kind: str, weights: Weights) -> tuple[Weights, dict[str, 
     if kind == "AutoencoderKLQwenImage":
         if "encoder.conv1.weight" in weights:  # it has the build of Wan's, and its names
             weights = _converter("convert_wan_vae_to_diffusers")(weights)
-        return weights, _qwen_config(weights)
+        return weights, {"base_dim": _length(weights, "encoder.conv_in.weight", 0)}
     if "encoder.down.0.block.0.conv1.weight" in weights:
         layers = _count(weights, "encoder.down.0.block.{}.conv1.weight")
         weights = {_hunyuan_name(name, layers): tensor for name, tensor in weights.items()}
@@ -88,45 +88,26 @@ def _hunyuan_name(name: str, layers: int) -> str:
     return name
 
 
-def _levels(weights: Weights, width_of: str, halving: str) -> tuple[list[int], int, list[int]]:
-    """Of the encoder: its levels' widths, residual blocks per level, and the flat positions of what halves."""
-    widths: list[int] = []
-    halvings: list[int] = []
-    n = 0
+def _hunyuan_config(weights: Weights) -> dict[str, Any]:
+    widths: list[int] = []  # of the encoder's levels
+    halvings, n = 0, 0
     while True:
-        if (block := f"encoder.down_blocks.{n}.{width_of}") in weights:
-            if len(widths) == len(halvings):
+        if (block := f"encoder.down_blocks.{n}.conv2.weight") in weights:
+            if len(widths) == halvings:
                 widths.append(0)
             widths[-1] = _length(weights, block, 0)
-        elif f"encoder.down_blocks.{n}.{halving}" in weights:
-            halvings.append(n)
+        elif f"encoder.down_blocks.{n}.conv.weight" in weights:
+            halvings += 1
         else:
             break
         n += 1
-    return widths, (n - len(halvings)) // max(1, len(widths)), halvings
-
-
-def _qwen_config(weights: Weights) -> dict[str, Any]:
-    widths, blocks, halvings = _levels(weights, "conv2.weight", "resample.1.weight")
-    base = _length(weights, "encoder.conv_in.weight", 0)
-    return {
-        "base_dim": base,
-        "z_dim": _length(weights, "decoder.conv_in.weight", 1),
-        "dim_mult": [width // base for width in widths],
-        "num_res_blocks": blocks,
-        "temperal_downsample": [f"encoder.down_blocks.{n}.time_conv.weight" in weights for n in halvings],
-    }
-
-
-def _hunyuan_config(weights: Weights) -> dict[str, Any]:
-    widths, blocks, halvings = _levels(weights, "conv2.weight", "conv.weight")
     return {
         "in_channels": _length(weights, "encoder.conv_in.weight", 1),
         "out_channels": _length(weights, "decoder.conv_out.weight", 0),
         "latent_channels": _length(weights, "decoder.conv_in.weight", 1),
         "block_out_channels": tuple(widths),
-        "layers_per_block": blocks,
-        "spatial_compression_ratio": 2 ** len(halvings),
+        "layers_per_block": (n - halvings) // max(1, len(widths)),
+        "spatial_compression_ratio": 2**halvings,
         "sample_size": 384,
     }
 
