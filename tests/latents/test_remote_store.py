@@ -180,7 +180,7 @@ def test_a_byte_that_flips_on_this_node_is_read_again_from_the_storage(address, 
     file.write_bytes(damaged)
     assert isinstance(store._tensors(4)["latents"], np.ndarray)
     assert same(store.gather([4])[0], want["04"])
-    assert not file.exists()
+    assert not file.exists() or file.read_bytes() != damaged  # it may have been brought again
     assert same(store.gather([4])[0], want["04"])
 
 
