@@ -184,6 +184,23 @@ def test_a_byte_that_flips_on_this_node_is_read_again_from_the_storage(address, 
     assert same(store.gather([4])[0], want["04"])
 
 
+def test_a_caption_that_is_damaged_on_this_node_is_read_again_from_the_storage(address, kept, tmp_path):
+    fill_texts(tmp_path / "here", 3)
+    here = LatentStore(tmp_path / "here")
+    pack(here, address)
+    store = LatentStore(address)
+    store.arrays(0)
+    info = store.info(0)
+    file = store._files._cache.folder / info.name
+    until(file.exists)
+    data = bytearray(file.read_bytes())
+    data[info.tensors[store.names(0)[0]].offset] ^= 8
+    file.write_bytes(data)
+    store = LatentStore(address)
+    for i in range(len(store)):
+        same_outputs(store.arrays(i), here.arrays(i))
+
+
 class Failing(MemoryFileSystem):
     """Memory that does not answer some requests."""
 
