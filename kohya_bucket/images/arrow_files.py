@@ -63,6 +63,7 @@ def pyarrow_modules() -> tuple[Any, Any]:
         import pyarrow.parquet
     except ImportError:
         raise KohyaBucketError(
-            f"Parquet and Arrow files, such as a metadata cache, need pyarrow: {pip_install('parquet')}"
+            "reading Parquet or Arrow, as caches of sizes and stores of latents are, needs pyarrow, which is not "
+            f"installed: {pip_install('parquet')}"
         ) from None
     return pyarrow, pyarrow.parquet

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError, as_damage
-from kohya_bucket.extras import pip_install
-from kohya_bucket.images.arrow_files import bounded_table
+from kohya_bucket.images.arrow_files import bounded_table, pyarrow_modules
 from kohya_bucket.latents.dtypes import EXACT, LATENT_DTYPES
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.store.shards import KINDS, ShardInfo
@@ -76,19 +75,9 @@ class StoreEntry:
 
 
 def arrow() -> tuple[Any, Any, Any]:
-    """pyarrow, pyarrow.compute and pyarrow.parquet.
-
-    Raises:
-        LatentStoreError: pyarrow is not installed.
-    """
-    try:
-        names = ("pyarrow", "pyarrow.compute", "pyarrow.parquet")
-        pa, pc, pq = (importlib.import_module(name) for name in names)
-    except ImportError as error:
-        raise LatentStoreError(
-            f"a latent store needs pyarrow, which is not installed ({error}): {pip_install('parquet')}"
-        ) from error
-    return pa, pc, pq
+    """pyarrow, pyarrow.compute and pyarrow.parquet. `KohyaBucketError` if they are not installed."""
+    pa, pq = pyarrow_modules()
+    return pa, importlib.import_module("pyarrow.compute"), pq
 
 
 def schema() -> Any:
