@@ -10,15 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.parallel import joined_ray
 from kohya_bucket.texts import counted
 
-__all__ = ["Actors", "raise_cause"]
+__all__ = ["Actors", "Facts", "raise_cause"]
 
-F = TypeVar("F", bound="Facts")
 P = TypeVar("P")
 
 _AT_ONCE = 2  # pieces in one actor: the next is decoded while one is in the encoder
@@ -26,16 +25,19 @@ _TRIES = 3  # of a piece whose actor ends each time, and of actors that end whil
 _PATIENCE = 60.0
 
 
-class Facts(Protocol):
-    """What an actor says of its model once that is loaded."""
+@dataclass(frozen=True)
+class Facts:
+    """What an actor says of its model once that is loaded.
 
-    @property
-    def identity(self) -> str:
-        """Equal for models that give equal outputs."""
+    Attributes:
+        identity: equal for models that give equal outputs.
+        place: the machine that it is on.
+        model: what else must be known to hand out work.
+    """
 
-    @property
-    def place(self) -> str:
-        """The machine that it is on."""
+    identity: str
+    place: str
+    model: Any
 
 
 @dataclass
@@ -50,15 +52,15 @@ class _Task(Generic[P]):
 
 
 @dataclass(eq=False)
-class _Member(Generic[F]):
+class _Member:
     actor: Any
     loading: Any
-    facts: F | None = None
+    facts: Facts | None = None
     load: int = 0
     dead: bool = False
 
 
-class Actors(Generic[F]):
+class Actors:
     """As many actors as asked for, or as the cluster has room for. Use as a context manager.
 
     Args:
@@ -86,10 +88,10 @@ class Actors(Generic[F]):
         self._say = say
         self._failed_loads = 0
         self._why = ""
-        self._members: list[_Member[F]] = [self._new() for _ in range(count or gpus or 1)]
-        self._known: F | None = None
+        self._members: list[_Member] = [self._new() for _ in range(count or gpus or 1)]
+        self._known: Facts | None = None
 
-    def __enter__(self) -> Actors[F]:
+    def __enter__(self) -> Actors:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,7 +108,7 @@ class Actors(Generic[F]):
         """How many the cluster has."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
-    def facts(self) -> F:
+    def facts(self) -> Facts:
         """What the first one says that has loaded its model. Raises as `work`."""
         while self._known is None:
             self._step({})
@@ -122,7 +124,7 @@ class Actors(Generic[F]):
             KohyaBucketError: an actor raised it, or none can be had. Any other error of theirs, too.
         """
         source = (_Task(piece) for piece in pieces)
-        again, running = deque[_Task[P]](), dict[Any, tuple[_Member[F], _Task[P]]]()
+        again, running = deque[_Task[P]](), dict[Any, tuple[_Member, _Task[P]]]()
         while True:
             for depth in range(_AT_ONCE):
                 for member in self._members:
@@ -140,7 +142,7 @@ class Actors(Generic[F]):
                 else:
                     yield task.piece, result
 
-    def _step(self, running: dict[Any, tuple[_Member[F], _Task[P]]]) -> list[tuple[_Task[P], Any]]:
+    def _step(self, running: dict[Any, tuple[_Member, _Task[P]]]) -> list[tuple[_Task[P], Any]]:
         """Wait until something happens. What is done leaves `running`; its result is None where its actor ended."""
         loading = {member.loading: member for member in self._members if member.facts is None}
         ready, _ = self._ray.wait([*running, *loading], num_returns=1, timeout=_PATIENCE)
@@ -171,7 +173,7 @@ class Actors(Generic[F]):
             self._why = next(filter(None, map(str.strip, reversed(str(error).splitlines()))), type(error).__name__)
             return None
 
-    def _loaded(self, member: _Member[F], facts: F | None) -> None:
+    def _loaded(self, member: _Member, facts: Facts | None) -> None:
         if facts is None:
             self._failed_loads += 1
             if self._failed_loads >= _TRIES * len(self._members):
@@ -189,16 +191,16 @@ class Actors(Generic[F]):
             )
         member.facts = facts
 
-    def _new(self) -> _Member[F]:
+    def _new(self) -> _Member:
         actor = self._kind.remote(self._make)
         return _Member(actor, actor.load.remote())
 
-    def _replace(self, member: _Member[F]) -> None:
+    def _replace(self, member: _Member) -> None:
         if not member.dead:
             self._kill(member)
             self._members[self._members.index(member)] = self._new()
 
-    def _kill(self, member: _Member[F]) -> None:
+    def _kill(self, member: _Member) -> None:
         member.dead = True
         with suppress(Exception):  # it is gone already, or Ray is
             self._ray.kill(member.actor)

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from kohya_bucket.latents.encode.precompute_text import TextRun
 from kohya_bucket.latents.encode.sinks import EncodedBatch, ShardSink, add_batch
 from kohya_bucket.latents.encode.worker import DecodedBatch, PrecomputeReport, PrecomputeWorker, pieces_of, prefetch
 from kohya_bucket.latents.items import LatentItems
-from kohya_bucket.latents.on_ray.actors import Actors, raise_cause
+from kohya_bucket.latents.on_ray.actors import Actors, Facts, raise_cause
 from kohya_bucket.latents.remote.remote_path import place_of
 from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.store.layout import Layout
@@ -37,7 +37,7 @@ from kohya_bucket.latents.store.writer import StoreWriter
 from kohya_bucket.latents.vae.encoder import BatchEncoder, PosteriorEncoder, check_encoder, encoder_hash, encoder_space
 from kohya_bucket.texts import some
 
-__all__ = ["Encoders", "encode_on_ray", "encoders", "text_on_ray"]
+__all__ = ["encode_on_ray", "encoders", "text_on_ray"]
 
 
 def decode_ahead(wanted: LatentItems, batch_size: int, ahead: int, *, as_floats: bool) -> Iterator[DecodedBatch]:
@@ -94,19 +94,9 @@ def _complete(wanted: LatentItems, items: list[int], reference: Any, as_floats: 
     )
 
 
-@dataclass(frozen=True)
-class EncoderFacts:
-    """What the process that hands out work must know of the encoder.
+class _Model(NamedTuple):
+    """Of an encoder: what its numbers mean, whether it gives mean and standard deviation, the name of its class."""
 
-    Attributes:
-        identity: its hash.
-        place: the machine it is on.
-        posterior: it gives mean and standard deviation.
-        name: of its class.
-    """
-
-    identity: str
-    place: str
     space: LatentSpace
     posterior: bool
     name: str
@@ -152,18 +142,6 @@ class Done:
     place: str
 
 
-@dataclass(frozen=True)
-class TextFacts:
-    """The same of text encoders."""
-
-    encoding: Encoding
-    place: str
-
-    @property
-    def identity(self) -> str:
-        return repr(self.encoding)
-
-
 class TextOnRay:
     """The actor that holds text encoders."""
 
@@ -171,10 +149,11 @@ class TextOnRay:
         self._make = make
         self._turn = threading.Lock()
 
-    def load(self) -> TextFacts:
-        """Load the models."""
+    def load(self) -> Facts:
+        """Load the models; the facts have how they encode."""
         self._encoder = self._make()
-        return TextFacts(Encoding(self._encoder.weights, self._encoder.tokens), platform.node())
+        encoding = Encoding(self._encoder.weights, self._encoder.tokens)
+        return Facts(repr(encoding), platform.node(), encoding)
 
     def encode(self, piece: Piece[CaptionItems], run: Run) -> Done:
         """Encode and write a piece."""
@@ -198,15 +177,13 @@ class EncoderOnRay:
         self._of: dict[tuple[str, bool], BatchEncoder] = {}
         self._busy = 0.0
 
-    def load(self) -> EncoderFacts:
+    def load(self) -> Facts:
         """Load the model."""
         self._encoder = encoder = self._make()
         check_encoder(encoder)
         self._space = encoder_space(encoder)
-        return EncoderFacts(
-            encoder_hash(encoder), platform.node(), self._space, isinstance(encoder, PosteriorEncoder),
-            type(encoder).__name__,
-        )  # fmt: skip
+        model = _Model(self._space, isinstance(encoder, PosteriorEncoder), type(encoder).__name__)
+        return Facts(encoder_hash(encoder), platform.node(), model)
 
     def encode(self, piece: Piece[LatentItems], run: Run) -> Done:
         """Decode, encode and write a piece. Nothing of it is on disk before all of it is encoded, but full shards."""
@@ -227,14 +204,13 @@ class EncoderOnRay:
 
 
 _SEEN_AFTER = 60.0  # seconds; network file systems keep what they know of a folder for about as long
-Encoders = Actors[EncoderFacts]
 _LOST = "the process that encoded it ended, each of several times: see Ray's logs, perhaps for want of memory"
 
 
 def encoders(
     make: Callable[[], object], concurrency: int | None = None, *, on_gpu: bool = True,
     say: Callable[[str], None] | None = None,
-) -> Encoders:  # fmt: skip
+) -> Actors:  # fmt: skip
     """Actors for `encode_on_ray`.
 
     Args:
@@ -246,7 +222,7 @@ def encoders(
 
 
 def encode_on_ray(
-    wanted: LatentItems, crew: Encoders, output_dir: str | os.PathLike[str], images_root: Path, *,
+    wanted: LatentItems, crew: Actors, output_dir: str | os.PathLike[str], images_root: Path, *,
     batch_size: int = 8, progress_callback: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None, workers: int | None = None, seed: int = 0, shard_bytes: int = 256 << 20,
 ) -> PrecomputeReport:  # fmt: skip
@@ -261,9 +237,9 @@ def encode_on_ray(
     Raises:
         KohyaBucketError: as `encode_items`; and what an actor raised.
     """
-    facts = crew.facts()
+    model: _Model = crew.facts().model
     check_target(wanted.encoding.kind, output_dir, "shards")
-    check_kind(wanted.encoding.kind, facts.posterior, facts.name)
+    check_kind(wanted.encoding.kind, model.posterior, model.name)
     wanted, nameless = distinct(wanted)
     output = place_of(output_dir)
     report = PrecomputeReport(output, len(wanted) + len(nameless), without_bucket=wanted.without_bucket)
@@ -273,7 +249,7 @@ def encode_on_ray(
         if say is not None:
             say(text)
 
-    add = partial(add_batch, wanted=wanted, space=facts.space)
+    add = partial(add_batch, wanted=wanted, space=model.space)
     sink = ShardSink[EncodedBatch](output, wanted, add, images_root)
     to_do, report.reasons = sink.missing()
     report.current = len(wanted) - int(to_do.sum())
@@ -298,8 +274,8 @@ def text_on_ray(
     Raises:
         KohyaBucketError: as `precompute_text`; Ray is missing; or what an actor raised.
     """
-    with Actors[TextFacts](TextOnRay, make, concurrency, on_gpu=on_gpu, say=say) as crew:
-        text = TextRun(store, crew.facts().encoding, name)
+    with Actors(TextOnRay, make, concurrency, on_gpu=on_gpu, say=say) as crew:
+        text = TextRun(store, crew.facts().model, name)
         layout = text.sink.store.layout
         run = Run(os.fspath(layout.root), Generations(layout).greatest(), batch_size)
         pieces = _pieces_of_captions(text, batch_size)
@@ -311,7 +287,7 @@ def text_on_ray(
 
 
 def _encode(
-    pieces: Iterator[Piece[W]], total: int, crew: Actors[Any], run: Run, report: PrecomputeReport,
+    pieces: Iterator[Piece[W]], total: int, crew: Actors, run: Run, report: PrecomputeReport,
     tell: Callable[[str], None], progress: Callable[[int, int], None] | None,
 ) -> float:  # fmt: skip
     """Hand out all pieces; returns the seconds for which encoders were busy."""
