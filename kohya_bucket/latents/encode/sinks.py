@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Background", "EncodedBatch", "NpzSink", "ShardSink", "Sink", "add_batch"]
 
+_MOST_BEHIND = 8
 B = TypeVar("B")
 
 
@@ -69,18 +70,18 @@ class Sink(Protocol):
 
 
 class Background:
-    """Runs a sink on one thread, so that the encoder never waits for the disk until `depth` batches are behind.
+    """Runs a sink on one thread, so that the encoder never waits for the disk until some batches are behind.
 
     An error of the sink is raised by the next call here.
     """
 
-    def __init__(self, sink: Sink, depth: int = 8) -> None:
-        self._sink, self._depth = sink, depth
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
         self._thread = ThreadPoolExecutor(1, "kohya-bucket-writer")
         self._behind: deque[Future[None]] = deque()
 
     def put(self, batch: EncodedBatch) -> None:
-        while self._behind and (self._behind[0].done() or len(self._behind) == self._depth):
+        while self._behind and (self._behind[0].done() or len(self._behind) == _MOST_BEHIND):
             self._behind.popleft().result()
         self._behind.append(self._thread.submit(self._sink.write, batch))
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fnmatch
 import io
 import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -72,9 +70,6 @@ class RemotePath(os.PathLike[str]):
 
     def is_dir(self) -> bool:
         return bool(storage.listing(self.url))
-
-    def glob(self, pattern: str) -> Iterator[RemotePath]:
-        return (self / name for name in storage.listing(self.url) if fnmatch.fnmatchcase(name, pattern))
 
     def read_bytes(self) -> bytes:
         return storage.read_ranges([storage.Range(self.url, 0, self.stat().st_size)])[0]

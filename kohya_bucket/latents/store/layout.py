@@ -96,7 +96,7 @@ class Layout:
 
     def manifests(self) -> list[StorePath]:
         """Manifests, newest first: that of the greatest number, see `new_manifest`."""
-        own = [path for path in self.root.glob("manifest-*.parquet") if _MANIFEST.fullmatch(path.name)]
+        own = [self.root / name for name in sizes_in(self.root, ".parquet") if _MANIFEST.fullmatch(name)]
         return sorted(own, key=lambda path: (_number(path), path.name), reverse=True)
 
     def new_manifest(self, data: bytes) -> StorePath:

@@ -233,15 +233,14 @@ class NodeCache:
 
     Args:
         address: of the store.
-        root: where the folder of all stores is made; None: as the environment variable says, else the user's cache.
         limit: bytes of all stores together; None: that of the environment variable, else 20 GB; 0 keeps nothing.
 
     Raises:
         KohyaBucketError: the variable holds no number.
     """
 
-    def __init__(self, address: str, root: Path | None = None, limit: int | None = None) -> None:
-        self.root = Path(root or os.environ.get(_FOLDER_VARIABLE) or user_cache()) / _FOLDER
+    def __init__(self, address: str, limit: int | None = None) -> None:
+        self.root = Path(os.environ.get(_FOLDER_VARIABLE) or user_cache()) / _FOLDER
         self.limit = _limit_of_environment() if limit is None else limit
         self._said = False
         self.folder = self.root / hashlib.blake2b(address.encode("utf-8"), digest_size=8).hexdigest()

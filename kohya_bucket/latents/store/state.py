@@ -117,9 +117,7 @@ def temporary_files(store: LatentStore) -> list[str]:
     return sorted(str(path) for path in found if store.layout.is_own(final_name(path.name)))
 
 
-def verify(
-    store: LatentStore, *, progress: Callable[[int, int], None] | None = None, threads: int | None = None
-) -> list[tuple[int, str]]:
+def verify(store: LatentStore, *, progress: Callable[[int, int], None] | None = None) -> list[tuple[int, str]]:
     """Read every byte of every item: (position, what is wrong) of those that are not as they were written.
 
     In object storage that is what lies there, whatever this node has kept of it.
@@ -129,7 +127,7 @@ def verify(
     found: list[tuple[int, str]] = []
     done = 0
     step = 4096 if isinstance(store.layout.root, Path) else 256
-    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(order), step):
             part: list[int] = order[start : start + step].tolist()
             with suppress(LatentStoreError):  # which `check` says of each
