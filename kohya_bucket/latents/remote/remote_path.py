@@ -7,7 +7,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import write_file
@@ -23,6 +23,12 @@ __all__ = ["RemotePath", "StorePath", "as_given", "open_to_read", "place_of", "s
 
 _BUFFER = 1 << 16
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):[/\\]")  # one letter is a drive
+
+
+class RemoteStat(NamedTuple):
+    """What is known of a file there, named as `os.stat_result` does."""
+
+    st_size: int
 
 
 class RemotePath(os.PathLike[str]):
@@ -59,8 +65,8 @@ class RemotePath(os.PathLike[str]):
     def parent(self) -> RemotePath:
         return RemotePath(self.url.rpartition("/")[0])
 
-    def stat(self) -> storage.RemoteStat:
-        return storage.stat(self.url)
+    def stat(self) -> RemoteStat:
+        return RemoteStat(storage.length(self.url))
 
     def is_file(self) -> bool:
         with suppress(FileNotFoundError):
@@ -72,7 +78,7 @@ class RemotePath(os.PathLike[str]):
         return bool(storage.listing(self.url))
 
     def read_bytes(self) -> bytes:
-        return storage.read_ranges([storage.Range(self.url, 0, self.stat().st_size)])[0]
+        return storage.read_ranges([storage.Range(self.url, 0, storage.length(self.url))])[0]
 
     def mkdir(self, **_: Any) -> None:
         pass
@@ -109,8 +115,8 @@ def place_of(root: str | os.PathLike[str]) -> StorePath:
 def sizes_in(folder: StorePath, ending: str) -> dict[str, int]:
     """Name -> length in bytes of the files in a folder that end so and are not hidden; none where it is absent."""
     if isinstance(folder, RemotePath):
-        there = storage.listing(folder.url)
-        return {name: found.st_size for name, found in there.items() if name.endswith(ending) and name[0] != "."}
+        there = storage.listing(folder.url).items()
+        return {name: length for name, length in there if name.endswith(ending) and name[0] != "."}
     sizes = {}
     with suppress(FileNotFoundError), os.scandir(folder) as found:
         for entry in found:
@@ -144,7 +150,7 @@ class _Pieces:
     """A file in object storage that is read in pieces."""
 
     def __init__(self, url: str) -> None:
-        self._url, self.length = url, storage.stat(url).st_size
+        self._url, self.length = url, storage.length(url)
 
     def read_at(self, offset: int, length: int) -> bytes:
         return storage.read_ranges([storage.Range(self._url, offset, min(offset + length, self.length))])[0]
