@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import io
 import os
 import threading
 from collections import OrderedDict
@@ -28,8 +27,8 @@ from kohya_bucket.images.arrow_files import ROWS_PER_BYTE, pyarrow_modules
 from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
 from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import check_cancelled
-from kohya_bucket.images.pieces import Blocks, RawFile
-from kohya_bucket.images.remote import RemoteFile, is_url
+from kohya_bucket.images.pieces import length_of
+from kohya_bucket.images.remote import is_url, open_remote
 from kohya_bucket.images.stamps import Stamp, check_unchanged, stamp_of
 from kohya_bucket.texts import one_line
 
@@ -269,8 +268,8 @@ class ParquetRows:
     def __init__(self, path: str, image: str, caption: str | None) -> None:
         pa, pq = pyarrow_modules()
         if is_url(path):
-            far = RemoteFile(path)
-            source, length = pa.PythonFile(io.BufferedReader(RawFile(Blocks(far))), mode="r"), far.length
+            far = open_remote(path)
+            source, length = pa.PythonFile(far, mode="r"), length_of(far)
         else:
             source, length = path, os.path.getsize(path)
         # So a column is read page by page; else a whole row group of it.

@@ -13,7 +13,7 @@ import logging
 import os
 import tarfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,8 +27,8 @@ from kohya_bucket.images.arrow_files import bounded_table, is_marked, pyarrow_mo
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, UnreadableImageError, explain_os_error
 from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import Engine, Progress, check_cancelled, for_each
-from kohya_bucket.images.pieces import Blocks, RawFile, Region, Source, read_at
-from kohya_bucket.images.remote import RemoteFile, is_url
+from kohya_bucket.images.pieces import Region, read_at
+from kohya_bucket.images.remote import is_url, open_remote
 from kohya_bucket.images.shard_lists import Shard, listed_shards
 from kohya_bucket.images.stamps import Stamp, stamp_of
 from kohya_bucket.images.text_column import TextColumn
@@ -361,13 +361,13 @@ def scan_shard(
     keys: list[str] = []
     reasons: dict[int, str] = {}
     odd = Oddities(image, caption)
-    with _opened(shard) as (source, file):
-        for key, members in _samples(shard, source, file):
+    with _opened(shard) as file:
+        for key, members in _samples(shard, file):
             ending = odd.image_of(key, members)
             if ending is None:
                 continue
             try:
-                size = header_of(Region(source, *members[ending]))[:3]
+                size = header_of(Region(file, *members[ending]))[:3]
             except UnreadableImageError as error:
                 size = 0, 0, 1
                 reasons[len(rows)] = str(error)
@@ -377,19 +377,13 @@ def scan_shard(
 
 
 @contextmanager
-def _opened(shard: str) -> Iterator[tuple[Source, Any]]:
-    """A shard to be read in pieces, and as a file by `tarfile`."""
+def _opened(shard: str) -> Iterator[io.BufferedReader]:
+    """A shard. Whoever reads of it seeks before: `tarfile` looks for members, and headers of images lie between."""
     try:
-        with ExitStack() as stack:
-            source: Source
-            if is_url(shard):
-                source = Blocks(RemoteFile(shard))
-                file: Any = io.BufferedReader(RawFile(source))
-            else:
-                source = stack.enter_context(open(shard, "rb", buffering=0)).fileno()
-                file = stack.enter_context(open(shard, "rb"))
-            _refuse_compressed(shard, read_at(source, 0, 8))
-            yield source, file
+        with open_remote(shard) if is_url(shard) else open(shard, "rb") as file:
+            _refuse_compressed(shard, file.read(8))
+            file.seek(0)
+            yield file
     except KohyaBucketError:
         raise
     except (tarfile.TarError, OSError, ValueError, OverflowError) as error:  # the last two: numbers that are none
@@ -405,11 +399,11 @@ def _refuse_compressed(shard: str, start: bytes) -> None:
             )
 
 
-def _samples(shard: str, source: Source, file: Any) -> Iterator[tuple[str, dict[str, Place]]]:
+def _samples(shard: str, file: io.BufferedReader) -> Iterator[tuple[str, dict[str, Place]]]:
     """(key, {ending: (offset, length)}) of each sample, its members in their order."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
         yield from grouped(shard, _places(shard, tar))
-        after = read_at(source, tar.offset, _BLOCK)
+        after = read_at(file, tar.offset, _BLOCK)
         if any(after):  # where tarfile ends without a word, as at the end
             raise tarfile.ReadError(f"what follows from byte {tar.offset} on is no member")
         if len(after) < _BLOCK:
