@@ -39,7 +39,7 @@ from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.remote.remote_path import RemotePath, StorePath
 from kohya_bucket.latents.remote.storage import Range, read_merged, read_ranges
 from kohya_bucket.latents.store.layout import SHARD_NAME
-from kohya_bucket.latents.store.shards import MappedShards, ShardInfo, Tensors, TensorSpec
+from kohya_bucket.latents.store.shards import MappedShards, ShardInfo, Tensors
 from kohya_bucket.texts import one_line
 
 __all__ = ["NodeCache", "RemoteRows", "RemoteShards", "Rows", "download", "shard_files"]
@@ -68,10 +68,6 @@ class Rows(NamedTuple):
     tensor: str
     start: int
     stop: int
-
-    @property
-    def key(self) -> tuple[str, str, int, int]:
-        return self.info.name, self.tensor, self.start, self.stop
 
 
 class RemoteRows:
@@ -103,7 +99,7 @@ class RemoteShards(MappedShards):
     def __init__(self, folder: RemotePath, cache: NodeCache, whole: bool) -> None:
         super().__init__(cache.folder)
         self._remote, self._cache, self.whole = folder, cache, whole
-        self._asked: dict[tuple[str, str, int, int], npt.NDArray[Any]] = {}
+        self._asked: dict[Range, memoryview] = {}
         self._fetcher: _Fetcher | None = None
         self._looked = 0.0
         self._used: set[str] = set()
@@ -138,17 +134,20 @@ class RemoteShards(MappedShards):
 
     def expect(self, wanted: Iterable[Rows]) -> None:
         """Ask at once for what will be read now, of shards that are not on this node."""
-        rows = {one.key: one for one in wanted}
+        rows = {self._range(one): one for one in wanted}
         if rows.keys() <= self._asked.keys():
             return
         there = {name: self.tensors(info) for name, info in {one.info.name: one.info for one in rows.values()}.items()}
-        away = [one for one in rows.values() if isinstance(there[one.info.name].get(one.tensor), RemoteRows)]
-        self._asked = dict(zip((one.key for one in away), self._ask(away), strict=True))
+        away = [at for at, one in rows.items() if isinstance(there[one.info.name].get(one.tensor), RemoteRows)]
+        self._asked = dict(zip(away, self._read(away), strict=True))
 
     def rows(self, wanted: Rows) -> npt.NDArray[Any]:
         """[stop - start, …] of a tensor, asked for if it was not."""
-        found = self._asked.get(wanted.key)
-        return self._ask([wanted])[0] if found is None else found
+        at = self._range(wanted)
+        data, spec = self._asked.get(at), wanted.info.tensors[wanted.tensor]
+        if data is None:
+            (data,) = self._read([at])
+        return np.frombuffer(data, carrier(spec.dtype)).reshape(wanted.stop - wanted.start, *spec.shape[1:])
 
     def forget(self, info: ShardInfo) -> bool:
         """Give up this node's copy of a shard."""
@@ -156,24 +155,19 @@ class RemoteShards(MappedShards):
         self._cache.discard(info.name)
         return True
 
-    def _ask(self, wanted: Sequence[Rows]) -> list[npt.NDArray[Any]]:
-        ranges = []
-        for info, tensor, start, stop in wanted:
-            spec = info.tensors[tensor]
-            each = _row_bytes(spec)
-            ranges.append(Range(os.fspath(self._remote / info.name), spec.offset + start * each,
-                                spec.offset + stop * each))  # fmt: skip
+    def _range(self, wanted: Rows) -> Range:
+        spec = wanted.info.tensors[wanted.tensor]
+        each = math.prod(spec.shape[1:]) * carrier(spec.dtype).itemsize
+        url = os.fspath(self._remote / wanted.info.name)
+        return Range(url, spec.offset + wanted.start * each, spec.offset + wanted.stop * each)
+
+    def _read(self, ranges: Sequence[Range]) -> list[memoryview]:
         try:
-            found = read_merged(ranges)
+            return read_merged(ranges)
         except FileNotFoundError as error:
             raise LatentStoreError(
                 f"a shard is gone from {self._remote}: the store was packed or pruned meanwhile ({error})"
             ) from error
-        out = []
-        for (info, tensor, start, stop), data in zip(wanted, found, strict=True):
-            spec = info.tensors[tensor]
-            out.append(np.frombuffer(data, carrier(spec.dtype)).reshape(stop - start, *spec.shape[1:]))
-        return out
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -410,7 +404,3 @@ def download(source: RemotePath, nbytes: int, file: BinaryIO, alive: Callable[[]
         for data in read_ranges([Range(source.url, at, min(at + _PART, last)) for at in range(first, last, _PART)]):
             file.write(data)
         alive()
-
-
-def _row_bytes(spec: TensorSpec) -> int:
-    return math.prod(spec.shape[1:]) * carrier(spec.dtype).itemsize
