@@ -184,7 +184,8 @@ def test_a_byte_that_flips_on_this_node_is_read_again_from_the_storage(address, 
     assert same(store.gather([4])[0], want["04"])
 
 
-def test_a_caption_that_is_damaged_on_this_node_is_read_again_from_the_storage(address, kept, tmp_path):
+@pytest.mark.parametrize("damaged", ["spans", "mask"])
+def test_a_caption_that_is_damaged_on_this_node_is_read_again_from_the_storage(address, kept, tmp_path, damaged):
     fill_texts(tmp_path / "here", 3)
     here = LatentStore(tmp_path / "here")
     pack(here, address)
@@ -194,7 +195,7 @@ def test_a_caption_that_is_damaged_on_this_node_is_read_again_from_the_storage(a
     file = store._files._cache.folder / info.name
     until(file.exists)
     data = bytearray(file.read_bytes())
-    data[info.tensors[store.names(0)[0]].offset] ^= 8
+    data[info.tensors[damaged].offset] ^= 8
     file.write_bytes(data)
     store = LatentStore(address)
     for i in range(len(store)):

@@ -231,7 +231,7 @@ class LatentStore(ItemTable):
         found, spans = self._packed(i), self._tensors(i)[SPANS]
         if self._unchecked(i, spans, SPANS, int(self._row[i])):
             if self._checksum(i, found) != int(self._crc[0][i]):
-                if isinstance(spans, np.ndarray) and self._files.forget(self.info(i)):
+                if self._forgets(i, spans):
                     return self.packed(i)
                 raise LatentStoreError(
                     f"the outputs of {self.table['source'][i]} in shard {self.info(i).name} are damaged (checksum): "
@@ -252,10 +252,12 @@ class LatentStore(ItemTable):
         info = self.info(i)
         if not info.arrays:
             raise LatentStoreError(f"{self.table['source'][i]} in shard {info.name} are latents, and no outputs")
+        stored, tensors = {name: info.tensors[name].dtype for name in info.arrays}, self._tensors(i)
         try:
-            stored = {name: info.tensors[name].dtype for name in info.arrays}
-            return split(self._tensors(i), int(self._row[i]), stored, info.arrays)
+            return split(tensors, int(self._row[i]), stored, info.arrays)
         except LatentStoreError as error:
+            if self._forgets(i, tensors[SPANS]):
+                return self._packed(i)
             raise LatentStoreError(f"{self.table['source'][i]} in shard {info.name}: {error}") from error
 
     def _checksum(self, i: int, found: Mapping[str, Packed]) -> int:
@@ -281,7 +283,7 @@ class LatentStore(ItemTable):
         out: npt.NDArray[Any] = array[row]
         if self._unchecked(i, array, name, row):
             if zlib.crc32(out.data) != int(self._crc[_role(name)][i]):
-                if isinstance(array, np.ndarray) and self._files.forget(self.info(i)):
+                if self._forgets(i, array):
                     return self._checked_row(i, self._tensors(i)[name], name, row)
                 raise LatentStoreError(
                     f"{self.table['source'][i]}: its latent in shard {self.info(i).name} is damaged (checksum): "
@@ -289,6 +291,10 @@ class LatentStore(ItemTable):
                 )
             self._files.checked(self.info(i), name)[row] = True
         return out
+
+    def _forgets(self, i: int, array: Any) -> bool:
+        """Whether a damaged array was this node's copy, which is given up: what is read next is from the storage."""
+        return isinstance(array, np.ndarray) and self._files.forget(self.info(i))
 
     def _unchecked(self, i: int, array: Any, name: str, row: int) -> bool:
         """Whether a row is to be looked at; one that is not of a mapped file came just now, and will come anew."""
