@@ -72,18 +72,18 @@ class Sink(Protocol):
 class Background:
     """Runs a sink on one thread, so that the encoder never waits for the disk until some batches are behind.
 
-    An error of the sink is raised by the next call here.
+    After an error of the sink it is given nothing more, and the error is raised by the next call here.
     """
 
     def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+        self._sink, self._failed = sink, False
         self._thread = ThreadPoolExecutor(1, "kohya-bucket-writer")
         self._behind: deque[Future[None]] = deque()
 
     def put(self, batch: EncodedBatch) -> None:
         while self._behind and (self._behind[0].done() or len(self._behind) == _MOST_BEHIND):
             self._behind.popleft().result()
-        self._behind.append(self._thread.submit(self._sink.write, batch))
+        self._behind.append(self._thread.submit(self._write, batch))
 
     def close(self) -> None:
         """Finish what was given, or after an error what is being written, and end all threads."""
@@ -94,6 +94,12 @@ class Background:
         finally:
             self._thread.shutdown(cancel_futures=True)
             self._sink.close()
+
+    def _write(self, batch: EncodedBatch) -> None:
+        if not self._failed:
+            self._failed = True  # unless this goes well
+            self._sink.write(batch)
+            self._failed = False
 
 
 class ShardSink(Generic[B]):
