@@ -30,7 +30,7 @@ from kohya_bucket.buckets import KohyaBuckets  # noqa: E402
 from kohya_bucket.images import read_sizes  # noqa: E402
 from kohya_bucket.latents.encode.precompute import encode_items  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
-from kohya_bucket.latents.on_ray.encode_on_ray import encode_on_ray, encoders  # noqa: E402
+from kohya_bucket.latents.on_ray import encode_on_ray, encoders  # noqa: E402
 
 BATCH = 4
 

@@ -153,7 +153,7 @@ def handing_out(images: int) -> dict[str, Any]:
     from kohya_bucket import KohyaBuckets
     from kohya_bucket.images.origins import Origins
     from kohya_bucket.latents.items import EncodeOptions, LatentItems
-    from kohya_bucket.latents.on_ray.encode_on_ray import _pieces
+    from kohya_bucket.latents.on_ray import _pieces
 
     sizes = image_sizes(images)
     paths = [f"s3://bucket{PATH.format(i // 1000, i)}" for i in range(10)]

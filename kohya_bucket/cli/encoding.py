@@ -186,7 +186,7 @@ class Work:
         return failed
 
     def on_ray(self, vae: VaeOptions, cluster: ClusterOptions) -> int:
-        from kohya_bucket.latents.on_ray.encode_on_ray import encode_on_ray, encoders
+        from kohya_bucket.latents.on_ray import encode_on_ray, encoders
 
         load, on_gpu = partial(load_vae, **vae.load_options()), not (vae.device or "").startswith("cpu")
         with encoders(load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
@@ -279,7 +279,7 @@ def encode_captions(
     name = collection or "text"
     with scan_progress("encoding", quiet=quiet, done_as="encoded") as show:
         if on_ray:
-            from kohya_bucket.latents.on_ray.encode_on_ray import text_on_ray
+            from kohya_bucket.latents.on_ray import text_on_ray
 
             report = text_on_ray(
                 output, load, name=name, batch_size=batch_size, concurrency=cluster.concurrency,

@@ -26,8 +26,7 @@ from kohya_bucket.extras import pip_install
 from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
 from kohya_bucket.images.pixels import Fit, Picture
 from kohya_bucket.images.stamps import read_unchanged
-from kohya_bucket.images.tar_index import TarIndex
-from kohya_bucket.images.tar_scan import Oddities, plain_ending
+from kohya_bucket.images.tar_index import Oddities, TarIndex, plain_ending
 
 __all__ = ["TarSource", "dataset_from_shards", "expand_shards", "stream_from_shards"]
 

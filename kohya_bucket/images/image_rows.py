@@ -11,32 +11,36 @@ from __future__ import annotations
 
 import bisect
 import functools
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, as_damage
-from kohya_bucket.images.arrow_files import (
-    IMAGE_COLUMN,
-    ROWS_OF_PART,
-    TABLE_ENDINGS,
-    ParquetRows,
-    Part,
-    parts_of_table,
-    read_by_groups,
-)
+from kohya_bucket.images.arrow_files import ROWS_PER_BYTE, pyarrow_modules
 from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
 from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import check_cancelled
+from kohya_bucket.images.pieces import length_of
+from kohya_bucket.images.remote import is_url, open_remote
 from kohya_bucket.images.stamps import Stamp, check_unchanged, stamp_of
+from kohya_bucket.texts import one_line
 
 __all__ = ["IMAGE_COLUMN", "TABLE_ENDINGS", "ScannedRows", "places_of_rows", "read_by_groups", "read_row", "scan_rows"]
 
+IMAGE_COLUMN = "image"
+TABLE_ENDINGS = (".parquet", ".arrow")
+_ROWS_OF_PART = 16
+_BUFFER = 1 << 20
+_BYTES = ("binary", "large_binary", "binary_view")  # as Arrow names its types
+_TEXTS = ("string", "large_string", "string_view")
+_ARROW_FILE = b"ARROW1"  # begins a file that can be read from its end; what follows after 8 bytes is a stream
 _KEPT = 384 << 20
 _OPEN = 32
 _REMEDY = "copy or build it again"
@@ -190,7 +194,7 @@ class _Reader:
         if not 0 <= row < self._table.rows:
             raise KohyaBucketError(f"{self._path}: has no row {row}, but {self._table.rows} rows")
         group = bisect.bisect_right(self._table.starts, row) - 1
-        number, at = divmod(row - self._table.starts[group], ROWS_OF_PART)
+        number, at = divmod(row - self._table.starts[group], _ROWS_OF_PART)
         with self._lock:
             part = _kept.get((self._key, group, number))
             if part is None:
@@ -218,3 +222,152 @@ class _Reader:
 @functools.lru_cache(maxsize=_OPEN)
 def _reader(path: str, stamp: Stamp, image: str) -> _Reader:
     return _Reader(path, stamp, image)
+
+
+class Part(NamedTuple):
+    """Some rows that follow each other.
+
+    Attributes:
+        images, captions: Arrow arrays; the latter None where none are wanted.
+        offsets: [N] int64, where the bytes of each image lie in the file; None where they do not lie there as they are.
+    """
+
+    images: Any
+    captions: Any
+    offsets: npt.NDArray[np.int64] | None
+
+
+def read_by_groups(path: str) -> bool:
+    """Whether a row is read with those before it."""
+    return path.lower().endswith(".parquet")
+
+
+def parts_of_table(path: str, image: str, caption: str | None) -> Iterator[Part]:
+    """All rows of a table, in their order. One part is in memory, of an Arrow file one record batch.
+
+    Raises:
+        KohyaBucketError: no such column, or one that holds something else.
+        OSError, pyarrow.ArrowException: it cannot be read.
+    """
+    if not read_by_groups(path):
+        yield from _arrow_parts(path, image, caption)
+        return
+    table = ParquetRows(path, image, caption)
+    for group in range(len(table.starts)):
+        yield from table.parts(group)
+
+
+class ParquetRows:
+    """A Parquet file, open.
+
+    Attributes:
+        rows: how many.
+        starts: the first row of each row group.
+    """
+
+    def __init__(self, path: str, image: str, caption: str | None) -> None:
+        pa, pq = pyarrow_modules()
+        if is_url(path):
+            far = open_remote(path)
+            source, length = pa.PythonFile(far, mode="r"), length_of(far)
+        else:
+            source, length = path, os.path.getsize(path)
+        # So a column is read page by page; else a whole row group of it.
+        self._file = pq.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)
+        rows = self._file.metadata.num_rows
+        if rows > length * ROWS_PER_BYTE:
+            raise KohyaBucketError(
+                f"{path}: claims {rows:,} rows in {length:,} bytes: build it again, without empty rows"
+            )
+        schema = self._file.schema_arrow
+        _check(path, schema, image, caption)
+        leaf = f"{image}.bytes" if pa.types.is_struct(schema.field(image).type) else image
+        self._columns = [leaf, *([] if caption is None else [caption])]
+        self._names = image, caption
+        groups = [self._file.metadata.row_group(i).num_rows for i in range(self._file.num_row_groups)]
+        *self.starts, self.rows = accumulate(groups, initial=0)
+
+    def parts(self, group: int) -> Iterator[Part]:
+        """The rows of a group, `_ROWS_OF_PART` at a time."""
+        batches = self._file.iter_batches(
+            batch_size=_ROWS_OF_PART, row_groups=[group], columns=self._columns, use_threads=False
+        )  # fmt: skip
+        image, caption = self._names
+        for batch in batches:
+            yield Part(batch.column(image), None if caption is None else batch.column(caption), None)
+
+
+def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
+    """Read, not mapped: a mapped file that another program shortens ends the process."""
+    if is_url(path):
+        raise KohyaBucketError(f"{path}: Arrow files are read on this machine only: name Parquet files there")
+    pa, _ = pyarrow_modules()
+    with pa.OSFile(path) as file:
+        file.seek(8 if file.read(len(_ARROW_FILE)) == _ARROW_FILE else 0)
+        schema = pa.ipc.read_schema(file)
+        _check(path, schema, image, caption)
+        while (message := _next_message(pa, file)) is not None:
+            if message.type != "record batch":
+                raise KohyaBucketError(f"{path}: holds a {message.type}, which is not read here: write it as Parquet")
+            batch = pa.ipc.read_record_batch(message, schema)
+            batch.validate(full=True)
+            images = batch.column(image)
+            start = file.tell() - message.body.size
+            offsets = start + _places(path, images, message.body)
+            yield Part(images, None if caption is None else batch.column(caption), offsets)
+
+
+def _next_message(pa: Any, file: Any) -> Any:
+    """None at the end, which is marked, or is that of the file."""
+    try:
+        return pa.ipc.read_message(file)
+    except EOFError:
+        return None
+
+
+def _places(path: str, images: Any, body: Any) -> npt.NDArray[np.int64]:
+    """[N] where in `body` the bytes of each image begin."""
+    pa, _ = pyarrow_modules()
+    if pa.types.is_struct(images.type):
+        images = images.field(images.type.get_field_index("bytes"))
+    if str(images.type) == "binary_view":
+        raise KohyaBucketError(
+            f"{path}: holds images of type {images.type}, which is not read here: write it as Parquet"
+        )
+    if not len(images):
+        return np.zeros(0, np.int64)
+    _, starts, data = images.buffers()
+    kind = np.int64 if str(images.type) == "large_binary" else np.int32
+    edges = np.frombuffer(starts, kind)[images.offset : images.offset + len(images) + 1].astype(np.int64)
+    if edges[0] == edges[-1]:
+        return np.zeros(len(images), np.int64)
+    edges += data.address - body.address
+    if edges[0] < 0 or edges[-1] > body.size:
+        raise KohyaBucketError(f"{path}: holds its images compressed: save it again without, or as Parquet")
+    return edges[:-1]
+
+
+def _check(path: str, schema: Any, image: str, caption: str | None) -> None:
+    pa, _ = pyarrow_modules()
+    for column, option in ((image, "--image-column"), (caption, "--caption-column")):
+        if column is not None and schema.names.count(column) != 1:
+            there = ", ".join(schema.names) or "none"
+            raise KohyaBucketError(f"{path}: has no column {column!r}, but {there}: name the right one by {option}")
+    kind = schema.field(image).type
+    if pa.types.is_struct(kind) and (at := kind.get_field_index("bytes")) >= 0:
+        kind = kind.field(at).type
+    if str(kind) in _TEXTS:
+        raise KohyaBucketError(
+            f"{path}: its column {image!r} holds texts, not the bytes of image files: if these are paths or addresses, "
+            "write them to a .txt file and name that, else name the column of bytes by --image-column"
+        )
+    if str(kind) not in _BYTES:
+        raise KohyaBucketError(
+            f"{path}: its column {image!r} holds {one_line(kind)}, not the bytes of image files: name the column that "
+            "does by --image-column"
+        )
+    if caption is not None and str(schema.field(caption).type) not in _TEXTS:
+        raise KohyaBucketError(
+            f"{path}: its column {caption!r} holds {one_line(schema.field(caption).type)}, not texts: name one that "
+            "does by --caption-column"
+        )

@@ -11,7 +11,6 @@ from kohya_bucket.images.formats import UnreadableImageError
 __all__ = [
     "HEAD_BYTES",
     "MAX_HEADER_BYTES",
-    "Blocks",
     "Pieces",
     "RawFile",
     "Region",
@@ -28,7 +27,6 @@ MAX_HEADER_BYTES = 1 << 28
 """What is read of one file at most until its size is known; some decoders want all of it first."""
 
 _BUFFER = 1 << 16
-_BLOCK = 1 << 22
 _READ_COSTS = 1 << 10  # a header in steps of one byte, of which a decoder makes millions in what is no picture
 
 
@@ -55,23 +53,8 @@ class Region:
         return read_at(self._source, self._start + offset, min(length, self.length - offset))
 
 
-Source = int | bytes | Pieces
-"""An open file descriptor, a whole file in memory, or anything that is read in pieces."""
-
-
-class Blocks:
-    """A file that is gone through from front to back: read in large blocks, of which the last one is kept."""
-
-    def __init__(self, pieces: Pieces) -> None:
-        self._pieces, self._at, self._block = pieces, 0, b""
-        self.length = pieces.length
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        start = offset - self._at
-        if not 0 <= start <= start + min(length, self.length - offset) <= len(self._block):
-            self._at, start = offset, 0
-            self._block = self._pieces.read_at(offset, max(length, _BLOCK))
-        return self._block[start : start + length]
+Source = int | bytes | io.BufferedReader | Pieces
+"""An open file or its descriptor, a whole file in memory, or anything that is read in pieces."""
 
 
 def _seek_and_read(fd: int, length: int, offset: int) -> bytes:
@@ -89,6 +72,9 @@ def read_at(source: Source, offset: int, length: int) -> bytes:
         return data
     if isinstance(source, bytes):
         return source[offset : offset + length]
+    if isinstance(source, io.BufferedReader):
+        source.seek(offset)
+        return source.read(length)
     return source.read_at(offset, length)
 
 
@@ -96,6 +82,8 @@ def length_of(source: Source) -> int:
     """Bytes in all."""
     if isinstance(source, int):
         return os.lseek(source, 0, os.SEEK_END)
+    if isinstance(source, io.BufferedReader):
+        return source.seek(0, os.SEEK_END)
     return len(source) if isinstance(source, bytes) else source.length
 
 

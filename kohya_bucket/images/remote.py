@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import io
 import os
 import re
 import zlib
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import EXTRAS, pip_install
+from kohya_bucket.images.pieces import RawFile
 
 __all__ = [
     "RemoteFile",
@@ -23,6 +25,7 @@ __all__ = [
     "fetched",
     "is_url",
     "list_remote",
+    "open_remote",
     "read_remote",
     "stamp_remote",
     "stat_remote",
@@ -31,6 +34,7 @@ __all__ = [
 
 _Answer = TypeVar("_Answer")
 _FIRST = 1 << 16
+_BLOCK = 1 << 22
 _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z0-9+.-]+)*://")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 _TAGS = ("ETag", "etag", "blob_id")  # the last one in the Hugging Face Hub
@@ -61,6 +65,11 @@ class RemoteFile:
             return b""
         data: bytes = as_os_error(lambda: self._system.cat_file(self._path, start=start, end=stop))
         return data
+
+
+def open_remote(url: str) -> io.BufferedReader:
+    """A file that is gone through from front to back: read in large blocks, of which the last one is kept."""
+    return io.BufferedReader(RawFile(RemoteFile(url)), _BLOCK)
 
 
 def read_remote(url: str, start: int | None = None, stop: int | None = None) -> bytes:

@@ -14,9 +14,8 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.extras import pip_install
-from kohya_bucket.images.arrow_files import read_table
+from kohya_bucket.errors import KohyaBucketError, as_damage
+from kohya_bucket.images.arrow_files import pyarrow_modules, read_table
 from kohya_bucket.images.formats import MAX_SIDE
 from kohya_bucket.texts import parse_json, read_regular, read_text
 
@@ -85,12 +84,9 @@ def _csv_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
 
 
 def _json_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
-    try:
-        data = parse_json(read_text(path, None))
-    except KohyaBucketError:
-        raise
-    except ValueError as error:
-        raise KohyaBucketError(f"{path} is not valid JSON: {error}") from error
+    text = read_text(path, None)
+    with as_damage(f"{path} is not valid JSON", error=KohyaBucketError):
+        data = parse_json(text)
     if isinstance(data, dict):
         return _mapping_rows(data, path)
     if not isinstance(data, list):
@@ -122,17 +118,13 @@ class _Unpickler(pickle.Unpickler):
 def _unpickled(path: Path) -> dict[Any, Any]:
     """The mapping in a pickle made of one dict, pairs, ints and strings only."""
     data = read_regular(path, _MAX_PICKLE)
-    try:
+    with as_damage(f"{path} is damaged or no pickle", error=KohyaBucketError):
         if odd := _odd(data):
             raise KohyaBucketError(
                 f"{path} {odd}, but must be a dict of id: (width, height), of pairs, whole numbers and texts only: "
                 "refused, nothing was run. Write the table as CSV or JSON instead"
             )
         found = _Unpickler(io.BytesIO(data), encoding="utf-8", errors="surrogatepass").load()
-    except KohyaBucketError:
-        raise
-    except (pickle.UnpicklingError, LookupError, ValueError, TypeError, EOFError) as error:
-        raise KohyaBucketError(f"{path} is damaged or no pickle: {type(error).__name__}: {error}") from None
     if type(found) is not dict:
         raise KohyaBucketError(f"{path} holds a {type(found).__name__}, but must be a dict of id: (width, height)")
     return found
@@ -162,20 +154,15 @@ def _odd(data: bytes) -> str | None:
 
 
 def _parquet_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise KohyaBucketError(f"{path}: reading Parquet needs pyarrow: {pip_install('parquet')}") from None
+    _, pq = pyarrow_modules()
     file = io.BytesIO(read_regular(path))
-    try:
-        names = pyarrow.parquet.read_schema(file).names
+    with as_damage(f"{path}: damaged or no Parquet file", error=KohyaBucketError):
+        names = pq.read_schema(file).names
         # A file of `sizes build` names its images by path.
         columns = ["path" if "id" not in names and "path" in names else "id", "width", "height"]
         _need(path, ["id" if name == "path" else name for name in names])
         file.seek(0)
         table = read_table(file, columns)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise KohyaBucketError(f"{path}: damaged or no Parquet file ({error})") from None
     return zip(*(table.column(name).to_pylist() for name in columns), strict=True)
 
 

@@ -235,7 +235,7 @@ def source_changes(
     time = np.asarray(stored["source_mtime_ns"] != wanted["source_mtime_ns"])
     out = np.where(length, SourceChange.LENGTH, np.where(time, SourceChange.TIME, SourceChange.NONE)).astype(np.uint8)
     for k in np.flatnonzero((inside | ~length) & (length | time | always)).tolist():
-        before = stored["source_hash"][k]
+        before = str(stored["source_hash"][k])
         if before:
             try:
                 now = hash_of(k)

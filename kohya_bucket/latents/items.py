@@ -92,7 +92,6 @@ class LatentItems:
         captions: Sequence[str | None] | None = None,
         content_hash: bool = False,
         further: bool = False,
-        dataset: int = 0,
     ) -> LatentItems:
         """Items of the images that have a bucket.
 
@@ -100,7 +99,7 @@ class LatentItems:
             images: or their paths.
             sizes: [N, 2] size of each image file.
             content_hash: read every file to know its hash, not only its length and time.
-            further, dataset: see the attributes.
+            further: see the attributes.
         """
         keep = np.flatnonzero(placement.placed).tolist()
         if not isinstance(images, Origins):
@@ -113,8 +112,7 @@ class LatentItems:
             encoding, kept, relative_source(kept.names, images_root), np.asarray(sizes)[keep].astype(np.int32), buckets,
             resized, ((resized - buckets) // 2).astype(np.int32), placement.crop_ltrb[keep],
             [None] * len(keep) if captions is None else [captions[i] for i in keep],
-            nbytes, mtimes, kept.hashes() if content_hash else None, without,
-            further, dataset,
+            nbytes, mtimes, kept.hashes() if content_hash else None, without, further,
         )  # fmt: skip
 
     def __len__(self) -> int:

@@ -8,16 +8,14 @@ one whole shard at any time. Shards that another process has open are left where
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import size_keys
 from kohya_bucket.errors import LatentStoreError
@@ -30,6 +28,9 @@ from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.texts import counted
 
 __all__ = ["MaintenanceReport", "pack", "prune"]
+
+
+_EXPECTED = 64  # items that object storage is asked for together
 
 
 @dataclass
@@ -53,10 +54,12 @@ class MaintenanceReport:
     freed: int = 0
 
 
-def copy_items(store: LatentStore, items: Iterable[int], writer: StoreWriter) -> None:
+def copy_items(store: LatentStore, items: Sequence[int], writer: StoreWriter) -> None:
     """Write items of `store` again, with their checksums looked at on the way and their numbers kept."""
     times = store.column("written_ns")
-    for i in _expected(store, items):
+    for turn, i in enumerate(items):
+        if turn % _EXPECTED == 0:
+            store.expect(items[turn : turn + _EXPECTED])
         entry = store.entry(i)
         if store.info(i).arrays:
             kept = {name: replace(packed, bits=np.array(packed.bits)) for name, packed in store.packed(i).items()}
@@ -69,14 +72,6 @@ def copy_items(store: LatentStore, items: Iterable[int], writer: StoreWriter) ->
             entry, np.array(store.read(i)), flipped=flipped, mask=None if alpha is None else np.array(alpha),
             space=store.info(i).space, written_ns=int(times[i]),
         )  # fmt: skip
-
-
-def _expected(store: LatentStore, items: Iterable[int]) -> Iterator[int]:
-    """`items`; where they lie in object storage, some are asked for together."""
-    left = iter(items)
-    while part := list(itertools.islice(left, 64)):
-        store.expect(part)
-        yield from part
 
 
 def remove_shards(store: LatentStore, names: Sequence[str], done: MaintenanceReport) -> None:
@@ -133,14 +128,14 @@ def pack(
         write_manifest(store)
         return done
     with StoreWriter(store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
-        _copy(store, keep, order, writer)
+        _copy(store, [keep] if order is None else order, writer)
     done.copied = len(keep)
     remove_shards(store, small, done)
     done.freed = max(0, before - sum(info.nbytes for name, info in store.shards.items() if name not in chosen))
     return done
 
 
-def _mixed_within_buckets(store: LatentStore) -> list[npt.NDArray[np.int64]]:
+def _mixed_within_buckets(store: LatentStore) -> list[list[int]]:
     """The items of each bucket, in an order that looks random and stays the same when others are added."""
     digests = [hashlib.blake2b(str(source).encode("utf-8", "surrogateescape"), digest_size=8).digest()
                for source in store.strings("source")]  # fmt: skip
@@ -149,21 +144,16 @@ def _mixed_within_buckets(store: LatentStore) -> list[npt.NDArray[np.int64]]:
     collections = np.unique(np.array(store.strings("collection"), dtype=object).astype(str), return_inverse=True)[1]
     order = np.lexsort((mixed, bucket, collections))
     begins = np.flatnonzero((np.diff(bucket[order]) != 0) | (np.diff(collections[order]) != 0)) + 1
-    return np.split(order, begins)
+    return [items.tolist() for items in np.split(order, begins)]
 
 
-def _copy(
-    store: LatentStore, keep: Sequence[int], order: list[npt.NDArray[np.int64]] | None, writer: StoreWriter
-) -> None:
-    if order is None:
-        copy_items(store, keep, writer)
-        return
-    for items in order:
-        copy_items(store, items.tolist(), writer)
+def _copy(store: LatentStore, parts: Iterable[Sequence[int]], writer: StoreWriter) -> None:
+    for items in parts:
+        copy_items(store, items, writer)
         writer.flush()  # no bucket waits in memory for the end
 
 
-def _already_clustered(store: LatentStore, order: list[npt.NDArray[np.int64]], shard_bytes: int) -> bool:
+def _already_clustered(store: LatentStore, order: list[list[int]], shard_bytes: int) -> bool:
     """Whether copying would give the same shards again: one after another in this order, all but the last full, and
     none longer than asked for."""
     if store.replaced_rows():
@@ -180,7 +170,7 @@ def _already_clustered(store: LatentStore, order: list[npt.NDArray[np.int64]], s
 
 
 def _packed_copy(
-    store: LatentStore, target: str | os.PathLike[str], shard_bytes: int, order: list[npt.NDArray[np.int64]] | None
+    store: LatentStore, target: str | os.PathLike[str], shard_bytes: int, order: list[list[int]] | None
 ) -> MaintenanceReport:
     if Layout(target).shard_sizes():
         raise LatentStoreError(f"{target} holds a latent store already: choose an empty folder")
@@ -194,7 +184,7 @@ def _packed_copy(
         "flush_seconds": None,
     }
     with StoreWriter(target, **options) as out:
-        _copy(store, range(len(store)), order, out)
+        _copy(store, [range(len(store))] if order is None else order, out)
     write_manifest(LatentStore(target))
     return MaintenanceReport(copied=len(store))
 

@@ -23,9 +23,8 @@ from torch.utils.data import DataLoader  # noqa: E402
 from kohya_bucket import BucketSet, FixedBuckets  # noqa: E402
 from kohya_bucket.datasets.webdataset import dataset_from_shards, stream_from_shards  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.images import tar_scan  # noqa: E402
-from kohya_bucket.images.tar_index import TarIndex  # noqa: E402
-from kohya_bucket.images.tar_scan import split_key  # noqa: E402
+from kohya_bucket.images import tar_index  # noqa: E402
+from kohya_bucket.images.tar_index import TarIndex, split_key  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 
 RULE = FixedBuckets(BucketSet.from_dims([(64, 64), (96, 64), (64, 96)]))
@@ -104,13 +103,13 @@ def test_the_index_is_kept_and_only_changed_shards_are_read_again(
     index = tmp_path / "index.parquet"
     first = dataset_from_shards(shards, RULE, index=index)
     opened: list[str] = []
-    real = tar_scan._opened
+    real = tar_index._opened
 
     def counted(shard: str) -> Any:
         opened.append(Path(shard).name)
         return real(shard)
 
-    monkeypatch.setattr(tar_scan, "_opened", counted)
+    monkeypatch.setattr(tar_index, "_opened", counted)
     again = dataset_from_shards(shards, RULE, index=index)
     assert opened == []
     assert (again.source.index.rows == first.source.index.rows).all()

@@ -141,7 +141,7 @@ def test_a_pickle_that_would_take_for_ever_is_refused_at_once(tmp_path) -> None:
         with pytest.raises(KohyaBucketError, match="holds a tuple that is no pair"):
             read_size_table(path)
     path.write_bytes(b"\x80\x02}K\x01\x8b\xff\xff\xff\x7f")
-    with pytest.raises(KohyaBucketError, match="damaged or no pickle: ValueError"):
+    with pytest.raises(KohyaBucketError, match="damaged or no pickle: "):
         read_size_table(path)
     path.write_bytes(b"\x80\x02}r\xff\xff\xff\x0f.")  # a memo of 2^28 objects
     with pytest.raises(KohyaBucketError, match="keeps an object as number 268435455"):

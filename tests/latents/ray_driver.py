@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
-from kohya_bucket.latents.on_ray.encode_on_ray import encode_on_ray, encoders
+from kohya_bucket.latents.on_ray import encode_on_ray, encoders
 from tests.latents.ray_encoders import Telling
 from tests.latents.stub_encoders import dataset_of
 

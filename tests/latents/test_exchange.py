@@ -69,7 +69,7 @@ def test_what_is_not_to_be_trusted_is_skipped_and_named(tmp_path):
     assert found.done == 1
     reasons = dict(found.skipped)
     assert "broken" in reasons[str(paths[0])]
-    assert "older than its image" in reasons[str(paths[1])]
+    assert "newer than its cache" in reasons[str(paths[1])]
 
 
 def npz_run(images, **settings):

@@ -33,7 +33,7 @@ from kohya_bucket.latents.encode.precompute import encode_items  # noqa: E402
 from kohya_bucket.latents.encode.precompute_text import precompute_text  # noqa: E402
 from kohya_bucket.latents.encode.worker import pieces_of  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
-from kohya_bucket.latents.on_ray.encode_on_ray import (  # noqa: E402
+from kohya_bucket.latents.on_ray import (  # noqa: E402
     encode_on_ray,
     encoders,
     text_on_ray,

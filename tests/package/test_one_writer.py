@@ -54,8 +54,8 @@ ALLOWED = {
     ("musubi/caching.py", "save()"): "musubi-tuner's own, for `replacing`",
     ("musubi/caching.py", "shutil.copyfile(path, temporary)"): "for `replacing`",
     ("musubi/cache_files.py", "open(temporary, 'wb')"): "for `replacing`",
-    ("latents/remote/node_cache.py", "(Path(made) / 'it' / _MARKER).write_bytes(_MARK)"): "in a folder not there yet",
-    ("latents/remote/node_cache.py", "open(path, 'x', encoding='utf-8')"): "a sign",
+    ("latents/store/remote_shards.py", "(Path(made) / 'it' / _MARKER).write_bytes(_MARK)"): "in a folder not there yet",
+    ("latents/store/remote_shards.py", "open(path, 'x', encoding='utf-8')"): "a sign",
 }  # fmt: skip
 
 

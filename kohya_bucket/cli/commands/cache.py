@@ -102,14 +102,14 @@ def prune(
     if (gone or stale) and not opened.of_images:
         raise ConfigError(f"{store} holds captions, not images, so nothing there is gone or stale: leave that out")
     if gone or stale:
-        found = check_sources(opened, state.source_paths(opened, images))
-        if gone and len(opened) and found.absent.all():
+        absent, changed = check_sources(opened, state.source_paths(opened, images))
+        if gone and len(opened) and absent.all():
             raise ConfigError(
                 f"not one image of {store} is there: it was carried away from them; nothing is dropped. "
                 "Give their folder by --images"
             )
         # by item, not by image: another collection may hold the same image as it is now
-        unwanted = (found.absent & gone) | (found.changed & stale)
+        unwanted = (absent & gone) | (changed & stale)
         drop |= set(unwanted.nonzero()[0].tolist())
     if collection is not None:
         if collection not in opened.collections():

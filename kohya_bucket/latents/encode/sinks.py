@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import queue
-import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Background", "EncodedBatch", "NpzSink", "ShardSink", "Sink", "add_batch"]
 
+_MOST_BEHIND = 8
 B = TypeVar("B")
 
 
@@ -71,46 +70,36 @@ class Sink(Protocol):
 
 
 class Background:
-    """Runs a sink on one thread, so that the encoder never waits for the disk until `depth` batches are behind.
+    """Runs a sink on one thread, so that the encoder never waits for the disk until some batches are behind.
 
-    An error of the sink is raised by the next call here.
+    After an error of the sink it is given nothing more, and the error is raised by the next call here.
     """
 
-    def __init__(self, sink: Sink, depth: int = 8) -> None:
-        self._sink = sink
-        self._queue: queue.Queue[EncodedBatch | None] = queue.Queue(depth)
-        self._problem: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="kohya-bucket-writer", daemon=True)
-        self._thread.start()
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self._failed = sink, False
+        self._thread = ThreadPoolExecutor(1, "kohya-bucket-writer")
+        self._behind: deque[Future[None]] = deque()
 
     def put(self, batch: EncodedBatch) -> None:
-        self._raise()
-        self._queue.put(batch)
+        while self._behind and (self._behind[0].done() or len(self._behind) == _MOST_BEHIND):
+            self._behind.popleft().result()
+        self._behind.append(self._thread.submit(self._write, batch))
 
     def close(self) -> None:
-        """Finish what was given, or after an error what is being written, and end all threads.
-
-        Errors that nobody saw yet are raised.
-        """
+        """Finish what was given, or after an error what is being written, and end all threads."""
         try:
-            self._queue.put(None)
-            self._thread.join()
-            self._raise()
+            while self._behind:
+                self._behind.popleft().result()
             self._sink.flush()
         finally:
+            self._thread.shutdown(cancel_futures=True)
             self._sink.close()
 
-    def _run(self) -> None:
-        while (batch := self._queue.get()) is not None:
-            try:
-                if self._problem is None:
-                    self._sink.write(batch)
-            except BaseException as error:
-                self._problem = error
-
-    def _raise(self) -> None:
-        if self._problem is not None:
-            raise self._problem
+    def _write(self, batch: EncodedBatch) -> None:
+        if not self._failed:
+            self._failed = True  # unless this goes well
+            self._sink.write(batch)
+            self._failed = False
 
 
 class ShardSink(Generic[B]):

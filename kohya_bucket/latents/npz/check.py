@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kohya_bucket.latents.architectures import Architecture
-from kohya_bucket.latents.fingerprint import Reason, Stale, source_identity, why_stale
+from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, source_identity, why_stale
 from kohya_bucket.latents.npz.names import further_path, usual_name
 from kohya_bucket.latents.npz.read_write import BROKEN, OpenNpz, bring_over, read_note
 from kohya_bucket.latents.store.entries import StoreEntry
 
-__all__ = ["FoundNpz", "find_npz", "holds_npz", "settle_npz"]
+__all__ = ["FoundNpz", "find_npz", "holds_npz", "made_from", "settle_npz"]
 
 Size = tuple[int, int]
 
@@ -52,13 +52,10 @@ def find_npz(
         bad = _why_bad(file, keys, bucket, arch, wanted.original_size, print_.flip, print_.mask)
         if bad is not None:
             return [bad]
-        known = read_note(file, keys)
+        known, reasons = made_from(file, keys, image)
         if known is None:
-            return [] if Stale.SOURCE in ignoring else _why_older(file.path, image)
-        reasons = why_stale(known[0], print_, image, ignoring=(Stale.DTYPE, *ignoring))
-        if known[1] not in ("", image.name):
-            reasons.append(Reason(Stale.OTHER_SOURCE, known[1]))
-        return reasons
+            return [] if Stale.SOURCE in ignoring else reasons
+        return why_stale(known, print_, image, ignoring=(Stale.DTYPE, *ignoring)) + reasons
 
     found = _look(path, bucket, arch, judge)
     if found.reasons:
@@ -135,9 +132,16 @@ def _why_bad(
     return None if (width, height) == original_size else Reason(Stale.IMAGE_SIZE, width, height, *original_size)
 
 
-def _why_older(path: Path, image: Path) -> list[Reason]:
+def made_from(file: OpenNpz, keys: str, image: Path) -> tuple[Fingerprint | None, list[Reason]]:
+    """What the note of latents says that they were made from, and why that is not `image`.
+
+    Latents without a note are believed, unless their file is older than the image.
+    """
+    known = read_note(file, keys)
+    if known is not None:
+        return known[0], [] if known[1] in ("", image.name) else [Reason(Stale.OTHER_SOURCE, known[1])]
     try:
-        older = path.stat().st_mtime_ns < source_identity(image)[1]
+        older = file.path.stat().st_mtime_ns < source_identity(image)[1]
     except OSError:
-        return [Reason(Stale.GONE)]
-    return [Reason(Stale.OLDER)] if older else []
+        return None, [Reason(Stale.GONE)]
+    return None, [Reason(Stale.OLDER)] if older else []

@@ -19,14 +19,14 @@ from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, as_damage
 from kohya_bucket.files import GroupedSync, make_folder
 from kohya_bucket.images.listing import file_key
-from kohya_bucket.images.origins import container_of
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.resize import choose_interpolation
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.captions import Caption, Encoding
 from kohya_bucket.latents.dtypes import from_float32, to_float32
-from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, source_identity
-from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path
+from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, as_text, source_identity
+from kohya_bucket.latents.npz.check import made_from
+from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path, paths_beside
 from kohya_bucket.latents.npz.read_write import (
     BROKEN,
     BrokenNpzError,
@@ -35,7 +35,6 @@ from kohya_bucket.latents.npz.read_write import (
     convert_values,
     mask_values,
     read_keys,
-    read_note,
     sizes_in,
     write_arrays,
     write_npz,
@@ -166,7 +165,7 @@ def _taken(
 
 def _latents_to_add(image: str, found: CacheFile, options: _ImportOptions, caption: str | None) -> Iterator[str | Add]:
     arch = options.arch
-    sizes = _latents_of(image, found, arch)
+    sizes = _latents_of(Path(image), found.path, arch)
     source = relative_source([image], options.images_root)[0]
     if not sizes:
         yield f"has no latents of {arch.name}"
@@ -194,7 +193,7 @@ def _latents_to_add(image: str, found: CacheFile, options: _ImportOptions, capti
 
 
 def _latents_of(
-    image: str, found: CacheFile, arch: Architecture
+    image: Path, path: Path, arch: Architecture
 ) -> dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]]:
     """By bucket what a file holds: latents, fingerprint, and why they are not to be trusted, or "".
 
@@ -203,18 +202,12 @@ def _latents_of(
     Raises:
         one of `BROKEN`.
     """
-    name = os.path.basename(image)
     out: dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]] = {}
-    with OpenNpz(found.path) as file:
+    with OpenNpz(path) as file:
         for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
-            known = read_note(file, keys)
-            why = ""
-            if known is not None and known[1] not in ("", name) and not found.whole:
-                why = f"it was made from {known[1]}, not from {name}"
-            elif known is None and found.path.stat().st_mtime_ns < source_identity(image)[1]:
-                why = "it is older than its image and does not say what it was made from"
-            if bucket not in out or (out[bucket][2] and not why):
-                out[bucket] = read_keys(file, keys, arch), None if known is None else known[0], why
+            known, reasons = made_from(file, keys, image)
+            if bucket not in out or (out[bucket][2] and not reasons):
+                out[bucket] = read_keys(file, keys, arch), known, as_text(reasons)
     return out
 
 
@@ -286,27 +279,17 @@ def export_npz(
         raise LatentStoreError(
             f"{store.layout.root} has no collection {collection!r} to export: it holds {store.collections()}"
         )
-    paths = source_paths(store, images_root)
-    sources = store.strings("source")
+    root = store.layout.images_root() if images_root is None else images_root
+    sources, paths = store.strings("source"), source_paths(store, root)
+    beside = paths_beside([paths[i] for i in items], None if output is None else Path(output), root)
     entries = {i: store.entry(i) for i in items}
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
-    if far := next((sources[i] for i in items if is_url(sources[i])), None):
-        raise LatentStoreError(f"{far}: this image is in object storage, where no npz can lie beside it")
-    if inside := next((paths[i] for i in items if container_of(paths[i])), None):
-        raise LatentStoreError(f"{inside}: this image is in a file with others, where no npz can lie beside it")
-    for source in () if output is None else (sources[i] for i in items):
-        if os.path.isabs(source) or source.startswith("../"):
-            raise LatentStoreError(
-                f"{source}: this image lies outside the store's folder of images, so its npz would land outside "
-                f"{output}: leave out the output, and npz go beside the images"
-            )
 
     def written() -> Iterator[Path]:
         for n, i in enumerate(items):
             entry = entries[i]
             _refuse_other_values(store, i, sources[i], arch)
-            beside = paths[i] if output is None else os.path.normpath(os.path.join(output, sources[i]))
-            target = npz_path(beside, entry.original_size, arch, shared=n in shared)
+            target = npz_path(beside[n], entry.original_size, arch, shared=n in shared)
             make_folder(target.parent)
             write_npz(
                 target, npz_item(store, i, arch), entry.fingerprint.bucket_size, arch, entry.fingerprint,
@@ -395,7 +378,7 @@ def _text_files(image: str, family: TextFamily) -> list[CacheFile]:
     first = Path(os.path.splitext(image)[0] + family.suffix)
     further = (first.with_name(f"{first.stem}_{n}.npz") for n in itertools.count(2))
     found = [*filter(Path.is_file, [first]), *itertools.takewhile(Path.is_file, further)]
-    return [CacheFile(path, whole=False) for path in found]
+    return list(map(CacheFile, found))
 
 
 _MOST_HASH = 128  # signs

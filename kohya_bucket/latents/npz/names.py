@@ -38,6 +38,7 @@ __all__ = [
 
 Size = tuple[int, int]
 
+_SHARDS = "only shards can hold its latents"
 _FURTHER = re.compile(r"(.+)_at_(\d{4,})x(\d{4,})\.npz")
 
 
@@ -171,11 +172,10 @@ def paths_beside(images: Sequence[str], root: Path | None, images_root: Path) ->
             be outside `root`.
     """
     if far := next((image for image in images if is_url(image)), None):
-        raise LatentStoreError(f"{far}: npz files lie in folders, not in object storage: use --format shards")
+        raise LatentStoreError(f"{far}: this image is in object storage, where no npz can lie beside it: {_SHARDS}")
     if inside_other := next(filter(container_of, images), None):
         raise LatentStoreError(
-            f"{inside_other}: npz files lie beside image files, and this image is in a file with others: use --format "
-            "shards"
+            f"{inside_other}: this image is in a file with others, where no npz can lie beside it: {_SHARDS}"
         )
     if root is None:
         return list(images)
@@ -201,10 +201,9 @@ def _pairs(sizes: IntArray) -> list[Size]:
 
 @dataclass(frozen=True)
 class CacheFile:
-    """A cache file: `whole`, it is named by the image's whole file name; `further`, it is of a further size."""
+    """A cache file; `further`, it is of a further size."""
 
     path: Path
-    whole: bool
     further: bool = False
 
 
@@ -218,7 +217,6 @@ def cache_files(images: Sequence[str], arch: Architecture) -> Iterator[list[Cach
         usual, further = folders[folder]
         stem = os.path.splitext(name)[0]
         file = next((f for f in usual.get(name, []) if size_from_name(f, name, arch)), None)
-        whole = file is not None
         if file is None and arch.plain_until and os.path.exists(os.path.join(folder, stem + ".npz")):
             file = stem + ".npz"
         if file is None:
@@ -226,8 +224,8 @@ def cache_files(images: Sequence[str], arch: Architecture) -> Iterator[list[Cach
         if file is None:
             yield []
             continue
-        more = [CacheFile(Path(folder, f), whole, further=True) for f in further.get(file, [])]
-        yield [CacheFile(Path(folder, file), whole), *more]
+        more = [CacheFile(Path(folder, f), further=True) for f in further.get(file, [])]
+        yield [CacheFile(Path(folder, file)), *more]
 
 
 def _listed(folder: str, arch: Architecture) -> tuple[dict[str, list[str]], dict[str, list[str]]]:

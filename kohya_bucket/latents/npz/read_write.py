@@ -264,9 +264,7 @@ def write_npz(
     _put(path, parts, bucket_size, arch, sync=sync)
 
 
-def bring_over(
-    source: Path, keys: str, path: Path, bucket_size: Size, arch: Architecture, *, sync: bool = True
-) -> Reason | None:
+def bring_over(source: Path, keys: str, path: Path, bucket_size: Size, arch: Architecture) -> Reason | None:
     """Put the latents of `source` whose keys end in `keys` where a reader of this family finds them in `path`.
 
     Nothing is encoded, and every array stays what it is. In one file they are moved; another `source` stays as it is.
@@ -281,13 +279,13 @@ def bring_over(
     except BROKEN as error:
         return Reason(Stale.BROKEN, error or type(error).__name__)
     if "latents" in parts:  # or else another process was faster
-        _put(path, parts, bucket_size, arch, sync=sync)
+        _put(path, parts, bucket_size, arch)
     return None
 
 
 def _put(
-    path: Path, parts: dict[str, npt.NDArray[Any]], bucket_size: Size, arch: Architecture, *, sync: bool
-) -> None:  # fmt: skip
+    path: Path, parts: dict[str, npt.NDArray[Any]], bucket_size: Size, arch: Architecture, *, sync: bool = True
+) -> None:
     """Write the arrays of one size in place of those that the file has of it, whatever their keys.
 
     Plain keys have room for one size: what they hold of another gets keys with its size.

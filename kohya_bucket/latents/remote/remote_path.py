@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fnmatch
 import io
 import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import write_file
+from kohya_bucket.images.pieces import RawFile
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.remote import storage
 
@@ -22,8 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["RemotePath", "StorePath", "as_given", "open_to_read", "place_of", "sizes_in", "write_new"]
 
-_HEAD = 1 << 16
+_BUFFER = 1 << 16
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):[/\\]")  # one letter is a drive
+
+
+class RemoteStat(NamedTuple):
+    """What is known of a file there, named as `os.stat_result` does."""
+
+    st_size: int
 
 
 class RemotePath(os.PathLike[str]):
@@ -60,8 +65,8 @@ class RemotePath(os.PathLike[str]):
     def parent(self) -> RemotePath:
         return RemotePath(self.url.rpartition("/")[0])
 
-    def stat(self) -> storage.RemoteStat:
-        return storage.stat(self.url)
+    def stat(self) -> RemoteStat:
+        return RemoteStat(storage.length(self.url))
 
     def is_file(self) -> bool:
         with suppress(FileNotFoundError):
@@ -72,11 +77,8 @@ class RemotePath(os.PathLike[str]):
     def is_dir(self) -> bool:
         return bool(storage.listing(self.url))
 
-    def glob(self, pattern: str) -> Iterator[RemotePath]:
-        return (self / name for name in storage.listing(self.url) if fnmatch.fnmatchcase(name, pattern))
-
     def read_bytes(self) -> bytes:
-        return storage.read_ranges([storage.Range(self.url, 0, self.stat().st_size)])[0]
+        return storage.read_ranges([storage.Range(self.url, 0, storage.length(self.url))])[0]
 
     def mkdir(self, **_: Any) -> None:
         pass
@@ -113,8 +115,8 @@ def place_of(root: str | os.PathLike[str]) -> StorePath:
 def sizes_in(folder: StorePath, ending: str) -> dict[str, int]:
     """Name -> length in bytes of the files in a folder that end so and are not hidden; none where it is absent."""
     if isinstance(folder, RemotePath):
-        there = storage.listing(folder.url)
-        return {name: found.st_size for name, found in there.items() if name.endswith(ending) and name[0] != "."}
+        there = storage.listing(folder.url).items()
+        return {name: length for name, length in there if name.endswith(ending) and name[0] != "."}
     sizes = {}
     with suppress(FileNotFoundError), os.scandir(folder) as found:
         for entry in found:
@@ -141,34 +143,14 @@ def write_new(path: StorePath, parts: Iterable[Any]) -> int:
 
 def open_to_read(path: StorePath) -> BinaryIO:
     """A file to read from, at any position."""
-    return _RemoteReader(path.url) if isinstance(path, RemotePath) else open(path, "rb")  # type: ignore[return-value]
+    return io.BufferedReader(RawFile(_Pieces(path.url)), _BUFFER) if isinstance(path, RemotePath) else open(path, "rb")
 
 
-class _RemoteReader(io.RawIOBase):
-    """A file in object storage; its first bytes are asked for once."""
+class _Pieces:
+    """A file in object storage that is read in pieces."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._at = url, 0
-        self._size = storage.stat(url).st_size
-        self._head = self._ask(0, min(_HEAD, self._size))
+        self._url, self.length = url, storage.length(url)
 
-    def _ask(self, start: int, stop: int) -> bytes:
-        return storage.read_ranges([storage.Range(self._url, start, stop)])[0]
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)
-        stop = min(self._at + len(view), self._size)
-        data = self._head[self._at : stop] if stop <= len(self._head) else self._ask(self._at, stop)
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+    def read_at(self, offset: int, length: int) -> bytes:
+        return storage.read_ranges([storage.Range(self._url, offset, min(offset + length, self.length))])[0]

@@ -21,25 +21,23 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from kohya_bucket.errors import StorageError
 from kohya_bucket.images import remote
-from kohya_bucket.images.remote import as_os_error, changed_at
+from kohya_bucket.images.remote import as_os_error
 
 __all__ = [
     "Range",
-    "RemoteStat",
     "check_exclusive",
     "create",
     "delete",
+    "length",
     "listing",
     "merged",
     "ranges_by_obstore",
     "read_merged",
     "read_ranges",
-    "stat",
 ]
 
 _AT_ONCE = 16
@@ -122,14 +120,6 @@ def _is_s3(system: Any) -> bool:
     return hasattr(system, "config_kwargs")  # of s3fs
 
 
-@dataclass(frozen=True)
-class RemoteStat:
-    """Length in bytes, and time of the last change by the storage's own clock; named as `os.stat_result` does."""
-
-    st_size: int
-    st_mtime: float
-
-
 class Range(NamedTuple):
     """Bytes `start` to `stop` of the file at `url`."""
 
@@ -138,8 +128,8 @@ class Range(NamedTuple):
     stop: int
 
 
-def listing(url: str) -> dict[str, RemoteStat]:
-    """Files directly below an address, by name; none where there is no such folder."""
+def listing(url: str) -> dict[str, int]:
+    """Length in bytes of the files directly below an address, by name; none where there is no such folder."""
     system, path = storage_of(url)
 
     def ask() -> list[dict[str, Any]]:
@@ -151,14 +141,12 @@ def listing(url: str) -> dict[str, RemoteStat]:
 
     found = _until_answered(f"{url}: cannot be listed", ask)
     return {
-        info["name"].rstrip("/").rpartition("/")[2]: RemoteStat(int(info["size"] or 0), changed_at(info))
-        for info in found
-        if info["type"] == "file"
+        info["name"].rstrip("/").rpartition("/")[2]: int(info["size"] or 0) for info in found if info["type"] == "file"
     }
 
 
-def stat(url: str) -> RemoteStat:
-    """Raises `FileNotFoundError` where there is no such file."""
+def length(url: str) -> int:
+    """Bytes of a file. Raises `FileNotFoundError` where there is none."""
     system, path = storage_of(url)
 
     def ask() -> dict[str, Any]:
@@ -168,7 +156,7 @@ def stat(url: str) -> RemoteStat:
     info = _until_answered(f"{url}: cannot be read", ask)
     if info["type"] != "file":
         raise FileNotFoundError(f"{url} is no file")
-    return RemoteStat(int(info["size"] or 0), changed_at(info))
+    return int(info["size"] or 0)
 
 
 def read_ranges(ranges: Sequence[Range]) -> list[bytes]:

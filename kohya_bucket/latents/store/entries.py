@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError, as_damage
-from kohya_bucket.extras import pip_install
-from kohya_bucket.images.arrow_files import bounded_table
+from kohya_bucket.images.arrow_files import bounded_table, pyarrow_modules
 from kohya_bucket.latents.dtypes import EXACT, LATENT_DTYPES
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.store.shards import KINDS, ShardInfo
@@ -76,19 +75,9 @@ class StoreEntry:
 
 
 def arrow() -> tuple[Any, Any, Any]:
-    """pyarrow, pyarrow.compute and pyarrow.parquet.
-
-    Raises:
-        LatentStoreError: pyarrow is not installed.
-    """
-    try:
-        names = ("pyarrow", "pyarrow.compute", "pyarrow.parquet")
-        pa, pc, pq = (importlib.import_module(name) for name in names)
-    except ImportError as error:
-        raise LatentStoreError(
-            f"a latent store needs pyarrow, which is not installed ({error}): {pip_install('parquet')}"
-        ) from error
-    return pa, pc, pq
+    """pyarrow, pyarrow.compute and pyarrow.parquet. `KohyaBucketError` if they are not installed."""
+    pa, pq = pyarrow_modules()
+    return pa, importlib.import_module("pyarrow.compute"), pq
 
 
 def schema() -> Any:
@@ -165,19 +154,6 @@ _NUMBERS = (
 _SIDES = ("width", "height")
 
 
-class _Texts(Sequence[str]):
-    """Some rows of a column of texts, which are read one by one."""
-
-    def __init__(self, column: Any, rows: npt.NDArray[np.int64]) -> None:
-        self._column, self._rows = column, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, k: Any) -> Any:
-        return self._column[int(self._rows[k])].as_py()
-
-
 class ItemTable:
     """N items, one row each.
 
@@ -238,7 +214,7 @@ class ItemTable:
         for name, ends in (("bucket_size", _SIDES), ("resized_size", _SIDES), ("crop", ("left", "top"))):
             start = name.removesuffix("_size")
             found[name] = np.stack([self.column(f"{start}_{end}")[rows] for end in ends], axis=1)
-        found["source_hash"] = _Texts(self.table["source_hash"], rows)
+        found["source_hash"] = self.table["source_hash"].take(rows)  # of which few are looked at
         return found
 
     def original_size(self, i: int) -> tuple[int, int]:

@@ -7,7 +7,6 @@ import logging
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,11 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.remote.remote_path import RemotePath
 from kohya_bucket.latents.store.contents import Contents, contents_of, in_shards
+from kohya_bucket.latents.store.entries import ItemTable
 from kohya_bucket.latents.store.exact_arrays import Packed, checksum, split, unpack
 from kohya_bucket.latents.store.layout import REMEDY, Layout
-from kohya_bucket.latents.store.remote_shards import ReadAhead, shard_files
-from kohya_bucket.latents.store.shards import SPANS, MappedShards, ShardInfo, Tensors, map_shard
+from kohya_bucket.latents.store.remote_shards import RemoteShards, Rows, shard_files
+from kohya_bucket.latents.store.shards import SPANS, ShardInfo, Tensors
 from kohya_bucket.texts import counted, one_line, some
 
 __all__ = ["LatentStore"]
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _PLAIN, _FLIPPED, _MASK = 0, 1, 2
 
 
-class LatentStore(ReadAhead):
+class LatentStore(ItemTable):
     """An open store of latents, or of outputs of text encoders.
 
     Safe to share with worker processes; each maps the shards it reads.
@@ -72,7 +72,7 @@ class LatentStore(ReadAhead):
         self._infos = [self.shards.get(name) for name in names]
         self._row, self._mask_row = self.column("row"), self.column("mask_row")
         self._crc = [self.column(name) for name in ("crc_plain", "crc_flipped", "crc_mask")]
-        self._files = shard_files(self.layout.shards, self.shards, self.problem_in_copy)
+        self._files = shard_files(self.layout.shards, self.shards)
 
     def refresh(self) -> None:
         """Look again at what is on disk, while other processes may add to it, pack or prune it."""
@@ -85,12 +85,6 @@ class LatentStore(ReadAhead):
     def rows_in(self, name: str) -> Any:
         """The rows of the items in one shard."""
         return self.table.filter(in_shards(self.table, {name: self.shards[name]}))
-
-    def items_in(self, name: str) -> list[int]:
-        """Positions of the items in one shard."""
-        codes = [code for code, info in enumerate(self._infos) if info is not None and info.name == name]
-        found: list[int] = np.flatnonzero(np.isin(self._shard, codes)).tolist()
-        return found
 
     def replaced_rows(self) -> int:
         """Rows of usable shards that newer ones have replaced."""
@@ -111,6 +105,68 @@ class LatentStore(ReadAhead):
     def of_images(self) -> bool:
         """Each item is made from a file; those of a store of captions are not."""
         return not any(info.arrays for info in self.shards.values())
+
+    @property
+    def is_remote(self) -> bool:
+        """It lies in object storage."""
+        return isinstance(self._files, RemoteShards)
+
+    def expect(self, indices: Sequence[int] | npt.NDArray[Any], tensors: Sequence[Sequence[str]] | None = None) -> None:
+        """Ask object storage at once for what will be read next; where files are mapped, there is nothing to do.
+
+        Args:
+            tensors: names of those that will be read of each item, e.g. `latents_flipped`; None: all.
+        """
+        if isinstance(self._files, RemoteShards):
+            wanted = []
+            for k, i in enumerate(indices):
+                info = self.info(int(i))
+                if info.arrays:
+                    continue
+                for name in info.tensors if tensors is None else tensors[k]:
+                    row = int((self._mask_row if name == "alpha_mask" else self._row)[i])
+                    if row >= 0 and name in info.tensors:
+                        wanted.append(Rows(info, name, row, row + 1))
+            self._files.expect([*wanted, *self._rows_of_texts(self._files, indices)])
+
+    def _rows_of_texts(self, files: RemoteShards, indices: Sequence[int] | npt.NDArray[Any]) -> list[Rows]:
+        """All arrays of the captions among these items."""
+        infos = [(self.info(int(i)), int(self._row[i])) for i in indices]
+        spans = [Rows(info, SPANS, row, row + 1) for info, row in infos if info.arrays]
+        files.expect(spans)  # which say where the arrays lie
+        arrays = []
+        for one in spans:
+            places = files.tensors(one.info)[SPANS][one.start]
+            for name, (start, rows, _) in zip(one.info.arrays, places.tolist(), strict=True):
+                if start >= 0 and 0 <= rows <= one.info.tensors[name].shape[0] - start:
+                    arrays.append(Rows(one.info, name, start, start + rows))
+        return [*spans, *arrays]
+
+    def expect_latents(
+        self, indices: Sequence[int] | npt.NDArray[Any], flipped: Sequence[bool] | None, *, masks: bool = False
+    ) -> None:
+        """The same for latents, mirrored where `flipped` says so, and with `masks` the alpha masks."""
+        if self.is_remote:
+            names = [self.info(int(i)).kind + "_flipped" * bool(flipped is not None and flipped[k])
+                     for k, i in enumerate(indices)]  # fmt: skip
+            self.expect(indices, [[name, "alpha_mask"] if masks else [name] for name in names])
+
+    def keep_shards(self, open_shards: int) -> None:
+        """Keep each shard that is read from on this node for a while, also where the store is larger than the limit.
+
+        That suits an order which reads the items of a shard near each other, of `open_shards` shards at a time. Where
+        this node has no room for so many, one line says so.
+        """
+        if isinstance(self._files, RemoteShards):
+            self._files.keep_open(open_shards, (info.nbytes for info in self.shards.values()))
+
+    def without_copies(self) -> LatentStore:
+        """The same store; of one in object storage, what lies there is read, and not what this node keeps of it."""
+        if not isinstance(self._files, RemoteShards):
+            return self
+        out = copy.copy(self)
+        out._files = self._files.without_copies()
+        return out
 
     def read(self, i: int, *, flipped: bool = False) -> npt.NDArray[Any]:
         """Item `i` as it lies in the file, in its carrier type, without a copy.
@@ -172,9 +228,11 @@ class LatentStore(ReadAhead):
 
     def packed(self, i: int) -> dict[str, Packed]:
         """The same as it lies in the file, without a copy."""
-        found = self._packed(i)
-        if self._unchecked(i, self._tensors(i)[SPANS], SPANS, int(self._row[i])):
+        found, spans = self._packed(i), self._tensors(i)[SPANS]
+        if self._unchecked(i, spans, SPANS, int(self._row[i])):
             if self._checksum(i, found) != int(self._crc[0][i]):
+                if self._forgets(i, spans):
+                    return self.packed(i)
                 raise LatentStoreError(
                     f"the outputs of {self.table['source'][i]} in shard {self.info(i).name} are damaged (checksum): "
                     f"run `kohya-bucket cache prune {self.layout.root} --damaged` and train again, which encodes them"
@@ -194,10 +252,12 @@ class LatentStore(ReadAhead):
         info = self.info(i)
         if not info.arrays:
             raise LatentStoreError(f"{self.table['source'][i]} in shard {info.name} are latents, and no outputs")
+        stored, tensors = {name: info.tensors[name].dtype for name in info.arrays}, self._tensors(i)
         try:
-            stored = {name: info.tensors[name].dtype for name in info.arrays}
-            return split(self._tensors(i), int(self._row[i]), stored, info.arrays)
+            return split(tensors, int(self._row[i]), stored, info.arrays)
         except LatentStoreError as error:
+            if self._forgets(i, tensors[SPANS]):
+                return self._packed(i)
             raise LatentStoreError(f"{self.table['source'][i]} in shard {info.name}: {error}") from error
 
     def _checksum(self, i: int, found: Mapping[str, Packed]) -> int:
@@ -219,27 +279,22 @@ class LatentStore(ReadAhead):
             return str(error)
         return None
 
-    def problem_in_copy(self, info: ShardInfo, path: Path) -> str | None:
-        """What is wrong with the bytes of the items in a copy of a shard, or None. Reads all of them."""
-        part = copy.copy(self)
-        part._files = MappedShards(path.parent, {info.name: map_shard(path, info)})
-        problems = (part.check(i) for i in self.items_in(info.name))
-        return next((problem for problem in problems if problem is not None), None)
-
     def _checked_row(self, i: int, array: Any, name: str, row: int) -> npt.NDArray[Any]:
         out: npt.NDArray[Any] = array[row]
         if self._unchecked(i, array, name, row):
-            wanted = int(self._crc[_role(name)][i])
-            if zlib.crc32(out.data) != wanted:
-                again = self._files.again(self.info(i), name, row)
-                if again is None or zlib.crc32(again.data) != wanted:
-                    raise LatentStoreError(
-                        f"{self.table['source'][i]}: its latent in shard {self.info(i).name} is damaged (checksum): "
-                        f"{REMEDY}"
-                    )
-                return again
+            if zlib.crc32(out.data) != int(self._crc[_role(name)][i]):
+                if self._forgets(i, array):
+                    return self._checked_row(i, self._tensors(i)[name], name, row)
+                raise LatentStoreError(
+                    f"{self.table['source'][i]}: its latent in shard {self.info(i).name} is damaged (checksum): "
+                    f"{REMEDY}"
+                )
             self._files.checked(self.info(i), name)[row] = True
         return out
+
+    def _forgets(self, i: int, array: Any) -> bool:
+        """Whether a damaged array was this node's copy, which is given up: what is read next is from the storage."""
+        return isinstance(array, np.ndarray) and self._files.forget(self.info(i))
 
     def _unchecked(self, i: int, array: Any, name: str, row: int) -> bool:
         """Whether a row is to be looked at; one that is not of a mapped file came just now, and will come anew."""

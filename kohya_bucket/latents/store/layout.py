@@ -17,11 +17,11 @@ from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.remote.remote_path import RemotePath, StorePath, open_to_read, place_of, sizes_in, write_new
 from kohya_bucket.latents.remote.storage import check_exclusive
 
-__all__ = ["REMEDY", "Layout", "absolute", "common_root", "is_text", "paths_of", "relative_source"]
+__all__ = ["REMEDY", "SHARD_NAME", "Layout", "absolute", "common_root", "is_text", "paths_of", "relative_source"]
 
 REMEDY = "run `kohya-bucket cache prune --damaged`, and encode again what is missing then"
 
-_SHARD = re.compile(r"\d+x\d+-\w+-[0-9a-f]{16}\.safetensors")
+SHARD_NAME = re.compile(r"\d+x\d+-\w+-[0-9a-f]{16}\.safetensors")
 _MANIFEST = re.compile(r"manifest-\d+-[0-9a-f]+\.parquet")
 _VERSION = 1
 _DIGITS = 20
@@ -77,7 +77,7 @@ class Layout:
 
     def own_file(self, name: str) -> StorePath | None:
         """Where a shard or a manifest lies; None if no writer of ours gives such a name."""
-        if _SHARD.fullmatch(name):
+        if SHARD_NAME.fullmatch(name):
             return self.shards / name
         return self.root / name if _MANIFEST.fullmatch(name) else None
 
@@ -92,11 +92,11 @@ class Layout:
 
     def shard_sizes(self) -> dict[str, int]:
         """Name -> length in bytes of every shard there; files of other names are none of ours."""
-        return {name: n for name, n in sizes_in(self.shards, ".safetensors").items() if _SHARD.fullmatch(name)}
+        return {name: n for name, n in sizes_in(self.shards, ".safetensors").items() if SHARD_NAME.fullmatch(name)}
 
     def manifests(self) -> list[StorePath]:
         """Manifests, newest first: that of the greatest number, see `new_manifest`."""
-        own = [path for path in self.root.glob("manifest-*.parquet") if _MANIFEST.fullmatch(path.name)]
+        own = [self.root / name for name in sizes_in(self.root, ".parquet") if _MANIFEST.fullmatch(name)]
         return sorted(own, key=lambda path: (_number(path), path.name), reverse=True)
 
     def new_manifest(self, data: bytes) -> StorePath:

@@ -1,39 +1,63 @@
 """Shards in object storage: rows are asked for by ranges, and whole shards are kept on the node where they fit.
 
 What will be read next is asked for at once.
+
+Shards that a node keeps lie in one folder for all of its processes, with a limit in bytes. Nothing is locked and nobody
+waits. A process that wants a shard claims it by creating `<shard>.<bytes>.claim` exclusively, and what is claimed
+counts as if it were there. It then looks whether all fits, lets go of the shards that were used least lately until it
+does, or gives its claim back. Since each looks after it has claimed, two that claim at one instant see each other. A
+file is written whole and under its name or not at all; who is killed leaves a claim, which counts for nothing once no
+byte came for a minute.
+
+Only what is ours is removed: files named like shards and claims, in folders named like stores', in a folder of our own
+name that holds our marker.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
+import hashlib
 import logging
 import math
 import os
+import re
+import tempfile
 import threading
 import time
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
+from kohya_bucket.files import user_cache, write_file
 from kohya_bucket.latents.dtypes import carrier
-from kohya_bucket.latents.remote.node_cache import LIMIT_VARIABLE, NodeCache
 from kohya_bucket.latents.remote.remote_path import RemotePath, StorePath
 from kohya_bucket.latents.remote.storage import Range, read_merged, read_ranges
-from kohya_bucket.latents.store.entries import ItemTable
-from kohya_bucket.latents.store.shards import SPANS, MappedShards, ShardInfo, Tensors, TensorSpec
+from kohya_bucket.latents.store.layout import SHARD_NAME
+from kohya_bucket.latents.store.shards import MappedShards, ShardInfo, Tensors
+from kohya_bucket.texts import one_line
 
-__all__ = ["ReadAhead", "RemoteRows", "RemoteShards", "Rows", "download", "shard_files"]
+__all__ = ["NodeCache", "RemoteRows", "RemoteShards", "Rows", "download", "shard_files"]
 
 _log = logging.getLogger(__name__)
 _PART = 8 << 20  # bytes of one request for a whole shard
 _AT_ONCE = 4
+_FOLDER_VARIABLE = "KOHYA_BUCKET_SHARDS"
+_LIMIT_VARIABLE = "KOHYA_BUCKET_SHARDS_GB"
+_DEFAULT_GB = 20.0
+_STALE = 60.0  # seconds without a byte after which a claim is a dead process'
+_FOLDER = "kohya_bucket_shards"
+_MARKER = "CACHEDIR.TAG"
+_MARK = b"""Signature: 8a477f597d28d172789f06886806bc55
+# Made by kohya_bucket, which removes shards in here to make room. See https://bford.info/cachedir/
+"""
+_STORE = re.compile(r"[0-9a-f]{16}")
+_CLAIM = re.compile(rf"({SHARD_NAME.pattern})\.(\d+)\.claim")
 _LOOK = 5.0  # seconds after which files that other processes let go of are let go of here, too
 
 
@@ -44,10 +68,6 @@ class Rows(NamedTuple):
     tensor: str
     start: int
     stop: int
-
-    @property
-    def key(self) -> tuple[str, str, int, int]:
-        return self.info.name, self.tensor, self.start, self.stop
 
 
 class RemoteRows:
@@ -74,15 +94,12 @@ class RemoteShards(MappedShards):
         folder: where they are.
         cache: those that this node has.
         whole: bring what is read from to this node, as a whole, while rows of it are read by ranges.
-        check: says what is wrong with a shard's file, or None.
     """
 
-    def __init__(
-        self, folder: RemotePath, cache: NodeCache, whole: bool, check: Callable[[ShardInfo, Path], str | None]
-    ) -> None:
+    def __init__(self, folder: RemotePath, cache: NodeCache, whole: bool) -> None:
         super().__init__(cache.folder)
-        self._remote, self._cache, self.whole, self._check = folder, cache, whole, check
-        self._asked: dict[tuple[str, str, int, int], npt.NDArray[Any]] = {}
+        self._remote, self._cache, self.whole = folder, cache, whole
+        self._asked: dict[Range, memoryview] = {}
         self._fetcher: _Fetcher | None = None
         self._looked = 0.0
         self._used: set[str] = set()
@@ -95,7 +112,7 @@ class RemoteShards(MappedShards):
         if info.name in self._mapped or self._cache.holds(info.name, info.nbytes):
             self._used.add(info.name)
             self._look()
-            with contextlib.suppress(LatentStoreError):  # it was let go of at this instant
+            with suppress(LatentStoreError):  # it was let go of at this instant
                 return super().tensors(info)
         if self.whole:
             self._fetch(info)
@@ -108,51 +125,49 @@ class RemoteShards(MappedShards):
             _log.warning(
                 "%s: order 'local' reads %d shards at a time, of up to %.3g GB, but this node keeps %.3g GB: shards "
                 "are downloaded more than once. Raise %s, or lower open_shards",
-                self._remote.parent, many, needed / 1e9, self._cache.limit / 1e9, LIMIT_VARIABLE,
+                self._remote.parent, many, needed / 1e9, self._cache.limit / 1e9, _LIMIT_VARIABLE,
             )  # fmt: skip
 
     def without_copies(self) -> RemoteShards:
         """The same, without what this node keeps."""
-        return RemoteShards(self._remote, NodeCache(os.fspath(self._remote.parent), limit=0), False, self._check)
+        return RemoteShards(self._remote, NodeCache(os.fspath(self._remote.parent), limit=0), False)
 
     def expect(self, wanted: Iterable[Rows]) -> None:
         """Ask at once for what will be read now, of shards that are not on this node."""
-        rows = {one.key: one for one in wanted}
+        rows = {self._range(one): one for one in wanted}
         if rows.keys() <= self._asked.keys():
             return
         there = {name: self.tensors(info) for name, info in {one.info.name: one.info for one in rows.values()}.items()}
-        away = [one for one in rows.values() if isinstance(there[one.info.name].get(one.tensor), RemoteRows)]
-        self._asked = dict(zip((one.key for one in away), self._ask(away), strict=True))
+        away = [at for at, one in rows.items() if isinstance(there[one.info.name].get(one.tensor), RemoteRows)]
+        self._asked = dict(zip(away, self._read(away), strict=True))
 
     def rows(self, wanted: Rows) -> npt.NDArray[Any]:
         """[stop - start, …] of a tensor, asked for if it was not."""
-        found = self._asked.get(wanted.key)
-        return self._ask([wanted])[0] if found is None else found
+        at = self._range(wanted)
+        data, spec = self._asked.get(at), wanted.info.tensors[wanted.tensor]
+        if data is None:
+            (data,) = self._read([at])
+        return np.frombuffer(data, carrier(spec.dtype)).reshape(wanted.stop - wanted.start, *spec.shape[1:])
 
-    def again(self, info: ShardInfo, tensor: str, row: int) -> npt.NDArray[Any]:
-        """The row as the storage has it now; this node's copy of the shard is given up."""
+    def forget(self, info: ShardInfo) -> bool:
+        """Give up this node's copy of a shard."""
         self._mapped.pop(info.name, None)
         self._cache.discard(info.name)
-        return np.asarray(self._ask([Rows(info, tensor, row, row + 1)])[0][0])
+        return True
 
-    def _ask(self, wanted: Sequence[Rows]) -> list[npt.NDArray[Any]]:
-        ranges = []
-        for info, tensor, start, stop in wanted:
-            spec = info.tensors[tensor]
-            each = _row_bytes(spec)
-            ranges.append(Range(os.fspath(self._remote / info.name), spec.offset + start * each,
-                                spec.offset + stop * each))  # fmt: skip
+    def _range(self, wanted: Rows) -> Range:
+        spec = wanted.info.tensors[wanted.tensor]
+        each = math.prod(spec.shape[1:]) * carrier(spec.dtype).itemsize
+        url = os.fspath(self._remote / wanted.info.name)
+        return Range(url, spec.offset + wanted.start * each, spec.offset + wanted.stop * each)
+
+    def _read(self, ranges: Sequence[Range]) -> list[memoryview]:
         try:
-            found = read_merged(ranges)
+            return read_merged(ranges)
         except FileNotFoundError as error:
             raise LatentStoreError(
                 f"a shard is gone from {self._remote}: the store was packed or pruned meanwhile ({error})"
             ) from error
-        out = []
-        for (info, tensor, start, stop), data in zip(wanted, found, strict=True):
-            spec = info.tensors[tensor]
-            out.append(np.frombuffer(data, carrier(spec.dtype)).reshape(stop - start, *spec.shape[1:]))
-        return out
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -171,14 +186,7 @@ class RemoteShards(MappedShards):
         self._fetcher.begin(info)
 
     def _bring(self, info: ShardInfo) -> None:
-        def fill(file: BinaryIO, alive: Callable[[], None]) -> None:
-            download(self._remote / info.name, info.nbytes, file, alive)
-            file.flush()
-            problem = self._check(info, Path(file.name))
-            if problem is not None:
-                raise LatentStoreError(f"shard {info.name}: {problem}")
-
-        self._cache.keep(info.name, info.nbytes, fill)
+        self._cache.keep(info.name, info.nbytes, partial(download, self._remote / info.name, info.nbytes))
 
 
 class _Fetcher:
@@ -209,20 +217,184 @@ class _Fetcher:
                     self._runs = False
                     return
                 info = self._waiting.popleft()
-            with contextlib.suppress(KohyaBucketError, OSError):  # whoever reads the rows will hear of it
+            with suppress(KohyaBucketError, OSError):  # whoever reads the rows will hear of it
                 self._bring(info)
             self._not_before[info.name] = time.monotonic() + _LOOK
 
 
-def shard_files(
-    folder: StorePath, shards: Mapping[str, ShardInfo], check: Callable[[ShardInfo, Path], str | None]
-) -> MappedShards:
-    """The files of a store's shards: mapped, or in object storage; `check` as for `RemoteShards`."""
+class NodeCache:
+    """The shards of one store on this node.
+
+    Args:
+        address: of the store.
+        limit: bytes of all stores together; None: that of the environment variable, else 20 GB; 0 keeps nothing.
+
+    Raises:
+        KohyaBucketError: the variable holds no number.
+    """
+
+    def __init__(self, address: str, limit: int | None = None) -> None:
+        self.root = Path(os.environ.get(_FOLDER_VARIABLE) or user_cache()) / _FOLDER
+        self.limit = _limit_of_environment() if limit is None else limit
+        self._said = False
+        self.folder = self.root / hashlib.blake2b(address.encode("utf-8"), digest_size=8).hexdigest()
+
+    def holds(self, name: str, nbytes: int) -> bool:
+        """Whether a shard is there; its file is `folder / name` then."""
+        if not self.limit:
+            return False
+        try:
+            return (self.folder / name).stat().st_size == nbytes
+        except OSError:
+            return False
+
+    def used(self, name: str) -> None:
+        """Say that a shard was read: those that were not go first."""
+        with suppress(OSError):
+            os.utime(self.folder / name)
+
+    def discard(self, name: str) -> None:
+        """Let go of a shard, e.g. of one whose bytes are not what they were."""
+        with suppress(OSError):
+            (self.folder / name).unlink()
+
+    def keep(self, name: str, nbytes: int, fill: Callable[[BinaryIO, Callable[[], None]], None]) -> bool:
+        """Put a shard there, unless another process is at it or there is no room; returns whether it is there.
+
+        Args:
+            fill: writes it into a file, and calls what it is given whenever bytes came. What it raises ends this, and
+                nothing is kept.
+        """
+        if self.holds(name, nbytes):
+            return True
+        if nbytes > self.limit or not SHARD_NAME.fullmatch(name):
+            return False
+        try:
+            _make_ours(self.root)
+            self.folder.mkdir(exist_ok=True)
+            claim = self._claim(name, nbytes)
+            if claim is None:
+                return False
+            try:
+                if self.holds(name, nbytes):  # another process was at it, and is done since the look above
+                    return True
+                if not self._make_room():
+                    return False
+                write_file(self.folder / name, lambda file: fill(file, lambda: os.utime(claim)), sync=False)
+            finally:
+                with suppress(OSError):
+                    claim.unlink()
+        except (OSError, LatentStoreError) as error:  # a full disk, a folder that is read-only: it works without
+            if not self._said:
+                _log.warning("a shard is not kept on this node, and is read by requests: %s", one_line(error))
+            self._said = True
+            return False
+        return True
+
+    def _claim(self, name: str, nbytes: int) -> Path | None:
+        path = self.folder / f"{name}.{nbytes}.claim"
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _STALE:
+                _clear(path)
+        try:
+            with open(path, "x", encoding="utf-8"):
+                return path
+        except FileExistsError:
+            return None
+
+    def _make_room(self) -> bool:
+        """Let go of shards until what is there and what is claimed fits; False if it does not."""
+        # claims first: one that becomes a shard in between is seen twice, and never not at all
+        there: dict[tuple[str, str], int] = {}
+        claimed = set()
+        for folder, entry in _entries(self.root):
+            if claim := _CLAIM.fullmatch(entry.name):
+                name, size = claim.groups()
+                with suppress(OSError):
+                    if time.time() - entry.stat().st_mtime > _STALE:
+                        _clear(Path(entry.path))
+                    else:
+                        there[folder, name] = int(size)
+                        claimed.add((folder, name))
+        shards = []
+        for folder, entry in _entries(self.root):
+            if SHARD_NAME.fullmatch(entry.name):
+                with suppress(OSError):
+                    found = entry.stat()
+                    there[folder, entry.name] = found.st_size
+                    if (folder, entry.name) not in claimed:
+                        shards.append((found.st_mtime, folder, entry.name))
+        total = sum(there.values())
+        for _, folder, name in sorted(shards):
+            if total <= self.limit:
+                break
+            try:
+                (self.root / folder / name).unlink(missing_ok=True)
+            except OSError:  # Windows: a process has it mapped
+                continue
+            total -= there[folder, name]
+        return total <= self.limit
+
+
+def _make_ours(root: Path) -> None:
+    """Make the folder with our marker in it, both at once, or see that it has it.
+
+    Raises:
+        LatentStoreError: there is such a folder that we have not made.
+    """
+    marker = root / _MARKER
+    if not root.exists():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{_FOLDER}-", dir=root.parent) as made:
+            (Path(made) / "it").mkdir()
+            (Path(made) / "it" / _MARKER).write_bytes(_MARK)
+            with suppress(OSError):  # another process was quicker
+                (Path(made) / "it").rename(root)
+    try:
+        ours = marker.read_bytes() == _MARK
+    except (FileNotFoundError, NotADirectoryError):
+        ours = False
+    if not ours:
+        raise LatentStoreError(f"{root} was not made by kohya_bucket: rename it, or set {_FOLDER_VARIABLE}")
+
+
+def _entries(root: Path) -> list[tuple[str, os.DirEntry[str]]]:
+    """(store's folder, file in it) of all stores."""
+    found = []
+    for folder in [folder for folder in root.iterdir() if _STORE.fullmatch(folder.name)]:
+        with suppress(OSError), os.scandir(folder) as entries:
+            found += [(folder.name, entry) for entry in entries]
+    return found
+
+
+def _clear(claim: Path) -> None:
+    """Remove a dead process' claim, and what it had written."""
+    name = claim.name.removesuffix(".claim").rpartition(".")[0]
+    for left in [*claim.parent.glob(f".{name}.*.tmp"), claim]:
+        with suppress(OSError):
+            left.unlink()
+
+
+def _limit_of_environment() -> int:
+    text = os.environ.get(_LIMIT_VARIABLE, "").strip()
+    try:
+        gigabytes = float(text) if text else _DEFAULT_GB
+        if not 0 <= gigabytes < 1e9:
+            raise ValueError
+    except ValueError:
+        raise KohyaBucketError(
+            f"{_LIMIT_VARIABLE} is {text!r}, but must be a number of gigabytes, 0 to keep no shards on this node"
+        ) from None
+    return int(gigabytes * 1e9)
+
+
+def shard_files(folder: StorePath, shards: Mapping[str, ShardInfo]) -> MappedShards:
+    """The files of a store's shards: mapped, or in object storage."""
     if not isinstance(folder, RemotePath):
         return MappedShards(folder)
     cache = NodeCache(os.fspath(folder.parent))
     fits = sum(info.nbytes for info in shards.values()) <= cache.limit
-    return RemoteShards(folder, cache, fits, check)
+    return RemoteShards(folder, cache, fits)
 
 
 def download(source: RemotePath, nbytes: int, file: BinaryIO, alive: Callable[[], None] = lambda: None) -> None:
@@ -232,85 +404,3 @@ def download(source: RemotePath, nbytes: int, file: BinaryIO, alive: Callable[[]
         for data in read_ranges([Range(source.url, at, min(at + _PART, last)) for at in range(first, last, _PART)]):
             file.write(data)
         alive()
-
-
-def _row_bytes(spec: TensorSpec) -> int:
-    return math.prod(spec.shape[1:]) * carrier(spec.dtype).itemsize
-
-
-S = TypeVar("S", bound="ReadAhead")
-
-
-class ReadAhead(ItemTable):
-    """Items whose rows lie in shards, here or in object storage."""
-
-    shards: dict[str, ShardInfo]
-    _files: MappedShards
-    _row: npt.NDArray[Any]
-    _mask_row: npt.NDArray[Any]
-
-    @abstractmethod
-    def info(self, i: int) -> ShardInfo:
-        """The shard item `i` lies in."""
-
-    @property
-    def is_remote(self) -> bool:
-        """It lies in object storage."""
-        return isinstance(self._files, RemoteShards)
-
-    def expect(self, indices: Sequence[int] | npt.NDArray[Any], tensors: Sequence[Sequence[str]] | None = None) -> None:
-        """Ask object storage at once for what will be read next; where files are mapped, there is nothing to do.
-
-        Args:
-            tensors: names of those that will be read of each item, e.g. `latents_flipped`; None: all.
-        """
-        if isinstance(self._files, RemoteShards):
-            wanted = []
-            for k, i in enumerate(indices):
-                info = self.info(int(i))
-                if info.arrays:
-                    continue
-                for name in info.tensors if tensors is None else tensors[k]:
-                    row = int((self._mask_row if name == "alpha_mask" else self._row)[i])
-                    if row >= 0 and name in info.tensors:
-                        wanted.append(Rows(info, name, row, row + 1))
-            self._files.expect([*wanted, *self._rows_of_texts(self._files, indices)])
-
-    def _rows_of_texts(self, files: RemoteShards, indices: Sequence[int] | npt.NDArray[Any]) -> list[Rows]:
-        """All arrays of the captions among these items."""
-        infos = [(self.info(int(i)), int(self._row[i])) for i in indices]
-        spans = [Rows(info, SPANS, row, row + 1) for info, row in infos if info.arrays]
-        files.expect(spans)  # which say where the arrays lie
-        arrays = []
-        for one in spans:
-            places = files.tensors(one.info)[SPANS][one.start]
-            for name, (start, rows, _) in zip(one.info.arrays, places.tolist(), strict=True):
-                if start >= 0 and 0 <= rows <= one.info.tensors[name].shape[0] - start:
-                    arrays.append(Rows(one.info, name, start, start + rows))
-        return [*spans, *arrays]
-
-    def expect_latents(
-        self, indices: Sequence[int] | npt.NDArray[Any], flipped: Sequence[bool] | None, *, masks: bool = False
-    ) -> None:
-        """The same for latents, mirrored where `flipped` says so, and with `masks` the alpha masks."""
-        if self.is_remote:
-            names = [self.info(int(i)).kind + "_flipped" * bool(flipped is not None and flipped[k])
-                     for k, i in enumerate(indices)]  # fmt: skip
-            self.expect(indices, [[name, "alpha_mask"] if masks else [name] for name in names])
-
-    def keep_shards(self, open_shards: int) -> None:
-        """Keep each shard that is read from on this node for a while, also where the store is larger than the limit.
-
-        That suits an order which reads the items of a shard near each other, of `open_shards` shards at a time. Where
-        this node has no room for so many, one line says so.
-        """
-        if isinstance(self._files, RemoteShards):
-            self._files.keep_open(open_shards, (info.nbytes for info in self.shards.values()))
-
-    def without_copies(self: S) -> S:
-        """The same store; of one in object storage, what lies there is read, and not what this node keeps of it."""
-        if not isinstance(self._files, RemoteShards):
-            return self
-        out = copy.copy(self)
-        out._files = self._files.without_copies()
-        return out

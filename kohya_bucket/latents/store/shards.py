@@ -19,7 +19,6 @@ import os
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -249,12 +248,11 @@ Tensors = dict[str, Any]  # arrays, or what gives their rows as an array does
 
 
 class MappedShards:
-    """The shards of a folder, each mapped when it is first read, but for those in `mapped`. A process that gets a copy
-    maps its own."""
+    """The shards of a folder, each mapped when it is first read. A process that gets a copy maps its own."""
 
-    def __init__(self, folder: Path, mapped: Mapping[str, Tensors] | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._mapped: OrderedDict[str, Tensors] = OrderedDict(mapped or {})
+        self._mapped: OrderedDict[str, Tensors] = OrderedDict()
         self._checked: dict[str, dict[str, npt.NDArray[np.bool_]]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -289,9 +287,9 @@ class MappedShards:
             flags[tensor] = np.zeros(info.tensors[tensor].shape[0], dtype=bool)
         return flags[tensor]
 
-    def again(self, info: ShardInfo, tensor: str, row: int) -> npt.NDArray[Any] | None:
-        """A row whose checksum was wrong, from where it may be right; None where there is no such place."""
-        return None
+    def forget(self, info: ShardInfo) -> bool:
+        """Called where a checksum of a mapped file is wrong: whether its rows are now read from another place."""
+        return False
 
     def release(self) -> None:
         """Let go of all files, so that they can be removed on Windows too."""

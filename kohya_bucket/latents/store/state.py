@@ -25,16 +25,10 @@ from kohya_bucket.latents.store.layout import paths_of
 __all__ = ["StoreStatus", "check_sources", "source_paths", "status", "verify", "verify_files"]
 
 
-@dataclass
-class SourceState:
-    """State of the image files behind a store's items, [N] bool each."""
-
-    absent: npt.NDArray[np.bool_]
-    changed: npt.NDArray[np.bool_]
-
-
-def check_sources(store: LatentStore, paths: list[str], *, content: bool = False) -> SourceState:
-    """Look at the file behind each item; `paths` has one path per item of the store.
+def check_sources(
+    store: LatentStore, paths: list[str], *, content: bool = False
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """[N] whether the file behind each item is absent, and whether it has changed; `paths` has one path per item.
 
     With `content`, files whose hash is stored are read in full, so that an edit that kept length and time shows.
     """
@@ -44,13 +38,11 @@ def check_sources(store: LatentStore, paths: list[str], *, content: bool = False
     rows = np.flatnonzero(~absent)
     changed = np.zeros(len(store), dtype=bool)
     now = {"source_bytes": nbytes[rows], "source_mtime_ns": mtimes[rows]}
-    changed[rows] = (
-        source_changes(
-            store.columns(rows), now, lambda k: images.hash(int(rows[k])), inside=images.inside[rows], always=content
-        )
-        > 0
+    found = source_changes(
+        store.columns(rows), now, lambda k: images.hash(int(rows[k])), inside=images.inside[rows], always=content
     )
-    return SourceState(absent, changed)
+    changed[rows] = found > 0
+    return absent, changed
 
 
 @dataclass
@@ -98,7 +90,7 @@ def status(store: LatentStore, *, images_root: Path | None = None, content: bool
     """Look at a store, and at the image files behind it (length and time; with `content` also their hashes)."""
     paths = source_paths(store, images_root)
     none = np.zeros(len(store), dtype=bool)
-    state = check_sources(store, paths, content=content) if store.of_images else SourceState(none, none)
+    absent, changed = check_sources(store, paths, content=content) if store.of_images else (none, none)
     names = ["collection", "dtype", "kind", "vae", "bucket_width", "bucket_height"]
     groups: dict[tuple[str, tuple[int, int], str, str, str], int] = {}
     for row in store.table.group_by(names, use_threads=False).aggregate([([], "count_all")]).to_pylist():
@@ -113,9 +105,9 @@ def status(store: LatentStore, *, images_root: Path | None = None, content: bool
         superseded=store.replaced_rows(),
         unindexed=len(store.unindexed),
         damage=list(store.damage),
-        changed=[paths[i] for i in np.flatnonzero(state.changed).tolist()],
-        absent=[paths[i] for i in np.flatnonzero(state.absent).tolist()],
-        no_images=bool(len(store)) and bool(state.absent.all()),
+        changed=[paths[i] for i in np.flatnonzero(changed).tolist()],
+        absent=[paths[i] for i in np.flatnonzero(absent).tolist()],
+        no_images=bool(len(store)) and bool(absent.all()),
         temporary=temporary_files(store),
         of_images=store.of_images,
     )
@@ -128,9 +120,7 @@ def temporary_files(store: LatentStore) -> list[str]:
     return sorted(str(path) for path in found if store.layout.is_own(final_name(path.name)))
 
 
-def verify(
-    store: LatentStore, *, progress: Callable[[int, int], None] | None = None, threads: int | None = None
-) -> list[tuple[int, str]]:
+def verify(store: LatentStore, *, progress: Callable[[int, int], None] | None = None) -> list[tuple[int, str]]:
     """Read every byte of every item: (position, what is wrong) of those that are not as they were written.
 
     In object storage that is what lies there, whatever this node has kept of it.
@@ -140,7 +130,7 @@ def verify(
     found: list[tuple[int, str]] = []
     done = 0
     step = 4096 if isinstance(store.layout.root, Path) else 256
-    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(order), step):
             part: list[int] = order[start : start + step].tolist()
             with suppress(LatentStoreError):  # which `check` says of each

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ Weights = dict[str, Any]
 # diffusers' class, and the model family that sd-scripts trains with it
 OTHER_AUTOENCODERS = {a.autoencoder: a.name for a in ARCHITECTURES.values() if a.autoencoder != "AutoencoderKL"}
 
-_QWEN_BLOCK = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2", "residual.6": "conv2",
-               "shortcut": "conv_shortcut"}  # fmt: skip
 _HUNYUAN_MIDDLE = {"block_1": "resnets.0", "block_2": "resnets.1", "attn_1": "attentions.0"}
 _HUNYUAN_ATTENTION = {"q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "proj"}
 
@@ -50,18 +48,13 @@ def other_autoencoder(weights: Weights) -> str:
 def to_diffusers_names(kind: str, weights: Weights) -> tuple[Weights, dict[str, Any]]:
     """The weights under diffusers' names, and the arguments with which its class `kind` has their shapes."""
     if kind == "AutoencoderKLQwenImage":
-        blocks = _count(weights, "encoder.downsamples.{}.residual.0.gamma")
-        if "encoder.conv1.weight" in weights:
-            weights = _renamed(weights, lambda name: _qwen_name(name, blocks))
-        return weights, _qwen_config(weights)
+        if "encoder.conv1.weight" in weights:  # it has the build of Wan's, and its names
+            weights = _converter("convert_wan_vae_to_diffusers")(weights)
+        return weights, {"base_dim": _length(weights, "encoder.conv_in.weight", 0)}
     if "encoder.down.0.block.0.conv1.weight" in weights:
         layers = _count(weights, "encoder.down.0.block.{}.conv1.weight")
-        weights = _renamed(weights, lambda name: _hunyuan_name(name, layers))
+        weights = {_hunyuan_name(name, layers): tensor for name, tensor in weights.items()}
     return weights, _hunyuan_config(weights)
-
-
-def _renamed(weights: Weights, rename: Callable[[str], str]) -> Weights:
-    return {rename(name): tensor for name, tensor in weights.items()}
 
 
 def _length(weights: Weights, name: str, axis: int) -> int:
@@ -81,25 +74,6 @@ def _count(weights: Iterable[str], pattern: str) -> int:
     return n
 
 
-def _qwen_name(name: str, blocks: int) -> str:
-    """`blocks`: residual blocks before each halving; the decoder has one more before each doubling."""
-    name = re.sub(r"^conv1\.", "quant_conv.", name)
-    name = re.sub(r"^conv2\.", "post_quant_conv.", name)
-    name = re.sub(r"^(encoder|decoder)\.conv1\.", r"\1.conv_in.", name)
-    name = name.replace(".head.0.", ".norm_out.").replace(".head.2.", ".conv_out.")
-    name = re.sub(r"\.middle\.([02])\.", lambda m: f".mid_block.resnets.{int(m[1]) // 2}.", name)
-    name = name.replace(".middle.1.", ".mid_block.attentions.0.").replace(".downsamples.", ".down_blocks.")
-
-    def up(match: re.Match[str]) -> str:
-        level, place = divmod(int(match[1]), blocks + 2)
-        return f".up_blocks.{level}." + (f"resnets.{place}." if place <= blocks else "upsamplers.0.")
-
-    name = re.sub(r"\.upsamples\.(\d+)\.", up, name)
-    for theirs, ours in _QWEN_BLOCK.items():
-        name = name.replace(f".{theirs}.", f".{ours}.")
-    return name
-
-
 def _hunyuan_name(name: str, layers: int) -> str:
     """`layers`: residual blocks per level of the encoder; the decoder's levels have one more."""
     if match := re.match(r"(encoder|decoder)\.(down|up)\.(\d+)\.(?:block\.(\d+)|(?:down|up)sample)\.(.*)", name):
@@ -114,45 +88,26 @@ def _hunyuan_name(name: str, layers: int) -> str:
     return name
 
 
-def _levels(weights: Weights, width_of: str, halving: str) -> tuple[list[int], int, list[int]]:
-    """Of the encoder: its levels' widths, residual blocks per level, and the flat positions of what halves."""
-    widths: list[int] = []
-    halvings: list[int] = []
-    n = 0
+def _hunyuan_config(weights: Weights) -> dict[str, Any]:
+    widths: list[int] = []  # of the encoder's levels
+    halvings, n = 0, 0
     while True:
-        if (block := f"encoder.down_blocks.{n}.{width_of}") in weights:
-            if len(widths) == len(halvings):
+        if (block := f"encoder.down_blocks.{n}.conv2.weight") in weights:
+            if len(widths) == halvings:
                 widths.append(0)
             widths[-1] = _length(weights, block, 0)
-        elif f"encoder.down_blocks.{n}.{halving}" in weights:
-            halvings.append(n)
+        elif f"encoder.down_blocks.{n}.conv.weight" in weights:
+            halvings += 1
         else:
             break
         n += 1
-    return widths, (n - len(halvings)) // max(1, len(widths)), halvings
-
-
-def _qwen_config(weights: Weights) -> dict[str, Any]:
-    widths, blocks, halvings = _levels(weights, "conv2.weight", "resample.1.weight")
-    base = _length(weights, "encoder.conv_in.weight", 0)
-    return {
-        "base_dim": base,
-        "z_dim": _length(weights, "decoder.conv_in.weight", 1),
-        "dim_mult": [width // base for width in widths],
-        "num_res_blocks": blocks,
-        "temperal_downsample": [f"encoder.down_blocks.{n}.time_conv.weight" in weights for n in halvings],
-    }
-
-
-def _hunyuan_config(weights: Weights) -> dict[str, Any]:
-    widths, blocks, halvings = _levels(weights, "conv2.weight", "conv.weight")
     return {
         "in_channels": _length(weights, "encoder.conv_in.weight", 1),
         "out_channels": _length(weights, "decoder.conv_out.weight", 0),
         "latent_channels": _length(weights, "decoder.conv_in.weight", 1),
         "block_out_channels": tuple(widths),
-        "layers_per_block": blocks,
-        "spatial_compression_ratio": 2 ** len(halvings),
+        "layers_per_block": (n - halvings) // max(1, len(widths)),
+        "spatial_compression_ratio": 2**halvings,
         "sample_size": 384,
     }
 
@@ -174,12 +129,14 @@ def vae_from_single_file(diffusers: Any, path: Path, architecture: str) -> tuple
             family = OTHER_AUTOENCODERS[kind]
             if architecture not in ("", family):
                 raise ValueError(f"it is the VAE of {family} ({kind}), not of {architecture}")
+            vae_class = autoencoder_class(diffusers, kind)
             weights, config = to_diffusers_names(kind, weights)
-            return _filled(autoencoder_class(diffusers, kind), config, weights), family
+            return _filled(vae_class, config, weights), family
         architecture, config = _family_and_config(names, weights, architecture)
         config = _as_known(diffusers, config)
         if not any(name.startswith("encoder.down_blocks.") for name in weights):
-            weights = _converter()({f"first_stage_model.{name}": tensor for name, tensor in weights.items()}, config)
+            original = {f"first_stage_model.{name}": tensor for name, tensor in weights.items()}
+            weights = _converter("convert_ldm_vae_checkpoint")(original, config)
         return _filled(diffusers.AutoencoderKL, config, weights), architecture
 
 
@@ -222,13 +179,13 @@ def _as_known(diffusers: Any, config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name in known}
 
 
-def _converter() -> Any:
-    """diffusers' function from the original names of an AutoencoderKL's weights to its own; it has moved once."""
+def _converter(name: str) -> Any:
+    """diffusers' function from the original names of weights to its own; that of AutoencoderKL has moved once."""
     try:
         module = importlib.import_module("diffusers.loaders.single_file_utils")
     except ImportError:  # until 0.26
         module = importlib.import_module("diffusers.pipelines.stable_diffusion.convert_from_ckpt")
-    return module.convert_ldm_vae_checkpoint
+    return getattr(module, name)
 
 
 def autoencoder_class(diffusers: Any, kind: str) -> Any:
