@@ -148,7 +148,7 @@ def test_a_changed_container_makes_exactly_its_images_stale(run, tmp_path, image
     assert 0 < len(its) < 16
     os.utime(changed, ns=(1, 1))
     code, text, _ = run("cache", "status", out)
-    assert (code, sum("its image changed: stale" in line for line in text.splitlines())) == (1, len(its)) or hashes
+    assert hashes or (code, f"its image changed: {len(its)}; what to do:" in text) == (1, True)
     encoded = 0 if hashes else len(its)  # with hashes it is seen that all images are the same
     assert f"{encoded} encoded, {16 - encoded} were current" in run(*command)[1]
     if kind != "tar":
