@@ -174,7 +174,12 @@ def assert_same_plan(mine: Config, others: Any) -> None:
         # sd-scripts builds a dataset without images even where its settings could place none.
         assert not any(len(d.image_data) for d in others)
         return
-    for dataset, other in zip(seen.datasets, others, strict=True):
+    planned = {dataset.read.config.number: dataset for dataset in seen.datasets}
+    for read, other in zip(mine.datasets, others, strict=True):
+        dataset = planned.get(read.config.number)
+        if dataset is None:  # `plan` names it instead, with its mistake
+            assert mine.findings.of(Severity.ERROR)
+            continue
         split = dataset.read.config.validation_split > 0 and dataset.read.config.validation_seed is None
         if split or dataset.left_out:
             continue
