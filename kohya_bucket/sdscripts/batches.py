@@ -80,8 +80,12 @@ def numbered_item(group: Group, number: int) -> Any:
 def own_random(seed: int) -> Iterator[None]:
     """Draw flips, crops and caption shuffles from `seed`, and leave the process's `random` as it was.
 
-    Batches then differ from each other, and do not depend on which worker loads them or on a resume.
+    Batches then differ from each other, and do not depend on which worker loads them, on a resume, or on what is logged
+    meanwhile: rich before 15, by which sd-scripts writes its log, draws for the styles of a line.
     """
+    style: Any = sys.modules.get("rich.style")
+    if hasattr(style, "randint"):
+        style.randint = random.SystemRandom().randint
     state = random.getstate()
     random.seed(seed)
     try:

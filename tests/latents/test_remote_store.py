@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 import uuid
@@ -239,7 +240,9 @@ def test_what_fails_is_tried_again_after_longer_and_longer_waits(kept, monkeypat
     store = LatentStore(address)
     no_waits.clear()
     Failing.fails = 5
+    draws = random.getstate()
     assert same(store.gather([3])[0], want["03"])
+    assert random.getstate() == draws
     assert len(no_waits) == 5
     for turn, wait in enumerate(no_waits):
         assert 0.1 * 2**turn <= wait <= 0.2 * 2**turn

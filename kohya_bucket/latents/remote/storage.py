@@ -96,6 +96,7 @@ def _reader(bucket: str, process: int) -> Callable[[str, int, int], bytes | None
 _TRIES = 7
 _MOST_PUT = 5 << 30  # bytes in one request; parts of a file would stay, unseen and paid for, when the writer dies
 _FIRST_WAIT = 0.2  # seconds; up to 6.4, so 6 s to 13 s in all
+_chance = random.SystemRandom()  # changes nothing of what a trainer draws, and forked processes wait apart
 _ANSWERS = (FileNotFoundError, FileExistsError)
 _Answer = TypeVar("_Answer")
 
@@ -275,7 +276,7 @@ def _until_answered(problem: str, ask: Callable[[], _Answer]) -> _Answer:
                 raise StorageError(
                     f"{problem}: {why} ({_TRIES} tries in {spent:.0f} s): check the address, or try again later"
                 ) from error
-        time.sleep(_FIRST_WAIT * 2**turn * random.uniform(0.5, 1.0))
+        time.sleep(_FIRST_WAIT * 2**turn * _chance.uniform(0.5, 1.0))
     raise AssertionError
 
 
