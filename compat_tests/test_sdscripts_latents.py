@@ -184,7 +184,7 @@ def test_the_check_names_what_sdscripts_would_train_or_stop_at(family, tmp_path)
     assert reasons() == ""
     assert family.strategy.is_disk_cached_latents_expected(BUCKET, str(path), True, True)
     assert reasons(bucket_reso=(64, 128)) != ""
-    assert "300x150, not 300x151" in reasons(original_size=(300, 151))
+    assert "300x150 then, 300x151 now" in reasons(original_size=(300, 151))
     os.utime(image, ns=(1, 1))
     assert "modification time" in reasons()
     path.write_bytes(path.read_bytes()[:-7])
