@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kohya_bucket.buckets import Bucket, BucketRule
-from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.switching import switching_points
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def explain(rule: BucketRule, width: int, height: int) -> Explanation:
         reason = placement.reason(0).text
         return Explanation((width, height), None, reason, (0, 0), (0, 0, 0, 0), 0.0, 0.0, 0.0, False, ())
     resized = placement.resized_sizes[0].tolist()
-    cut = cut_pixels(placement.resized_sizes, placement.bucket_sizes)[0].tolist()
+    cut = placement.cuts[0].tolist()
     return Explanation(
         size=(width, height),
         bucket=bucket,

@@ -18,7 +18,6 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset
-from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.misfits import BARELY, enlargement, shortened
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import IntArray
@@ -98,7 +97,7 @@ class DatasetOverview:
         return [row for column in self.placements for row in self._rows_at(column)]
 
     def _rows_at(self, placement: Placement) -> list[ImageRow]:
-        cuts = cut_pixels(placement.resized_sizes, placement.bucket_sizes)
+        cuts = placement.cuts
         return [
             ImageRow(key, (w, h), (bw, bh), (rw, rh), (left, top, right, bottom), loss, repeats)
             for placed, key, (w, h), (bw, bh), (rw, rh), (left, top, right, bottom), loss, repeats in zip(

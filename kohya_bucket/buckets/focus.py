@@ -1,0 +1,121 @@
+"""Crops that keep the subject: of all crops of the bucket's size, the one that keeps most of a rectangle.
+
+A focus is a rectangle in shares of the picture: left, top, right and bottom from 0 to 1, of the picture as it is
+trained. Trainers take pixels as stored, so that is without the turn that EXIF asks for; where a data set turns images
+upright (`obey_exif`), it is of the upright picture. A point is a rectangle without width and height.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.geometry import cut_pixels
+from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
+
+__all__ = ["NO_FOCUS", "cut_rectangles", "focus_crops", "focus_pixels", "focused", "mirrored", "upright_to_stored"]
+
+NO_FOCUS = (np.nan, np.nan, np.nan, np.nan)
+_SHARES = 10**9  # shares are counted in billionths, so that what follows is exact in 64-bit integers
+_TOLERANCE = 10**6  # a thousandth of a pixel beyond a border is none
+
+
+def focus_pixels(focus: FloatArray, sizes: IntArray) -> npt.NDArray[np.int64]:
+    """The pixels that focus rectangles touch: [N, 4] left, top, right, bottom, 1 pixel wide and high or more.
+
+    Args:
+        focus: [N, 4] left, top, right, bottom in shares, 0 to 1.
+        sizes: [N, 2] (width, height) of the pictures, 1 or more.
+    """
+    sides = np.asarray(sizes, dtype=np.int64)
+    shares = np.rint(np.asarray(focus, dtype=np.float64) * _SHARES).astype(np.int64)
+    before = (shares[:, :2] * sides + _TOLERANCE) // _SHARES
+    after = -((-shares[:, 2:] * sides + _TOLERANCE) // _SHARES)
+    # a point between two pixels, or a line, is as wide as the pixels on both sides of it
+    thin = after <= before
+    before, after = np.where(thin, after - 1, before), np.where(thin, before + 1, after)
+    return np.concatenate([np.clip(before, 0, sides - 1), np.clip(after, 1, sides)], axis=1)
+
+
+def focus_crops(rectangles: npt.NDArray[np.int64], resized_sizes: IntArray, bucket_sizes: IntArray) -> IntArray:
+    """[N, 2] left and top of the crop that keeps most of each rectangle, and of those the nearest to the middle.
+
+    The middle is where the crop is without a focus: an odd excess loses its extra pixel on the right or at the bottom.
+    A mirrored rectangle has the mirrored crop. Only where an odd excess leaves the middle between two crops that both
+    keep as much, both take the left or upper one, as without a focus.
+
+    Args:
+        rectangles: [N, 4] pixels of the resized images: left, top, right, bottom.
+        resized_sizes, bucket_sizes: [N, 2] (width, height); each image covers its bucket.
+    """
+    bucket = np.asarray(bucket_sizes, dtype=np.int64)
+    excess = np.maximum(np.asarray(resized_sizes, dtype=np.int64) - bucket, 0)
+    # Each axis by itself: what is kept is a product of both. As much as can be is kept from `least` to `most`.
+    first, last = rectangles[:, :2], rectangles[:, 2:] - bucket
+    least, most = np.clip(np.minimum(first, last), 0, excess), np.clip(np.maximum(first, last), 0, excess)
+    return np.clip(excess // 2, least, most).astype(np.int32)
+
+
+def focused(placement: Placement, focus: FloatArray | None) -> Placement:
+    """The same placement, with the crops that keep the focus of each image.
+
+    An image whose crop moves has other crop conditioning for SDXL, too: what is really cut off at the left and at the
+    top. Sd-scripts' own numbers are those of the middle crop.
+
+    Args:
+        focus: [N, 4] shares, NaN where an image has no focus; None: none has one.
+    """
+    at = np.flatnonzero(placement.placed & ~np.isnan(focus).any(axis=1)) if focus is not None else np.empty(0, np.intp)
+    if focus is None or not len(at):
+        return placement
+    resized, bucket = placement.resized_sizes[at], placement.bucket_sizes[at]
+    middle = cut_pixels(resized, bucket)
+    crops = focus_crops(focus_pixels(focus[at], resized), resized, bucket)
+    every = cut_pixels(placement.resized_sizes, placement.bucket_sizes)[:, :2]
+    every[at] = crops
+    moved = (crops != middle[:, :2]).any(axis=1)
+    ltrb = placement.crop_ltrb.copy()
+    # Of the flipped image sd-scripts takes bucket width - right as the left side: that is what is cut off at the right.
+    rest = bucket - (resized - bucket - crops)
+    ltrb[at[moved]] = np.concatenate([crops, rest], axis=1)[moved]
+    return replace(placement, crops=every, crop_ltrb=ltrb)
+
+
+def cut_rectangles(placement: Placement, focus: FloatArray) -> FloatArray:
+    """[N] share of each rectangle's pixels that the crop cuts off; NaN without a bucket or a focus."""
+    out = np.full(len(placement), np.nan)
+    at = np.flatnonzero(placement.placed & ~np.isnan(focus).any(axis=1))
+    rectangles = focus_pixels(focus[at], placement.resized_sizes[at])
+    left_top = placement.cuts[at, :2].astype(np.int64)
+    kept = np.minimum(rectangles[:, 2:], left_top + placement.bucket_sizes[at]) - np.maximum(rectangles[:, :2], left_top)
+    whole = (rectangles[:, 2:] - rectangles[:, :2]).prod(axis=1)
+    out[at] = 1 - np.maximum(kept, 0).prod(axis=1) / whole
+    return out
+
+
+def mirrored(focus: FloatArray) -> FloatArray:
+    """[N, 4] the same rectangles in the mirrored pictures."""
+    return np.stack([1 - focus[:, 2], focus[:, 1], 1 - focus[:, 0], focus[:, 3]], axis=1)
+
+
+def upright_to_stored(focus: FloatArray, orientation: npt.NDArray[np.integer]) -> FloatArray:
+    """[N, 4] rectangles of upright pictures, in the pictures as they are stored.
+
+    Args:
+        focus: [N, 4] shares of the picture that a viewer shows.
+        orientation: [N] EXIF orientation of the files, 1 to 8; others count as 1.
+    """
+    left, top, right, bottom = np.asarray(focus, dtype=np.float64).T
+    cases = {
+        2: (1 - right, top, 1 - left, bottom), 3: (1 - right, 1 - bottom, 1 - left, 1 - top),
+        4: (left, 1 - bottom, right, 1 - top), 5: (top, left, bottom, right),
+        6: (top, 1 - right, bottom, 1 - left), 7: (1 - bottom, 1 - right, 1 - top, 1 - left),
+        8: (1 - bottom, left, 1 - top, right),
+    }  # fmt: skip
+    out = np.stack([left, top, right, bottom], axis=1)
+    for turn, columns in cases.items():
+        out = np.where((np.asarray(orientation) == turn)[:, None], np.stack(columns, axis=1), out)
+    return out
