@@ -90,7 +90,8 @@ def cut_rectangles(placement: Placement, focus: FloatArray) -> FloatArray:
     at = np.flatnonzero(placement.placed & ~np.isnan(focus).any(axis=1))
     rectangles = focus_pixels(focus[at], placement.resized_sizes[at])
     left_top = placement.cuts[at, :2].astype(np.int64)
-    kept = np.minimum(rectangles[:, 2:], left_top + placement.bucket_sizes[at]) - np.maximum(rectangles[:, :2], left_top)
+    right_bottom = left_top + placement.bucket_sizes[at]
+    kept = np.minimum(rectangles[:, 2:], right_bottom) - np.maximum(rectangles[:, :2], left_top)
     whole = (rectangles[:, 2:] - rectangles[:, :2]).prod(axis=1)
     out[at] = 1 - np.maximum(kept, 0).prod(axis=1) / whole
     return out

@@ -32,8 +32,8 @@ from kohya_bucket.sdscripts.config.files import (
     supported_extensions,
     written_ns,
 )
-from kohya_bucket.sdscripts.config.model import DatasetTable, Sizes
-from kohya_bucket.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord, Subset
+from kohya_bucket.sdscripts.config.model import DatasetTable, Sizes, refuse_random_crops
+from kohya_bucket.sdscripts.objects import CutSize, Dataset, Group, HeldDataset, ImageRecord, Subset
 from kohya_bucket.sdscripts.tables import BatchTable, KeyTable
 from kohya_bucket.sdscripts.wording import bucket_table_lines, misread_lines, rule_text, skipped_lines
 from kohya_bucket.texts import one_line
@@ -62,6 +62,7 @@ def make_buckets(dataset: Dataset, options: AdapterOptions, make_entry: Any) -> 
         KohyaBucketError: options from which no buckets follow, or that exclude each other.
     """
     prescribed = _has_own_sizes(dataset)
+    refuse_random_crops(getattr(dataset, "subsets", ()), options)
     with collector_paused():
         images, failures = place_dataset(dataset, options)
     manager = dataset.bucket_manager
@@ -110,8 +111,9 @@ def place_dataset(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedData
         if misread:
             logger.warning("\n".join(misread_lines(misread)))
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
-    pairs = map(_pairs, (sizes.rows, placement.bucket_sizes, placement.resized_sizes))
-    for keep, info, size, bucket, resized in zip(placing.kept.tolist(), infos, *pairs, strict=True):
+    pairs = map(_pairs, (sizes.rows, placement.bucket_sizes))
+    columns = zip(placing.kept.tolist(), infos, *pairs, CutSize.of(placement), strict=True)
+    for keep, info, size, bucket, resized in columns:
         if keep:
             bucket = buckets.setdefault(bucket, bucket)
             info.image_size, info.bucket_reso, info.resized_size = size, bucket, resized

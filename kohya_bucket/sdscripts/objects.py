@@ -7,12 +7,43 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+
+from kohya_bucket.buckets.geometry import cut_pixels
+from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.sizes import as_pair
+
 __all__ = [
-    "CachedRecord", "Collator", "Dataset", "DelegatingDataset", "DroppedRecord", "Group", "HeldDataset", "ImageRecord",
-    "LatentsStrategy", "ListedSubset", "NotedSubset", "Subset", "TextStrategy", "inner_of",
+    "CachedRecord", "Collator", "CutSize", "Dataset", "DelegatingDataset", "DroppedRecord", "Group", "HeldDataset",
+    "ImageRecord", "LatentsStrategy", "ListedSubset", "NotedSubset", "Subset", "TextStrategy", "inner_of",
 ]  # fmt: skip
 
 Size = tuple[int, int]
+
+
+class CutSize(tuple[int, int]):
+    """The size that an image is resized to, (width, height), and where its bucket is then cut out of it.
+
+    Attributes:
+        crop: left and top of the cut.
+        crop_ltrb: what SDXL is told of it, see `Placement.crop_ltrb`.
+    """
+
+    crop: Size
+    crop_ltrb: tuple[float, float, float, float]
+
+    @classmethod
+    def of(cls, placement: Placement) -> list[Size]:
+        """The resized size of each image, with its cut where a focus moves that out of the middle."""
+        sizes: list[Size] = [(width, height) for width, height in placement.resized_sizes.tolist()]
+        if placement.crops is not None:
+            middle = cut_pixels(placement.resized_sizes, placement.bucket_sizes)[:, :2]
+            for i in np.flatnonzero((placement.crops != middle).any(axis=1)).tolist():
+                sizes[i] = cut = cls(sizes[i])
+                cut.crop = as_pair(placement.crops[i])
+                left, top, right, bottom = placement.crop_ltrb[i].tolist()
+                cut.crop_ltrb = left, top, right, bottom
+        return sizes
 
 
 class ImageRecord(Protocol):

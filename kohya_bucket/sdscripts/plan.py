@@ -26,6 +26,7 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.latents.architectures import Trainer
 from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset
+from kohya_bucket.sdscripts.config.model import refuse_random_crops
 from kohya_bucket.texts import counted, some
 
 __all__ = [
@@ -165,6 +166,7 @@ def _place(
     findings: Findings,
     trainer: Trainer,
 ) -> DatasetOverview:
+    refuse_random_crops(dataset.config.subsets, options)
     read = images.sizes(options.metadata_cache, progress)
     stated = check_images(dataset, read.rows, findings, options.metadata_cache, progress)
     placing = images.place(read, dataset.config.batch_size, dataset.config.dataset_keys, options)

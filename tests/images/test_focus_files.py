@@ -98,7 +98,7 @@ def test_a_table_is_read_like_lines(tmp_path) -> None:
     assert found.tolist() == EXPECTED[:2]
     assert len(missing) == 3
     pq.write_table(pa.Table.from_pylist([*rows, {"image": "x.jpg", "focus": [2.0, 3.0]}]), path)
-    with pytest.raises(ConfigError, match="row 4: .*2.0"):
+    with pytest.raises(ConfigError, match=r"row 4: .*2\.0"):
         read_focus(str(path), [])
     pq.write_table(pa.table({"image": ["x.jpg"]}), path)
     with pytest.raises(ConfigError, match=r"focus\.parquet"):
