@@ -16,7 +16,7 @@ from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
-__all__ = ["NO_FOCUS", "cut_rectangles", "focus_crops", "focus_pixels", "focused", "mirrored", "upright_to_stored"]
+__all__ = ["NO_FOCUS", "cut_rectangles", "focus_crops", "focus_pixels", "focused", "moved_crops", "upright_to_stored"]
 
 NO_FOCUS = (np.nan, np.nan, np.nan, np.nan)
 _SHARES = 10**9  # shares are counted in billionths, so that what follows is exact in 64-bit integers
@@ -59,11 +59,23 @@ def focus_crops(rectangles: npt.NDArray[np.int64], resized_sizes: IntArray, buck
     return np.clip(excess // 2, least, most).astype(np.int32)
 
 
+def moved_crops(
+    focus: FloatArray, resized_sizes: IntArray, bucket_sizes: IntArray, crop_ltrb: FloatArray
+) -> tuple[IntArray, FloatArray]:
+    """([N, 2] crops that keep each focus, [N, 4] the crop conditioning that goes with them).
+
+    An image whose crop moves out of the middle has other crop conditioning for SDXL, too: what is really cut off at
+    the left and at the top. Sd-scripts' own numbers, `crop_ltrb`, are those of the middle crop.
+    """
+    crops = focus_crops(focus_pixels(focus, resized_sizes), resized_sizes, bucket_sizes)
+    moved = (crops != cut_pixels(resized_sizes, bucket_sizes)[:, :2]).any(axis=1)
+    # Of the flipped image sd-scripts takes bucket width - right as the left side: that is what is cut off at the right.
+    rest = bucket_sizes - (resized_sizes - bucket_sizes - crops)
+    return crops, np.where(moved[:, None], np.concatenate([crops, rest], axis=1), crop_ltrb)
+
+
 def focused(placement: Placement, focus: FloatArray | None) -> Placement:
     """The same placement, with the crops that keep the focus of each image.
-
-    An image whose crop moves has other crop conditioning for SDXL, too: what is really cut off at the left and at the
-    top. Sd-scripts' own numbers are those of the middle crop.
 
     Args:
         focus: [N, 4] shares, NaN where an image has no focus; None: none has one.
@@ -71,17 +83,9 @@ def focused(placement: Placement, focus: FloatArray | None) -> Placement:
     at = np.flatnonzero(placement.placed & ~np.isnan(focus).any(axis=1)) if focus is not None else np.empty(0, np.intp)
     if focus is None or not len(at):
         return placement
-    resized, bucket = placement.resized_sizes[at], placement.bucket_sizes[at]
-    middle = cut_pixels(resized, bucket)
-    crops = focus_crops(focus_pixels(focus[at], resized), resized, bucket)
-    every = cut_pixels(placement.resized_sizes, placement.bucket_sizes)[:, :2]
-    every[at] = crops
-    moved = (crops != middle[:, :2]).any(axis=1)
-    ltrb = placement.crop_ltrb.copy()
-    # Of the flipped image sd-scripts takes bucket width - right as the left side: that is what is cut off at the right.
-    rest = bucket - (resized - bucket - crops)
-    ltrb[at[moved]] = np.concatenate([crops, rest], axis=1)[moved]
-    return replace(placement, crops=every, crop_ltrb=ltrb)
+    crops, ltrb = placement.cuts[:, :2], placement.crop_ltrb.copy()
+    crops[at], ltrb[at] = moved_crops(focus[at], placement.resized_sizes[at], placement.bucket_sizes[at], ltrb[at])
+    return replace(placement, crops=crops, crop_ltrb=ltrb)
 
 
 def cut_rectangles(placement: Placement, focus: FloatArray) -> FloatArray:
@@ -95,11 +99,6 @@ def cut_rectangles(placement: Placement, focus: FloatArray) -> FloatArray:
     whole = (rectangles[:, 2:] - rectangles[:, :2]).prod(axis=1)
     out[at] = 1 - np.maximum(kept, 0).prod(axis=1) / whole
     return out
-
-
-def mirrored(focus: FloatArray) -> FloatArray:
-    """[N, 4] the same rectangles in the mirrored pictures."""
-    return np.stack([1 - focus[:, 2], focus[:, 1], 1 - focus[:, 0], focus[:, 3]], axis=1)
 
 
 def upright_to_stored(focus: FloatArray, orientation: npt.NDArray[np.integer]) -> FloatArray:

@@ -26,7 +26,7 @@ from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.texts import parse_json, read_text
 
-__all__ = ["BESIDE", "FocusTable", "around", "focus_lines", "read_focus"]
+__all__ = ["BESIDE", "FocusTable", "around", "focus_in", "focus_lines", "parsed_focus", "read_focus"]
 
 BESIDE = "beside"  # in place of a file's name: look beside each image
 _OWN, _SIMPLETUNER = ".focus.json", ".bbox"
@@ -212,6 +212,25 @@ def _rectangle(value: Any, what: str) -> tuple[float, ...]:
     if why:
         raise ConfigError(f"{what} is {list(value)}, {why}")
     return float(left), float(top), float(right), float(bottom)
+
+
+def focus_in(where: str, image: str) -> tuple[float, ...] | None:
+    """The rectangle that a file, or what is beside it, has for one image; None where it has none. See `read_focus`."""
+    (found,) = read_focus(where, [image])[0].tolist()
+    return None if np.isnan(found).any() else tuple(found)
+
+
+def parsed_focus(text: str, what: str) -> tuple[float, ...] | None:
+    """A rectangle that is written out, such as `0.1,0.2,0.5,0.9`; None for a text of another kind.
+
+    Raises:
+        ConfigError: numbers that are no rectangle.
+    """
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        return None
+    return _rectangle(values, what)
 
 
 def _beside(paths: Sequence[str]) -> FloatArray:
