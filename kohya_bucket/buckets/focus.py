@@ -8,6 +8,7 @@ upright (`obey_exif`), it is of the upright picture. A point is a rectangle with
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,16 @@ from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
-__all__ = ["NO_FOCUS", "cut_rectangles", "focus_crops", "focus_pixels", "focused", "moved_crops", "upright_to_stored"]
+__all__ = [
+    "NO_FOCUS",
+    "FocusCuts",
+    "cut_rectangles",
+    "focus_crops",
+    "focus_pixels",
+    "focused",
+    "moved_crops",
+    "upright_to_stored",
+]
 
 NO_FOCUS = (np.nan, np.nan, np.nan, np.nan)
 _SHARES = 10**9  # shares are counted in billionths, so that what follows is exact in 64-bit integers
@@ -99,6 +109,24 @@ def cut_rectangles(placement: Placement, focus: FloatArray) -> FloatArray:
     whole = (rectangles[:, 2:] - rectangles[:, :2]).prod(axis=1)
     out[at] = 1 - np.maximum(kept, 0).prod(axis=1) / whole
     return out
+
+
+class FocusCuts(NamedTuple):
+    """How many rectangles there are of placed images, and of how many a part is cut off."""
+
+    rectangles: int
+    cut_in_middle: int
+    cut: int
+
+    @classmethod
+    def of(cls, placement: Placement, focus: FloatArray) -> FocusCuts:
+        """With the crops of a placement, and with those in the middle."""
+        middle, now = (cut_rectangles(one, focus) for one in (replace(placement, crops=None), placement))
+        return cls(int((~np.isnan(now)).sum()), int((middle > 0).sum()), int((now > 0).sum()))
+
+    def __str__(self) -> str:
+        middle = f"the middle would cut {self.cut_in_middle:,}, these crops cut {self.cut:,}"
+        return f"focus: {self.rectangles:,} rectangles; {middle}"
 
 
 def upright_to_stored(focus: FloatArray, orientation: npt.NDArray[np.integer]) -> FloatArray:

@@ -74,6 +74,8 @@ def _head(analysis: Analysis) -> RenderableType:
             f"Cropped off: mean {s.mean_crop:.2%}, median {s.median_crop:.2%}, 95th percentile {s.p95_crop:.1%}, worst "
             f"{s.worst_crop:.1%}. Enlarged: {s.enlarged:.1%} of the images\n"
         )
+    if analysis.focus_cuts is not None:
+        text.append(f"{str(analysis.focus_cuts).capitalize()}\n")
     return text
 
 
@@ -232,6 +234,7 @@ def analysis_as_dict(analysis: Analysis, limit: int = 100) -> dict[str, Any]:
         "outliers": {"threshold": analysis.outlier_threshold, **_images(analysis, analysis.outliers, limit)},
         "most_cropped": _images(analysis, analysis.most_cropped, limit),
         "most_enlarged": _images(analysis, analysis.most_enlarged, limit),
+        "focus": None if analysis.focus_cuts is None else analysis.focus_cuts._asdict(),
         "exif_rotated": _images(analysis, analysis.rotated, limit),
         "mislabelled": _listed(
             [{"path": images.paths[i], "reason": why} for i, why in sorted(images.mislabelled.items())], limit

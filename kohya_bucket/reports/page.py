@@ -192,6 +192,7 @@ def image_row(analysis: Analysis, i: int, note: str) -> list[Any]:
 
 
 _MOST_ROWS = 100
+_WORST_FOCUS = 20
 
 
 def in_one_line(analyses: Sequence[Analysis]) -> str:
@@ -260,14 +261,17 @@ def render_page(
 
     Args:
         title: heading of the page; the first data set's name if empty.
-        thumbnails: at most this many small pictures in the file, over all data sets.
+        thumbnails: at most this many small pictures in the file, over all data sets; and of each data set at most 20
+            of images whose focus the middle crop would cut.
         limit: at most this many images in each list.
         progress: called as `progress(done, total)` while the small pictures are made.
     """
     title = title or (analyses[0].subject.name if analyses else "No images")
     share = max(0, thumbnails) // max(len(analyses), 1)
     examples = [choose_examples(a, share) for a in analyses]
-    chosen = [a.images.paths[i] for a, e in zip(analyses, examples, strict=True) for _, some in e for i in some]
+    worst = [a.worst_focus[: min(_WORST_FOCUS, thumbnails)].tolist() for a in analyses]
+    pairs = list(zip(analyses, examples, worst, strict=True))
+    chosen = [a.images.paths[i] for a, e, w in pairs for some in (*(some for _, some in e), w) for i in some]
     pictures = iter(make_thumbnails(chosen, progress))
     data = {
         "title": title,
@@ -275,7 +279,14 @@ def render_page(
         "made": datetime.now().strftime("%Y-%m-%d %H:%M"),
         "reasons": {int(r): r.text for r in Reason},
         "datasets": [
-            {**_dataset(a, limit), "sheets": _sheets(a, e, pictures)} for a, e in zip(analyses, examples, strict=True)
+            {
+                **_dataset(a, limit),
+                "sheets": _sheets(a, e, pictures),
+                "focus": None
+                if a.focus_cuts is None
+                else {"text": str(a.focus_cuts), "shots": [_shot(a, i, next(pictures)) for i in w]},
+            }
+            for a, e, w in pairs
         ],
     }
     about = in_one_line(analyses)
@@ -320,25 +331,22 @@ def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
 
 
 def _sheets(analysis: Analysis, examples: Sequence[tuple[int, list[int]]], pictures: Any) -> list[dict[str, Any]]:
-    out = []
-    for k, chosen in examples:
-        shots = []
-        for i in chosen:
-            picture = next(pictures)
-            resized, bucket = analysis.placement.resized_sizes[i], analysis.placement.bucket_sizes[i]
-            shots.append(
-                {
-                    "row": image_row(analysis, i, ""),
-                    "picture": picture,
-                    # Kept area as shares of the image: left, top, width, height.
-                    "kept": [
-                        *((resized - bucket) // 2 / resized).round(4).tolist(),
-                        *(bucket / resized).round(4).tolist(),
-                    ],
-                    "caption": caption_beside(analysis.images.paths[i], analysis.images.captions),
-                }
-            )
-        out.append({"bucket": k, "shots": shots})
+    return [{"bucket": k, "shots": [_shot(analysis, i, next(pictures)) for i in chosen]} for k, chosen in examples]
+
+
+def _shot(analysis: Analysis, i: int, picture: Any) -> dict[str, Any]:
+    """One small picture; the kept area and the focus as shares of the image: left, top, width, height."""
+    resized, bucket = analysis.placement.resized_sizes[i], analysis.placement.bucket_sizes[i]
+    left_top = analysis.placement.select(np.array([i])).cuts[0, :2]
+    out = {
+        "row": image_row(analysis, i, ""),
+        "picture": picture,
+        "kept": [*(left_top / resized).round(4).tolist(), *(bucket / resized).round(4).tolist()],
+        "caption": caption_beside(analysis.images.paths[i], analysis.images.captions),
+    }
+    focus = analysis.subject.focus
+    if focus is not None and not np.isnan(focus[i]).any():
+        out["focus"] = [*focus[i, :2].round(4).tolist(), *(focus[i, 2:] - focus[i, :2]).round(4).tolist()]
     return out
 
 

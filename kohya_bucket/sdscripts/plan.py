@@ -18,6 +18,7 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset
+from kohya_bucket.buckets.focus import FocusCuts
 from kohya_bucket.buckets.misfits import BARELY, enlargement, shortened
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import IntArray
@@ -83,6 +84,12 @@ class DatasetOverview:
     def placements(self) -> tuple[Placement, ...]:
         """One for each resolution that it trains at."""
         return self.images.per_resolution or (self.images.placement,)
+
+    @property
+    def focus_cuts(self) -> list[FocusCuts]:
+        """What the crops of each resolution cut off the images' focus; none where no focus is set."""
+        focus = self.images.focus
+        return [] if focus is None else [FocusCuts.of(placement, focus) for placement in self.placements]
 
     def enlarged_per_bucket(self) -> list[Enlarged]:
         """One entry per bucket in use, in the order of `images.rows()`."""

@@ -1,6 +1,7 @@
 """`[kohya_bucket] focus`: every placement of an image keeps its rectangle, and what cannot is refused."""
 
 import json
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,7 @@ from kohya_bucket.sdscripts.config.model import refuse_random_crops
 from kohya_bucket.sdscripts.objects import CutSize
 
 KEYS = DatasetKeys((256, 256), True, 64, 512, 64, False)
-SIZES = np.array([(300, 900), (900, 300), (300, 310), (305, 900)], dtype=np.int32)
+SIZES = np.array([(300, 1100), (1100, 300), (300, 310), (305, 1100)], dtype=np.int32)
 ROWS = {"a.png": [0, 0, 1, 0.2], "b.png": [0.8, 0.5], "d.png": [0, 0.9, 1, 1]}
 
 
@@ -59,9 +60,10 @@ def test_images_without_a_focus_are_placed_to_the_bit_as_without_the_option(tmp_
     assert found.cuts[2].tolist() == plain.cuts[2].tolist()
     sizes = CutSize.of(found)
     assert sizes == CutSize.of(plain)  # as sizes they are the same; some know of a cut besides
-    assert [isinstance(size, CutSize) for size in sizes] == [bool((a != b).any()) for a, b in
-                                                             zip(found.cuts, plain.cuts, strict=True)]  # fmt: skip
-    assert isinstance(sizes[0], CutSize)
+    moved = (found.cuts != plain.cuts).any(axis=1)
+    assert [isinstance(size, CutSize) for size in sizes] == moved.tolist()
+    assert moved.tolist() == [True, True, False, True]
+    assert pickle.loads(pickle.dumps(sizes[0])).crop == sizes[0].crop  # loaders' workers get it
     assert not any(isinstance(size, CutSize) for size in CutSize.of(plain))
 
 
