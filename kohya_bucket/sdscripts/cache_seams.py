@@ -100,7 +100,7 @@ def _trim(
         return found
     resized, original_size, _ = place.original(False, image, resized_size, resized_size, *args, **more)
     (left, top), (width, height) = resized_size.crop, reso
-    return resized[top : top + height, left : left + width], original_size, resized_size.crop_ltrb
+    return resized[top : top + height, left : left + width], original_size, resized_size.crop_ltrb(reso)
 
 
 _CALLED = ("get_strategy", "get_latents_npz_path", "is_disk_cached_latents_expected", "cache_batch_latents")

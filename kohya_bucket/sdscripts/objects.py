@@ -11,7 +11,6 @@ import numpy as np
 
 from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.placement import Placement
-from kohya_bucket.buckets.sizes import as_pair
 
 __all__ = [
     "CachedRecord", "Collator", "CutSize", "Dataset", "DelegatingDataset", "DroppedRecord", "Group", "HeldDataset",
@@ -26,11 +25,16 @@ class CutSize(tuple[int, int]):
 
     Attributes:
         crop: left and top of the cut.
-        crop_ltrb: what SDXL is told of it, see `Placement.crop_ltrb`.
     """
 
     crop: Size
-    crop_ltrb: tuple[float, float, float, float]
+
+    @classmethod
+    def at(cls, width: int, height: int, left: int, top: int) -> Size:
+        """A plain size where `left` is -1: the cut is in the middle."""
+        size = cls((width, height))
+        size.crop = left, top
+        return size if left >= 0 else (width, height)
 
     @classmethod
     def of(cls, placement: Placement) -> list[Size]:
@@ -39,11 +43,13 @@ class CutSize(tuple[int, int]):
         if placement.crops is not None:
             middle = cut_pixels(placement.resized_sizes, placement.bucket_sizes)[:, :2]
             for i in np.flatnonzero((placement.crops != middle).any(axis=1)).tolist():
-                sizes[i] = cut = cls(sizes[i])
-                cut.crop = as_pair(placement.crops[i])
-                left, top, right, bottom = placement.crop_ltrb[i].tolist()
-                cut.crop_ltrb = left, top, right, bottom
+                sizes[i] = cls.at(*sizes[i], *placement.crops[i].tolist())
         return sizes
+
+    def crop_ltrb(self, bucket: Size) -> tuple[float, float, float, float]:
+        """What SDXL is told of the cut, see `buckets.focus.moved_crops`."""
+        (left, top), (width, height) = self.crop, bucket
+        return float(left), float(top), float(2 * width - self[0] + left), float(2 * height - self[1] + top)
 
 
 class ImageRecord(Protocol):

@@ -12,9 +12,11 @@ from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import place_images, refuse_conflicts
 from kohya_bucket.buckets.focus import cut_rectangles
+from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.musubi.config import check_options
 from kohya_bucket.sdscripts.config.model import refuse_random_crops
 from kohya_bucket.sdscripts.objects import CutSize
+from kohya_bucket.sdscripts.tables import column_of
 
 KEYS = DatasetKeys((256, 256), True, 64, 512, 64, False)
 SIZES = np.array([(300, 1100), (1100, 300), (300, 310), (305, 1100)], dtype=np.int32)
@@ -63,7 +65,12 @@ def test_images_without_a_focus_are_placed_to_the_bit_as_without_the_option(tmp_
     moved = (found.cuts != plain.cuts).any(axis=1)
     assert [isinstance(size, CutSize) for size in sizes] == moved.tolist()
     assert moved.tolist() == [True, True, False, True]
-    assert pickle.loads(pickle.dumps(sizes[0])).crop == sizes[0].crop  # loaders' workers get it
+    assert [size.crop_ltrb((128, 448)) for size in sizes[:1]] == [tuple(found.crop_ltrb[0].tolist())]
+    column = pickle.loads(pickle.dumps(column_of(sizes, TextColumn.of(["a", "b", "c", "d"]))))  # as loaders' workers do
+    assert [(column[i], getattr(column[i], "crop", None)) for i in range(4)] == [
+        (size, getattr(size, "crop", None)) for size in sizes
+    ]
+    assert [type(column[i]) for i in range(4)] == list(map(type, sizes))
     assert not any(isinstance(size, CutSize) for size in CutSize.of(plain))
 
 
