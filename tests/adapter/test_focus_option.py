@@ -20,7 +20,7 @@ from kohya_bucket.sdscripts.tables import column_of
 
 KEYS = DatasetKeys((256, 256), True, 64, 512, 64, False)
 SIZES = np.array([(300, 1100), (1100, 300), (300, 310), (305, 1100)], dtype=np.int32)
-ROWS = {"a.png": [0, 0, 1, 0.2], "b.png": [0.8, 0.5], "d.png": [0, 0.9, 1, 1]}
+ROWS = {"a.png": [0, 0, 1, 0.2], "b.png": [1, 0.5], "d.png": [0, 0.9, 1, 1]}
 
 
 def options(folder, **table):
