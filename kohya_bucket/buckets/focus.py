@@ -66,7 +66,8 @@ def focus_crops(rectangles: npt.NDArray[np.int64], resized_sizes: IntArray, buck
     # Each axis by itself: what is kept is a product of both. As much as can be is kept from `least` to `most`.
     first, last = rectangles[:, :2], rectangles[:, 2:] - bucket
     least, most = np.clip(np.minimum(first, last), 0, excess), np.clip(np.maximum(first, last), 0, excess)
-    return np.clip(excess // 2, least, most).astype(np.int32)
+    crops: IntArray = np.clip(excess // 2, least, most).astype(np.int32)
+    return crops
 
 
 def moved_crops(

@@ -98,8 +98,8 @@ def _label_studio(task: dict[str, Any], where: str) -> Iterator[Box]:
         if region.get("rotation"):
             x, y, width, height = _around_turned(x, y, width, height, region)
         labels = next((v for k, v in region.items() if k.endswith("labels") and isinstance(v, list) and v), [""])
-        size = region.get("original_width"), region.get("original_height")
-        known = (int(size[0]), int(size[1])) if all(isinstance(side, (int, float)) for side in size) else None
+        across, down = region.get("original_width"), region.get("original_height")
+        known = (across, down) if isinstance(across, int) and isinstance(down, int) else None
         sides = x / 100, y / 100, (x + width) / 100, (y + height) / 100
         yield Box(_file_of(image), str(labels[0]), sides, known, where)
 
