@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.buckets import BucketSet, Placement
 from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.focus import focused
@@ -356,7 +357,7 @@ def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None
         return None
     focus, missing = read_focus(options.focus, paths)
     told = options.focus, "\n".join(missing)
-    if missing and told not in _named:
+    if missing and told not in _named and is_first_process():
         _named.add(told)
         line = f"{options.focus}: {counted(len(missing), 'image', 'is', 'are')} not there: {some(missing)}"
         logger.warning("%s", one_line(line))

@@ -189,9 +189,9 @@ def differences(stored: Columns, wanted: Columns, *, ignoring: Collection[Stale]
         names = [name for name in _CHANGES_OF_TEXT if wanted.get(name)]
         return {_CHANGES_OF_TEXT[n]: np.asarray((stored[n] != wanted[n]) & (stored[n] != "")) for n in names}
     found = {kind: _unequal(stored[name], wanted[name]) for name, kind in _CHANGES.items() if kind not in ignoring}
-    for kind in (Stale.BUCKET, Stale.RESIZED):  # the crop follows from them; where only it differs, a focus moved it
-        if Stale.CROP in found and kind in found:
-            found[Stale.CROP] = np.asarray(found[Stale.CROP] & ~found[kind])
+    if Stale.CROP in found:  # it follows from the sizes; where it alone differs, a focus moved it
+        sizes = [_unequal(stored[name], wanted[name]) for name in ("bucket_size", "resized_size")]
+        found[Stale.CROP] = np.asarray(found[Stale.CROP] & ~np.logical_or(*sizes))
     if Stale.INTERPOLATION in found:
         before, now = (_not_imitated(columns["interpolation"]) for columns in (stored, wanted))
         found[Stale.INTERPOLATION] = _unequal(before, now)
