@@ -50,15 +50,19 @@ class FocusTable:
     rectangles: FloatArray
     _rows: Mapping[str, int]
 
-    def of(self, paths: Iterable[str]) -> FloatArray:
-        """[M, 4] the rectangles of images, NaN where there is none."""
-        at = np.array([self._row(path) for path in paths], dtype=np.intp)
-        return np.where(at[:, None] < 0, np.nan, self.rectangles[at]) if len(self.names) else _none(len(at))
+    def of(self, paths: Iterable[str]) -> tuple[FloatArray, list[str]]:
+        """[M, 4] the rectangles of images, NaN where there is none; and names of other images, which do not exist.
 
-    def missing(self) -> list[str]:
-        """Names of images that do not exist; addresses of remote ones are not asked for."""
-        known = (name for name in self.names if not is_url(name))
-        return [name for name in known if not os.path.exists(os.path.join(self.folder, name))]
+        Addresses of remote ones are not asked for.
+        """
+        at = np.array([self._row(path) for path in paths], dtype=np.intp)
+        other = np.ones(len(self.names), dtype=np.bool_)
+        other[at[at >= 0]] = False
+        names = (self.names[i] for i in np.flatnonzero(other).tolist())
+        missing = [name for name in names if not (is_url(name) or os.path.exists(os.path.join(self.folder, name)))]
+        if not len(self.names):
+            return _none(len(at)), missing
+        return np.where(at[:, None] < 0, np.nan, self.rectangles[at]), missing
 
     def _row(self, path: str) -> int:
         key = path if is_url(path) else file_key(path)
@@ -86,12 +90,11 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
             f"focus is {where!r}, which cannot be read ({error.strerror}): name a .jsonl or .parquet file, or "
             f"{BESIDE!r} for files beside the images"
         ) from None
-    table, missing = _table(os.path.abspath(where), status.st_size, status.st_mtime_ns)
-    return table.of(paths), missing
+    return _table(os.path.abspath(where), status.st_size, status.st_mtime_ns).of(paths)
 
 
 @lru_cache(maxsize=2)  # all data sets of a run ask for it
-def _table(path: str, nbytes: int, mtime: int) -> tuple[FocusTable, list[str]]:  # noqa: ARG001  (what tells states apart)
+def _table(path: str, nbytes: int, mtime: int) -> FocusTable:  # noqa: ARG001  (what tells states apart)
     folder = os.path.join(file_key(os.path.dirname(path)), "")
     by_columns = _parquet if path.lower().endswith(".parquet") else _json_lines
     names, rectangles = by_columns(path)
@@ -103,8 +106,7 @@ def _table(path: str, nbytes: int, mtime: int) -> tuple[FocusTable, list[str]]: 
     if len(rows) < len(keys):
         twice = next(name for i, (name, key) in enumerate(zip(names, keys, strict=True)) if rows[key] != i)
         raise ConfigError(f"{path}: {twice!r} has more than one focus; keep one, or one rectangle around all")
-    table = FocusTable(folder, names, rectangles, rows)
-    return table, table.missing()
+    return FocusTable(folder, names, rectangles, rows)
 
 
 def _inside(key: str, folder: str) -> str:

@@ -166,7 +166,7 @@ def image_lists(analysis: Analysis, limit: int) -> list[dict[str, Any]]:
         if some.notes_only:
             kind, rows = "notes", [[images.short_name(i), some.text(i)] for i in first]
         else:
-            shown = some.key in ("without_bucket", "exif_rotated")  # other texts are in the columns
+            shown = some.key in ("without_bucket", "exif_rotated", "focus_cut")  # other texts are in the columns
             kind, rows = "images", [image_row(analysis, i, some.text(i) if shown else "") for i in first]
         out.append(
             {

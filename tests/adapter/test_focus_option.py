@@ -76,10 +76,11 @@ def test_images_without_a_focus_are_placed_to_the_bit_as_without_the_option(tmp_
 
 def test_images_that_the_file_names_and_that_are_not_there_are_named_once(tmp_path, caplog) -> None:
     table = options(tmp_path)
-    (tmp_path / "b.png").unlink()
+    with (tmp_path / "focus.jsonl").open("a") as file:
+        file.write('{"image": "gone.png", "focus": [0, 0]}\n')
     placing(tmp_path, table)
     placing(tmp_path, table)
-    assert sum("b.png" in record.getMessage() for record in caplog.records) == 1
+    assert sum("gone.png" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_what_cannot_keep_a_focus_refuses_it(tmp_path) -> None:
