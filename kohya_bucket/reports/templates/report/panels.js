@@ -82,7 +82,7 @@ function sheets(view) {
     h("div", { class: d.sheets.every((sheet) => sheet.shots.length <= 4) ? "sheets tight" : "sheets" }, sheets));
 }
 
-function focus(view) {
+function focusPanel(view) {
   const { text, shots } = view.data.focus;
   return section("focus", "Focus",
     h("p", { class: "soft" }, `${text.replace("focus: ", "")}. ${shots.length ? "The worst of those that the middle would cut, with the rectangle dashed and what is cut off tinted:" : ""}`),
