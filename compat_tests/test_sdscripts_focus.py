@@ -112,14 +112,18 @@ def test_without_a_focus_the_crops_are_in_the_middle(patched, tmp_path):
 
 
 def test_control_images_are_cut_like_their_images(patched, tmp_path):
-    if not hasattr(patched.train_util, "ControlNetDataset"):
-        pytest.skip("no ControlNet data sets here")
+    """Or refused, where sd-scripts cuts them by code of its own."""
     areas = write(tmp_path)
     control = tmp_path / "control"
     control.mkdir()
     for path in (tmp_path / "images").glob("*.png"):
         Image.open(path).convert("RGB").save(control / path.name)
     subset = {"conditioning_data_dir": str(control), "caption_extension": ".txt"}
+    cuts = patched.train_util.ControlNetDataset.__getitem__.__code__.co_names
+    if "trim_and_resize_if_required" not in cuts:
+        with pytest.raises(SystemExit, match="control images in the middle"):
+            build_groups(patched, config(tmp_path, subset))
+        return
     group, _ = build_groups(patched, config(tmp_path, subset))
     for batch in batches(patched, group):
         for picture, cond in zip(batch["images"], batch["conditioning_images"], strict=True):
