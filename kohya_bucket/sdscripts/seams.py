@@ -14,6 +14,7 @@ from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.seams import Place, Seam, Subject, calling_frame, where
 from kohya_bucket.adapter.shapes import Behaves, Check, Fields, Inherits, Offers, Says, Takes, TakesAmong, Uses
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts import make_buckets as own
 from kohya_bucket.sdscripts import objects
 from kohya_bucket.sdscripts.batches import note_epoch, numbered_item, planned_item
@@ -83,6 +84,14 @@ def _make_buckets(place: Place, self: Dataset) -> None:
 
 
 def _make_control_buckets(place: Place, self: DelegatingDataset) -> None:
+    if place.door.options().focus and Uses("trim_and_resize_if_required")(
+        place.door.owners.find("ControlNetDataset.__getitem__")[2]
+    ):
+        with exit_with_message():
+            raise ConfigError(
+                "[kohya_bucket] focus is set, but this version cuts control images in the middle, whatever is cut from "
+                "their images: leave focus out, or train with sd-scripts 0.11"
+            )
     place.original(self)
     self.num_train_images = self.dreambooth_dataset_delegate.num_train_images
 

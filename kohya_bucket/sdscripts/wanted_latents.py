@@ -12,6 +12,7 @@ import numpy.typing as npt
 from kohya_bucket.adapter.group import moved_images
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import BucketSet
+from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.rule import InSet
 from kohya_bucket.buckets.sizes import IntArray
@@ -19,7 +20,7 @@ from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset, SubsetConfig
-from kohya_bucket.sdscripts.config.model import Sizes
+from kohya_bucket.sdscripts.config.model import Sizes, refuse_random_crops
 
 __all__ = ["CachedSizes", "cached_sizes", "collection_names", "items_of", "wanted_by_config"]
 
@@ -184,6 +185,7 @@ def cached_sizes(
     Raises:
         ConfigError, BucketSettingsError: settings that exclude each other, or from which no buckets follow.
     """
+    refuse_random_crops(dataset.config.subsets, options)
     placing = images.place(sizes, dataset.config.batch_size, dataset.config.dataset_keys, options)
     columns, trained = placing.per_resolution, placing.trained
     names = [f"{width}x{height}" for width, height in options.resolutions or ()] or [collection]
@@ -203,6 +205,7 @@ def cached_sizes(
         width, height = trained.buckets[target]
         only = BucketSet.from_dims([(width, height)])
         placement = InSet(sizes.rows[rows], only, np.zeros(len(rows), dtype=np.int32)).placement()
+        placement = focused(placement, None if trained.focus is None else trained.focus[image[bucket == target]])
         name = f"{names[int(trained.resolution_of_bucket[target])]} to {width}x{height}".strip()
         out.append(CachedSizes(rows, placement, name, True))
     return out

@@ -48,6 +48,9 @@ def simulate(
     *,
     config: Annotated[Path | None, typer.Option(help="take the rules of this dataset config")] = None,
     clip_options: ClipOptions,
+    focus: Annotated[
+        str | None, typer.Option(help="keep this rectangle: left,top,right,bottom in shares of the picture; or a file")
+    ] = None,
     preview: Annotated[Path | None, typer.Option(help="draw the kept area into this picture")] = None,
     as_json: AsJson = False,
     options: RuleOptions,
@@ -78,7 +81,8 @@ def simulate(
         rules = [(name, rule, None) for name, rule in rules_of_config(config, size)]
     else:
         rules = [(options.title, options.make(), None)]
-    found = [(name, explain(rule, *size), taken) for name, rule, taken in rules]
+    kept = _focus_of(focus, config, file, is_clip=is_clip)
+    found = [(name, explain(rule, *size, kept), taken) for name, rule, taken in rules]
     if as_json:
         rows = [_as_dict(*one, orientation) | {"not_read": foreign} for one in found]
         typer.echo(json.dumps(rows, indent=2))
@@ -93,6 +97,25 @@ def simulate(
         _draw_into(preview, still, [explanation for _, explanation, _ in found], orientation)
     if all(e.bucket is None or (taken and not taken.told["items"]) for _, e, taken in found):
         raise typer.Exit(1)
+
+
+def _focus_of(given: str | None, config: Path | None, file: Path | None, *, is_clip: bool) -> tuple[float, ...] | None:
+    """The rectangle that `--focus` gives, or that a file has for the image; None where there is none."""
+    from kohya_bucket.images.focus_files import focus_in, parsed_focus
+
+    if given is None and config is not None and not is_musubi_config(config):
+        from kohya_bucket.cli.configs import adapter_options
+        from kohya_bucket.sdscripts.config import read_config
+
+        given = adapter_options(read_config(config, check_captions=False)).focus
+        if is_clip:
+            return None
+    if given is None:
+        return None
+    if is_clip:
+        raise KohyaBucketError(f"--focus is {given!r}, but clips are cut in the middle: leave it out")
+    rectangle = parsed_focus(given, "--focus")
+    return rectangle or (None if file is None else focus_in(given, str(file)))
 
 
 def _with_longer_sides(options: RuleOptions, e: Explanation) -> list[tuple[str, str]]:
@@ -169,6 +192,9 @@ def _print(name: str, e: Explanation, orientation: int, foreign: str, more: Sequ
     left, top, right, bottom = e.cut
     parts = [f"{n} {side}" for n, side in ((left, "left"), (top, "top"), (right, "right"), (bottom, "bottom")) if n]
     line("crop", f"{', '.join(parts)}  ({e.crop_loss:.1%} of the picture)" if parts else "nothing")
+    if e.focus_cut is not None:
+        middle, now = e.focus_cut
+        line("focus", f"{'whole' if not now else f'{now:.1%} of it cut off'}; the middle would cut off {middle:.1%}")
     for label, text in more:
         line(label, text)
 

@@ -18,6 +18,7 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import Placing, place_images
 from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
@@ -102,8 +103,17 @@ class DatasetTable:
             prescribed = manager.place
         return place_images(
             self.keys, sizes.rows, self.repeats, batch_size, keys, options,
-            unreadable=sizes.unreadable, prescribed=prescribed,
+            paths=self.paths, unreadable=sizes.unreadable, prescribed=prescribed,
         )  # fmt: skip
+
+
+def refuse_random_crops(subsets: Sequence[Any], options: AdapterOptions) -> None:
+    """Raise `ConfigError` where a focus is set for images whose crops sd-scripts would draw at random."""
+    if options.focus and any(getattr(subset, "random_crop", False) for subset in subsets):
+        raise ConfigError(
+            "[kohya_bucket] focus is set, but random_crop is on, which draws the crops that a focus decides: leave "
+            "out one of them"
+        )
 
 
 class Sizes(NamedTuple):
