@@ -29,7 +29,7 @@ from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.latents.architectures import Trainer
 from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset
 from kohya_bucket.sdscripts.config.check import buckets_follow
-from kohya_bucket.sdscripts.config.model import refuse_random_crops
+from kohya_bucket.sdscripts.config.model import refuse_lost_focus
 from kohya_bucket.texts import counted, some
 
 __all__ = [
@@ -153,6 +153,7 @@ def overview(
             unreadable |= name_unreadable([dataset], config.findings, progress)
             continue
         try:
+            refuse_lost_focus(dataset.config, options, config.release)
             placed.append(_place(dataset, dataset.images, options, progress, config.findings, config.trainer))
         except KohyaBucketError as error:
             raise type(error)(f"{dataset.config.place}: {error}") from error
@@ -173,7 +174,6 @@ def _place(
     findings: Findings,
     trainer: Trainer,
 ) -> DatasetOverview:
-    refuse_random_crops(dataset.config.subsets, options)
     read = images.sizes(options.metadata_cache, progress)
     stated = check_images(dataset, read.rows, findings, options.metadata_cache, progress)
     placing = images.place(read, dataset.config.batch_size, dataset.config.dataset_keys, options)

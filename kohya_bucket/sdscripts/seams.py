@@ -21,6 +21,7 @@ from kohya_bucket.sdscripts.batches import note_epoch, numbered_item, planned_it
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.cache_seams import CACHING, TEXT_CACHING, has_no_strategies, has_strategies
 from kohya_bucket.sdscripts.config.files import read_folder
+from kohya_bucket.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
 from kohya_bucket.sdscripts.objects import Dataset, DelegatingDataset, Group
 from kohya_bucket.sdscripts.resuming import is_known
 from kohya_bucket.sdscripts.tables import BatchTable
@@ -88,10 +89,7 @@ def _make_control_buckets(place: Place, self: DelegatingDataset) -> None:
         place.door.owners.find("ControlNetDataset.__getitem__")[2]
     ):
         with exit_with_message():
-            raise ConfigError(
-                "[kohya_bucket] focus is set, but this version cuts control images in the middle, whatever is cut from "
-                "their images: leave focus out, or train with sd-scripts 0.11"
-            )
+            raise ConfigError(CONTROL_IN_THE_MIDDLE)
     place.original(self)
     self.num_train_images = self.dreambooth_dataset_delegate.num_train_images
 

@@ -20,7 +20,7 @@ from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset, SubsetConfig
-from kohya_bucket.sdscripts.config.model import Sizes, refuse_random_crops
+from kohya_bucket.sdscripts.config.model import Sizes, refuse_lost_focus
 
 __all__ = ["CachedSizes", "cached_sizes", "collection_names", "items_of", "wanted_by_config"]
 
@@ -64,6 +64,7 @@ def wanted_by_config(
     out = []
     for number, (dataset, collection, images) in enumerate([*training, *validation]):
         if len(images):
+            refuse_lost_focus(dataset.config, options, config.release)
             sizes = images.sizes(options.metadata_cache, progress)
             for part in cached_sizes(dataset, images, sizes, options, gpus, collection):
                 found = _of_dataset(dataset, images, sizes.rows, part, encoding, images_root, content_hash)
@@ -185,7 +186,6 @@ def cached_sizes(
     Raises:
         ConfigError, BucketSettingsError: settings that exclude each other, or from which no buckets follow.
     """
-    refuse_random_crops(dataset.config.subsets, options)
     placing = images.place(sizes, dataset.config.batch_size, dataset.config.dataset_keys, options)
     columns, trained = placing.per_resolution, placing.trained
     names = [f"{width}x{height}" for width, height in options.resolutions or ()] or [collection]

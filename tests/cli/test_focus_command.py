@@ -191,13 +191,38 @@ def test_plan_and_analyze_count_what_is_cut(run, folder) -> None:
         ("plan", {"keys": "enable_bucket = false"}, "enable_bucket"),
         ("plan", {"table": 'focus = "nowhere.jsonl"'}, "nowhere.jsonl"),
         ("explore", {}, "analyze"),
+        ("simulate", {"subset": "random_crop = true"}, "random_crop"),
+        ("simulate", {"keys": "enable_bucket = false"}, "enable_bucket"),
     ],
 )
 def test_what_does_not_keep_a_focus_refuses_it_in_one_line(run, folder, command, change, word) -> None:
     path = config(folder, **change)
     if "enable_bucket" in change.get("keys", ""):
         path.write_text(path.read_text().replace("enable_bucket = true\n", ""))
-    result = run(command, path, *(["--no-open", "--out", folder / "page.html"] if command == "explore" else []))
+    arguments = {
+        "plan": [path],
+        "explore": [path, "--no-open", "--out", folder / "page.html"],
+        "simulate": [folder / "images" / "a.png", "--config", path],
+    }
+    result = run(command, *arguments[command])
     assert result.exit_code == 2
     assert word in result.output
     assert not (folder / "page.html").exists()
+
+
+def test_before_0_11_a_focus_of_control_images_is_refused(run, folder) -> None:
+    path = config(folder, subset=f"conditioning_data_dir = '{folder / 'images'}'")
+    assert run("plan", path, "--sd-scripts", "0.11.1").exit_code == 0
+    refused = run("plan", path, "--sd-scripts", "0.10.6")
+    assert refused.exit_code == 2
+    assert "control images" in refused.output
+
+
+def test_musubi_tuner_has_no_focus(run, folder) -> None:
+    text = f"[[datasets]]\nresolution = [256, 256]\nimage_directory = '{folder / 'images'}'\ncaption_extension = '.txt'"
+    path = folder / "musubi.toml"
+    for table, more in (("[kohya_bucket]\nfocus = 'beside'\n", []), ("", ["--focus", "0,0,1,1"])):
+        path.write_text(f"[general]\nenable_bucket = true\n{table}{text}\n")
+        result = run("simulate", "512x256", "--config", path, *more)
+        assert result.exit_code == 2, result.output
+        assert "focus" in result.output

@@ -73,7 +73,8 @@ def simulate(
         foreign = _not_read(file)
     check_output("--preview", preview, "a picture", [file, config])
     rules: list[WayToTrain]
-    if is_clip or clip_options != ClipOptions() or (config is not None and is_musubi_config(config)):
+    by_musubi = is_clip or clip_options != ClipOptions() or (config is not None and is_musubi_config(config))
+    if by_musubi:
         from kohya_bucket.cli.clips import ways_to_train
 
         rules = ways_to_train(context, config, options, clip_options, clip)
@@ -81,7 +82,7 @@ def simulate(
         rules = [(name, rule, None) for name, rule in rules_of_config(config, size)]
     else:
         rules = [(options.title, options.make(), None)]
-    kept = _focus_of(focus, config, file, is_clip=is_clip)
+    kept = _focus_of(focus, config, file, by_musubi=by_musubi)
     found = [(name, explain(rule, *size, kept), taken) for name, rule, taken in rules]
     if as_json:
         rows = [_as_dict(*one, orientation) | {"not_read": foreign} for one in found]
@@ -99,21 +100,31 @@ def simulate(
         raise typer.Exit(1)
 
 
-def _focus_of(given: str | None, config: Path | None, file: Path | None, *, is_clip: bool) -> tuple[float, ...] | None:
-    """The rectangle that `--focus` gives, or that a file has for the image; None where there is none."""
+def _focus_of(
+    given: str | None, config: Path | None, file: Path | None, *, by_musubi: bool
+) -> tuple[float, ...] | None:
+    """The rectangle that `--focus` gives, or that a file has for the image; None where there is none.
+
+    Raises:
+        KohyaBucketError: training would not keep it.
+    """
     from kohya_bucket.images.focus_files import focus_in, parsed_focus
 
-    if given is None and config is not None and not is_musubi_config(config):
-        from kohya_bucket.cli.configs import adapter_options
+    if by_musubi and given is not None:
+        raise KohyaBucketError(f"--focus is {given!r}, but musubi-tuner cuts in the middle: leave it out")
+    if config is not None and not by_musubi:
+        from kohya_bucket.cli.configs import adapter_options, release_at_hand
         from kohya_bucket.sdscripts.config import read_config
+        from kohya_bucket.sdscripts.config.model import refuse_lost_focus
 
-        given = adapter_options(read_config(config, check_captions=False)).focus
-        if is_clip:
-            return None
+        read = read_config(config, release=release_at_hand(None)[0], check_captions=False)
+        options = adapter_options(read)
+        options = options if given is None else replace(options, focus=given)
+        for dataset in read.datasets:
+            refuse_lost_focus(dataset.config, options, read.release)
+        given = options.focus
     if given is None:
         return None
-    if is_clip:
-        raise KohyaBucketError(f"--focus is {given!r}, but clips are cut in the middle: leave it out")
     rectangle = parsed_focus(given, "--focus")
     return rectangle or (None if file is None else focus_in(given, str(file)))
 
