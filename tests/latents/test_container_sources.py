@@ -148,7 +148,7 @@ def test_a_changed_container_makes_exactly_its_images_stale(run, tmp_path, image
     assert 0 < len(its) < 16
     os.utime(changed, ns=(1, 1))
     code, text, _ = run("cache", "status", out)
-    assert (code, sum("its image changed: stale" in line for line in text.splitlines())) == (1, len(its)) or hashes
+    assert hashes or (code, f"its image changed: {len(its)}; what to do:" in text) == (1, True)
     encoded = 0 if hashes else len(its)  # with hashes it is seen that all images are the same
     assert f"{encoded} encoded, {16 - encoded} were current" in run(*command)[1]
     if kind != "tar":
@@ -255,5 +255,5 @@ def test_containers_in_s3_are_read_by_ranges(run, tmp_path, images) -> None:
         make_tars(tmp_path / "others", images, 5, prefix="other/")
         bucket.put_file(str(tmp_path / "others" / tars[2].name), f"there/{tars[2].name}")
         code, text, _ = run("cache", "status", tmp_path / "tars")
-        assert (code, text.count("its image changed: stale")) == (1, 5)
+        assert (code, "its image changed: 5; what to do:" in text) == (1, True)
         assert "5 encoded, 11 were current" in run("precompute", "s3://there/*.tar", *RULE, "-o", tmp_path / "tars")[1]

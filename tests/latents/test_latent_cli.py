@@ -66,7 +66,8 @@ def test_precompute_status_verify(tmp_path, images, run):
     os.utime(images[1], ns=(1, 1))
     code, text, _ = run("cache", "status", out)
     assert code == 1
-    assert f"{images[1]}: its image changed: stale" in text
+    assert "its image changed: 1; what to do: run the same `precompute` again" in text
+    assert f"  {images[1]}\n" in text
 
 
 def test_precompute_to_an_address(tmp_path, images, run, monkeypatch):

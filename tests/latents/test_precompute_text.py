@@ -97,6 +97,7 @@ class Asked(Stub):
     """Notes what it was loaded with."""
 
     loaded: ClassVar[list] = []
+    computes = ""
 
     def __init__(self, names, **options):
         super().__init__()
