@@ -10,11 +10,14 @@ from typing import Any
 
 
 def write_down(batch: dict[str, Any]) -> None:
-    """Add a batch's images, their size in pixels and their weights to a file of this process in `RECORD_DIR`."""
+    """Add a batch to a file of this process in `RECORD_DIR`: its images, their size in pixels and their weights, and
+    for each image the mean of the first channel of its pixels, or of its latents.
+    """
     latents = batch.get("latents")
     shape = batch["images"].shape[2:] if latents is None else [side * 8 for side in latents.shape[-2:]]
     row = {"images": [caption.split(",")[0] for caption in batch["captions"]], "size": [shape[1], shape[0]]}
     row["weights"] = batch["loss_weights"].tolist()
+    row["means"] = [float(one[0].double().mean()) for one in (batch["images"] if latents is None else latents)]
     file = Path(os.environ["RECORD_DIR"]) / f"rank{os.environ.get('RANK', '0')}.jsonl"
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(row) + "\n")

@@ -65,8 +65,12 @@ def train(
     trainer: str = "train_network.py",
     ranks: int = 1,
     network: bool = True,
+    models: str = "1",
 ) -> TrainingRun:
-    """Run a trainer to its end; `out` is made by it, and `out`-batches holds what was trained."""
+    """Run a trainer to its end; `out` is made by it, and `out`-batches holds what was trained.
+
+    `models` is what `SMALL_MODELS` is set to, see `small_models`.
+    """
     record = out.with_name(f"{out.name}-batches")
     record.mkdir()
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
@@ -84,7 +88,7 @@ def train(
                 [os.environ.get("KOHYA_BUCKET_ACCELERATE"), str(HERE / "small_models"), str(HERE.parent), str(HERE)],
             )
         ),
-        "SMALL_MODELS": "" if os.environ.get("SD_MODEL") else "1",
+        "SMALL_MODELS": "" if os.environ.get("SD_MODEL") else models,
         "SMALL_TOKENIZERS": str(out.parent / "tokenizers"),
         "RECORD_DIR": str(record),
         "ACCELERATE_USE_CPU": "true",

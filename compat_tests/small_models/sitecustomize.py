@@ -2,7 +2,8 @@
 
 On the path of a process (Python imports a module of this name by itself) it changes nothing of sd-scripts on disk.
 With `SMALL_MODELS` set, SD 1.5's UNet, text encoder and VAE are random and tiny, through the same interfaces (SDXL's
-and FLUX's: `small_families.py`; those of other families: `small_flow_models.py`). With `RECORD_DIR` set, a batch is
+and FLUX's: `small_families.py`; those of other families: `small_flow_models.py`); set to "mean", a latent of that VAE
+is the means of 8x8 pixels, so that it shows what was encoded. With `RECORD_DIR` set, a batch is
 written down when its step begins: what is fetched ahead or skipped is not. On several CPU
 processes frozen models are left unwrapped, as accelerate does on GPUs.
 """
@@ -29,6 +30,15 @@ def small_unet(module):
         return module.SampleOutput(sample=self.conv_out(hidden))
 
     module.UNet2DConditionModel.forward = forward
+
+
+def means(pixels, *_, **__):
+    from types import SimpleNamespace
+
+    import torch
+
+    latents = torch.nn.functional.avg_pool2d(pixels[:, :1].repeat(1, 4, 1, 1), 8)
+    return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: latents))
 
 
 def small_checkpoint(module):
@@ -61,6 +71,8 @@ def small_checkpoint(module):
             down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
             block_out_channels=[8] * 4, norm_num_groups=2, latent_channels=4,
         )  # fmt: skip
+        if os.environ["SMALL_MODELS"] == "mean":
+            vae.encode = means
         unet = original_unet.UNet2DConditionModel(**module.create_unet_diffusers_config(v2))
         torch.random.set_rng_state(state)
         return as_sdscripts_has_it(text_encoder), vae, unet

@@ -87,6 +87,8 @@ class AdapterOptions(RuleOptions):
             them in short batches; or any other remainder; `drop` never trains them.
         merge_max_crop: with `merge`, the largest share of an image that the move may crop off; where images must not
             be enlarged, pixels lost by scaling down count too.
+        focus: what crops must keep: a JSON Lines or Parquet file with a rectangle for each image, or `beside` for a
+            file beside each image; see `images/focus_files.py`.
         resolutions: train each image at several resolutions, e.g. [512, 768, [1024, 768]], in place of the
             datasets' own.
         resolution_mode: `all` trains each image at each resolution in each epoch, `rotate` at one per epoch in turn,
@@ -123,6 +125,7 @@ class AdapterOptions(RuleOptions):
     remainder: str = choice("keep", lambda: REMAINDERS)
     small_buckets: str | None = choice(None, lambda: REMAINDERS)
     merge_max_crop: float = option(0.25, share)
+    focus: str | None = option(None, _text("the path of a .jsonl or .parquet file, or beside"))
     resolutions: tuple[tuple[int, int], ...] | None = option(
         None, _resolutions, lambda value: tuple(map(_as_resolution, value))
     )

@@ -5,6 +5,7 @@ An image has one bucket, or with `resolutions` one for each resolution.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -15,21 +16,27 @@ import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.buckets import BucketSet, Placement
 from kohya_bucket.buckets.bucket import Bucket
+from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import InSet
-from kohya_bucket.buckets.sizes import IntArray, as_pair, size_keys, sizes_of_keys
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, size_keys, sizes_of_keys
 from kohya_bucket.errors import BucketSettingsError, ConfigError
+from kohya_bucket.images.focus_files import read_focus
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.planning.demand_model import DemandModel
 from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.remainders import policies_of
+from kohya_bucket.texts import counted, one_line, some
 
 __all__ = [
-    "BucketRow", "InBuckets", "ItemsInBuckets", "PlacedDataset", "Placing", "first_placed", "place_all", "place_images",
-    "refuse_conflicts",
+    "BucketRow", "InBuckets", "ItemsInBuckets", "PlacedDataset", "Placing", "first_placed", "focus_of", "place_all",
+    "place_images", "refuse_conflicts",
 ]  # fmt: skip
+
+logger = logging.getLogger("kohya_bucket")
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,8 @@ class PlacedDataset:
         sizes: [N, 2] the images' own sizes; needed where images are trained outside of their bucket.
         mode, weights: how several resolutions are used; see `plan_epoch`.
         no_upscale: whether no image may be trained in a bucket that is larger than its own.
+        focus: [N, 4] the rectangle that each image's crop keeps, NaN where it has none; None: the crops are in the
+            middle.
     """
 
     keys: Sequence[str]
@@ -73,6 +82,7 @@ class PlacedDataset:
     mode: str | None = None
     weights: tuple[float, ...] | None = None
     no_upscale: bool = False
+    focus: FloatArray | None = None
 
     @cached_property
     def buckets(self) -> list[tuple[int, int]]:
@@ -123,19 +133,17 @@ class PlacedDataset:
         out: npt.NDArray[np.float64] = losses[self.resolution_of_bucket[bucket], image]
         return out
 
-    def size_at(self, image: int, bucket: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(bucket size, resized size) of an image in any bucket, its own or one that it is moved to."""
+    def placed_at(self, image: int, bucket: int) -> Placement:
+        """The placement of one image in any bucket, its own or one that it is moved to."""
         size = self.buckets[bucket]
         place = self._places[int(self.resolution_of_bucket[bucket])]
         if place.bucket_index[image] >= 0 and tuple(place.bucket_sizes[image].tolist()) == size:
-            width, height = place.resized_sizes[image].tolist()
-            return size, (width, height)
+            return place.select(np.array([image]))
         if self.sizes is None:
             raise ConfigError(f"{self.keys[image]} is to be trained at {size[0]}x{size[1]}, but its size is not known")
         only = BucketSet.from_dims([size])
         moved = InSet(self.sizes[image : image + 1], only, np.zeros(1, dtype=np.int32)).placement()
-        width, height = moved.resized_sizes[0].tolist()
-        return size, (width, height)
+        return focused(moved, None if self.focus is None else self.focus[image : image + 1])
 
     @cached_property
     def samples_per_bucket(self) -> npt.NDArray[np.int64]:
@@ -234,6 +242,11 @@ def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: b
     Raises:
         ConfigError: with what to change.
     """
+    if options.focus and (own_sizes or not keys.enable_bucket):
+        why = "this dataset's metadata comes with finished latents" if own_sizes else "enable_bucket is off"
+        remedy = "train from the images" if own_sizes else "set enable_bucket = true"
+        raise ConfigError(f"[kohya_bucket] focus is set, but {why}, so that no crop can be moved: {remedy}, or leave "
+                          "focus out")  # fmt: skip
     policies = zip(("remainder", "small_buckets"), policies_of(options.remainder, options.small_buckets), strict=False)
     moved_by = [(f"{name} = {policy.name!r}", policy) for name, policy in policies if policy.moves_images]
     moving = moved_by[0][0] if moved_by else ""
@@ -261,6 +274,7 @@ def place_all(
     options: AdapterOptions,
     sizes: IntArray,
     place: Callable[[Any], Placement] | None = None,
+    focus: FloatArray | None = None,
 ) -> tuple[Placement, ...]:
     """The placements of a dataset's images: one, or with `resolutions` one per resolution.
 
@@ -272,16 +286,17 @@ def place_all(
         options: the `[kohya_bucket]` table.
         sizes: [N, 2] (width, height); (0, 0) where unreadable.
         place: in place of the rule that keys and options ask for, where there is one resolution.
+        focus: [N, 4] what crops must keep, see `buckets/focus.py`.
 
     Raises:
         ConfigError, BucketSettingsError: what `rule_for` refuses, with the resolution.
     """
     if not options.resolutions:
-        return ((place or rule_for(keys, options, sizes).place)(sizes),)
+        return (focused((place or rule_for(keys, options, sizes).place)(sizes), focus),)
     columns: list[Placement] = []
     for one in at_resolutions(keys, options):
         try:
-            placement = rule_for(one, options, sizes).place(sizes)
+            placement = focused(rule_for(one, options, sizes).place(sizes), focus)
         except (BucketSettingsError, ConfigError) as error:
             width, height = one.resolution
             raise type(error)(f"[kohya_bucket] resolutions, {width}x{height}: {error}") from error
@@ -319,6 +334,7 @@ def place_images(
     keys: DatasetKeys,
     options: AdapterOptions,
     *,
+    paths: Sequence[str] | None = None,
     unreadable: Mapping[int, str] | None = None,
     prescribed: Callable[[Any], Placement] | None = None,
 ) -> Placing:
@@ -331,6 +347,7 @@ def place_images(
         batch_size: images per process and step.
         keys: the data set's bucket keys.
         options: the `[kohya_bucket]` table.
+        paths: [N] their files, by which a focus is found; None: the keys.
         unreadable: why a file could not be read, by position.
         prescribed: places the images where the data set's metadata says in which buckets.
 
@@ -338,7 +355,8 @@ def place_images(
         ConfigError, BucketSettingsError: options that exclude each other, or from which no buckets follow.
     """
     refuse_conflicts(keys, options, own_sizes=prescribed is not None)
-    columns = place_all(keys, options, sizes, prescribed)
+    focus = focus_of(options, names if paths is None else paths)
+    columns = place_all(keys, options, sizes, prescribed, focus)
     placement = first_placed(columns)
     kept = placement.placed
     left_out = tuple(
@@ -357,8 +375,31 @@ def place_images(
         mode=options.resolution_mode if several else None,
         weights=options.resolution_weights if several else None,
         no_upscale=bool(keys.enable_bucket and keys.bucket_no_upscale),
+        focus=None if focus is None else focus[kept],
     )
     return Placing(columns, placement, trained, kept, left_out)
+
+
+_named: set[tuple[str, str]] = set()  # files of this process whose images that are not there have been named
+
+
+def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None:
+    """[N, 4] the focus of each image as `[kohya_bucket] focus` says, NaN where it has none; None where it is not set.
+
+    Images that its file names and that are not there are named, once.
+
+    Raises:
+        ConfigError: the file cannot be read, or a row is no rectangle.
+    """
+    if options.focus is None:
+        return None
+    focus, missing = read_focus(options.focus, paths)
+    told = options.focus, "\n".join(missing)
+    if missing and told not in _named and is_first_process():
+        _named.add(told)
+        line = f"{options.focus}: {counted(len(missing), 'image', 'is', 'are')} not there: {some(missing)}"
+        logger.warning("%s", one_line(line))
+    return focus
 
 
 def first_placed(columns: tuple[Placement, ...]) -> Placement:
@@ -366,9 +407,13 @@ def first_placed(columns: tuple[Placement, ...]) -> Placement:
     if len(columns) == 1:
         return columns[0]
     which = np.argmax(np.stack([column.placed for column in columns]), axis=0)
+    if any(column.crops is not None for column in columns):
+        columns = tuple(replace(column, crops=column.cuts[:, :2]) for column in columns)
     names = [field.name for field in fields(Placement) if field.name != "bucket_set"]
     rows: dict[str, Any] = {
-        name: np.stack([getattr(column, name) for column in columns])[which, np.arange(len(which))] for name in names
+        name: np.stack([getattr(column, name) for column in columns])[which, np.arange(len(which))]
+        for name in names
+        if getattr(columns[0], name) is not None
     }
     placed = rows["bucket_index"] >= 0
     rows["bucket_index"] = np.where(placed, 0, -1).astype(np.int32)

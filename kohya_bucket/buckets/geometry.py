@@ -95,13 +95,14 @@ def crop_loss(bucket_width: Sides, bucket_height: Sides, resized_width: Sides, r
     return np.asarray(1.0 - kept / (resized_width.astype(np.float64) * resized_height))
 
 
-def cut_pixels(resized_sizes: IntArray, bucket_sizes: IntArray) -> IntArray:
-    """Pixels of the resized image cut off by the centre crop: [N, 4] left, top, right, bottom.
+def cut_pixels(resized_sizes: IntArray, bucket_sizes: IntArray, crops: IntArray | None = None) -> IntArray:
+    """Pixels of the resized image cut off by the crop: [N, 4] left, top, right, bottom.
 
-    An odd excess loses its extra pixel on the right or at the bottom, as in sd-scripts.
+    `crops` is [N, 2] left and top; None is the middle, where an odd excess loses its extra pixel on the right or at
+    the bottom, as in sd-scripts.
     """
     excess = np.maximum(resized_sizes - bucket_sizes, 0)
-    before = excess // 2
+    before = excess // 2 if crops is None else crops
     return np.concatenate([before, excess - before], axis=1)
 
 

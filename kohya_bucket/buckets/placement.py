@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
+from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
 __all__ = ["Placement", "Reason"]
@@ -59,12 +60,15 @@ class Placement:
             rule's whole set.
         bucket_index: [N] int32, position in `bucket_set`; -1 without a bucket.
         bucket_sizes: [N, 2] int32 pixels (width, height); 0 without a bucket.
-        resized_sizes: [N, 2] int32 pixels the image is scaled to before the centre crop; 0 without a bucket.
+        resized_sizes: [N, 2] int32 pixels the image is scaled to before the crop; 0 without a bucket.
         crop_ltrb: [N, 4] float64, the crop box that sd-scripts hands to SDXL as conditioning (computed
-            from the bucket and the original size, not from the crop that is done); 0 without a bucket.
+            from the bucket and the original size, not from the crop that is done, unless a focus moves that);
+            0 without a bucket.
         aspect_errors: [N] float64, bucket aspect - image aspect; NaN without a bucket.
         crop_loss: [N] float64, share of the resized image's pixels that is cropped off; NaN without a bucket.
         reasons: [N] uint8 values of `Reason`.
+        crops: [N, 2] int32 left and top of the crop in the resized image, where a focus decides them
+            (`buckets/focus.py`); None: all crops are in the middle.
     """
 
     bucket_set: BucketSet | None
@@ -75,6 +79,7 @@ class Placement:
     aspect_errors: FloatArray
     crop_loss: FloatArray
     reasons: npt.NDArray[np.uint8]
+    crops: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.bucket_index)
@@ -90,6 +95,11 @@ class Placement:
         k = 0 if self.bucket_set is None else len(self.bucket_set)
         return np.bincount(self.bucket_index[self.placed], minlength=k).astype(np.int64)
 
+    @property
+    def cuts(self) -> IntArray:
+        """[N, 4] pixels of the resized image that the crop takes off: left, top, right, bottom."""
+        return cut_pixels(self.resized_sizes, self.bucket_sizes, self.crops)
+
     def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Placement:
         """The placement of some of the images, by mask or by positions; the bucket set stays."""
         return Placement(
@@ -101,6 +111,7 @@ class Placement:
             self.aspect_errors[rows],
             self.crop_loss[rows],
             self.reasons[rows],
+            None if self.crops is None else self.crops[rows],
         )
 
     def bucket(self, i: int) -> Bucket | None:

@@ -113,14 +113,19 @@ def is_musubi_config(path: Path) -> bool:
 
 
 def musubi_config(path: Path, arch: str | None) -> MusubiConfig:
-    """A config of musubi-tuner without mistakes, for the model that `--arch` names. `ConfigError` for another."""
+    """A config of musubi-tuner without mistakes, for the model that `--arch` names.
+
+    Raises:
+        ConfigError: another, or options in its table that musubi-tuner's caches cannot have.
+    """
     from kohya_bucket.adapter.findings import Severity
     from kohya_bucket.musubi.architectures import architecture_named
-    from kohya_bucket.musubi.config import read_config
+    from kohya_bucket.musubi.config import options_of, read_config
 
     read = read_config(path, architecture_named(arch))
     if wrong := read.findings.of(Severity.ERROR):
         raise ConfigError(f"{path}: {wrong[0].text}")
+    options_of(read)
     return read
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from kohya_bucket.adapter.options import store_folder
-from kohya_bucket.cli.configs import adapter_options
+from kohya_bucket.cli.configs import adapter_options, release_at_hand
 from kohya_bucket.cli.console import say, scan_progress
 from kohya_bucket.cli.options import (
     ClusterOptions,
@@ -121,13 +121,16 @@ class Planned:
         say(f"remainder {self.adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")
 
 
-def planned(config: Path, train_batch_size: int | None, gpus: str) -> Planned:
-    """A config of which everything can be cached; `gpus` is "" for the number that this run has.
+def planned(config: Path, train_batch_size: int | None, gpus: str, sd_scripts: str) -> Planned:
+    """A config of which everything can be cached, for a version of sd-scripts or "" for the one at hand.
+
+    `gpus` is "" for the number that this run has.
 
     Raises:
         KohyaBucketError: it has a mistake at which sd-scripts stops, or an option has an unknown value.
     """
-    read = read_config(config, {} if train_batch_size is None else {"train_batch_size": train_batch_size})
+    given = {} if train_batch_size is None else {"train_batch_size": train_batch_size}
+    read = read_config(config, given, release=release_at_hand(sd_scripts or None)[0])
     errors = read.findings.of(Severity.ERROR)
     if errors:
         raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {config}` lists everything")

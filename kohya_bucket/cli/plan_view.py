@@ -135,6 +135,7 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
     if dataset.turned:
         asked = say_orientations(dataset.turned)
         below.append(f"with an EXIF turn or mirroring, which sd-scripts ignores: {len(dataset.turned):,} ({asked})")
+    below += [str(cuts) for cuts in dataset.focus_cuts]
     rows = dataset.image_rows() if images else []
     entry = {
         "kind": kind,
@@ -147,6 +148,7 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
         "batches": placed.batches,
         "validation_images": held_back,
         "rotated_by_exif": len(dataset.turned),
+        "focus": [cuts._asdict() for cuts in dataset.focus_cuts],
         "buckets": [
             {**asdict(row), "bucket": row.bucket.as_tuple(), "aspect": row.bucket.aspect_ratio}
             | {"enlarged": up.images, "largest_enlargement": up.most}

@@ -12,6 +12,7 @@ import numpy as np
 
 from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
 from kohya_bucket.adapter.findings import Finding, Severity
+from kohya_bucket.adapter.placing import focus_of
 from kohya_bucket.cli.configs import adapter_options, musubi_config
 from kohya_bucket.cli.console import say, scan_progress
 from kohya_bucket.cli.options import RuleOptions
@@ -29,6 +30,7 @@ from kohya_bucket.musubi.keys import ClipKeys
 from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.reports.subject import ClipFacts, ImageTable, Subject
 from kohya_bucket.sdscripts.config import NEWEST, Config, ReadDataset, Release, read_config
+from kohya_bucket.sdscripts.config.model import refuse_lost_focus
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
@@ -129,12 +131,14 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
     adapter = adapter_options(config)
     subjects = []
     for dataset, images in read:
+        refuse_lost_focus(dataset.config, adapter, config.release)
+        focus = focus_of(adapter, images.paths)
         name = f"{path.stem}, dataset {dataset.config.number}" if len(read) > 1 else path.stem
         for keys in at_resolutions(dataset.config.dataset_keys, adapter):
             at = f"{name}, {keys.resolution[0]}x{keys.resolution[1]}" if adapter.resolutions else name
             rule = rule_for(keys, adapter, images.sizes)
             batch = batch_size or dataset.config.batch_size
-            subjects.append(Subject(at, images, rule, batch, str(path), config.trainer))
+            subjects.append(Subject(at, images, rule, batch, str(path), config.trainer, focus=focus))
     return subjects, findings
 
 

@@ -15,6 +15,8 @@ from torch.utils.data import Dataset
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.buckets.sizes import FloatArray
+from kohya_bucket.checks import array_of
 from kohya_bucket.datasets.items import (
     DatasetKeywords,
     ItemKeywords,
@@ -29,9 +31,10 @@ from kohya_bucket.datasets.planned_index import bucket_of, item_number, spare_im
 from kohya_bucket.datasets.sources import FastSource, FileSource, ImageSource, checked_sizes
 from kohya_bucket.errors import FileChangedError, KohyaBucketError, StorageError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
+from kohya_bucket.images.focus_files import read_focus
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import Fit, Picture
-from kohya_bucket.texts import one_line
+from kohya_bucket.texts import counted, one_line, some
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,13 +55,37 @@ class _BadImageError(Exception):
         self.why = why
 
 
+def _focus_of(focus: Any, paths: Sequence[str]) -> FloatArray:
+    """[N, 4] the focus of each image, from a file or checked."""
+    if isinstance(focus, (str, os.PathLike)):
+        found, missing = read_focus(os.fspath(focus), paths)
+        if missing:
+            told = f"{focus}: {counted(len(missing), 'image', 'is', 'are')} not there: {some(missing)}"
+            _log.warning("%s", one_line(told))
+        return found
+    found = array_of("focus", focus, KohyaBucketError, np.float64)
+    if found.shape != (len(paths), 4):
+        raise KohyaBucketError(
+            f"focus has the shape {found.shape}, but must be [{len(paths)}, 4]: left, top, right, bottom of each image"
+        )
+    good = (found >= 0).all(axis=1) & (found <= 1).all(axis=1) & (found[:, :2] <= found[:, 2:]).all(axis=1)
+    wrong = np.flatnonzero(~good & ~np.isnan(found).all(axis=1))
+    if len(wrong):
+        i = int(wrong[0])
+        raise KohyaBucketError(
+            f"focus of {paths[i]} is {found[i].tolist()}, but must be left, top, right, bottom in shares from 0 to 1"
+        )
+    return found
+
+
 class BucketedDataset(Dataset[dict[str, Any]]):
     """Images, each with the bucket that a rule gives it. Use with `BucketBatchSampler` and a plain `DataLoader`.
 
     Item i is a dict: `image` [3, H, W] float32 of its bucket's size; `bucket` (`Bucket`); `bucket_idx`, its position
     in `bucket_set`; `path`; `caption` ("" where there is none); `original_size` [2] int64 (width, height); `crop_ltrb`
-    [4] float32, the crop conditioning as sd-scripts computes it for SDXL. Batched by torch's `default_collate`, images,
-    numbers, original sizes and crops are stacked, and the rest are lists with one entry per sample.
+    [4] float32, the crop conditioning for SDXL as sd-scripts computes it, or of a crop that a focus moves. Batched by
+    torch's `default_collate`, images, numbers, original sizes and crops are stacked, and the rest are lists with one
+    entry per sample.
 
     Images without a bucket (unreadable, or turned away by the rule) keep their number, have -1 in
     `bucket_indices`, and are never drawn by the sampler; a warning counts them and `failures` names them. That only the
@@ -71,6 +98,8 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         captions: N texts; or a file name ending such as ".txt" for captions in files beside the images.
         transform: called on the finished [3, H, W] tensor; must keep its shape equal within a bucket.
         metadata_cache: sizes of files that have not changed are taken from it instead of their headers.
+        focus: what crops must keep: [N, 4] left, top, right, bottom of a rectangle in shares of each picture as it is
+            trained, NaN where there is none; or a JSON Lines or Parquet file, or "beside" (`images/focus_files.py`).
         pixel_range: what `image` lies in: (-1, 1), or (0, 1).
         interpolation: "auto" as sd-scripts (area down, Lanczos up) or one of
             `kohya_bucket.images.resize.INTERPOLATIONS`.
@@ -85,13 +114,16 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     Attributes:
         bucket_indices: [N] int32, position in `bucket_set`; -1 without a bucket.
         sizes: [N, 2] int32 pixels (width, height) of the images; (0, 0) where unreadable.
-        resized_sizes: [N, 2] int32 pixels each image is scaled to before the centre crop.
+        resized_sizes: [N, 2] int32 pixels each image is scaled to before the crop.
         reasons: [N] uint8 values of `Reason`: why an image has no bucket.
+        focus: [N, 4] what each crop keeps, in shares, NaN where an image has none; None: all crops are in the middle.
 
     Raises:
-        KohyaBucketError: no paths, captions that do not match, an unknown interpolation, or no image at all
-            that has a bucket.
+        KohyaBucketError: no paths, captions that do not match, an unknown interpolation, a focus that is no rectangle,
+            or no image at all that has a bucket.
     """
+
+    focus: FloatArray | None = None
 
     def __init__(
         self,
@@ -101,6 +133,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         captions: Sequence[str] | str | None = None,
         transform: Transform | None = None,
         metadata_cache: MetadataCache | None = None,
+        focus: str | os.PathLike[str] | npt.ArrayLike | None = None,
         pixel_range: PixelRange = (-1, 1),
         interpolation: str = "auto",
         decode: str = "exact",
@@ -115,6 +148,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
             paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif,
             workers=num_workers if num_workers != 0 else 1, progress=progress,
         )  # fmt: skip
+        self.focus = None if focus is None else _focus_of(focus, [source.name(i) for i in range(len(source))])
         self._place(source, rule, transform, pixel_range, interpolation, decode, on_bad_image)
 
     @classmethod
@@ -299,7 +333,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         item = build_item(
             picture, self.bucket_set[at], self._fit(number, at), path=name, caption=caption,
             interpolation=self.interpolation, transform=self.transform, pixel_range=self.pixel_range,
-            fast=self.decode == "fast",
+            fast=self.decode == "fast", focus=None if self.focus is None else self.focus[number : number + 1],
         )  # fmt: skip
         item["bucket_idx"] = at
         return item

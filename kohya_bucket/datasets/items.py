@@ -10,6 +10,7 @@ and must not be batched again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, NoReturn, TypedDict
 
@@ -21,7 +22,9 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.bucket import Bucket
+from kohya_bucket.buckets.focus import moved_crops
 from kohya_bucket.buckets.rule import BucketRule, check_rule
+from kohya_bucket.buckets.sizes import FloatArray, as_pair
 from kohya_bucket.checks import one_of
 from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import KohyaBucketError
@@ -149,6 +152,7 @@ class DatasetKeywords(ItemKeywords, total=False):
     """Keyword arguments of `BucketedDataset`, but for the captions."""
 
     metadata_cache: MetadataCache | None
+    focus: str | os.PathLike[str] | npt.ArrayLike | None
     obey_exif: bool
     num_workers: int | None
     progress: Progress | None
@@ -165,13 +169,15 @@ def build_item(
     transform: Transform | None = None,
     pixel_range: PixelRange = (-1, 1),
     fast: bool = False,
+    focus: FloatArray | None = None,
 ) -> Item:
     """The dict that `BucketedDataset` describes.
 
     Args:
         picture: pixels are [H, W, 3] uint8.
-        fit: from the image's size to that which it is scaled to before the centre crop, both (width, height).
+        fit: from the image's size to that which it is scaled to before the crop, both (width, height).
         fast: shrink with torch's filter in place of the area filter.
+        focus: [1, 4] what the crop keeps, in shares; None or NaN: the crop is in the middle.
 
     Raises:
         KohyaBucketError: pixels of another shape or type, or `transform` returned nothing.
@@ -184,10 +190,13 @@ def build_item(
     size, scale = picture.size, picture.scale
     extent = None if scale == 1 else (size[0] / scale, size[1] / scale)
     shrink = shrink_fast if fast else None
-    fitted = resize_and_crop(pixels, fit(size), bucket.as_tuple(), interpolation, extent=extent, shrink=shrink)
-    tensor = to_unit_tensor(fitted, pixel_range)
-    sides = np.array([bucket.width]), np.array([bucket.height])
+    resized, sides, cut = fit(size), (np.array([bucket.width]), np.array([bucket.height])), None
     crop = geometry.crop_ltrb(*sides, np.array([bucket.aspect_ratio]), np.array([size[0] / size[1]]))
+    if focus is not None and not np.isnan(focus).any():
+        cuts, crop = moved_crops(focus, np.array([resized]), np.array([bucket.as_tuple()]), crop)
+        cut = as_pair(cuts[0])
+    fitted = resize_and_crop(pixels, resized, bucket.as_tuple(), interpolation, cut, extent=extent, shrink=shrink)
+    tensor = to_unit_tensor(fitted, pixel_range)
     image = tensor if transform is None else transform(tensor)
     if image is None:
         raise KohyaBucketError(f"transform returned None for {path}, but must return the image: does it end in return?")

@@ -53,7 +53,7 @@ class Stale(enum.Enum):
     VAE = "the VAE's weights changed ({} -> {})"
     BUCKET = "the bucket changed ({} -> {})"
     RESIZED = "the resized size changed ({} -> {})"
-    CROP = "the crop changed ({} -> {})"
+    CROP = "its focus moved (the crop {} -> {})"
     INTERPOLATION = "the interpolation changed ({} -> {})"
     DTYPE = "the dtype changed ({} -> {})"
     KIND = "the kind changed ({} -> {})"
@@ -189,6 +189,9 @@ def differences(stored: Columns, wanted: Columns, *, ignoring: Collection[Stale]
         names = [name for name in _CHANGES_OF_TEXT if wanted.get(name)]
         return {_CHANGES_OF_TEXT[n]: np.asarray((stored[n] != wanted[n]) & (stored[n] != "")) for n in names}
     found = {kind: _unequal(stored[name], wanted[name]) for name, kind in _CHANGES.items() if kind not in ignoring}
+    if Stale.CROP in found:  # it follows from the sizes; where it alone differs, a focus moved it
+        sizes = [_unequal(stored[name], wanted[name]) for name in ("bucket_size", "resized_size")]
+        found[Stale.CROP] = np.asarray(found[Stale.CROP] & ~np.logical_or(*sizes))
     if Stale.INTERPOLATION in found:
         before, now = (_not_imitated(columns["interpolation"]) for columns in (stored, wanted))
         found[Stale.INTERPOLATION] = _unequal(before, now)

@@ -110,7 +110,7 @@ class LatentItems:
         nbytes, mtimes = kept.stamps()
         return cls(
             encoding, kept, relative_source(kept.names, images_root), np.asarray(sizes)[keep].astype(np.int32), buckets,
-            resized, ((resized - buckets) // 2).astype(np.int32), placement.crop_ltrb[keep],
+            resized, placement.cuts[keep, :2].astype(np.int32), placement.crop_ltrb[keep],
             [None] * len(keep) if captions is None else [captions[i] for i in keep],
             nbytes, mtimes, kept.hashes() if content_hash else None, without, further,
         )  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import Bucket, Placement, Reason
+from kohya_bucket.buckets.focus import FocusCuts, cut_rectangles, focused
 from kohya_bucket.buckets.misfits import BARELY, FAR, aspect_distance, enlargement
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
@@ -177,6 +178,28 @@ class Analysis:
         return self._worst(self.scale, self.scale > BARELY)
 
     @cached_property
+    def focus_cut(self) -> FloatArray:
+        """[N] share of each image's focus that its crop cuts off; NaN where there is none."""
+        focus = self.subject.focus
+        return np.full(len(self.placement), np.nan) if focus is None else cut_rectangles(self.placement, focus)
+
+    @cached_property
+    def worst_focus(self) -> Indices:
+        """Images whose focus the middle crop would cut: first those of which this crop cuts most, too."""
+        focus = self.subject.focus
+        if focus is None:
+            return np.empty(0, dtype=np.intp)
+        middle = np.nan_to_num(cut_rectangles(replace(self.placement, crops=None), focus))
+        order = np.lexsort((-middle, -np.nan_to_num(self.focus_cut)))
+        return np.asarray(order[middle[order] > 0])
+
+    @cached_property
+    def focus_cuts(self) -> FocusCuts | None:
+        """How many rectangles are cut; None where no focus is set."""
+        focus = self.subject.focus
+        return None if focus is None else FocusCuts.of(self.placement, focus)
+
+    @cached_property
     def rotated(self) -> Indices:
         """Images whose EXIF asks for a rotation or mirroring that training does not do."""
         return np.flatnonzero(self.images.readable & (self.images.orientation > 1))
@@ -218,6 +241,9 @@ class Analysis:
             ListedImages("outliers", "Far from every bucket",
                          f"Images whose aspect differs from their bucket's by more than a factor of {far:.2f}: often a "
                          "mistake in the data.", self.outliers.tolist(), lost),
+            ListedImages("focus_cut", "Focus cut off", "No crop of their bucket holds the whole rectangle.",
+                         self._worst(self.focus_cut, self.focus_cut > 0).tolist(),
+                         lambda i: f"{self.focus_cut[i]:.1%} of its focus cut off"),
             ListedImages("without_bucket", "Without a bucket", "These are not trained.",
                          self.unplaced.tolist(), self.reason),
             ListedImages("exif_rotated", "Asking for a rotation",
@@ -270,6 +296,6 @@ def analyze(subject: Subject, *, min_count: int = 10, outlier_threshold: float =
             f"outlier_threshold is {outlier_threshold}, but must be a number, 0 or more; 0.25 is usual"
         )
     sizes = subject.images.sizes
-    placement = subject.rule.place(sizes)
+    placement = focused(subject.rule.place(sizes), subject.focus)
     scale, distance = enlargement(sizes, placement), aspect_distance(sizes, placement)
     return Analysis(subject, placement, scale, distance, min_count, outlier_threshold)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kohya_bucket.buckets import Bucket, BucketRule
-from kohya_bucket.buckets.geometry import cut_pixels
+from kohya_bucket.buckets.focus import cut_rectangles, focus_pixels, focused
 from kohya_bucket.buckets.switching import switching_points
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Explanation:
     """What happens to one image. Sizes are (width, height) in pixels; `cut` is left, top, right, bottom.
 
     `bucket` is None where there is none, and `reason` says why. `neighbours` are the next narrower and the next
-    wider bucket; empty where buckets follow from the images.
+    wider bucket; empty where buckets follow from the images. Of an image with a focus, `focus` is its rectangle in
+    shares, and `focus_cut` are the shares of it that the middle crop would cut off, and that this crop does.
     """
 
     size: tuple[int, int]
@@ -51,6 +52,8 @@ class Explanation:
     distance: float
     exact: bool
     neighbours: tuple[Neighbour, ...]
+    focus: tuple[float, ...] | None = None
+    focus_cut: tuple[float, float] | None = None
 
     @property
     def aspect(self) -> float:
@@ -58,21 +61,24 @@ class Explanation:
         return self.size[0] / self.size[1]
 
 
-def explain(rule: BucketRule, width: int, height: int) -> Explanation:
-    """Place one image and look around its bucket.
+def explain(rule: BucketRule, width: int, height: int, focus: tuple[float, ...] | None = None) -> Explanation:
+    """Place one image and look around its bucket; with a focus, the crop keeps that.
 
     Raises:
         ValueError: a side below 1.
     """
     if min(width, height) < 1:
         raise ValueError(f"{width}x{height} is not an image size: both sides must be 1 or more")
-    placement = rule.place([(width, height)])
+    middle = rule.place([(width, height)])
+    rectangle = None if focus is None else np.array([focus])
+    placement = focused(middle, rectangle)
     bucket = placement.bucket(0)
     if bucket is None:
         reason = placement.reason(0).text
         return Explanation((width, height), None, reason, (0, 0), (0, 0, 0, 0), 0.0, 0.0, 0.0, False, ())
     resized = placement.resized_sizes[0].tolist()
-    cut = cut_pixels(placement.resized_sizes, placement.bucket_sizes)[0].tolist()
+    cut = placement.cuts[0].tolist()
+    lost = None if rectangle is None else [float(cut_rectangles(p, rectangle)[0]) for p in (middle, placement)]
     return Explanation(
         size=(width, height),
         bucket=bucket,
@@ -84,6 +90,8 @@ def explain(rule: BucketRule, width: int, height: int) -> Explanation:
         distance=abs(float(placement.aspect_errors[0])),
         exact=bucket.as_tuple() == (width, height),
         neighbours=_neighbours(rule, bucket, width / height),
+        focus=focus,
+        focus_cut=None if lost is None else (lost[0], lost[1]),
     )
 
 
@@ -105,7 +113,7 @@ def _neighbours(rule: BucketRule, bucket: Bucket, aspect: float) -> tuple[Neighb
 
 _LONGEST = 1024
 _DARK = 0.35
-_OUTLINE = (255, 196, 0)
+_OUTLINE, _FOCUS = (255, 196, 0), (0, 196, 255)
 _LETTERS = 11  # pixels at least
 
 
@@ -130,6 +138,9 @@ def draw_preview(image: Image.Image, explanation: Explanation) -> Image.Image:
     result.paste(shown.crop(box), box)
     line = max(2, round(max(shown.size) / 300))
     ImageDraw.Draw(result).rectangle((box[0], box[1], box[2] - 1, box[3] - 1), outline=_OUTLINE, width=line)
+    if explanation.focus is not None:
+        sides = focus_pixels(np.array([explanation.focus]), np.array([shown.size]))[0].tolist()
+        ImageDraw.Draw(result).rectangle((sides[0], sides[1], sides[2] - 1, sides[3] - 1), outline=_FOCUS, width=line)
     _write(result, f"{explanation.bucket}, {explanation.crop_loss:.1%} cut off")
     return result
 

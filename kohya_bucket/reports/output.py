@@ -73,6 +73,8 @@ def _head(analysis: Analysis, recommendations: Sequence[Recommendation]) -> Rend
         text.append(f"{counted(s.samples, 'sample')}, {counted(s.batches, 'batch')} an epoch, ")
         text.append(f"{s.short_batches:,} of them not full{never}\n")
         text.append(f"Cropped off: median {s.median_crop:.2%}, 95th percentile {s.p95_crop:.1%}\n")
+    if analysis.focus_cuts is not None:
+        text.append(f"{str(analysis.focus_cuts).capitalize()}\n")
     return text
 
 
@@ -229,6 +231,7 @@ def analysis_as_dict(analysis: Analysis, limit: int = 100) -> dict[str, Any]:
         "outliers": {"threshold": analysis.outlier_threshold, **_images(analysis, analysis.outliers, limit)},
         "most_cropped": _images(analysis, analysis.most_cropped, limit),
         "most_enlarged": _images(analysis, analysis.most_enlarged, limit),
+        "focus": None if analysis.focus_cuts is None else analysis.focus_cuts._asdict(),
         "exif_rotated": _images(analysis, analysis.rotated, limit),
         "mislabelled": _reasons(images.mislabelled, images, limit),
         "duplicates": None

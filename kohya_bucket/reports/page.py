@@ -169,7 +169,7 @@ def image_lists(analysis: Analysis, limit: int) -> list[dict[str, Any]]:
         if some.notes_only:
             kind, rows = "notes", [[images.short_name(i), some.text(i)] for i in first]
         else:
-            shown = some.key in ("without_bucket", "exif_rotated")  # other texts are in the columns
+            shown = some.key in ("without_bucket", "exif_rotated", "focus_cut")  # other texts are in the columns
             kind, rows = "images", [image_row(analysis, i, some.text(i) if shown else "") for i in first]
         out.append(
             {
@@ -195,6 +195,7 @@ def image_row(analysis: Analysis, i: int, note: str) -> list[Any]:
 
 
 _MOST_ROWS = 100
+_WORST_FOCUS = 20
 
 
 def in_one_line(analyses: Sequence[Analysis]) -> str:
@@ -266,7 +267,8 @@ def render_page(
 
     Args:
         title: heading of the page; the first data set's name if empty.
-        thumbnails: at most this many small pictures in the file, over all data sets.
+        thumbnails: at most this many small pictures in the file, over all data sets; and of each data set at most 20
+            of images whose focus the middle crop would cut.
         limit: at most this many images in each list.
         progress: called as `progress(done, total)` while the small pictures are made.
         pictures: those of `illustrate`; by default they are made here.
@@ -280,8 +282,12 @@ def render_page(
         "made": datetime.now().strftime("%Y-%m-%d %H:%M"),
         "reasons": {int(r): r.text for r in Reason},
         "datasets": [
-            {**_dataset(a, limit), "sheets": _sheets(a, examples, pictures)}
-            for a, examples in zip(analyses, _examples(analyses, thumbnails), strict=True)
+            {
+                **_dataset(a, limit),
+                "sheets": [{"bucket": k, "shots": _shots(a, chosen, pictures)} for k, chosen in examples],
+                "focus": a.focus_cuts and {"text": str(a.focus_cuts), "shots": _shots(a, worst, pictures)},
+            }
+            for a, examples, worst in _shown(analyses, thumbnails)
         ],
     }
     about = in_one_line(analyses)
@@ -325,26 +331,23 @@ def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _sheets(analysis: Analysis, examples: Sequence[tuple[int, list[int]]], pictures: Pictures) -> list[dict[str, Any]]:
-    out = []
-    for k, chosen in examples:
-        shots = []
-        for i in chosen:
-            resized, bucket = analysis.placement.resized_sizes[i], analysis.placement.bucket_sizes[i]
-            shots.append(
-                {
-                    "row": image_row(analysis, i, ""),
-                    "picture": pictures[analysis.images.paths[i]],
-                    # Kept area as shares of the image: left, top, width, height.
-                    "kept": [
-                        *((resized - bucket) // 2 / resized).round(4).tolist(),
-                        *(bucket / resized).round(4).tolist(),
-                    ],
-                    "caption": caption_beside(analysis.images.paths[i], analysis.images.captions),
-                }
-            )
-        out.append({"bucket": k, "shots": shots})
-    return out
+def _shots(analysis: Analysis, images: Sequence[int], pictures: Pictures) -> list[dict[str, Any]]:
+    """Small pictures; the kept area and the focus as shares of the image: left, top, width, height."""
+    shots = []
+    for i in images:
+        resized, bucket = analysis.placement.resized_sizes[i], analysis.placement.bucket_sizes[i]
+        left_top = analysis.placement.select(np.array([i])).cuts[0, :2]
+        shot = {
+            "row": image_row(analysis, i, ""),
+            "picture": pictures[analysis.images.paths[i]],
+            "kept": [*(left_top / resized).round(4).tolist(), *(bucket / resized).round(4).tolist()],
+            "caption": caption_beside(analysis.images.paths[i], analysis.images.captions),
+        }
+        focus = analysis.subject.focus
+        if focus is not None and not np.isnan(focus[i]).any():
+            shot["focus"] = [*focus[i, :2].round(4).tolist(), *(focus[i, 2:] - focus[i, :2]).round(4).tolist()]
+        shots.append(shot)
+    return shots
 
 
 _AREA = 120 * 120
@@ -363,15 +366,15 @@ def illustrate(
     """Small pictures of the examples of all buckets; images that prove to be broken count as such from there on.
 
     Args:
-        thumbnails: at most this many examples at once.
+        thumbnails: as `render_page` says.
 
     Returns:
         the analyses, without the images whose pixels cannot be decoded; the pictures.
     """
     out, pictures = list(analyses), Pictures()
     while True:
-        chosen = zip(out, _examples(out, thumbnails), strict=True)
-        paths = [a.images.paths[i] for a, examples in chosen for _, some in examples for i in some]
+        shown = [(a, [*(some for _, some in examples), worst]) for a, examples, worst in _shown(out, thumbnails)]
+        paths = [a.images.paths[i] for a, chosen in shown for some in chosen for i in some]
         new = [path for path in dict.fromkeys(paths) if path not in pictures]
         if not new:
             return out, pictures
@@ -381,9 +384,12 @@ def illustrate(
             out = [a.without(broken) for a in out]
 
 
-def _examples(analyses: Sequence[Analysis], thumbnails: int) -> list[list[tuple[int, list[int]]]]:
-    share = max(0, thumbnails) // max(len(analyses), 1)
-    return [choose_examples(a, share) for a in analyses]
+def _shown(
+    analyses: Sequence[Analysis], thumbnails: int
+) -> list[tuple[Analysis, list[tuple[int, list[int]]], list[int]]]:
+    """Of each analysis the examples of its buckets, and the images whose focus would be cut most."""
+    share, worst = max(0, thumbnails) // max(len(analyses), 1), max(0, min(_WORST_FOCUS, thumbnails))
+    return [(a, choose_examples(a, share), a.worst_focus[:worst].tolist()) for a in analyses]
 
 
 def choose_examples(analysis: Analysis, total: int) -> list[tuple[int, list[int]]]:

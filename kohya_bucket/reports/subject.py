@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets import BucketRule
 from kohya_bucket.buckets.clips import ClipPlacement
-from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.images import SizeScan
 from kohya_bucket.images.clips import ClipScan
 from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer
@@ -196,6 +196,7 @@ class Subject:
         source: where the rule comes from, for the reader, e.g. a config's path.
         trainer: what settings are proposed for.
         clips: where the images are the frames of clips, what else is known of these.
+        focus: [N, 4] what each image's crop keeps, see `buckets/focus.py`; None: all crops are in the middle.
     """
 
     name: str
@@ -205,6 +206,7 @@ class Subject:
     source: str = ""
     trainer: Trainer = ANY_TRAINER
     clips: ClipFacts | None = None
+    focus: FloatArray | None = None
 
 
 def shared_folder(paths: Sequence[str]) -> tuple[int, bool]:

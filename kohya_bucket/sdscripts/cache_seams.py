@@ -12,6 +12,7 @@ import numpy as np
 from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject, where
 from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses, parameters_of
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.resize import INTERPOLATIONS, resampler, resize_and_crop
 from kohya_bucket.sdscripts.caching import extra_sizes
 from kohya_bucket.sdscripts.caching import text as text_caching
@@ -19,7 +20,7 @@ from kohya_bucket.sdscripts.caching.latents import cache_latents
 from kohya_bucket.sdscripts.caching.readable import cache_the_readable_plainly, check_one_size_each
 from kohya_bucket.sdscripts.caching.session import architecture_of
 from kohya_bucket.sdscripts.caching.text import is_ahead
-from kohya_bucket.sdscripts.objects import Dataset, DroppedRecord, Group, LatentsStrategy, TextStrategy
+from kohya_bucket.sdscripts.objects import CutSize, Dataset, DroppedRecord, Group, LatentsStrategy, TextStrategy
 
 __all__ = ["CACHING", "TEXT_CACHING", "has_no_strategies", "has_strategies"]
 
@@ -43,6 +44,7 @@ def _cache_latents(
     place: Place, self: Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
 ) -> None:
     with exit_with_message(), extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
+        _refuse_unseen_crops(place, unseen=cache_to_disk)
         run = functools.partial(place.original, self, vae, vae_batch_size, cache_to_disk, **more)
         cache_the_readable_plainly(self, run, place.door.options())
 
@@ -63,7 +65,17 @@ def _new_cache_latents(place: Place, self: Dataset, model: Any, accelerator: Any
     to_disk = bool(strategy is not None and strategy.cache_to_disk)
     known = strategy is not None and architecture_of(strategy.cache_suffix) is not None
     with exit_with_message(), extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
+        _refuse_unseen_crops(place, unseen=to_disk and not known)
         cache_latents(self, place.original, strategy, model, accelerator, place.door.options())
+
+
+def _refuse_unseen_crops(place: Place, *, unseen: bool) -> None:
+    """Raise `ConfigError` where a focus is set, and caches on disk would not be made again when it moves."""
+    if unseen and place.door.options().focus:
+        raise ConfigError(
+            "[kohya_bucket] focus is set, but this way of caching does not notice when it moves: leave "
+            "--cache_latents_to_disk out (--cache_latents alone keeps them in memory), or leave focus out"
+        )
 
 
 def _pixels(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -85,6 +97,17 @@ def _checksum(picture: Any) -> str:
     return f"pixels with the checksum {zlib.crc32(np.ascontiguousarray(picture).tobytes()):08x}"
 
 
+def _trim(
+    place: Place, random_crop: bool, image: Any, reso: Any, resized_size: Any, *args: Any, **more: Any
+) -> tuple[Any, Any, Any]:
+    if not isinstance(resized_size, CutSize):
+        found: tuple[Any, Any, Any] = place.original(random_crop, image, reso, resized_size, *args, **more)
+        return found
+    resized, original_size, _ = place.original(False, image, resized_size, resized_size, *args, **more)
+    (left, top), (width, height) = resized_size.crop, reso
+    return resized[top : top + height, left : left + width], original_size, resized_size.crop_ltrb(reso)
+
+
 _CALLED = ("get_strategy", "get_latents_npz_path", "is_disk_cached_latents_expected", "cache_batch_latents")
 _ARRAYS = ("npz_path", "latents_tensor", "original_size", "crop_ltrb", "flipped_latents_tensor", "alpha_mask")
 
@@ -98,6 +121,7 @@ CACHING = Subject(
         Seam(
             "trim_and_resize_if_required",
             (TakesAmong("random_crop", "image", "reso", "resized_size"), Behaves(_pixels)),
+            _trim,
         ),
         *where(
             has_plain_caching,

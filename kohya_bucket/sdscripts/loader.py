@@ -116,6 +116,8 @@ def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions, owner
     if options.several_sizes:
         several = [name for name in ("cache_latents", "cache_latents_to_disk") if name in given]
         needs.setdefault("caching", []).extend(f"--{name} with several sizes for an image" for name in several)
+    if options.focus:
+        needs.setdefault("caching", []).append("[kohya_bucket] focus")
     needs["resuming"] = [f"--{name}" for name in ("resume", *OPTIONS) if name in given]
     for subject, asked in needs.items():
         if subject in unknown and asked:

@@ -29,8 +29,8 @@ from kohya_bucket.sdscripts.config.files import (
     supported_extensions,
     written_ns,
 )
-from kohya_bucket.sdscripts.config.model import DatasetTable, Sizes
-from kohya_bucket.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord, Subset
+from kohya_bucket.sdscripts.config.model import DatasetTable, Sizes, refuse_random_crops
+from kohya_bucket.sdscripts.objects import CutSize, Dataset, Group, HeldDataset, ImageRecord, Subset
 from kohya_bucket.sdscripts.tables import BatchTable, KeyTable
 from kohya_bucket.sdscripts.wording import bucket_table_lines, rule_text, skipped_lines
 from kohya_bucket.texts import one_line
@@ -58,6 +58,7 @@ def make_buckets(dataset: Dataset, options: AdapterOptions, make_entry: Any) -> 
     Raises:
         KohyaBucketError: options from which no buckets follow, or that exclude each other.
     """
+    refuse_random_crops(getattr(dataset, "subsets", ()), options)
     # the metadata of a dataset may prescribe buckets; asked before its own are made
     prescribed = bool(dataset.bucket_manager is not None and dataset.enable_bucket)
     with collector_paused():
@@ -103,8 +104,9 @@ def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple
     placing = table.place(sizes, dataset.batch_size, _keys_of(dataset, options), options, by_metadata)
     placement = placing.placement
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
-    pairs = map(_pairs, (sizes.rows, placement.bucket_sizes, placement.resized_sizes))
-    for keep, info, size, bucket, resized in zip(placing.kept.tolist(), infos, *pairs, strict=True):
+    pairs = map(_pairs, (sizes.rows, placement.bucket_sizes))
+    columns = zip(placing.kept.tolist(), infos, *pairs, CutSize.of(placement), strict=True)
+    for keep, info, size, bucket, resized in columns:
         if keep:
             bucket = buckets.setdefault(bucket, bucket)
             info.image_size, info.bucket_reso, info.resized_size = size, bucket, resized

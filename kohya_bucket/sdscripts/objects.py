@@ -7,12 +7,49 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+
+from kohya_bucket.buckets.geometry import cut_pixels
+from kohya_bucket.buckets.placement import Placement
+
 __all__ = [
-    "CachedRecord", "Collator", "Dataset", "DelegatingDataset", "DroppedRecord", "Group", "HeldDataset", "ImageRecord",
-    "LatentsStrategy", "ListedSubset", "NotedSubset", "Subset", "TextStrategy", "inner_of",
+    "CachedRecord", "Collator", "CutSize", "Dataset", "DelegatingDataset", "DroppedRecord", "Group", "HeldDataset",
+    "ImageRecord", "LatentsStrategy", "ListedSubset", "NotedSubset", "Subset", "TextStrategy", "inner_of",
 ]  # fmt: skip
 
 Size = tuple[int, int]
+
+
+class CutSize(tuple[int, int]):
+    """The size that an image is resized to, (width, height), and where its bucket is then cut out of it.
+
+    Attributes:
+        crop: left and top of the cut.
+    """
+
+    crop: Size
+
+    @classmethod
+    def at(cls, width: int, height: int, left: int, top: int) -> Size:
+        """A plain size where `left` is -1: the cut is in the middle."""
+        size = cls((width, height))
+        size.crop = left, top
+        return size if left >= 0 else (width, height)
+
+    @classmethod
+    def of(cls, placement: Placement) -> list[Size]:
+        """The resized size of each image, with its cut where a focus moves that out of the middle."""
+        sizes: list[Size] = [(width, height) for width, height in placement.resized_sizes.tolist()]
+        if placement.crops is not None:
+            middle = cut_pixels(placement.resized_sizes, placement.bucket_sizes)[:, :2]
+            for i in np.flatnonzero((placement.crops != middle).any(axis=1)).tolist():
+                sizes[i] = cls.at(*sizes[i], *placement.crops[i].tolist())
+        return sizes
+
+    def crop_ltrb(self, bucket: Size) -> tuple[float, float, float, float]:
+        """What SDXL is told of the cut, see `buckets.focus.moved_crops`."""
+        (left, top), (width, height) = self.crop, bucket
+        return float(left), float(top), float(2 * width - self[0] + left), float(2 * height - self[1] + top)
 
 
 class ImageRecord(Protocol):

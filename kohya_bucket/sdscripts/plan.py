@@ -18,7 +18,7 @@ from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset, place_all
-from kohya_bucket.buckets.geometry import cut_pixels
+from kohya_bucket.buckets.focus import FocusCuts
 from kohya_bucket.buckets.misfits import BARELY, enlargement, shortened
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.rules.registry import named_rule
@@ -29,6 +29,7 @@ from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.latents.architectures import Trainer
 from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset
 from kohya_bucket.sdscripts.config.check import buckets_follow
+from kohya_bucket.sdscripts.config.model import refuse_lost_focus
 from kohya_bucket.texts import counted, some
 
 __all__ = [
@@ -75,6 +76,12 @@ class DatasetOverview:
         """One for each resolution that it trains at."""
         return self.images.per_resolution or (self.images.placement,)
 
+    @property
+    def focus_cuts(self) -> list[FocusCuts]:
+        """What the crops of each resolution cut off the images' focus; none where no focus is set."""
+        focus = self.images.focus
+        return [] if focus is None else [FocusCuts.of(placement, focus) for placement in self.placements]
+
     def enlarged_per_bucket(self) -> list[Enlarged]:
         """One entry per bucket in use, in the order of `images.rows()`."""
         image, bucket = self.images.pairs
@@ -96,7 +103,7 @@ class DatasetOverview:
                 "size": self.sizes.tolist(),
                 "bucket": at.bucket_sizes.tolist(),
                 "resized": at.resized_sizes.tolist(),
-                "cut": cut_pixels(at.resized_sizes, at.bucket_sizes).tolist(),
+                "cut": at.cuts.tolist(),
                 "crop_loss": at.crop_loss.tolist(),
                 "repeats": self.images.repeats.tolist(),
             }
@@ -146,6 +153,7 @@ def overview(
             unreadable |= name_unreadable([dataset], config.findings, progress)
             continue
         try:
+            refuse_lost_focus(dataset.config, options, config.release)
             placed.append(_place(dataset, dataset.images, options, progress, config.findings, config.trainer))
         except KohyaBucketError as error:
             raise type(error)(f"{dataset.config.place}: {error}") from error

@@ -14,12 +14,14 @@ from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.seams import Place, Seam, Subject, calling_frame, where
 from kohya_bucket.adapter.shapes import Behaves, Check, Fields, Inherits, Offers, Says, Takes, TakesAmong, Uses
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts import make_buckets as own
 from kohya_bucket.sdscripts import objects
 from kohya_bucket.sdscripts.batches import note_epoch, numbered_item, planned_item
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.cache_seams import CACHING, TEXT_CACHING, has_no_strategies, has_strategies
 from kohya_bucket.sdscripts.config.files import read_folder
+from kohya_bucket.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
 from kohya_bucket.sdscripts.objects import Dataset, DelegatingDataset, Group
 from kohya_bucket.sdscripts.resuming import is_known
 from kohya_bucket.sdscripts.tables import BatchTable
@@ -83,6 +85,11 @@ def _make_buckets(place: Place, self: Dataset) -> None:
 
 
 def _make_control_buckets(place: Place, self: DelegatingDataset) -> None:
+    if place.door.options().focus and Uses("trim_and_resize_if_required")(
+        place.door.owners.find("ControlNetDataset.__getitem__")[2]
+    ):
+        with exit_with_message():
+            raise ConfigError(CONTROL_IN_THE_MIDDLE)
     place.original(self)
     self.num_train_images = self.dreambooth_dataset_delegate.num_train_images
 

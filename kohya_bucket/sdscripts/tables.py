@@ -22,7 +22,7 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.planning import EpochPlan, EpochPlanner, EpochPosition
-from kohya_bucket.sdscripts.objects import Group, HeldDataset, inner_of
+from kohya_bucket.sdscripts.objects import CutSize, Group, HeldDataset, inner_of
 
 __all__ = ["BatchTable", "Few", "ImageColumns", "KeyTable", "column_of", "compact"]
 
@@ -269,11 +269,18 @@ def column_of(values: list[Any], keys: TextColumn) -> Any:
     if kinds == {str}:
         texts = TextColumn.of(values)
         return keys if texts == keys else texts
+    if CutSize in kinds and kinds <= {tuple, CutSize}:
+        rows = [(*value, *getattr(value, "crop", (-1, -1))) for value in values]
+        return Numbers(np.array(rows, dtype=np.int32), _cut_size)
     if len(kinds) == 1 and kinds <= {tuple, list}:
         numbers = Numbers.of(values, kinds.pop())
         if numbers is not None:
             return numbers
     return values
+
+
+def _cut_size(row: list[int]) -> tuple[int, int]:
+    return CutSize.at(*row)
 
 
 class Few:
@@ -320,7 +327,7 @@ def _mark(value: Any) -> Any:
 class Numbers:
     """N tuples or lists of as many ints, or floats, each."""
 
-    def __init__(self, rows: npt.NDArray[Any], kind: type) -> None:
+    def __init__(self, rows: npt.NDArray[Any], kind: Callable[[list[Any]], Any]) -> None:
         self._numbers = rows
         self._kind = kind
 

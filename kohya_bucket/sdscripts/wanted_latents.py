@@ -12,6 +12,7 @@ import numpy.typing as npt
 from kohya_bucket.adapter.group import moved_images
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import BucketSet
+from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.rule import InSet
 from kohya_bucket.buckets.sizes import IntArray
@@ -19,7 +20,7 @@ from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset, SubsetConfig
-from kohya_bucket.sdscripts.config.model import Sizes
+from kohya_bucket.sdscripts.config.model import Sizes, refuse_lost_focus
 
 __all__ = ["CachedSizes", "cached_sizes", "collection_names", "items_of", "wanted_by_config"]
 
@@ -63,6 +64,7 @@ def wanted_by_config(
     out = []
     for number, (dataset, collection, images) in enumerate([*training, *validation]):
         if len(images):
+            refuse_lost_focus(dataset.config, options, config.release)
             sizes = images.sizes(options.metadata_cache, progress)
             for part in cached_sizes(dataset, images, sizes, options, gpus, collection):
                 found = _of_dataset(dataset, images, sizes.rows, part, encoding, images_root, content_hash)
@@ -203,6 +205,7 @@ def cached_sizes(
         width, height = trained.buckets[target]
         only = BucketSet.from_dims([(width, height)])
         placement = InSet(sizes.rows[rows], only, np.zeros(len(rows), dtype=np.int32)).placement()
+        placement = focused(placement, None if trained.focus is None else trained.focus[image[bucket == target]])
         name = f"{names[int(trained.resolution_of_bucket[target])]} to {width}x{height}".strip()
         out.append(CachedSizes(rows, placement, name, True))
     return out

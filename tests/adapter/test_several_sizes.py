@@ -55,8 +55,9 @@ def test_walking_by_number_trains_what_is_asked(case, epoch):
         assert (size, number) == (len(batch.images), 0)
         width, height = images.buckets[batch.bucket]
         for image in batch.images.tolist():
-            (bucket, resized) = images.size_at(image, batch.bucket)
-            assert bucket == (width, height)
+            placed = images.placed_at(image, batch.bucket)
+            bucket, resized = placed.bucket_sizes[0].tolist(), placed.resized_sizes[0].tolist()
+            assert bucket == [width, height]
             assert resized[0] >= width
             assert resized[1] >= height
             if images.no_upscale:

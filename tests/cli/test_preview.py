@@ -79,6 +79,16 @@ def test_a_preview_is_what_plan_prints(folder, tmp_path):
     assert (of_dict.buckets, of_dict.steps) == (found.buckets, found.steps)
 
 
+def test_a_preview_has_the_crops_of_a_focus(folder):
+    (folder / "3.focus.json").write_text("[0, 0, 0.1, 1]", encoding="utf-8")
+    found = kohya_bucket.preview(config(folder, max_bucket_reso=256) | {"kohya_bucket": {"focus": "beside"}})
+    assert mistakes(json.loads(json.dumps(found.data))) == []
+    (entry,) = found.data["datasets"]
+    assert entry["focus"] == [{"rectangles": 1, "cut_in_middle": 1, "cut": 0}]
+    (row,) = [row for row in entry["image_rows"] if row["key"] == str(folder / "3.png")]
+    assert row["cut"][0] == 0 < row["cut"][2]
+
+
 def test_what_mends_an_image_lets_it_train(folder):
     Image.new("RGB", (300, 20)).save(folder / "thin.png")
     keys = {"bucket_no_upscale": True, "bucket_reso_steps": 64}

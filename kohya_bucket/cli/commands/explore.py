@@ -46,6 +46,7 @@ def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool)
     trained = supported_extensions()
     if source is None:
         return render_explorer(trained=trained)
+    from kohya_bucket.cli.configs import adapter_options
     from kohya_bucket.cli.sources import images_in, not_read
     from kohya_bucket.cli.subjects import Reading, images_of_config
     from kohya_bucket.texts import read_text
@@ -57,9 +58,14 @@ def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool)
         images = reading.table(images_in([source], recursive=recursive))
         images = images.without(not_read(images.paths))
         return render_explorer(path.name or path.resolve().name, [images], trained=trained)
-    _, read, findings = images_of_config(path, reading)
+    config, read, findings = images_of_config(path, reading)
+    if adapter_options(config).focus:
+        raise ConfigError(
+            f"{source}: [kohya_bucket] focus is set, and the explorer shows crops in the middle: kohya-bucket analyze "
+            f"--config {source} --html report.html shows them where they are"
+        )
     for finding in findings:
         say(f"{finding.severity.value}: {finding.text}", err=True)
     numbers = [dataset.config.number - 1 for dataset, _ in read]
-    config = GivenConfig(path.name, read_text(path), numbers)
-    return render_explorer(path.name, [images for _, images in read], config, trained)
+    given = GivenConfig(path.name, read_text(path), numbers)
+    return render_explorer(path.name, [images for _, images in read], given, trained)

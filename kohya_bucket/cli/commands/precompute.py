@@ -117,7 +117,7 @@ def precompute(
     source: Chosen | Planned
     if config is not None:
         _check_config(context, config, path, options)
-        source = planned(config, train_batch_size, gpus)
+        source = planned(config, train_batch_size, gpus, reader)
         if output is None and stored.format == "shards":
             output = cast("Path | None", source.store())
     else:

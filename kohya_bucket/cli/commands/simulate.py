@@ -48,6 +48,9 @@ def simulate(
     *,
     config: Annotated[Path | None, typer.Option(help="take the rules of this dataset config")] = None,
     clip_options: ClipOptions,
+    focus: Annotated[
+        str | None, typer.Option(help="keep this rectangle: left,top,right,bottom in shares of the picture; or a file")
+    ] = None,
     preview: Annotated[Path | None, typer.Option(help="draw the kept area into this picture")] = None,
     as_json: AsJson = False,
     options: RuleOptions,
@@ -70,7 +73,8 @@ def simulate(
         foreign = _not_read(file)
     check_output("--preview", preview, "a picture", [file, config])
     rules: list[WayToTrain]
-    if is_clip or clip_options != ClipOptions() or (config is not None and is_musubi_config(config)):
+    by_musubi = is_clip or clip_options != ClipOptions() or (config is not None and is_musubi_config(config))
+    if by_musubi:
         from kohya_bucket.cli.clips import ways_to_train
 
         rules = ways_to_train(context, config, options, clip_options, clip)
@@ -78,7 +82,8 @@ def simulate(
         rules = [(name, rule, None) for name, rule in rules_of_config(config, size)]
     else:
         rules = [(options.title, options.make(), None)]
-    found = [(name, explain(rule, *size), taken) for name, rule, taken in rules]
+    kept = _focus_of(focus, config, file, by_musubi=by_musubi)
+    found = [(name, explain(rule, *size, kept), taken) for name, rule, taken in rules]
     if as_json:
         rows = [_as_dict(*one, orientation) | {"not_read": foreign} for one in found]
         typer.echo(json.dumps(rows, indent=2))
@@ -93,6 +98,35 @@ def simulate(
         _draw_into(preview, still, [explanation for _, explanation, _ in found], orientation)
     if all(e.bucket is None or (taken and not taken.told["items"]) for _, e, taken in found):
         raise typer.Exit(1)
+
+
+def _focus_of(
+    given: str | None, config: Path | None, file: Path | None, *, by_musubi: bool
+) -> tuple[float, ...] | None:
+    """The rectangle that `--focus` gives, or that a file has for the image; None where there is none.
+
+    Raises:
+        KohyaBucketError: training would not keep it.
+    """
+    from kohya_bucket.images.focus_files import focus_in, parsed_focus
+
+    if by_musubi and given is not None:
+        raise KohyaBucketError(f"--focus is {given!r}, but musubi-tuner cuts in the middle: leave it out")
+    if config is not None and not by_musubi:
+        from kohya_bucket.cli.configs import adapter_options, release_at_hand
+        from kohya_bucket.sdscripts.config import read_config
+        from kohya_bucket.sdscripts.config.model import refuse_lost_focus
+
+        read = read_config(config, release=release_at_hand(None)[0], check_captions=False)
+        options = adapter_options(read)
+        options = options if given is None else replace(options, focus=given)
+        for dataset in read.datasets:
+            refuse_lost_focus(dataset.config, options, read.release)
+        given = options.focus
+    if given is None:
+        return None
+    rectangle = parsed_focus(given, "--focus")
+    return rectangle or (None if file is None else focus_in(given, str(file)))
 
 
 def _with_longer_sides(options: RuleOptions, e: Explanation) -> list[tuple[str, str]]:
@@ -169,6 +203,9 @@ def _print(name: str, e: Explanation, orientation: int, foreign: str, more: Sequ
     left, top, right, bottom = e.cut
     parts = [f"{n} {side}" for n, side in ((left, "left"), (top, "top"), (right, "right"), (bottom, "bottom")) if n]
     line("crop", f"{', '.join(parts)}  ({e.crop_loss:.1%} of the picture)" if parts else "nothing")
+    if e.focus_cut is not None:
+        middle, now = e.focus_cut
+        line("focus", f"{'whole' if not now else f'{now:.1%} of it cut off'}; the middle would cut off {middle:.1%}")
     for label, text in more:
         line(label, text)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import as_pair, size_keys, sizes_of_keys
 from kohya_bucket.checks import as_flag
@@ -285,7 +286,7 @@ def _of(dataset: Any) -> tuple[list[str], Placement, list[str | None] | None]:
         )
     placement = getattr(dataset, "placement", None)
     if placement is None:
-        placement = dataset.rule.place(dataset.sizes)
+        placement = focused(dataset.rule.place(dataset.sizes), getattr(dataset, "focus", None))
     captions = getattr(dataset, "captions", None)
     if captions is None and hasattr(source, "caption"):
         captions = [source.caption(i) or None for i in range(len(paths))]

@@ -17,10 +17,12 @@ from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.group import moved_images
+from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.datasets.agreement import world
 from kohya_bucket.errors import ConfigError, LatentStoreError
-from kohya_bucket.sdscripts.objects import Dataset, HeldDataset, ImageRecord, inner_of
+from kohya_bucket.sdscripts.objects import CutSize, Dataset, HeldDataset, ImageRecord, inner_of
 from kohya_bucket.sdscripts.tables import BatchTable
 
 __all__ = ["SizedPath", "at_planned_size", "caching_all_sizes"]
@@ -68,7 +70,7 @@ def at_planned_size(dataset: HeldDataset, index: PlannedBatch) -> Iterator[None]
     shown: dict[str, Any] = {}
     for i, key in zip(index.images.tolist(), owner.bucket_manager.buckets[index], strict=True):
         info = own[key]
-        size, resized = images.size_at(i, index.bucket)
+        size, resized = _size_at(images, i, index.bucket)
         if tuple(info.bucket_reso) != size:
             shown[key] = _with_latents(_Variant(info, size, resized), getattr(owner, _KEPT, {}))
     if not shown:
@@ -79,6 +81,12 @@ def at_planned_size(dataset: HeldDataset, index: PlannedBatch) -> Iterator[None]
         yield
     finally:
         owner.image_data = own
+
+
+def _size_at(images: PlacedDataset, image: int, bucket: int) -> tuple[Size, Size]:
+    """(bucket, resized size) of an image in any bucket."""
+    placement = images.placed_at(image, bucket)
+    return as_pair(placement.bucket_sizes[0]), CutSize.of(placement)[0]
 
 
 def _with_latents(variant: _Variant, cached: Mapping[tuple[str, Size], Mapping[str, Any]]) -> Any:
@@ -153,7 +161,7 @@ def _variants(dataset: Dataset) -> list[_Variant]:
     for members, buckets in (images.pairs, moved_images(images, table.options, [world()[0]])):
         for i, k in zip(members.tolist(), buckets.tolist(), strict=True):
             info: ImageRecord = dataset.image_data[images.keys[i]]
-            size, resized = images.size_at(i, k)
+            size, resized = _size_at(images, i, k)
             if tuple(info.bucket_reso) != size:
                 found.append(_Variant(info, size, resized))
     return found

@@ -32,6 +32,7 @@ from kohya_bucket.latents.npz.names import NpzNames
 from kohya_bucket.latents.npz.read_write import NpzLatents, write_arrays, write_npz
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
+from kohya_bucket.sdscripts.objects import CutSize
 
 __all__ = [
     "CacheItem",
@@ -100,7 +101,8 @@ class CacheItem:
             name = choose_interpolation(self.original_size, resized, self.interpolation)
             shrinks = all(after <= before for after, before in zip(resized, self.original_size, strict=True))
             name = f"{name}/{resampler(name, shrinks=shrinks, by_trainer=True)}"
-        crop = (resized[0] - self.bucket_reso[0]) // 2, (resized[1] - self.bucket_reso[1]) // 2
+        middle = (resized[0] - self.bucket_reso[0]) // 2, (resized[1] - self.bucket_reso[1]) // 2
+        crop = resized.crop if isinstance(resized, CutSize) else middle
         return Fingerprint(
             nbytes, mtime, "", self.vae, as_pair(self.bucket_reso), as_pair(resized), crop, name, dtype, "latents",
             self.flip, self.alpha_mask,

@@ -40,7 +40,7 @@ __all__ = [
 # What versions of sd-scripts read differently in configs, metadata and captions, and which of it a checkout reads.
 
 
-_FILES = ("config_util.py", "train_util.py", "finetuning_dataset.py")
+_FILES = ("config_util.py", "train_util.py", "finetuning_dataset.py", "controlnet_dataset.py")
 
 
 class Change(enum.Enum):
@@ -57,6 +57,8 @@ class Change(enum.Enum):
     SKIPPING = ("0.10.2", "skip_image_resolution")
     # metadata keys without extension are looked up; width and height in .jsonl
     STEMS = ("0.10.6", '"width" in line_md')
+    # control images are cut by the function that cuts their images
+    CONTROL_CUTS = ("0.11", "cond_img, _, _ = trim_and_resize_if_required")
     # with enable_wildcard, the tags of an image without caption are trained
     TAGS_ALONE = ("0.11.2", "caption_lines")
 

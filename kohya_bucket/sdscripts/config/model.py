@@ -15,17 +15,26 @@ from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import Placing, place_images
+from kohya_bucket.adapter.placing import Placing, place_images, refuse_conflicts
 from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.config.files import Skips, skipped_images
-from kohya_bucket.sdscripts.config.keys import NEWEST, DatasetConfig, Kind, Release, SubsetConfig
+from kohya_bucket.sdscripts.config.keys import NEWEST, Change, DatasetConfig, Kind, Release, SubsetConfig
 from kohya_bucket.texts import counted, some
 
-__all__ = ["DatasetTable", "Entry", "Reading", "Registry", "Sizes", "is_used", "large_enough"]
+__all__ = [
+    "CONTROL_IN_THE_MIDDLE", "DatasetTable", "Entry", "Reading", "Registry", "Sizes", "is_used", "large_enough",
+    "refuse_lost_focus", "refuse_random_crops",
+]  # fmt: skip
+
+CONTROL_IN_THE_MIDDLE = (
+    "[kohya_bucket] focus is set, but this version of sd-scripts cuts control images in the middle, whatever is cut "
+    "from their images: leave focus out, or train with sd-scripts 0.11"
+)
 
 
 @dataclass(frozen=True)
@@ -102,8 +111,26 @@ class DatasetTable:
             prescribed = manager.place
         return place_images(
             self.keys, sizes.rows, self.repeats, batch_size, keys, options,
-            unreadable=sizes.unreadable, prescribed=prescribed,
+            paths=self.paths, unreadable=sizes.unreadable, prescribed=prescribed,
         )  # fmt: skip
+
+
+def refuse_random_crops(subsets: Sequence[Any], options: AdapterOptions) -> None:
+    """Raise `ConfigError` where a focus is set for images whose crops sd-scripts would draw at random."""
+    if options.focus and any(getattr(subset, "random_crop", False) for subset in subsets):
+        raise ConfigError(
+            "[kohya_bucket] focus is set, but random_crop is on, which draws the crops that a focus decides: leave "
+            "out one of them"
+        )
+
+
+def refuse_lost_focus(config: DatasetConfig, options: AdapterOptions, release: Release) -> None:
+    """Raise `ConfigError` where a focus is set that training this dataset would not keep."""
+    if options.focus:
+        refuse_random_crops(config.subsets, options)
+        refuse_conflicts(config.dataset_keys, options)
+        if config.kind is Kind.CONTROLNET and Change.CONTROL_CUTS not in release:
+            raise ConfigError(CONTROL_IN_THE_MIDDLE)
 
 
 class Sizes(NamedTuple):

@@ -49,6 +49,7 @@ class Config:
         findings: everything that is wrong or notable.
         family: the model family, where the file shows it; see `ARCHITECTURES`.
         trainer: what it was checked for.
+        release: the version of sd-scripts that it was read as.
         length: how long a trainer's settings let it train; None for a dataset config, which does not say.
     """
 
@@ -59,6 +60,7 @@ class Config:
     family: str = ""
     trainer: Trainer = ANY_TRAINER
     length: RunLength | None = None
+    release: Release = NEWEST
 
 
 def read_config(
@@ -165,7 +167,7 @@ def _read(
         out.append(ReadDataset(dataset, images, validation))
         if dataset.subsets and not len(images):
             findings.error("no-images", dataset.place, "no image is left to train", "see the other findings")
-    return Config(source.path, tuple(out), table, findings, family, trainer)
+    return Config(source.path, tuple(out), table, findings, family, trainer, release=release)
 
 
 def _list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:

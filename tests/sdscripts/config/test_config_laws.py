@@ -95,7 +95,7 @@ def test_every_key_has_a_level_and_a_default_of_its_type() -> None:
 @pytest.mark.parametrize(
     ("version", "count"),
     [("v0.9.1", 0), ("0.8.7", 0), ("v0.10.0", 2), ("v0.10.1", 2), ("0.10.2", 3), ("v0.10.5", 3), ("0.10.6", 4),
-     ("0.10", 4), ("v0.11.1", 4), ("0.11.2", 5), ("0.12", 5), ("1.0", 5), ("main", 5)],
+     ("0.10", 4), ("v0.11.1", 5), ("0.11.2", 6), ("0.12", 6), ("1.0", 6), ("main", 6)],
 )  # fmt: skip
 def test_a_version_has_the_changes_up_to_it(version: str, count: int) -> None:
     assert Release.of(version).changes == frozenset(list(Change)[:count])
@@ -110,6 +110,9 @@ def test_a_checkout_is_judged_by_its_words(tmp_path: Path) -> None:
     assert release.changes == {Change.VALIDATION, Change.SKIPPING}
     assert release.name == str(tmp_path)
     metadata.write_text('line_md["image_path"]; "width" in line_md; caption_lines', encoding="utf-8")
+    assert Release.in_checkout(tmp_path).changes == frozenset(Change) - {Change.CONTROL_CUTS}
+    control = tmp_path / "library" / "controlnet_dataset.py"
+    control.write_text("cond_img, _, _ = trim_and_resize_if_required(", encoding="utf-8")
     assert Release.in_checkout(tmp_path) == NEWEST
 
 

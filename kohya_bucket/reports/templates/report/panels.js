@@ -82,16 +82,24 @@ function sheets(view) {
     h("div", { class: d.sheets.every((sheet) => sheet.shots.length <= 4) ? "sheets tight" : "sheets" }, sheets));
 }
 
+function focusPanel(view) {
+  const { text, shots } = view.data.focus;
+  return section("focus", "Focus",
+    h("p", { class: "soft" }, `${text.replace("focus: ", "")}. ${shots.length ? "The worst of those that the middle would cut, with the rectangle dashed and what is cut off tinted:" : ""}`),
+    h("div", { class: "sheet" }, h("div", { class: "shots" }, shots.map((one) => shot(view, view.data.buckets[one.row[3]], one)))));
+}
+
 /* One small picture of a sheet: a button that asks about its size. */
-function shot(view, bucket, { row, picture, kept: share, caption: beside }) {
+function shot(view, bucket, { row, picture, kept: share, focus: marked, caption: beside }) {
   const [name, width, height, , loss, scale] = row, box = h("span", { class: "thumb" });
   const short = inShort(bucket, loss, scale);
   if (picture) {
     const [uri, w, t] = picture, kept = h("span", { class: "kept" });
     box.style.width = `${w}px`;
     box.style.height = `${t}px`;
-    ["left", "top", "width", "height"].forEach((side, i) => { kept.style[side] = `${100 * share[i]}%`; });
-    box.append(h("img", { src: uri, alt: `${name}: ${size([width, height])} to ${short}`, decoding: "async" }), kept);
+    const mark = marked ? h("span", { class: "marked" }) : null;
+    ["left", "top", "width", "height"].forEach((side, i) => { kept.style[side] = `${100 * share[i]}%`; if (mark) mark.style[side] = `${100 * marked[i]}%`; });
+    box.append(h("img", { src: uri, alt: `${name}: ${size([width, height])} to ${short}`, decoding: "async" }), kept, ...(mark ? [mark] : []));
   } else box.append(h("span", { class: "missing" }, `${name}: its pixels do not decode`));
   const caption = h("figcaption", {}, h("span", {}, name.split("/").pop()), h("span", {}, `${size([width, height])} → ${size(bucket)}`),
     h("span", {}, [loss ? `−${percent(loss)}` : "uncut", scale > 1.001 ? `×${scale.toFixed(2)}` : null].filter(Boolean).join(", ")));

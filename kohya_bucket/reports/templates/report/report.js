@@ -13,6 +13,7 @@ class View {
     if (data.histogram) panels.push(this.aspects());
     panels.push(h("div", { class: "pair" }, data.scatter.length ? sizeChart(this) : null, this.ask()));
     if (data.buckets.length) panels.push(buckets(this));
+    if (data.focus) panels.push(focusPanel(this));
     if (data.sheets.length) panels.push(sheets(this));
     panels.push(lists(this));
     this.root.append(...panels.filter(Boolean));

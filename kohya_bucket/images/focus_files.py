@@ -1,0 +1,279 @@
+"""Focus rectangles from files: one JSON Lines or Parquet file of all images, or a small file beside each.
+
+A row is `{"image": "dogs/a.jpg", "focus": [left, top, right, bottom]}`, in shares of the picture, or `[x, y]` for a
+point; images are named relative to the folder of the file. Beside `a.jpg` stands `a.focus.json` with such a row or its
+list alone, or SimpleTuner's `a.bbox`, a list of `{"label": …, "bbox": [x1, y1, x2, y2]}` in shares, of whose boxes the
+smallest rectangle around all is taken. `buckets/focus.py` says what a rectangle means.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.focus import NO_FOCUS
+from kohya_bucket.buckets.sizes import FloatArray
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.listing import file_key
+from kohya_bucket.images.remote import is_url
+from kohya_bucket.texts import parse_json, read_text
+
+__all__ = ["BESIDE", "FocusTable", "around", "focus_in", "focus_lines", "parsed_focus", "read_focus"]
+
+BESIDE = "beside"  # in place of a file's name: look beside each image
+_OWN, _SIMPLETUNER = ".focus.json", ".bbox"
+_FORM = "[left, top, right, bottom] or [x, y], in shares of the picture from 0 to 1"
+_ODD_NAMES = ("\n/", "\n.", "/.", "//", "\\", ":")  # spellings that must be worked out; others are the same everywhere
+
+Row = tuple[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class FocusTable:
+    """N images with a rectangle each.
+
+    Attributes:
+        names: [N] as the file has them, relative to `folder`.
+        rectangles: [N, 4] float64 left, top, right, bottom in shares.
+    """
+
+    folder: str
+    names: Sequence[str]
+    rectangles: FloatArray
+    _rows: Mapping[str, int]
+
+    def of(self, paths: Iterable[str]) -> tuple[FloatArray, list[str]]:
+        """[M, 4] the rectangles of images, NaN where there is none; and names of other images, which do not exist.
+
+        Addresses of remote ones are not asked for.
+        """
+        at = np.array([self._row(path) for path in paths], dtype=np.intp)
+        other = np.ones(len(self.names), dtype=np.bool_)
+        other[at[at >= 0]] = False
+        names = (self.names[i] for i in np.flatnonzero(other).tolist())
+        missing = [name for name in names if not (is_url(name) or os.path.exists(os.path.join(self.folder, name)))]
+        if not len(self.names):
+            return _none(len(at)), missing
+        return np.where(at[:, None] < 0, np.nan, self.rectangles[at]), missing
+
+    def _row(self, path: str) -> int:
+        key = path if is_url(path) else file_key(path)
+        inside = key[len(self.folder) :].replace(os.sep, "/") if key.startswith(self.folder) else key
+        return self._rows.get(inside, -1)
+
+
+def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]:
+    """The focus of each image: [N, 4] shares, NaN where there is none; and the names in the file of images that are
+    not there.
+
+    Args:
+        where: a JSON Lines (`.jsonl`) or Parquet file; or `beside`: the files beside the images.
+        paths: [N] image files.
+
+    Raises:
+        ConfigError: a file that cannot be read, or a row that is no rectangle, with file, line and value.
+    """
+    if where == BESIDE:
+        return _beside(paths), []
+    try:
+        status = os.stat(where)
+    except OSError as error:
+        raise ConfigError(
+            f"focus is {where!r}, which cannot be read ({error.strerror}): name a .jsonl or .parquet file, or "
+            f"{BESIDE!r} for files beside the images"
+        ) from None
+    return _table(os.path.abspath(where), status.st_size, status.st_mtime_ns).of(paths)
+
+
+@lru_cache(maxsize=2)  # all data sets of a run ask for it
+def _table(path: str, nbytes: int, mtime: int) -> FocusTable:  # noqa: ARG001  (what tells states apart)
+    folder = os.path.join(file_key(os.path.dirname(path)), "")
+    by_columns = _parquet if path.lower().endswith(".parquet") else _json_lines
+    names, rectangles = by_columns(path)
+    keys = names
+    text = "\n" + "\n".join(names)
+    if os.name == "nt" or any(odd in text for odd in _ODD_NAMES):
+        keys = [name if is_url(name) else _inside(file_key(os.path.join(folder, name)), folder) for name in names]
+    rows = dict(zip(keys, range(len(keys)), strict=True))
+    if len(rows) < len(keys):
+        twice = next(name for i, (name, key) in enumerate(zip(names, keys, strict=True)) if rows[key] != i)
+        raise ConfigError(f"{path}: {twice!r} has more than one focus; keep one, or one rectangle around all")
+    return FocusTable(folder, names, rectangles, rows)
+
+
+def _inside(key: str, folder: str) -> str:
+    return key[len(folder) :].replace(os.sep, "/") if key.startswith(folder) else key
+
+
+def _none(count: int) -> FloatArray:
+    return np.full((count, 4), np.nan)
+
+
+def _json_lines(path: str) -> tuple[list[str], FloatArray]:
+    """By pyarrow where it is installed, a million rows in a second; else, and where a row is wrong, line by line."""
+    try:
+        pa, reader = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.json")
+    except ImportError:
+        return _columns(_lines(path))
+    schema = pa.schema([("image", pa.string()), ("focus", pa.list_(pa.float64()))])
+    try:
+        table = reader.read_json(
+            path, reader.ReadOptions(use_threads=False, block_size=1 << 24),
+            reader.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        )  # fmt: skip
+        found = _from_arrow(table)
+    except (pa.ArrowException, OSError, ValueError):
+        found = None
+    return found or _columns(_lines(path))
+
+
+def _parquet(path: str) -> tuple[list[str], FloatArray]:
+    from kohya_bucket.errors import as_damage
+    from kohya_bucket.images.arrow_files import read_table
+
+    with as_damage(f"{path}: cannot be read as a table with the columns image and focus", error=ConfigError):
+        table = read_table(path, ["image", "focus"])
+        found = _from_arrow(table)
+        rows = [] if found else table.to_pylist()
+    if found is not None:
+        return found
+    return _columns(_row(row, f"{path}, row {number}") for number, row in enumerate(rows, 1))
+
+
+def _from_arrow(table: Any) -> tuple[list[str], FloatArray] | None:
+    """The columns of a table; None where any row is no rectangle of an image, which is then found row by row."""
+    names, focus = (table.column(name).combine_chunks() for name in ("image", "focus"))
+    values = np.asarray(focus.flatten(), dtype=np.float64)
+    lengths = np.asarray(focus.value_lengths())
+    if names.null_count or focus.null_count or not np.isin(lengths, (2, 4)).all():
+        return None
+    ends = np.cumsum(lengths, dtype=np.int64)
+    first = ends - lengths
+    rectangles = values[np.stack([first, first + 1, ends - 2, ends - 1], axis=1)]
+    with np.errstate(invalid="ignore"):
+        good = (rectangles >= 0).all() and (rectangles <= 1).all() and (rectangles[:, :2] <= rectangles[:, 2:]).all()
+    compute, arrow = importlib.import_module("pyarrow.compute"), importlib.import_module("pyarrow")
+    # all names in one text: ten times as fast as one by one, and to_numpy would import pandas
+    together = arrow.ListArray.from_arrays([0, len(names)], names)
+    texts = compute.binary_join(together, "\n")[0].as_py().split("\n") if len(names) else []
+    return (texts, rectangles) if good and len(texts) == len(names) and "" not in texts else None
+
+
+def _columns(rows: Iterable[Row]) -> tuple[list[str], FloatArray]:
+    found = list(rows)
+    return [name for name, _ in found], np.array([box for _, box in found], dtype=np.float64).reshape(-1, 4)
+
+
+def _lines(path: str) -> Iterator[Row]:
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _row(_parsed(line, f"{path}, line {number}"), f"{path}, line {number}")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: this is not UTF-8 text ({error}); focus files are JSON Lines or Parquet") from None
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _row(row: Any, where: str) -> Row:
+    name = row.get("image") if isinstance(row, dict) else None
+    if not isinstance(name, str) or not name or "focus" not in row:
+        raise ConfigError(f'{where}: {str(row)[:100]} is no row: write {{"image": "a.jpg", "focus": {_FORM}}}')
+    return name, _rectangle(row["focus"], f"{where}: the focus of {name!r}")
+
+
+def _rectangle(value: Any, what: str) -> tuple[float, ...]:
+    """The four shares of a rectangle or point, checked."""
+    good = isinstance(value, (list, tuple)) and len(value) in (2, 4)
+    if not good or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
+        raise ConfigError(f"{what} is {str(value)[:100]}, but must be {_FORM}")
+    left, top, right, bottom = value if len(value) == 4 else (*value, *value)
+    why = ""
+    if not np.isfinite(value).all():
+        why = "which is not finite"
+    elif min(value) < 0:
+        why = "which is negative"
+    elif max(value) > 1:
+        why = "which lies outside the picture: give shares from 0 to 1, not pixels"
+    elif left > right or top > bottom:
+        why = "whose sides are swapped: give left, top, right, bottom"
+    if why:
+        raise ConfigError(f"{what} is {list(value)}, {why}")
+    return float(left), float(top), float(right), float(bottom)
+
+
+def focus_in(where: str, image: str) -> tuple[float, ...] | None:
+    """The rectangle that a file, or what is beside it, has for one image; None where it has none. See `read_focus`."""
+    (found,) = read_focus(where, [image])[0].tolist()
+    return None if np.isnan(found).any() else tuple(found)
+
+
+def parsed_focus(text: str, what: str) -> tuple[float, ...] | None:
+    """A rectangle that is written out, such as `0.1,0.2,0.5,0.9`; None for a text of another kind.
+
+    Raises:
+        ConfigError: numbers that are no rectangle.
+    """
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        return None
+    return _rectangle(values, what)
+
+
+def _beside(paths: Sequence[str]) -> FloatArray:
+    out, listed = _none(len(paths)), dict[str, frozenset[str]]()
+    for i, path in enumerate(paths):
+        folder, name = os.path.split(path)
+        stem = os.path.splitext(name)[0]
+        if folder not in listed:
+            listed[folder] = _names_in(folder)
+        if stem + _OWN in listed[folder]:
+            file = os.path.join(folder, stem + _OWN)
+            data = _parsed(read_text(file), file)
+            out[i] = _rectangle(data.get("focus") if isinstance(data, dict) else data, f"{file}: the focus")
+        elif stem + _SIMPLETUNER in listed[folder]:
+            out[i] = _bbox(os.path.join(folder, stem + _SIMPLETUNER))
+    return out
+
+
+def _names_in(folder: str) -> frozenset[str]:
+    try:
+        return frozenset(os.listdir(folder or "."))
+    except OSError:  # an address, or gone: what cannot be read is said where it is read
+        return frozenset()
+
+
+def _bbox(file: str) -> tuple[float, ...]:
+    data = _parsed(read_text(file), file)
+    if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
+        raise ConfigError(f"{file}: must be a list of boxes, as SimpleTuner writes it, not {str(data)[:100]}")
+    return around([_rectangle(one.get("bbox"), f"{file}: box {i}") for i, one in enumerate(data, 1)])
+
+
+def around(boxes: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The smallest rectangle around all; NaN around none."""
+    if not boxes:
+        return NO_FOCUS
+    sides: npt.NDArray[np.float64] = np.array(boxes, dtype=np.float64)
+    return (*sides[:, :2].min(axis=0).tolist(), *sides[:, 2:].max(axis=0).tolist())
+
+
+def focus_lines(rows: Iterable[tuple[str, Sequence[float]]]) -> str:
+    """The text of a JSON Lines file of (image, rectangle)."""
+    lines = (json.dumps({"image": name, "focus": list(box)}, ensure_ascii=False) for name, box in rows)
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,160 @@
+"""Boxes of detectors and of people, from the files of other programs, as one rectangle for each image.
+
+COCO: one JSON object with `images` and `annotations`, whose `bbox` is [x, y, width, height] in pixels. Label Studio:
+its JSON or JSON-MIN export, boxes in percent. YOLO: a folder of text files, one for each image, with lines of `class x
+y width height` in shares, x and y of the middle.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.texts import parse_json, read_text
+
+__all__ = ["Box", "read_boxes"]
+
+_MOST_BYTES = 1 << 32
+_UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")  # what Label Studio puts before the names of uploaded files
+
+
+class Box(NamedTuple):
+    """One box.
+
+    Attributes:
+        image: path or name of its image, as the file has it; of YOLO without the ending.
+        label: its class, as a text.
+        sides: left, top, right, bottom in shares of the picture.
+        size: (width, height) of the picture that it was drawn on; None where the file does not say.
+        where: the place in the file, for messages.
+    """
+
+    image: str
+    label: str
+    sides: tuple[float, float, float, float]
+    size: tuple[int, int] | None
+    where: str
+
+
+def read_boxes(source: str) -> Iterator[Box]:
+    """All boxes of a COCO or Label Studio file, or of a folder of YOLO's.
+
+    Raises:
+        ConfigError: none of these, or a value that is no box, with its place.
+        OSError: it cannot be read.
+    """
+    if os.path.isdir(source):
+        yield from _yolo(source)
+        return
+    try:
+        data = parse_json(read_text(source, _MOST_BYTES))
+    except ValueError as error:
+        raise ConfigError(f"{source} is not JSON ({error}): give a COCO or Label Studio file, or a folder of YOLO's "
+                          "text files") from None  # fmt: skip
+    if isinstance(data, dict) and {"images", "annotations"} <= data.keys():
+        yield from _coco(data, source)
+    elif isinstance(data, list) and all(isinstance(task, dict) for task in data):
+        for number, task in enumerate(data, 1):
+            yield from _label_studio(task, f"{source}, task {number}")
+    else:
+        raise ConfigError(f"{source} is neither COCO, with images and annotations, nor an export of Label Studio")
+
+
+def _coco(data: dict[str, Any], source: str) -> Iterator[Box]:
+    names = {one.get("id"): str(one.get("name")) for one in data.get("categories") or () if isinstance(one, dict)}
+    images = {one.get("id"): one for one in data["images"] if isinstance(one, dict)}
+    for number, one in enumerate(data["annotations"], 1):
+        where = f"{source}, annotation {number}"
+        image = images.get(one.get("image_id")) if isinstance(one, dict) else None
+        if image is None:
+            raise ConfigError(f"{where}: {str(one)[:100]} is of no image in the file")
+        x, y, width, height = _numbers(one.get("bbox"), 4, f"{where}: bbox")
+        across, down = _numbers([image.get("width"), image.get("height")], 2, f"{where}: the image's width and height")
+        if min(across, down) < 1:
+            raise ConfigError(f"{where}: the image's width and height are {across:g} and {down:g}")
+        sides = x / across, y / down, (x + width) / across, (y + height) / down
+        label = names.get(one.get("category_id"), str(one.get("category_id")))
+        yield Box(str(image.get("file_name")), label, sides, (int(across), int(down)), where)
+
+
+def _label_studio(task: dict[str, Any], where: str) -> Iterator[Box]:
+    data = task.get("data", task)
+    image = next((v for v in data.values() if isinstance(v, str) and _looks_like_path(v)), None)
+    results = [r for a in task.get("annotations") or () if not a.get("was_cancelled") for r in a.get("result") or ()]
+    simple = [one for value in task.values() if isinstance(value, list) for one in value if isinstance(one, dict)]
+    regions = [{**r, **r["value"]} for r in results if isinstance(r, dict) and isinstance(r.get("value"), dict)]
+    for region in regions or [one for one in simple if "x" in one]:
+        if not {"x", "y", "width", "height"} <= region.keys():
+            continue  # not a box: a choice, a text, a polygon
+        if image is None:
+            raise ConfigError(f"{where}: has boxes, and names no image")
+        x, y, width, height = _numbers([region[k] for k in ("x", "y", "width", "height")], 4, f"{where}: a box")
+        if region.get("rotation"):
+            x, y, width, height = _around_turned(x, y, width, height, region)
+        labels = next((v for k, v in region.items() if k.endswith("labels") and isinstance(v, list) and v), [""])
+        across, down = region.get("original_width"), region.get("original_height")
+        known = (across, down) if isinstance(across, int) and isinstance(down, int) else None
+        sides = x / 100, y / 100, (x + width) / 100, (y + height) / 100
+        yield Box(_file_of(image), str(labels[0]), sides, known, where)
+
+
+def _around_turned(
+    x: float, y: float, width: float, height: float, region: dict[str, Any]
+) -> tuple[float, float, float, float]:
+    """The upright box around one that is turned by `rotation` degrees about its upper left corner, in percent."""
+    across, down = float(region.get("original_width") or 100), float(region.get("original_height") or 100)
+    angle = math.radians(float(region["rotation"]))
+    corners = [(a * width * across, b * height * down) for a in (0, 1) for b in (0, 1)]
+    xs = [x + (a * math.cos(angle) - b * math.sin(angle)) / across for a, b in corners]
+    ys = [y + (a * math.sin(angle) + b * math.cos(angle)) / down for a, b in corners]
+    return min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)
+
+
+def _looks_like_path(text: str) -> bool:
+    return bool(re.search(r"\.\w{2,5}$", urlsplit(text).path)) or "?d=" in text
+
+
+def _file_of(address: str) -> str:
+    """The path or name of the file behind an address of Label Studio."""
+    parts = urlsplit(address)
+    local = parse_qs(parts.query).get("d")
+    if local:
+        return local[0]
+    if "/upload/" in parts.path:
+        return _UPLOADED.sub("", unquote(posixpath.basename(parts.path)), count=1)
+    return unquote(parts.path) if parts.scheme and len(parts.scheme) > 1 else address
+
+
+def _yolo(folder: str) -> Iterator[Box]:
+    found = False
+    for base, _, names in sorted(os.walk(folder)):
+        for name in sorted(name for name in names if name.lower().endswith(".txt")):
+            path = os.path.join(base, name)
+            for number, line in enumerate(read_text(path).splitlines(), 1):
+                words, where = line.split(), f"{path}, line {number}"
+                if not words:
+                    continue
+                if not words[0].isdigit() or len(words) < 5:
+                    break  # a caption, or a list of classes
+                x, y, width, height = _numbers(words[1:5], 4, f"{where}: the box")
+                sides = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+                found = True
+                yield Box(os.path.splitext(os.path.relpath(path, folder))[0], words[0], sides, None, where)
+    if not found:
+        raise ConfigError(f"{folder}: no text file in it has boxes, which are lines of: class x y width height")
+
+
+def _numbers(values: Any, count: int, what: str) -> list[float]:
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        numbers = []
+    if len(numbers) != count or not all(map(math.isfinite, numbers)):
+        raise ConfigError(f"{what} is {str(values)[:100]}, but must be {count} finite numbers")
+    return numbers

@@ -1,0 +1,120 @@
+"""Focus rectangles from files: what is read, and what is refused with line and value."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.images import focus_files
+from kohya_bucket.images.focus_files import read_focus
+
+ROWS = [
+    {"image": "a.jpg", "focus": [0.1, 0.2, 0.5, 1], "label": "dog"},
+    {"image": "sub/b.png", "focus": [0.25, 0.75]},
+    {"image": "sub/../ü.webp", "focus": [0, 0, 1, 1]},
+]
+EXPECTED = [[0.1, 0.2, 0.5, 1.0], [0.25, 0.75, 0.25, 0.75], [0.0, 0.0, 1.0, 1.0]]
+
+
+@pytest.fixture(params=["columns", "lines"])
+def folder(request, tmp_path, monkeypatch):
+    if request.param == "lines":
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+    else:
+        pytest.importorskip("pyarrow")
+    focus_files._table.cache_clear()
+    (tmp_path / "sub").mkdir()
+    for name in ("a.jpg", "sub/b.png", "ü.webp", "none.jpg"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def write(folder, *lines):
+    path = folder / "focus.jsonl"
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines), "utf-8")
+    return str(path)
+
+
+def test_each_image_gets_its_rectangle_wherever_one_is_read_from(folder, monkeypatch) -> None:
+    path = write(folder, ROWS[0], "", *ROWS[1:])
+    names = ["sub/b.png", "none.jpg", "ü.webp", "a.jpg"]
+    found, missing = read_focus(path, [str(folder / name) for name in names])
+    assert found[[3, 0, 2]].tolist() == EXPECTED
+    assert np.isnan(found[1]).all()
+    assert missing == []
+    monkeypatch.chdir(folder)
+    again, _ = read_focus("focus.jsonl", ["a.jpg"])
+    assert again.tolist() == EXPECTED[:1]
+
+
+def test_rows_of_images_that_are_not_there_are_named(folder) -> None:
+    path = write(folder, *ROWS, {"image": "gone.jpg", "focus": [0.5, 0.5]})
+    assert read_focus(path, [str(folder / "a.jpg")])[1] == ["gone.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ({"image": "x.jpg", "focus": [10, 20, 300, 400]}, "[10, 20, 300, 400]"),
+        ({"image": "x.jpg", "focus": [-0.1, 0, 1, 1]}, "-0.1"),
+        ({"image": "x.jpg", "focus": [0.9, 0, 0.1, 1]}, "[0.9, 0, 0.1, 1]"),
+        ('{"image": "x.jpg", "focus": [NaN, 0, 1, 1]}', "nan"),
+        ({"image": "x.jpg", "focus": [0, 1, 1]}, "[0, 1, 1]"),
+        ({"image": "x.jpg", "focus": [0, True, 1, 1]}, "True"),
+        ({"image": "x.jpg", "focus": "left"}, "left"),
+        ({"image": "x.jpg"}, "x.jpg"),
+        ({"image": "", "focus": [0, 0]}, "focus"),
+        ({"image": 3, "focus": [0, 0]}, "3"),
+        ("[1, 2]", "[1, 2]"),
+        ('{"image": "x.jpg", "focus": [0, 0', ""),
+    ],
+)
+def test_what_is_no_rectangle_is_refused_with_its_line_and_value(folder, line, value) -> None:
+    path = write(folder, ROWS[0], "", line, ROWS[1])
+    with pytest.raises(ConfigError, match=r"focus\.jsonl, line 3: ") as error:
+        read_focus(path, [])
+    assert value in str(error.value)
+
+
+def test_one_image_has_one_focus_however_it_is_spelled(folder) -> None:
+    path = write(folder, *ROWS, {"image": "sub/../a.jpg", "focus": [0, 0]})
+    with pytest.raises(ConfigError, match="more than one focus"):
+        read_focus(path, [])
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        read_focus(str(tmp_path / "nowhere.jsonl"), [])
+
+
+def test_a_table_is_read_like_lines(tmp_path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [{"image": row["image"], "focus": [float(v) for v in row["focus"]]} for row in ROWS]
+    path = tmp_path / "focus.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    found, missing = read_focus(str(path), [str(tmp_path / "a.jpg"), str(tmp_path / "sub" / "b.png")])
+    assert found.tolist() == EXPECTED[:2]
+    assert missing == ["sub/../ü.webp"]
+    pq.write_table(pa.Table.from_pylist([*rows, {"image": "x.jpg", "focus": [2.0, 3.0]}]), path)
+    with pytest.raises(ConfigError, match=r"row 4: .*2\.0"):
+        read_focus(str(path), [])
+    pq.write_table(pa.table({"image": ["x.jpg"]}), path)
+    with pytest.raises(ConfigError, match=r"focus\.parquet"):
+        read_focus(str(path), [])
+
+
+def test_files_beside_images_and_those_of_simpletuner(tmp_path) -> None:
+    (tmp_path / "a.focus.json").write_text(json.dumps({"focus": EXPECTED[0]}))
+    (tmp_path / "b.focus.json").write_text("[0.25, 0.75]")
+    boxes = [{"label": "cat", "bbox": [0.1, 0.2, 0.3, 0.4]}, {"label": "dog", "bbox": [0.2, 0.1, 0.8, 0.3]}]
+    (tmp_path / "c.bbox").write_text(json.dumps(boxes))
+    (tmp_path / "d.bbox").write_text("[]")
+    found, missing = read_focus("beside", [str(tmp_path / f"{name}.jpg") for name in "abcde"])
+    assert found[:3].tolist() == [*EXPECTED[:2], [0.1, 0.1, 0.8, 0.4]]
+    assert np.isnan(found[3:]).all()
+    assert missing == []
+    (tmp_path / "e.bbox").write_text('[{"bbox": [0, 0, 5, 5]}]')
+    with pytest.raises(ConfigError, match=r"e\.bbox.*5"):
+        read_focus("beside", [str(tmp_path / "e.jpg")])
