@@ -12,8 +12,6 @@ from kohya_bucket.errors import KohyaBucketError, PlanError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["array_of", "as_flag", "integer", "known_keyword", "nearest", "one_of", "whole"]
-
 
 def as_flag(name: str, value: Any, error: type[KohyaBucketError] = KohyaBucketError) -> bool:
     """A setting that is on or off, as a plain bool: `True`, `False`, numpy's, or 1 and 0.

@@ -6,20 +6,6 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = [
-    "BucketSettingsError",
-    "ConfigError",
-    "FileChangedError",
-    "InvalidBucketError",
-    "KohyaBucketError",
-    "LatentStoreError",
-    "PlanError",
-    "ResumeError",
-    "StorageError",
-    "as_damage",
-    "why_not_written",
-]
-
 
 class KohyaBucketError(ValueError):
     """Base of every error that is caused by input, not by a defect in this package."""

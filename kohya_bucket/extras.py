@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["EXTRAS", "PURPOSES", "pip_install", "where_this_came_from"]
-
 # extra: the packages that it brings
 EXTRAS = {
     "torch": ("torch",),

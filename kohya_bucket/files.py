@@ -19,17 +19,6 @@ from kohya_bucket.errors import KohyaBucketError, LatentStoreError, why_not_writ
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
-__all__ = [
-    "TEMPORARY_AGE",
-    "GroupedSync",
-    "final_name",
-    "make_folder",
-    "remove_leftovers",
-    "replace_file",
-    "replacing",
-    "user_cache",
-    "write_file",
-]
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
 TEMPORARY_AGE = 3600.0  # seconds after which nobody writes a temporary file any more

@@ -10,8 +10,6 @@ from html import escape
 
 from kohya_bucket.texts import one_line
 
-__all__ = ["MOST_ROWS", "bars", "dots", "fullest", "view"]
-
 MOST_ROWS = 40
 _MOST_DOTS = 400
 _MOST_SIGNS = 200

@@ -18,8 +18,6 @@ from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.texts import one_line
 
-__all__ = ["main", "run_trainer"]
-
 DOORS = (sdscripts, musubi)
 """Of all trainers."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from kohya_bucket.extras import pip_install
 
-__all__ = ["importer"]
-
 _EXTRA_OF = {"kohya_bucket.datasets": "torch", "kohya_bucket.latents": "train"}
 
 

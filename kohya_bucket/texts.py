@@ -12,11 +12,6 @@ from typing import Any
 
 from kohya_bucket.errors import ConfigError
 
-__all__ = [
-    "MAX_CONFIG_BYTES", "counted", "json_mistake", "one_line", "parse_json", "parse_toml", "read_plain", "read_regular",
-    "read_text", "some",
-]  # fmt: skip
-
 MAX_CONFIG_BYTES = 1 << 26
 _MAX_DEPTH = 64
 _WANT = "a regular file is read here"

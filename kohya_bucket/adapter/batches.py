@@ -20,9 +20,6 @@ from kohya_bucket.errors import KohyaBucketError, StorageError
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.texts import one_line
 
-__all__ = ["BadImages", "ImageKey", "PlannedBatch", "batch_of_the_readable", "counted_here"]
-
-
 logger = logging.getLogger("kohya_bucket")
 
 

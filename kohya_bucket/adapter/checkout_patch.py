@@ -18,8 +18,6 @@ from pathlib import Path
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
 
-__all__ = ["CheckoutError", "CheckoutPatch", "PatchStatus", "Trial", "main"]
-
 BEGIN = "# >>> kohya_bucket >>>"
 END = "# <<< kohya_bucket <<<"
 

@@ -20,11 +20,6 @@ from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import MAX_CONFIG_BYTES, parse_json, parse_toml, read_regular
 
-__all__ = [
-    "FLAG", "FRACTION", "FRACTIONS", "NUMBER", "ONE_OR_MORE", "SIDES", "SIZE", "TABLE", "TEXT", "WHOLE", "WHOLES",
-    "Place", "Range", "Source", "Type", "check_range", "load_source", "near_key", "read_table", "unknown_key",
-]  # fmt: skip
-
 Place = tuple[str | int, ...]
 
 _HEADER = re.compile(r"^\s*(\[\[?)\s*([A-Za-z0-9_.\-](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?)\s*\]\]?\s*(#.*)?$")

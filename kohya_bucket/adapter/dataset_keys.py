@@ -11,8 +11,6 @@ from kohya_bucket.buckets.rules.registry import rule_from_name
 from kohya_bucket.buckets.sizes import IntArray, check_steps
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["DatasetKeys", "adjust_to_steps", "at_resolutions", "rule_for"]
-
 
 @dataclass(frozen=True)
 class DatasetKeys:

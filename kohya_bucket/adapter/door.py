@@ -30,8 +30,6 @@ from kohya_bucket.adapter.seams import Owners, Subject, Unknown
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.texts import one_line
 
-__all__ = ["Planned", "TrainerDoor", "end_run", "exit_with_message", "watch", "watch_no_longer"]
-
 _LOADER = "torch.utils.data.dataloader"
 
 logger = logging.getLogger("kohya_bucket")

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Finding", "Findings", "Section", "Severity"]
-
 
 class Severity(enum.Enum):
     """How bad a finding is.

@@ -13,8 +13,6 @@ from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of
 from kohya_bucket.planning.planner import never_full, never_trained
 from kohya_bucket.texts import counted, some
 
-__all__ = ["GpuRow", "gpu_rows", "left_over"]
-
 _SHOWN = 5
 
 

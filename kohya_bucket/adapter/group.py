@@ -17,8 +17,6 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.planning import ORDERS, EpochPlanner
 
-__all__ = ["GroupPlanner", "moved_images"]
-
 
 class GroupPlanner:
     """Plans the datasets of one group.

@@ -23,8 +23,6 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.texts import one_line
 
-__all__ = ["AUTOMATIC_FROM", "cache_file", "scan_sizes"]
-
 AUTOMATIC_FROM = 5_000
 
 logger = logging.getLogger("kohya_bucket")

@@ -27,8 +27,6 @@ from kohya_bucket.planning.remainders import REMAINDERS, policies_of
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, weighted_cycle
 from kohya_bucket.texts import counted, parse_json, parse_toml, read_text
 
-__all__ = ["ENVIRONMENT_VARIABLE", "TABLE", "AdapterOptions", "environment_table", "store_folder"]
-
 TABLE = "kohya_bucket"
 ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
 

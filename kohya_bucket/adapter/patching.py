@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ImportWatch", "Patches", "Replacement", "bindings_of"]
-
 _ABSENT = object()
 Belongs = Callable[[ModuleType], bool]
 

@@ -31,11 +31,6 @@ from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.remainders import policies_of
 from kohya_bucket.texts import counted, one_line, some
 
-__all__ = [
-    "BucketRow", "InBuckets", "ItemsInBuckets", "PlacedDataset", "Placing", "first_placed", "focus_of", "place_all",
-    "place_images", "refuse_conflicts",
-]  # fmt: skip
-
 logger = logging.getLogger("kohya_bucket")
 
 

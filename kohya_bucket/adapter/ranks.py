@@ -12,8 +12,6 @@ from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
 
-__all__ = ["collector_paused", "is_first_process", "stop_all_ranks_on_error", "wait_for_ranks"]
-
 
 def is_first_process() -> bool:
     """Whether this is rank 0, the process that speaks (the launchers say so in the environment)."""

@@ -24,8 +24,6 @@ from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.resume import OtherDataError, ResumePoint
 from kohya_bucket.texts import one_line, parse_json, read_text
 
-__all__ = ["STATE_FILE", "NoPlaceError", "ResumeHooks", "read_position", "write_position"]
-
 STATE_FILE = "kohya_bucket_state.json"
 
 

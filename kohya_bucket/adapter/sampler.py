@@ -30,8 +30,6 @@ from kohya_bucket.planning.fingerprint import agree
 from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.texts import counted, one_line
 
-__all__ = ["Counter", "PlanSampler", "call_arguments", "draws_by_itself", "with_plan"]
-
 logger = logging.getLogger("kohya_bucket")
 
 

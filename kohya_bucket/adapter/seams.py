@@ -22,8 +22,6 @@ from kohya_bucket.adapter.shapes import (
     takes_all,
 )
 
-__all__ = ["Door", "Owners", "Place", "Seam", "Subject", "Unknown", "calling_frame", "where"]
-
 _MISSING = object()
 
 

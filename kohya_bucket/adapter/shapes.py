@@ -12,11 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CodeType
 from typing import Any, Protocol
 
-__all__ = [
-    "Behaves", "Check", "Fields", "Inherits", "Offers", "Takes", "TakesAmong", "Uses", "attributes_of",
-    "bounds_of_class", "bounds_of_function", "by_name", "parameters_of", "signature_of", "takes_all",
-]  # fmt: skip
-
 
 class Check:
     """A condition on a function or class; `names` are those that must be there."""

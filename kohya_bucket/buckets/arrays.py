@@ -12,8 +12,6 @@ import numpy.typing as npt
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.sizes import IntArray, size_keys, sizes_of_keys
 
-__all__ = ["distinct_sizes", "for_chunks"]
-
 CHUNK_ROWS = 16384
 _MAX_THREADS = 4
 _TABLE_CELLS = 1 << 22

@@ -12,8 +12,6 @@ import numpy as np
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.errors import InvalidBucketError
 
-__all__ = ["Bucket", "BucketSet"]
-
 _MAX = 2**31 - 1
 
 

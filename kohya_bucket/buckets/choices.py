@@ -10,17 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "AUTO_METHODS",
-    "EXTRACTIONS",
-    "NO_UPSCALE_FITS",
-    "SWITCHING_METHODS",
-    "TRAINERS",
-    "Choice",
-    "described",
-    "listed",
-]
-
 
 @dataclass(frozen=True)
 class Choice:

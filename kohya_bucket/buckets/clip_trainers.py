@@ -17,8 +17,6 @@ from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.buckets.trainers import DiffusionPipeBuckets, positive
 
-__all__ = ["DiffusionPipeClips"]
-
 
 class DiffusionPipeClips:
     """The picture as an image's; the longest listed length within the frames at the model's rate; a length is rounded

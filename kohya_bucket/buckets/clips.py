@@ -17,11 +17,6 @@ from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = [
-    "MOST_FRAMES", "ClipBuckets", "ClipPlacement", "FrameGrid", "Spans", "check_rate", "clip_counts",
-    "frames_at_rate", "used_buckets",
-]  # fmt: skip
-
 Counts = npt.NDArray[np.int64]
 
 

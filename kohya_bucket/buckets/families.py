@@ -7,8 +7,6 @@ from typing import NamedTuple
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import ConfigError
 
-__all__ = ["FAMILIES", "FamilyBuckets", "family_named", "is_family"]
-
 
 class FamilyBuckets(NamedTuple):
     """Values for `KohyaBuckets`, in pixels.

@@ -17,17 +17,6 @@ from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
-__all__ = [
-    "NO_FOCUS",
-    "FocusCuts",
-    "cut_rectangles",
-    "focus_crops",
-    "focus_pixels",
-    "focused",
-    "moved_crops",
-    "upright_to_stored",
-]
-
 NO_FOCUS = (np.nan, np.nan, np.nan, np.nan)
 _SHARES = 10**9  # shares are counted in billionths, so that what follows is exact in 64-bit integers
 _TOLERANCE = 10**6  # a thousandth of a pixel beyond a border is none

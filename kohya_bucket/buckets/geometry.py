@@ -11,11 +11,6 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
-__all__ = [
-    "Sides", "aspect_loss", "cover_resize", "covering_sizes", "crop_loss", "crop_ltrb", "cut_pixels", "round_half_up",
-    "too_long",
-]  # fmt: skip
-
 # Whole numbers of pixels; doubles where a caller already has them, which saves the conversion.
 Sides = IntArray | FloatArray
 _MOST = 2**31 - 1

@@ -21,8 +21,6 @@ from kohya_bucket.buckets.switching import AspectSwitch, nearest_indices
 from kohya_bucket.checks import as_flag
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["Limits", "check_max_crop", "nearest_within"]
-
 
 def check_max_crop(max_crop: float | None) -> float | None:
     """The value as float.

@@ -15,11 +15,6 @@ from kohya_bucket.buckets.rules.kohya import KohyaBuckets
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, size_keys, sizes_of_keys
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = [
-    "BARELY", "FAR", "LONGEST_ASPECT", "MUCH_ENLARGED", "aspect_distance", "enlargement", "shortened", "too_long",
-    "too_small",
-]  # fmt: skip
-
 Mask = npt.NDArray[np.bool_]
 
 LONGEST_ASPECT = 4.0

@@ -22,8 +22,6 @@ from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import OwnSizes, Reasons
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
-__all__ = ["Admissible", "corrected_without_upscaling", "largest_sizes", "without_upscaling"]
-
 
 def without_upscaling(sizes: IntArray, max_area: int, steps: int) -> OwnSizes:
     """The assignment of [N, 2] int32 sizes in no-upscale mode."""

@@ -15,9 +15,6 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
-__all__ = ["admissible_sizes", "least_crop_set"]
-
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -12,8 +12,6 @@ from kohya_bucket.buckets.bucket import Bucket, BucketSet
 from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
-__all__ = ["Placement", "Reason"]
-
 
 class Reason(enum.IntEnum):
     """Why an image has no bucket. `PLACED` (0) means that it has one."""

@@ -16,11 +16,6 @@ from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_sizes
 from kohya_bucket.errors import KohyaBucketError
 
-__all__ = [
-    "Assignment", "BucketRule", "InSet", "OwnSizes", "PlacementRows", "Reasons", "RuleBase", "SetRule",
-    "check_rule", "place_one",
-]  # fmt: skip
-
 Reasons = npt.NDArray[np.uint8]
 
 

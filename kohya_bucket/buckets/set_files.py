@@ -24,9 +24,6 @@ from kohya_bucket.checks import one_of
 from kohya_bucket.errors import ConfigError, InvalidBucketError, KohyaBucketError
 from kohya_bucket.texts import parse_json, parse_toml, read_text
 
-__all__ = ["bucket_set_to_toml", "list_presets", "load_from_json", "load_from_toml", "load_preset"]
-
-
 _PRESETS = resources.files("kohya_bucket.buckets") / "presets"  # one TOML file each; every file names its source
 _SET_KEYS = {"name": str, "description": str, "vae_factor": int, "buckets": list}
 

@@ -10,11 +10,6 @@ import numpy.typing as npt
 from kohya_bucket.checks import array_of
 from kohya_bucket.errors import BucketSettingsError, KohyaBucketError
 
-__all__ = [
-    "FloatArray", "IntArray", "as_pair", "as_resolution", "as_sizes", "as_whole", "check_steps", "readable_sizes",
-    "size_keys", "sizes_of_keys",
-]  # fmt: skip
-
 IntArray = npt.NDArray[np.int32]
 
 # Generated sets grow with the sides; this is far above what any model trains.

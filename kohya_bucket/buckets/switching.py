@@ -26,8 +26,6 @@ from kohya_bucket.buckets.sizes import FloatArray, IntArray, size_keys
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["AspectSwitch", "SwitchingPoint", "ThresholdTable", "aspect_switch", "nearest_indices", "switching_points"]
-
 
 @dataclass(frozen=True)
 class SwitchingPoint:

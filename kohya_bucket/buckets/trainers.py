@@ -21,11 +21,6 @@ from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.buckets.switching import AspectSwitch
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = [
-    "AIToolkitBuckets", "DiffusersBuckets", "DiffusionPipeBuckets", "EveryDream2Buckets",
-    "MusubiTunerBuckets", "OneTrainerBuckets", "SimpleTunerBuckets", "positive",
-]  # fmt: skip
-
 SizeColumns = tuple[npt.NDArray[np.number], npt.NDArray[np.number]]
 
 

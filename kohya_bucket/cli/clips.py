@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.musubi.architectures import Architecture
 
-__all__ = ["CLIP_RULES", "Clip", "ComparedSet", "TakenClip", "clip_of", "sets_of", "ways_to_train"]
 
 _SHOWN = 6
 

@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from kohya_bucket.musubi.config import MusubiConfig
     from kohya_bucket.sdscripts.config import Config, Release
 
-__all__ = [
-    "Arch", "adapter_options", "given_config", "is_musubi_config", "musubi_config", "only_one", "release_at_hand",
-    "rules_of_config", "trainer_at_hand", "version_for",
-]  # fmt: skip
-
 
 def adapter_options(read: Config) -> AdapterOptions:
     """The `[kohya_bucket]` table of a config, over that of the environment."""

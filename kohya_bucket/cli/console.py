@@ -15,17 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = [
-    "columns",
-    "plain_console",
-    "print_fitting",
-    "print_table",
-    "say",
-    "say_plainly",
-    "scan_progress",
-    "wide_console",
-]
-
 
 _ENCODING_ERRORS = "kohya_bucket.plain"
 _PLAIN = {"→": "->", "…": "...", "█": "#", **dict(zip("▁▂▃▄▅▆▇", "..::++#", strict=True))}

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from kohya_bucket.adapter.options import AdapterOptions
     from kohya_bucket.buckets import BucketRule
 
-__all__ = ["Chosen", "Planned", "Work", "encode_captions", "load_vae", "planned", "vae_hash_of"]
-
 
 @dataclass
 class Part:

@@ -17,8 +17,6 @@ from kohya_bucket.cli.help import PlainCommand, PlainGroup, write_section
 from kohya_bucket.errors import KohyaBucketError, why_not_written
 from kohya_bucket.texts import one_line
 
-__all__ = ["app", "load_command", "run"]
-
 _INTERRUPTED = 130
 
 

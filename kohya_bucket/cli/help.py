@@ -10,8 +10,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["ADVANCED", "PlainCommand", "PlainGroup", "rare", "write_section"]
-
 ADVANCED = "Advanced"
 _ALL = "kohya_bucket.help_all"
 _FIRST_COLUMN = 34

@@ -33,13 +33,6 @@ if TYPE_CHECKING:
     from kohya_bucket.latents.items import EncodeOptions
     from kohya_bucket.musubi.keys import DatasetKeys as ClipOrImageKeys
 
-__all__ = [
-    "CLIP_SIZE", "ENGINE_HELP", "FOR_HELP", "AsJson", "ClipOptions", "ClusterOptions", "Family", "Quiet", "Recursive",
-    "RuleOptions", "SourceOptions", "Sources", "StoreOptions", "TableOrSources", "TextOptions", "TrainerArguments",
-    "VaeOptions", "Workers", "check_output", "engine_of", "given", "gpu_counts", "path", "refuse_address",
-    "refuse_beside", "with_option_groups",
-]  # fmt: skip
-
 
 _Command = Callable[..., None]
 

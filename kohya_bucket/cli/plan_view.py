@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from kohya_bucket.sdscripts.config.read import RunLength
     from kohya_bucket.sdscripts.plan import DatasetOverview, Overview
 
-__all__ = ["Plan", "of_musubi", "of_sdscripts"]
 
 _FORMAT = {"format": "kohya-bucket-plan", "version": 1}
 _LIMIT = 20

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kohya_bucket.images.parallel import Progress
     from kohya_bucket.sdscripts.config import Config
 
-__all__ = ["NotTrained", "Preview", "PreviewBucket", "plan_musubi", "plan_sdscripts", "preview"]
 
 Reading = Callable[[str], AbstractContextManager["Progress | None"]]  # shows that files are read, given a title
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets.sizes import IntArray
     from kohya_bucket.images.parallel import Engine
 
-__all__ = ["ImageSource", "SizedImages", "images_in", "not_read", "sizes_of", "source_in", "tables_in", "tars_in"]
-
 
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 

@@ -36,8 +36,6 @@ from kohya_bucket.texts import counted
 if TYPE_CHECKING:
     from kohya_bucket.images.tar_index import TarIndex
 
-__all__ = ["Reading", "from_config", "from_folders", "from_musubi_config", "images_of_config"]
-
 
 @dataclass(frozen=True)
 class Reading:

@@ -15,8 +15,6 @@ from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import EpochPlan
 from kohya_bucket.planning.fingerprint import agree
 
-__all__ = ["agree_on", "gather", "summary_of", "world"]
-
 
 def world() -> tuple[int, int]:
     """(number of ranks, this rank), as torch.distributed knows them; (1, 0) without it."""

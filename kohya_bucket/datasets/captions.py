@@ -9,8 +9,6 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.remote import is_url, read_remote
 from kohya_bucket.texts import parse_json
 
-__all__ = ["caption_beside", "caption_of_cell", "caption_of_file"]
-
 _KEY = "caption"
 
 

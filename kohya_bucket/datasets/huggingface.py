@@ -15,8 +15,6 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.pixels import Fit, Picture
 
-__all__ = ["HuggingFaceSource", "refuse_splits", "undecoded"]
-
 _ROWS = 256
 
 

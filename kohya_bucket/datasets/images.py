@@ -39,7 +39,6 @@ from kohya_bucket.texts import counted, one_line, some
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["BucketedDataset"]
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3

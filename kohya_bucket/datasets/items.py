@@ -33,24 +33,6 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import Fit, Picture, to_pixels
 from kohya_bucket.images.resize import choose_interpolation, resize_and_crop, to_floats
 
-__all__ = [
-    "DECODING",
-    "Batch",
-    "BucketResize",
-    "DatasetKeywords",
-    "Item",
-    "ItemKeywords",
-    "PixelRange",
-    "Transform",
-    "build_item",
-    "check_pixel_range",
-    "check_settings",
-    "cover_size",
-    "register_bucket_collation",
-    "shrink_fast",
-    "to_unit_tensor",
-]
-
 
 class Item(dict[str, Any]):
     """One image of a data set with all that belongs to it."""

@@ -26,8 +26,6 @@ from kohya_bucket.latents.store.exact_arrays import unpack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
 
-__all__ = ["BucketedLatentDataset"]
-
 
 def is_as_wanted(space: LatentSpace, scaled: bool) -> bool:
     return space.values == ("scaled" if scaled else "raw") or (space.scale_factor == 1 and space.shift_factor == 0)

@@ -14,8 +14,6 @@ from kohya_bucket.datasets.images import BucketedDataset
 from kohya_bucket.datasets.sampler import BucketBatchSampler
 from kohya_bucket.errors import KohyaBucketError
 
-__all__ = ["bucketed_loader"]
-
 
 def bucketed_loader(
     source: Any,

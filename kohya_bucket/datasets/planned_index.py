@@ -15,8 +15,6 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.planning import EpochPlan
 
-__all__ = ["ON_BAD_IMAGE", "PlannedIndex", "bucket_of", "item_number", "rank_indices", "spare_images"]
-
 ON_BAD_IMAGE = ("leave_out", "stop")
 """What may become of an image that cannot be read: another of its bucket trains, or the run ends."""
 

@@ -36,8 +36,6 @@ from kohya_bucket.planning import (
 )
 from kohya_bucket.planning.options import known_options
 
-__all__ = ["BucketBatchSampler"]
-
 _MODULE = "accelerate.data_loader"
 
 

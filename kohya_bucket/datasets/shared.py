@@ -22,8 +22,6 @@ from kohya_bucket.datasets.agreement import gather, time_out, world
 from kohya_bucket.errors import KohyaBucketError, why_not_written
 from kohya_bucket.files import write_file
 
-__all__ = ["shared_on_node"]
-
 Made = TypeVar("Made")
 _ALIGNED = 4096
 

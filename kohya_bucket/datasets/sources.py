@@ -26,19 +26,6 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import NO_IMAGE, Fit, Picture, load_picture, to_pixels
 from kohya_bucket.images.remote import fetched
 
-__all__ = [
-    "FastSource",
-    "FileSource",
-    "ImageSource",
-    "SourceSizes",
-    "at_rest",
-    "cell_picture",
-    "cell_pixels",
-    "cell_size",
-    "checked_sizes",
-    "explained",
-]
-
 _METHODS = ("__len__", "read_sizes", "pixels", "caption", "name")
 
 

@@ -29,8 +29,6 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.texts import one_line
 
-__all__ = ["REMAINDERS", "StreamBuffer", "StreamCounts", "StreamKeywords", "StreamingBuckets"]
-
 Sample = TypeVar("Sample")
 REMAINDERS = ("keep", "pad", "drop")
 

@@ -28,8 +28,6 @@ from kohya_bucket.images.pixels import Fit, Picture
 from kohya_bucket.images.stamps import read_unchanged
 from kohya_bucket.images.tar_index import Oddities, TarIndex, plain_ending
 
-__all__ = ["TarSource", "dataset_from_shards", "expand_shards", "stream_from_shards"]
-
 
 class TarSource:
     """The samples of a `TarIndex`. Nothing is unpacked, and no file stays open between samples.

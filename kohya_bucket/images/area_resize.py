@@ -20,8 +20,6 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-__all__ = ["shrink_by_area"]
-
 Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 _SLIVER = 1e-3

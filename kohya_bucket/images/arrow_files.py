@@ -8,8 +8,6 @@ from typing import Any
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.extras import pip_install
 
-__all__ = ["ROWS_PER_BYTE", "bounded_table", "is_marked", "pyarrow_modules", "read_table"]
-
 ROWS_PER_BYTE = 8  # more is nothing that was ever written: even a row of constants has a path or a checksum
 _BYTES_PER_BYTE = 1000
 _SMALL = 1 << 26

@@ -11,14 +11,6 @@ from PIL import Image, UnidentifiedImageError
 
 from kohya_bucket.images.formats import MAX_SIDE, ImageFormat, UnreadableImageError, explain_os_error, in_short
 
-__all__ = [
-    "load_plugin",
-    "open_with_pillow",
-    "pixel_limit",
-    "refuse_large",
-    "too_many_pixels",
-]
-
 _FORMATS = {
     "PNG": ImageFormat.PNG,
     "JPEG": ImageFormat.JPEG,

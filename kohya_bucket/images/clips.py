@@ -30,8 +30,6 @@ from kohya_bucket.images.parallel import Engine, Progress
 from kohya_bucket.images.scan import Job, Work
 from kohya_bucket.texts import counted
 
-__all__ = ["COUNTED", "OF_IMAGES", "TOLD", "ClipScan", "list_clips", "read_clip", "read_clips"]
-
 
 def frames_in(folder: str) -> list[str]:
     """The images of a folder that are the frames of a clip, in the order of their names."""

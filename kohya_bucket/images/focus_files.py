@@ -26,8 +26,6 @@ from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.texts import parse_json, read_text
 
-__all__ = ["BESIDE", "FocusTable", "around", "focus_in", "focus_lines", "parsed_focus", "read_focus"]
-
 BESIDE = "beside"  # in place of a file's name: look beside each image
 _OWN, _SIMPLETUNER = ".focus.json", ".bbox"
 _FORM = "[left, top, right, bottom] or [x, y], in shares of the picture from 0 to 1"

@@ -18,8 +18,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import parse_json, read_text
 
-__all__ = ["Box", "read_boxes"]
-
 _MOST_BYTES = 1 << 32
 _UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")  # what Label Studio puts before the names of uploaded files
 

@@ -7,23 +7,6 @@ import importlib.util
 import os
 from functools import cache
 
-__all__ = [
-    "IMAGE_EXTENSIONS",
-    "MAX_SIDE",
-    "VIDEO_EXTENSIONS",
-    "HeaderRow",
-    "ImageFormat",
-    "UnreadableImageError",
-    "explain_os_error",
-    "format_of_extension",
-    "frame_endings",
-    "in_short",
-    "is_video",
-    "not_decoded",
-    "not_loaded",
-    "sniff",
-]
-
 MAX_SIDE = 2**31 - 1
 """Pixels of a side, as arrays of sizes hold them."""
 

@@ -18,8 +18,6 @@ from kohya_bucket.images.formats import MAX_SIDE, HeaderRow, ImageFormat, Unread
 from kohya_bucket.images.pieces import HEAD_BYTES, Pieces, Source, as_file, length_of, read_at
 from kohya_bucket.images.remote import RemoteFile, is_url
 
-__all__ = ["ORIENTATIONS", "Header", "header_of", "orientation_of", "read_header", "read_size", "say_orientations"]
-
 ORIENTATIONS = {
     2: "mirrored left to right",
     3: "upside down",

@@ -32,8 +32,6 @@ from kohya_bucket.images.remote import is_url, open_remote
 from kohya_bucket.images.stamps import Stamp, check_unchanged, stamp_of
 from kohya_bucket.texts import one_line
 
-__all__ = ["IMAGE_COLUMN", "TABLE_ENDINGS", "ScannedRows", "places_of_rows", "read_by_groups", "read_row", "scan_rows"]
-
 IMAGE_COLUMN = "image"
 TABLE_ENDINGS = (".parquet", ".arrow")
 _ROWS_OF_PART = 16

@@ -15,8 +15,6 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS
 from kohya_bucket.images.remote import is_url, list_remote
 
-__all__ = ["absolute_paths", "file_key", "from_here", "list_images", "refuse_one_path"]
-
 
 def absolute_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     """What `os.path.abspath` says for each; an address as it is. `KohyaBucketError` if `paths` is one path."""

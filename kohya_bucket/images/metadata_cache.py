@@ -28,8 +28,6 @@ from kohya_bucket.images.sizes import ScanInterrupted, SizeScan, read_sizes
 from kohya_bucket.images.stamps import HASH_LENGTH, hash_file
 from kohya_bucket.images.text_column import TextColumn
 
-__all__ = ["Changes", "MetadataCache", "MetadataRow", "is_metadata_cache"]
-
 _NUMBERS = ("sizes", "mtime_ns", "bytes", "formats", "orientation")
 _VERSION_KEY = b"kohya_bucket_metadata_version"
 _VERSION = 1

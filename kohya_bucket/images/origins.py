@@ -35,8 +35,6 @@ from kohya_bucket.images.scan import STAT, Job
 from kohya_bucket.images.stamps import Stamp, check_unchanged, hash_bytes, hash_file, read_unchanged, stamp_of
 from kohya_bucket.images.tar_index import TarIndex
 
-__all__ = ["Container", "Origins", "apart", "container_of"]
-
 _IN_TAR = re.compile(r"(.+?\.tar)#(.+)", re.DOTALL | re.IGNORECASE)
 _IN_TABLE = re.compile(
     rf"(.+?(?:{'|'.join(map(re.escape, TABLE_ENDINGS))}))#(?:(.+)/)?(\d+)", re.DOTALL | re.IGNORECASE

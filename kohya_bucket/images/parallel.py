@@ -13,8 +13,6 @@ from typing import Any, Literal, TypeVar
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
 
-__all__ = ["REQUESTS", "Engine", "Progress", "check_cancelled", "for_each", "joined_ray"]
-
 A = TypeVar("A")
 B = TypeVar("B")
 Engine = Literal["auto", "alone", "threads", "processes", "ray"]

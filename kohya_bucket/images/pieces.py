@@ -8,18 +8,6 @@ from typing import Any, Protocol
 
 from kohya_bucket.images.formats import UnreadableImageError
 
-__all__ = [
-    "HEAD_BYTES",
-    "MAX_HEADER_BYTES",
-    "Pieces",
-    "RawFile",
-    "Region",
-    "Source",
-    "as_file",
-    "length_of",
-    "read_at",
-]
-
 HEAD_BYTES = 4096
 """What is read first of every file; a shorter head is the whole file."""
 

@@ -29,20 +29,6 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.remote import fetched
 from kohya_bucket.images.scan import Job, Work
 
-__all__ = [
-    "NO_IMAGE",
-    "Fit",
-    "Picture",
-    "Pixels",
-    "decoded_by_simplejpeg",
-    "decodes",
-    "draft",
-    "load_picture",
-    "load_pixels",
-    "to_pixels",
-    "undecodable",
-]
-
 Pixels = npt.NDArray[np.uint8]
 Fit = Callable[[tuple[int, int]], tuple[int, int]]  # from an image's size to that which it is resized to
 _FORMATS = ("JPEG", "MPO")

@@ -18,20 +18,6 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import EXTRAS, pip_install
 from kohya_bucket.images.pieces import RawFile
 
-__all__ = [
-    "RemoteFile",
-    "as_os_error",
-    "changed_at",
-    "fetched",
-    "is_url",
-    "list_remote",
-    "open_remote",
-    "read_remote",
-    "stamp_remote",
-    "stat_remote",
-    "storage_of",
-]
-
 _Answer = TypeVar("_Answer")
 _FIRST = 1 << 16
 _BLOCK = 1 << 22

@@ -22,8 +22,6 @@ from PIL import Image
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.area_resize import shrink_by_area
 
-__all__ = ["IMITATED", "INTERPOLATIONS", "choose_interpolation", "resampler", "resize_and_crop", "to_floats"]
-
 Pixels = npt.NDArray[np.uint8]
 
 INTERPOLATIONS = ("auto", "auto-0.9", "area", "lanczos", "bilinear", "bicubic", "nearest", "box")

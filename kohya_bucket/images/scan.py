@@ -27,8 +27,6 @@ from kohya_bucket.images.parallel import Engine, Progress, for_each
 from kohya_bucket.images.remote import is_url, stat_remote
 from kohya_bucket.images.scan_worker import Answer, Helper, Look, ask
 
-__all__ = ["STAT", "Job", "Work"]
-
 _PROBE_ROWS = 64
 _PROBE_S = 0.02
 _CHUNK = 1024

@@ -19,8 +19,6 @@ from typing import Any
 
 from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
 
-__all__ = ["Answer", "Helper", "Look", "ask", "serve"]
-
 Look = Callable[[str], tuple[Any, ...]]
 """What is asked of one path; raises `UnreadableImageError`, `OSError` or `ValueError`. A helper imports it by name."""
 

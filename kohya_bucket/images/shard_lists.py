@@ -13,8 +13,6 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.remote import is_url, read_remote
 from kohya_bucket.texts import parse_json, read_text
 
-__all__ = ["Shard", "is_shard_list", "listed_shards"]
-
 _KNOWN = 1  # the version of `wids` indices
 
 

@@ -19,8 +19,6 @@ from kohya_bucket.images.arrow_files import pyarrow_modules, read_table
 from kohya_bucket.images.formats import MAX_SIDE
 from kohya_bucket.texts import parse_json, read_regular, read_text
 
-__all__ = ["TABLE_SUFFIXES", "SizeTable", "read_size_table"]
-
 TABLE_SUFFIXES = (".csv", ".json", ".parquet", ".pkl", ".pickle")
 
 _COLUMNS = ("id", "width", "height")

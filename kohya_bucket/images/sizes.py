@@ -19,8 +19,6 @@ from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.scan import Job, Work
 from kohya_bucket.images.text_column import TextColumn
 
-__all__ = ["KeptSizes", "ScanInterrupted", "SizeScan", "read_sizes"]
-
 
 def _verify(path: str) -> tuple[bool]:
     from kohya_bucket.images.pixels import decodes  # more of Pillow than a scan of headers needs

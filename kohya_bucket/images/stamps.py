@@ -9,8 +9,6 @@ import stat
 from kohya_bucket.errors import FileChangedError, KohyaBucketError
 from kohya_bucket.images.remote import is_url, read_remote, stamp_remote
 
-__all__ = ["HASH_LENGTH", "Stamp", "check_unchanged", "hash_bytes", "hash_file", "read_unchanged", "stamp_of"]
-
 Stamp = tuple[int, int]
 """(bytes, mtime_ns) of a file; the latter is 0 where its storage does not tell."""
 

@@ -34,8 +34,6 @@ from kohya_bucket.images.stamps import Stamp, stamp_of
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.texts import one_line
 
-__all__ = ["Oddities", "TarIndex", "is_tar_index", "plain_ending"]
-
 _log = logging.getLogger(__name__)
 _SHOWN = 3
 _MOST_ENDINGS = 8

@@ -14,8 +14,6 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TextColumn"]
-
 _ENCODING = ("utf-8", "surrogateescape")
 
 

@@ -26,21 +26,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-__all__ = [
-    "ANY_TRAINER",
-    "ARCHITECTURES",
-    "NAME_THE_MODEL",
-    "TOKEN_GRIDS",
-    "Architecture",
-    "LatentSpace",
-    "TokenGrid",
-    "Trainer",
-    "families_refusing",
-    "is_version",
-    "trainer_named",
-]
-
-
 @dataclass(frozen=True)
 class LatentSpace:
     """What the numbers of a shard mean.

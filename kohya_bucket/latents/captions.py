@@ -17,8 +17,6 @@ from kohya_bucket.latents.store.exact_arrays import pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter
 
-__all__ = ["TEXT_FOLDER", "Caption", "CaptionItems", "Encoding", "caption_bytes", "content_hash"]
-
 TEXT_FOLDER = "text"  # of captions, inside the folder of a store of latents
 
 

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
 
-__all__ = ["CODES", "EXACT", "LATENT_DTYPES", "STORED_AS", "carrier", "dtype_name", "from_float32", "to_float32"]
-
 CODES = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint8": "U8", "float64": "F64", "int32": "I32",
     "int64": "I64",

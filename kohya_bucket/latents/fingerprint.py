@@ -22,22 +22,6 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.resize import IMITATED
 from kohya_bucket.images.stamps import hash_file
 
-__all__ = [
-    "UNKNOWN_VAE",
-    "Fingerprint",
-    "Reason",
-    "SourceChange",
-    "Stale",
-    "as_text",
-    "differences",
-    "module_hash",
-    "sampled_hash",
-    "source_changes",
-    "source_identity",
-    "why_different",
-    "why_stale",
-]
-
 
 class Stale(enum.Enum):
     """Kinds of reasons, for latents and outputs of text encoders. The values are what a reason's details go into."""

@@ -22,8 +22,6 @@ from kohya_bucket.latents.store.entries import SIDES, Columns, StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import absolute, relative_source
 
-__all__ = ["Comparison", "EncodeOptions", "LatentItems", "Wanted", "compare"]
-
 
 @dataclass(frozen=True)
 class EncodeOptions:

@@ -27,9 +27,6 @@ from kohya_bucket.latents.store.state import temporary_files, verify, verify_fil
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.texts import counted
 
-__all__ = ["MaintenanceReport", "pack", "prune"]
-
-
 _EXPECTED = 64  # items that object storage is asked for together
 
 

@@ -41,9 +41,6 @@ from kohya_bucket.latents.store.writer import StoreWriter
 from kohya_bucket.latents.vae.encoder import BatchEncoder, PosteriorEncoder, check_encoder, encoder_hash, encoder_space
 from kohya_bucket.texts import counted, some
 
-__all__ = ["encode_on_ray", "encoders", "text_on_ray"]
-
-
 P = TypeVar("P")
 
 _AT_ONCE = 2  # pieces in one actor: the next is decoded while one is in the encoder

@@ -13,8 +13,6 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.architectures import TokenGrid
 from kohya_bucket.planning.costs import CostFit, fit_cost, measure_cost
 
-__all__ = ["measure_model"]
-
 _HEAD = 128
 
 

@@ -15,8 +15,6 @@ from kohya_bucket.buckets.clips import FrameGrid
 from kohya_bucket.checks import nearest
 from kohya_bucket.errors import ConfigError
 
-__all__ = ["ANY", "ARCHITECTURES", "Architecture", "architecture_named"]
-
 _GRID = FrameGrid()
 
 

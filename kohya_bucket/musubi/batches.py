@@ -17,8 +17,6 @@ from kohya_bucket.adapter.batches import PlannedBatch, batch_of_the_readable
 from kohya_bucket.adapter.placing import ItemsInBuckets
 from kohya_bucket.musubi.objects import BatchManager, Group, Item
 
-__all__ = ["HELD", "CachedItems", "Held", "TimestepPool", "planned_item"]
-
 
 @dataclass(frozen=True)
 class CachedItems(ItemsInBuckets):

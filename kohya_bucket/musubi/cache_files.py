@@ -26,11 +26,6 @@ from kohya_bucket.files import replacing
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
 from kohya_bucket.latents.npz.read_write import NOTE
 
-__all__ = [
-    "REPAIRED", "BrokenFileError", "Identity", "MadeBy", "Note", "Settings", "TensorFile", "identity_in", "made_by",
-    "read_tensor_file", "why_made_otherwise", "write_with_note",
-]  # fmt: skip
-
 _TEXTS = "__metadata__"
 _MOST = 1 << 24  # bytes of a header
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,

@@ -26,8 +26,6 @@ from kohya_bucket.musubi.items import item_stem, table_of, without_clip
 from kohya_bucket.musubi.objects import CachedDataset, Selector
 from kohya_bucket.musubi.trained_items import TrainingItems, items_of_config
 
-__all__ = ["CACHING", "clip_selector"]
-
 _given: list[Namespace] = []  # what the program's arguments are, once the config is read
 _sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()  # by data set
 _trained: list[TrainingItems] = []  # of the data set that makes its buckets at the moment

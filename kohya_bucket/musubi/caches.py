@@ -33,8 +33,6 @@ from kohya_bucket.musubi.items import CacheName, Source, clip_of_text, identity,
 from kohya_bucket.musubi.keys import CLIPS, DEPRECATED, IMAGES, SOURCES, DatasetKeys
 from kohya_bucket.musubi.objects import CachedDataset, Selector
 
-__all__ = ["Caches", "Found", "fingerprint_of", "holds_clips"]
-
 _COMMON = {*SOURCES, *(key.name for key in fields(DatasetKeys))}
 _OF_IMAGES = [name for name in (*IMAGES, *DEPRECATED) if name not in _COMMON]
 _OF_CLIPS = ["resolution", *(name for name in CLIPS if name not in _COMMON)]

@@ -26,8 +26,6 @@ from kohya_bucket.musubi.items import Source, identity, without_clip
 from kohya_bucket.musubi.objects import Selector
 from kohya_bucket.texts import counted, one_line, some
 
-__all__ = ["PickedSource", "Session", "save_item", "why_unreadable"]
-
 _ORIGIN = "_kohya_bucket_origin"
 """Attribute of an item: the session and the source that it is of, for whatever saves it."""
 _MADE_NOTHING = "musubi-tuner made nothing of it, for the reason in its lines above: take it out of the data set"

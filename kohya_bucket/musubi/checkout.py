@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from kohya_bucket.adapter.checkout_patch import CheckoutError, CheckoutPatch
 
-__all__ = ["PATCH", "clips_always_in_buckets", "known_checkout", "lists_are_searched_beside_them", "repaired_encoder"]
-
 _PACKAGE = Path("src", "musubi_tuner")
 _DATA = Path("dataset", "image_video_dataset.py")
 

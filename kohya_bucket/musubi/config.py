@@ -19,8 +19,6 @@ from kohya_bucket.musubi.architectures import ANY, ARCHITECTURES, Architecture
 from kohya_bucket.musubi.checkout import clips_always_in_buckets, known_checkout
 from kohya_bucket.musubi.keys import CLIPS, DEPRECATED, GENERAL, IMAGES, SOURCES, ClipKeys, DatasetKeys, ImageKeys
 
-__all__ = ["MusubiConfig", "buckets_follow", "check_options", "is_musubi", "options_of", "read_config"]
-
 _GENERAL, _IMAGES, _CLIPS = "[general]", "a data set of images", "a data set of clips"
 _TABLES = {_GENERAL: GENERAL, _IMAGES: IMAGES, _CLIPS: CLIPS}
 _EXTRACTIONS = [name for name in EXTRACTIONS if name != "largest"]  # which is not musubi-tuner's

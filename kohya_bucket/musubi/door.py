@@ -15,8 +15,6 @@ from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.adapter.seams import Subject
 from kohya_bucket.musubi.config import check_options
 
-__all__ = ["install", "is_active", "left_alone", "uninstall", "why_inactive"]
-
 _PACKAGE = "musubi_tuner"
 _HOME = f"{_PACKAGE}.dataset.image_video_dataset"
 _CLASSES = {"BaseDataset", "DatasetGroup"}

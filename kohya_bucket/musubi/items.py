@@ -21,11 +21,6 @@ from kohya_bucket.musubi.cache_files import Identity
 from kohya_bucket.musubi.keys import SOURCES
 from kohya_bucket.musubi.objects import CachedDataset
 
-__all__ = [
-    "CacheName", "Source", "SourceTable", "clip_of_text", "folder_of", "foreign_names", "identity", "item_stem",
-    "stems_of", "table_of", "without_clip",
-]  # fmt: skip
-
 _CLIP = re.compile(r"_(\d{5,})-(\d{3,})$")
 _CLIP_OF_FILE = re.compile(r"_(\d{5,})-(\d{3,})(?:-(\d{4,}))?$")
 

@@ -31,8 +31,6 @@ from kohya_bucket.buckets.trainers import MusubiTunerBuckets
 from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.checkout import clips_always_in_buckets, known_checkout
 
-__all__ = ["CLIPS", "DEPRECATED", "GENERAL", "IMAGES", "SOURCES", "ClipKeys", "DatasetKeys", "ImageKeys"]
-
 
 def _key(type_: Type, default: Any, *, general: bool = False, allowed: Range | None = None) -> Any:
     """One key: its type and default, whether it may stand in [general], and its range."""

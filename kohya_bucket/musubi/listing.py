@@ -18,8 +18,6 @@ from kohya_bucket.musubi.checkout import known_checkout, lists_are_searched_besi
 from kohya_bucket.musubi.keys import DatasetKeys
 from kohya_bucket.texts import counted, parse_json, read_text, some
 
-__all__ = ["list_items"]
-
 _VIDEO_ENDINGS = frozenset(ending for one in VIDEO_EXTENSIONS for ending in (one, one.upper()))
 
 

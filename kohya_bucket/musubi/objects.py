@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Accelerator", "BatchManager", "Bucket", "CachedDataset", "Dataset", "Group", "Item", "Selector"]
-
 Bucket = tuple[Any, ...]
 """Width, height, then what else must be equal in a batch: frames, sizes of control images."""
 

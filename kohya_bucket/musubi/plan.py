@@ -31,8 +31,6 @@ from kohya_bucket.musubi.keys import ClipKeys, DatasetKeys
 from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.texts import counted, some
 
-__all__ = ["Overview", "PlacedData", "config_section", "overview", "seconds_lost"]
-
 
 @dataclass(frozen=True)
 class ItemRow:

@@ -22,8 +22,6 @@ from kohya_bucket.musubi.cache_seams import CACHING, clip_selector
 from kohya_bucket.musubi.keys import CLIPS, DEPRECATED, IMAGES, ClipKeys, DatasetKeys
 from kohya_bucket.musubi.objects import Accelerator, BatchManager, Dataset, Group, Item
 
-__all__ = ["SUBJECTS", "handing_over"]
-
 logger = logging.getLogger("kohya_bucket")
 
 

@@ -25,8 +25,6 @@ from kohya_bucket.musubi.items import CacheName, Source, folder_of, foreign_name
 from kohya_bucket.musubi.objects import Bucket, Item
 from kohya_bucket.texts import counted, one_line, some
 
-__all__ = ["TrainingItems", "items_of_config"]
-
 _THREADS = 8
 _SHOWN = 5
 

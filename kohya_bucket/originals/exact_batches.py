@@ -11,8 +11,6 @@ import numpy.typing as npt
 from kohya_bucket.checks import as_flag
 from kohya_bucket.errors import PlanError
 
-__all__ = ["exact_batches"]
-
 
 def exact_batches(
     bucket_index: Any,

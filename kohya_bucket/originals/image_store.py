@@ -15,8 +15,6 @@ import numpy.typing as npt
 from kohya_bucket.images.listing import list_images
 from kohya_bucket.images.sizes import read_sizes
 
-__all__ = ["ImageStore", "StoredImage"]
-
 
 class StoredImage(NamedTuple):
     """Position in the store, path, and size in pixels."""

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import PlanError
 
-__all__ = ["CATCH_ALL", "NovelAIBatch", "NovelAIEpochs"]
-
 Rows = npt.NDArray[np.int64]
 
 CATCH_ALL = -1

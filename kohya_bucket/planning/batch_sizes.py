@@ -12,9 +12,6 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 
-__all__ = ["Budget", "as_global_batch", "count_buckets", "one_or_all", "per_rank_batches"]
-
-
 _TOO_MANY = 2**31
 
 

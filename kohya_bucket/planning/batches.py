@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchLayout", "cut_batches", "separate_repeats", "split_batches"]
-
 
 @dataclass(frozen=True)
 class BatchLayout:

@@ -18,8 +18,6 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 
-__all__ = ["CostFit", "as_tokens", "cost_of", "fit_cost", "measure_cost", "pixels_of"]
-
 
 def cost_of(tokens: npt.ArrayLike, token_cost: tuple[float, float]) -> npt.NDArray[np.float64]:
     """[K] a * L + b * L**2 of [K] tokens L."""

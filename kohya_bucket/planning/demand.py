@@ -10,9 +10,6 @@ import numpy.typing as npt
 
 from kohya_bucket.planning.stream import packed_order
 
-__all__ = ["Demand", "sequence_items", "smallest_ids"]
-
-
 Ints = npt.NDArray[np.integer]
 
 

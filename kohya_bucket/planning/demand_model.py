@@ -15,9 +15,6 @@ from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.repeats import MOST_TRAININGS, parse_repeats, regularization_times
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, choose_columns, cycle_places, weighted_cycle
 
-__all__ = ["DemandModel", "as_bucket_ids"]
-
-
 Ids = npt.NDArray[np.integer]
 Times = npt.NDArray[np.int64]
 _HIGHEST_BUCKET = 2**24

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from kohya_bucket.planning.batches import BatchLayout, split_batches
 from kohya_bucket.planning.plan import MixedSteps
 
-__all__ = ["equal_cost", "step_count"]
-
 Counts = npt.NDArray[np.int64]
 
 

@@ -11,9 +11,6 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import PlanError
 
-__all__ = ["RanksDifferError", "agree", "differences", "fingerprint_of"]
-
-
 PLAN_VERSION = 2
 """Goes up with every change by which equal settings give another plan."""
 

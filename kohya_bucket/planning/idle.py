@@ -19,11 +19,6 @@ from kohya_bucket.planning.options import RepeatsLike
 from kohya_bucket.planning.plan import EpochPlan
 from kohya_bucket.planning.planner import EpochPlanner
 
-__all__ = [
-    "dealt_costs", "idle_share", "idle_share_independent", "idle_share_of", "independent_costs", "lost_share",
-    "lost_share_of", "rank_costs", "trained_cost",
-]  # fmt: skip
-
 Costs = npt.NDArray[np.float64]
 
 

@@ -11,9 +11,6 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
 
-__all__ = ["Change", "Ledger", "LedgerReason", "LedgerRows"]
-
-
 _Column = npt.NDArray[Any]
 
 

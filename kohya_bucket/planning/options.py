@@ -22,8 +22,6 @@ from kohya_bucket.planning.orders import ORDERS, Order
 from kohya_bucket.planning.remainders import REMAINDERS, RemainderContext, RemainderPolicy, policies_of
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, ResolutionMode
 
-__all__ = ["COST", "PlanOptions", "RepeatsLike", "known_options"]
-
 COST = "cost"
 """Of `same_shape`."""
 

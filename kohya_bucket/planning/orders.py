@@ -11,8 +11,6 @@ import numpy.typing as npt
 from kohya_bucket.planning.batches import BatchLayout
 from kohya_bucket.planning.stream import packed_order
 
-__all__ = ["ORDERS", "Order"]
-
 
 @dataclass(frozen=True)
 class Order:

@@ -24,8 +24,6 @@ from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.costs import as_tokens
 from kohya_bucket.planning.stream import Purpose, stream
 
-__all__ = ["PackPlan", "plan_packs"]
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -16,9 +16,6 @@ from kohya_bucket.errors import PlanError
 from kohya_bucket.html_view import bars, fullest, view
 from kohya_bucket.planning.ledger import Change, Ledger, LedgerReason, LedgerRows
 
-__all__ = ["EpochPlan", "MixedSteps"]
-
-
 _CHUNK = 4096
 
 

@@ -25,8 +25,6 @@ from kohya_bucket.planning.resume import EpochPosition
 from kohya_bucket.planning.stream import Purpose, stream
 from kohya_bucket.planning.windows import Windows, checked_shards
 
-__all__ = ["EpochPlanner", "never_full", "never_trained", "plan_epoch"]
-
 
 def plan_epoch(
     bucket_ids: npt.ArrayLike,

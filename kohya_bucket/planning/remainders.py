@@ -14,11 +14,6 @@ from kohya_bucket.planning.demand import Demand
 from kohya_bucket.planning.ledger import Change, LedgerReason
 from kohya_bucket.planning.stream import Purpose, stream
 
-__all__ = [
-    "KEEP", "REMAINDERS", "RemainderContext", "RemainderPolicy", "apply_policies", "change_of", "moved_to",
-    "policies_of",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class RemainderContext:

@@ -12,9 +12,6 @@ from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.stream import Purpose, stream
 
-__all__ = ["MOST_TRAININGS", "parse_repeats", "regularization_times"]
-
-
 Counts = npt.NDArray[np.int64]
 _LARGEST_DENOMINATOR = 10_000
 MOST_TRAININGS = 2**31 - 1

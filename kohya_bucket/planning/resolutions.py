@@ -13,8 +13,6 @@ from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.demand import smallest_ids
 from kohya_bucket.planning.stream import Purpose, stream
 
-__all__ = ["RESOLUTION_MODES", "ResolutionMode", "choose_columns", "cycle_places", "weighted_cycle"]
-
 _LONGEST_CYCLE = 1_000
 
 

@@ -10,8 +10,6 @@ from kohya_bucket.checks import integer, whole
 from kohya_bucket.errors import PlanError, ResumeError
 from kohya_bucket.planning.fingerprint import differences
 
-__all__ = ["EpochPosition", "OtherDataError", "ResumePoint", "TrainedPart"]
-
 STATE_VERSION = 1
 _SEED_BITS = 128  # any integer is a seed, but a longer one is a damaged state
 _DAMAGED = "the saved position is damaged"

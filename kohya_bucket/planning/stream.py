@@ -10,8 +10,6 @@ import enum
 
 import numpy as np
 
-__all__ = ["Purpose", "packed_order", "stream"]
-
 _WORD = 0xFFFFFFFF
 
 

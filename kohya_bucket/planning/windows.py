@@ -18,8 +18,6 @@ from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.batches import BatchLayout
 from kohya_bucket.planning.demand import Demand, smallest_ids
 
-__all__ = ["Windows", "checked_shards", "windows_of_shards"]
-
 Ints = npt.NDArray[np.integer]
 
 

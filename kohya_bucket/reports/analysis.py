@@ -26,8 +26,6 @@ from kohya_bucket.reports.summary import (
     summarize,
 )
 
-__all__ = ["Analysis", "BucketUse", "ListedImages", "analyze"]
-
 Indices = npt.NDArray[np.intp]
 
 

@@ -13,9 +13,6 @@ from kohya_bucket.buckets import BucketSet, switching_points
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.texts import counted
 
-__all__ = ["FONT", "Box", "Dot", "Drawing", "Line", "Shape", "Text", "aspect_chart", "spread_labels"]
-
-
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
 
 

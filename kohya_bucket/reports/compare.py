@@ -16,8 +16,6 @@ from kohya_bucket.images.clips import ClipScan
 from kohya_bucket.reports.recommend import differences
 from kohya_bucket.reports.summary import Summary, summarize
 
-__all__ = ["Compared", "ComparedClips", "compare_clips", "compare_rules", "conclusion"]
-
 
 @dataclass(frozen=True)
 class Compared:

@@ -14,8 +14,6 @@ from kohya_bucket.buckets.switching import switching_points
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["Explanation", "Neighbour", "draw_preview", "explain"]
-
 
 @dataclass(frozen=True)
 class Neighbour:

@@ -19,8 +19,6 @@ from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
 from kohya_bucket.reports.subject import ImageTable
 from kohya_bucket.texts import counted
 
-__all__ = ["MOST_IMAGES", "GivenConfig", "render_explorer"]
-
 MOST_IMAGES = 200_000
 """More would make a page that no browser opens in reasonable time."""
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from kohya_bucket.texts import one_line
 
-__all__ = ["SHARED_SCRIPTS", "markup_safe", "one_file", "table_markup"]
-
 SHARED_SCRIPTS = tuple(
     f"shared/{name}.js" for name in ("placement", "stored", "dom", "table", "aspect_chart", "answer")
 )

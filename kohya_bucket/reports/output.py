@@ -25,9 +25,6 @@ from kohya_bucket.reports.recommend import Recommendation, most_worth, recommend
 from kohya_bucket.reports.subject import ImageTable
 from kohya_bucket.texts import counted, one_line, some
 
-__all__ = ["analysis_as_dict", "print_analysis", "report_as_dict"]
-
-
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MOST_NAMED = 12
 _NARROW = 76  # columns that all of a bucket's numbers take

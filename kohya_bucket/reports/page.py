@@ -26,9 +26,6 @@ from kohya_bucket.reports.one_file import SHARED_SCRIPTS, markup_safe, one_file,
 from kohya_bucket.reports.recommend import recommend
 from kohya_bucket.texts import counted
 
-__all__ = ["browser_rule", "caption_beside", "choose_examples", "data_uri", "illustrate", "make_thumbnails",
-           "render_page"]  # fmt: skip
-
 
 def browser_rule(rule: BucketRule) -> dict[str, Any] | None:
     """What `templates/placement.js` needs to answer as `rule` does; None for rules it does not know.

@@ -38,8 +38,6 @@ from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.texts import counted
 
-__all__ = ["Recommendation", "bad_files", "differences", "most_worth", "recommend"]
-
 
 @dataclass(frozen=True)
 class Recommendation:

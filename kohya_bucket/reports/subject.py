@@ -19,8 +19,6 @@ from kohya_bucket.images.clips import ClipScan
 from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer
 from kohya_bucket.texts import counted, some
 
-__all__ = ["ClipFacts", "ImageTable", "Subject"]
-
 
 @dataclass(frozen=True)
 class ClipFacts:

@@ -19,17 +19,6 @@ from kohya_bucket.buckets.misfits import BARELY, enlargement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, readable_sizes
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = [
-    "AspectRatioSummary",
-    "CropLossSummary",
-    "Summary",
-    "aspect_ratio_summary",
-    "bucket_distribution",
-    "crop_loss_summary",
-    "summarize",
-    "underutilized_buckets",
-]
-
 
 @dataclass(frozen=True)
 class Summary:

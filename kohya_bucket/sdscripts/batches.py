@@ -18,16 +18,6 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts.caching.extra_sizes import at_planned_size
 from kohya_bucket.sdscripts.objects import Group, HeldDataset, Subset, inner_of
 
-__all__ = [
-    "drop_unwanted_masks",
-    "note_epoch",
-    "numbered_item",
-    "own_random",
-    "planned_item",
-    "say_what_is_not_weighed",
-    "weighed",
-]
-
 
 def note_epoch(dataset: HeldDataset, epoch: int) -> None:
     """Note the epoch. The order of an epoch follows from its number, so nothing is shuffled here."""

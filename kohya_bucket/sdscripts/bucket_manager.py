@@ -15,8 +15,6 @@ from kohya_bucket.buckets.rules.kohya import kohya_bucket_sizes
 from kohya_bucket.buckets.sizes import as_pair, as_sizes
 from kohya_bucket.buckets.switching import AspectSwitch, nearest_indices
 
-__all__ = ["BucketManager"]
-
 Size = tuple[int, int]
 
 

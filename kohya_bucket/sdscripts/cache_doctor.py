@@ -27,8 +27,6 @@ from kohya_bucket.sdscripts.config import Config
 from kohya_bucket.sdscripts.doctor import version_of
 from kohya_bucket.sdscripts.wanted_latents import items_of, wanted_by_config
 
-__all__ = ["Lacking", "cache_section", "check_disk_space", "nbytes_of"]
-
 _NOT_LOADED = (Stale.VAE,)  # no VAE is, to compare with
 _ENCODING = EncodeOptions("", "float32", "latents", False, False, "auto", "")
 

@@ -22,8 +22,6 @@ from kohya_bucket.sdscripts.caching.session import architecture_of
 from kohya_bucket.sdscripts.caching.text import is_ahead
 from kohya_bucket.sdscripts.objects import CutSize, Dataset, DroppedRecord, Group, LatentsStrategy, TextStrategy
 
-__all__ = ["CACHING", "TEXT_CACHING", "has_no_strategies", "has_strategies"]
-
 
 def has_strategies(owners: Owners) -> bool:
     """Whether latents are cached by strategies, one for each model family (since 0.10)."""

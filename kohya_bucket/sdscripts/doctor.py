@@ -31,8 +31,6 @@ from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.sdscripts.plan import DatasetOverview, name_unreadable, overview
 from kohya_bucket.texts import counted, some
 
-__all__ = ["Examined", "checkout_section", "config_section", "cuda_of_torch", "packages_section", "version_of"]
-
 ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
 
 

@@ -15,8 +15,6 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.seams import Subject
 from kohya_bucket.sdscripts.checkout import SeamError, describe_folder
 
-__all__ = ["install", "is_active", "left_alone", "uninstall", "why_inactive"]
-
 _PACKAGE = "library"  # other projects have packages of this name too
 _HOME = "BaseDataset"
 _METHODS = ("make_buckets", "shuffle_buckets", "register_image")  # any of them tells it from another project's

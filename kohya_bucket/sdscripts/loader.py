@@ -27,8 +27,6 @@ from kohya_bucket.sdscripts.resuming import OPTIONS
 from kohya_bucket.sdscripts.tables import BatchTable, compact
 from kohya_bucket.texts import parse_toml, read_text
 
-__all__ = ["given_options", "planned_arguments", "refuse_empty", "refuse_what_needs"]
-
 
 def refuse_empty(group: Any) -> None:
     """End a run whose training group holds no image: sd-scripts says so, and ends as if all had gone well."""

@@ -35,8 +35,6 @@ from kohya_bucket.sdscripts.tables import BatchTable, KeyTable
 from kohya_bucket.sdscripts.wording import bucket_table_lines, rule_text, skipped_lines
 from kohya_bucket.texts import one_line
 
-__all__ = ["get_image_size", "get_resolutions", "make_buckets", "table_of"]
-
 logger = logging.getLogger("kohya_bucket")
 
 

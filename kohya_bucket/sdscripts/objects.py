@@ -12,11 +12,6 @@ import numpy as np
 from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.placement import Placement
 
-__all__ = [
-    "CachedRecord", "Collator", "CutSize", "Dataset", "DelegatingDataset", "DroppedRecord", "Group", "HeldDataset",
-    "ImageRecord", "LatentsStrategy", "ListedSubset", "NotedSubset", "Subset", "TextStrategy", "inner_of",
-]  # fmt: skip
-
 Size = tuple[int, int]
 
 

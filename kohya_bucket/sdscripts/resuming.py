@@ -20,8 +20,6 @@ from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.planning.resume import ResumePoint
 
-__all__ = ["OPTIONS", "InitialStep", "TrainerResume", "arithmetic_of", "counted_by_trainer", "is_known"]
-
 logger = logging.getLogger("kohya_bucket")
 
 

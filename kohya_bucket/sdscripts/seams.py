@@ -26,8 +26,6 @@ from kohya_bucket.sdscripts.objects import Dataset, DelegatingDataset, Group
 from kohya_bucket.sdscripts.resuming import is_known
 from kohya_bucket.sdscripts.tables import BatchTable
 
-__all__ = ["SUBJECTS"]
-
 _ENTRY = ("bucket_index", "bucket_batch_size", "batch_index")
 
 OBJECTS = Subject(

@@ -24,8 +24,6 @@ from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.planning import EpochPlan, EpochPlanner, EpochPosition
 from kohya_bucket.sdscripts.objects import CutSize, Group, HeldDataset, inner_of
 
-__all__ = ["BatchTable", "Few", "ImageColumns", "KeyTable", "column_of", "compact"]
-
 
 class KeyTable(Sequence[list[str]]):
     """`bucket_manager.buckets`: per bucket the image keys, each as often as it repeats.

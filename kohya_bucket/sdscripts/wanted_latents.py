@@ -22,8 +22,6 @@ from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset, SubsetConfig
 from kohya_bucket.sdscripts.config.model import Sizes, refuse_lost_focus
 
-__all__ = ["CachedSizes", "cached_sizes", "collection_names", "items_of", "wanted_by_config"]
-
 
 def collection_names(config: Config) -> list[str]:
     """The part of a store that each dataset's latents go into: "", or its resolution where there are several."""

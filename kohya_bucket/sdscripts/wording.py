@@ -10,8 +10,6 @@ from kohya_bucket.latents.fingerprint import Reason, as_text
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.texts import counted, one_line, some
 
-__all__ = ["bucket_table_lines", "recached_lines", "rule_text", "skipped_lines"]
-
 _SHOWN = 20
 _SHOWN_SIZES = 16
 

@@ -23,8 +23,6 @@ from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["AutoBucketResult", "AutoBuckets", "auto_rule", "clusters", "generate_buckets", "kmeans_1d", "optimum"]
-
 
 class AutoBuckets(FixedBuckets):
     """Nearest bucket of a set that was made from the data; `from_dims` makes it.

@@ -23,9 +23,6 @@ from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, size_k
 from kohya_bucket.checks import as_flag, one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["ExactBuckets", "exact_rule", "optimal_sizes"]
-
-
 # Up to here every product of the integer arithmetic fits into 64 bits for sides of up to 2**31 pixels.
 _LARGEST_AREA = 2**29
 

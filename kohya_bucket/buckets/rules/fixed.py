@@ -19,11 +19,6 @@ from kohya_bucket.buckets.sizes import FloatArray, IntArray, readable_sizes
 from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = [
-    "FixedBuckets", "OneBucket", "assign_many", "assign_many_indices", "best_bucket", "crop_loss", "file_rule",
-    "preset_rule",
-]  # fmt: skip
-
 
 class FixedBuckets(SetRule):
     """Nearest bucket of a fixed set, by default in log aspect, as in bucketsampler's class of this name.

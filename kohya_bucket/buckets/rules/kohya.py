@@ -21,8 +21,6 @@ from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.checks import as_flag, known_keyword, one_of
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["KohyaBuckets", "kohya_bucket_sizes", "kohya_rule"]
-
 
 def kohya_bucket_sizes(
     max_reso: tuple[int, int], min_size: int = 256, max_size: int = 1024, reso_steps: int = 64

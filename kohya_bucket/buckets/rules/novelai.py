@@ -20,8 +20,6 @@ from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_resolution
 from kohya_bucket.buckets.switching import AspectSwitch
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["NovelAIBuckets", "novelai_bucket_sizes", "novelai_rule"]
-
 
 def novelai_bucket_sizes(
     max_size: tuple[int, int], divisible: int, min_dim: int, base_res: tuple[int, int], dim_limit: int

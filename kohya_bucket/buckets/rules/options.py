@@ -12,8 +12,6 @@ from typing import Any
 
 from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, described
 
-__all__ = ["Check", "RuleOptions", "choice", "is_number", "option", "share", "whole_number"]
-
 Check = Callable[[Any], str]
 """What a value must be, or an empty string where it is that."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from kohya_bucket.buckets.rule import BucketRule
 
-__all__ = ["RULES", "NamedRule", "RuleRequest", "is_rule", "named_rule", "rule_choices", "rule_from_name"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class NamedRule(Choice):

@@ -14,8 +14,6 @@ from kohya_bucket.buckets.rules.registry import RuleRequest
 from kohya_bucket.buckets.sizes import as_resolution, as_whole, check_steps
 from kohya_bucket.errors import BucketSettingsError
 
-__all__ = ["TokenBandBuckets", "token_band_rule", "token_band_sizes"]
-
 
 def token_band_sizes(
     area: int, tolerance: float, min_size: int, max_size: int, reso_steps: int

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from kohya_bucket.cli.sources import SizedImages
     from kohya_bucket.reports.compare import Compared, ComparedClips
 
-__all__ = ["comparable", "compared_rule", "groups", "names_of"]
-
 
 def register(app: typer.Typer) -> None:
     app.command()(

@@ -15,8 +15,6 @@ from kohya_bucket.latents.encode.worker import PrecomputeReport
 from kohya_bucket.latents.store.exact_arrays import Array
 from kohya_bucket.latents.store.latent_store import LatentStore
 
-__all__ = ["TextEncoder", "TextRun", "precompute_text"]
-
 
 class TextEncoder(Protocol):
     """What `precompute_text` encodes with.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["Background", "EncodedBatch", "NpzSink", "ShardSink", "Sink", "add_batch"]
-
 _MOST_BEHIND = 8
 B = TypeVar("B")
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kohya_bucket.latents.store.exact_arrays import Array
 
 
-__all__ = ["SAMPLE", "TransformersTextEncoder", "encoders_hash", "load_text_encoder", "tokens_hash"]
-
 # What ftfy changes, and some versions of CLIP's tokenizer do not; in a line of its own, since "<" spares an entity.
 _TYPOGRAPHY = "“it’s” ﬁne, ＡＢＣ caf&eacute;\n"
 # Words and signs that tokenizers differ in, and more of them than the shorter ones take.

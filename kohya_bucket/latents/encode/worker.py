@@ -29,18 +29,6 @@ from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.remote.remote_path import StorePath
 from kohya_bucket.latents.vae.encoder import BatchEncoder, Encoded, VAEEncoder, noise_seed
 
-__all__ = [
-    "DecodedBatch",
-    "PrecomputeReport",
-    "PrecomputeWorker",
-    "joined",
-    "pieces_of",
-    "prefetch",
-    "read_order",
-    "share_of",
-    "shares",
-]
-
 
 @dataclass
 class PrecomputeReport:

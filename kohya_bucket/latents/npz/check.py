@@ -12,8 +12,6 @@ from kohya_bucket.latents.npz.names import further_path, usual_name
 from kohya_bucket.latents.npz.read_write import BROKEN, OpenNpz, bring_over, read_note
 from kohya_bucket.latents.store.entries import StoreEntry
 
-__all__ = ["FoundNpz", "find_npz", "holds_npz", "made_from", "settle_npz"]
-
 Size = tuple[int, int]
 
 

@@ -47,8 +47,6 @@ from kohya_bucket.latents.store.layout import is_text, relative_source
 from kohya_bucket.latents.store.state import source_paths
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 
-__all__ = ["Exchange", "export_npz", "export_text_npz", "import_npz", "import_text_npz", "npz_item"]
-
 Progress = Callable[[int, int], None]
 Add = Callable[[StoreWriter], None]
 

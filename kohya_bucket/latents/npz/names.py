@@ -22,20 +22,6 @@ from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.items import LatentItems
 
-__all__ = [
-    "CacheFile",
-    "NpzNames",
-    "cache_files",
-    "collisions",
-    "further_path",
-    "has_whole_name",
-    "npz_path",
-    "paths_beside",
-    "paths_of_run",
-    "size_from_name",
-    "usual_name",
-]
-
 Size = tuple[int, int]
 
 _SHARDS = "only shards can hold its latents"

@@ -37,25 +37,6 @@ from kohya_bucket.files import write_file
 from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
 
-__all__ = [
-    "BROKEN",
-    "NOTE",
-    "BrokenNpzError",
-    "NpzLatents",
-    "OpenNpz",
-    "bring_over",
-    "convert_values",
-    "mask_values",
-    "note_of",
-    "read_arrays",
-    "read_keys",
-    "read_note",
-    "read_npz",
-    "sizes_in",
-    "write_arrays",
-    "write_npz",
-]
-
 
 class BrokenNpzError(LatentStoreError):
     """A file that is no npz, or one that is damaged, or states what cannot be."""

@@ -19,19 +19,6 @@ from kohya_bucket.latents.captions import Caption, Encoding, caption_bytes, cont
 from kohya_bucket.latents.fingerprint import Reason, Stale, why_different
 from kohya_bucket.latents.npz.read_write import BROKEN, BrokenNpzError, OpenNpz
 
-__all__ = [
-    "CAPTION_KEY",
-    "DROPOUT_KEY",
-    "ENCODERS_KEY",
-    "MARKS",
-    "TEXT_FAMILIES",
-    "TOKENS_KEY",
-    "TextFamily",
-    "check_text_npz",
-    "collection_of_file",
-    "text_marks",
-]
-
 
 @dataclass(frozen=True)
 class TextFamily:

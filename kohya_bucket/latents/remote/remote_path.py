@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import BinaryIO
 
-__all__ = ["RemotePath", "StorePath", "as_given", "open_to_read", "place_of", "sizes_in", "write_new"]
 
 _BUFFER = 1 << 16
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):[/\\]")  # one letter is a drive

@@ -27,19 +27,6 @@ from kohya_bucket.errors import StorageError
 from kohya_bucket.images import remote
 from kohya_bucket.images.remote import as_os_error
 
-__all__ = [
-    "Range",
-    "check_exclusive",
-    "create",
-    "delete",
-    "length",
-    "listing",
-    "merged",
-    "ranges_by_obstore",
-    "read_merged",
-    "read_ranges",
-]
-
 _AT_ONCE = 16
 
 

@@ -31,16 +31,6 @@ from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.shards import ENTRIES, ShardInfo, given_arrays, read_header
 from kohya_bucket.texts import counted, some
 
-__all__ = [
-    "Assigned",
-    "Contents",
-    "Generations",
-    "contents_of",
-    "in_shards",
-    "manifest_of",
-    "self_described",
-]
-
 _LOOKS = 5
 _AT_ONCE = 16  # requests to object storage
 _ROWS = 1 << 18  # of one table in memory

@@ -21,19 +21,6 @@ from kohya_bucket.latents.dtypes import EXACT, LATENT_DTYPES
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.store.shards import KINDS, ShardInfo
 
-__all__ = [
-    "SIDES",
-    "Columns",
-    "ItemTable",
-    "StoreEntry",
-    "arrow",
-    "check_rows",
-    "decode",
-    "encode",
-    "placed",
-    "schema",
-]
-
 Columns = Mapping[str, Any]  # by a column's name, one value for each row
 SIDES = ("left", "top", "right", "bottom")
 _BOX = tuple(f"ltrb_{side}" for side in SIDES)

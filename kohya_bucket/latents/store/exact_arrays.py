@@ -24,8 +24,6 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.dtypes import carrier, to_float32
 from kohya_bucket.latents.store.shards import ENTRIES, MOST_AXES, MOST_UNPACKED, SPANS
 
-__all__ = ["Packed", "check_outputs", "checksum", "joined", "pack", "split", "unpack"]
-
 Array = npt.NDArray[Any]
 _PART = 1 << 17
 

@@ -22,8 +22,6 @@ from kohya_bucket.latents.store.remote_shards import RemoteShards, Rows, shard_f
 from kohya_bucket.latents.store.shards import SPANS, ShardInfo, Tensors
 from kohya_bucket.texts import counted, one_line, some
 
-__all__ = ["LatentStore"]
-
 _log = logging.getLogger(__name__)
 _PLAIN, _FLIPPED, _MASK = 0, 1, 2
 

@@ -17,8 +17,6 @@ from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.remote.remote_path import RemotePath, StorePath, open_to_read, place_of, sizes_in, write_new
 from kohya_bucket.latents.remote.storage import check_exclusive
 
-__all__ = ["REMEDY", "SHARD_NAME", "Layout", "absolute", "common_root", "is_text", "paths_of", "relative_source"]
-
 REMEDY = "run `kohya-bucket cache prune --damaged`, and encode again what is missing then"
 
 SHARD_NAME = re.compile(r"\d+x\d+-\w+-[0-9a-f]{16}\.safetensors")

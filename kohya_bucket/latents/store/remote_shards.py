@@ -42,8 +42,6 @@ from kohya_bucket.latents.store.layout import SHARD_NAME
 from kohya_bucket.latents.store.shards import MappedShards, ShardInfo, Tensors
 from kohya_bucket.texts import one_line
 
-__all__ = ["NodeCache", "RemoteRows", "RemoteShards", "Rows", "download", "shard_files"]
-
 _log = logging.getLogger(__name__)
 _PART = 8 << 20  # bytes of one request for a whole shard
 _AT_ONCE = 4

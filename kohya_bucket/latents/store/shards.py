@@ -32,22 +32,6 @@ from kohya_bucket.latents.dtypes import CODES, LATENT_DTYPES, STORED_AS, carrier
 from kohya_bucket.latents.remote.remote_path import StorePath, open_to_read, write_new
 from kohya_bucket.latents.store.layout import REMEDY
 
-__all__ = [
-    "ENTRIES",
-    "KINDS",
-    "MOST_AXES",
-    "MOST_UNPACKED",
-    "SPANS",
-    "MappedShards",
-    "ShardInfo",
-    "TensorSpec",
-    "Tensors",
-    "given_arrays",
-    "map_shard",
-    "read_header",
-    "write_shard",
-]
-
 ENTRIES = "entries"
 _ALIGNMENT = 64
 _MAX_HEADER = 1 << 20

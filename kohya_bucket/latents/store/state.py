@@ -22,8 +22,6 @@ from kohya_bucket.latents.store.entries import arrow
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import paths_of
 
-__all__ = ["StoreStatus", "check_sources", "source_paths", "status", "verify", "verify_files"]
-
 
 def check_sources(
     store: LatentStore, paths: list[str], *, content: bool = False

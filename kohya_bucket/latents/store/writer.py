@@ -27,8 +27,6 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, content_of
 from kohya_bucket.latents.store.shards import SPANS, write_shard
 
-__all__ = ["StoreWriter", "write_manifest"]
-
 Bits = npt.NDArray[Any]
 _OF_A_SHARD = ("bucket_width", "bucket_height", "dtype", "kind", "flip", "mask", "collection")
 

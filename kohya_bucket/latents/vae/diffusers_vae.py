@@ -25,12 +25,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = [
-    "DiffusersEncoder", "QwenImageEncoder", "TinyEncoder", "fitting_dtype", "load_encoder", "own_device",
-    "usable_device",
-]  # fmt: skip
-
-
 class DiffusersEncoder:
     """`VAEEncoder` over a diffusers `AutoencoderKL` or `AutoencoderKLHunyuanImage`.
 

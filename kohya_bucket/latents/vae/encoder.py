@@ -21,17 +21,6 @@ from kohya_bucket.latents.fingerprint import module_hash
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "BatchEncoder",
-    "Encoded",
-    "PosteriorEncoder",
-    "VAEEncoder",
-    "check_encoder",
-    "encoder_hash",
-    "encoder_space",
-    "noise_seed",
-    "normalize",
-]
 
 _MEMBERS = ("downsample_factor", "latent_channels", "scale_factor", "encode")
 

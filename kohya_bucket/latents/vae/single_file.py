@@ -17,8 +17,6 @@ from typing import Any
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.latents.architectures import ARCHITECTURES
 
-__all__ = ["OTHER_AUTOENCODERS", "autoencoder_class", "vae_from_single_file"]
-
 Weights = dict[str, Any]
 
 # diffusers' class, and the model family that sd-scripts trains with it

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["is_left_out", "without_unread"]
-
 _STATES, _MASK, _APPLIED = "t5_out", "t5_attn_mask", "apply_t5_attn_mask"
 _READ_BEHIND = 1  # positions that Chroma attends to behind a caption
 _SIZES = {

@@ -25,8 +25,6 @@ from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.sdscripts.objects import CutSize, Dataset, HeldDataset, ImageRecord, inner_of
 from kohya_bucket.sdscripts.tables import BatchTable
 
-__all__ = ["SizedPath", "at_planned_size", "caching_all_sizes"]
-
 Size = tuple[int, int]
 
 _SLOTS = ("latents", "latents_flipped", "latents_npz", "latents_original_size", "latents_crop_ltrb", "alpha_mask")

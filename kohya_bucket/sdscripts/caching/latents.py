@@ -34,8 +34,6 @@ from kohya_bucket.sdscripts.caching.session import (
 from kohya_bucket.sdscripts.caching.shards import ShardSession, remember_cache
 from kohya_bucket.sdscripts.wording import recached_lines
 
-__all__ = ["NpzSession", "Original", "cache_latents"]
-
 logger = logging.getLogger("kohya_bucket")
 
 Original = Callable[[Any, Any, Any], Any]

@@ -19,8 +19,6 @@ from kohya_bucket.images.pixels import NO_IMAGE
 from kohya_bucket.sdscripts.objects import HeldDataset, ImageRecord, inner_of
 from kohya_bucket.texts import one_line
 
-__all__ = ["cache_the_readable", "cache_the_readable_plainly", "check_one_size_each", "tell"]
-
 _DONE = "cached, or not to be read"  # in the place of a file's name: sd-scripts' loop passes by
 
 logger = logging.getLogger("kohya_bucket")

@@ -34,19 +34,6 @@ from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
 from kohya_bucket.sdscripts.objects import CutSize
 
-__all__ = [
-    "CacheItem",
-    "CachingSession",
-    "architecture_of",
-    "architecture_read_by",
-    "as_array",
-    "ensure_npz_current",
-    "forget_shared",
-    "replaced",
-    "save_latents",
-    "shared_by",
-]
-
 
 @dataclass(frozen=True)
 class CacheItem:

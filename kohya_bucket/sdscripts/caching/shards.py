@@ -32,8 +32,6 @@ from kohya_bucket.sdscripts.caching.session import CacheItem, CachingSession, as
 from kohya_bucket.sdscripts.objects import HeldDataset, inner_of
 from kohya_bucket.texts import one_line
 
-__all__ = ["ShardCache", "ShardSession", "StoreCache", "remember_cache", "shard_numbers"]
-
 logger = logging.getLogger("kohya_bucket")
 
 Values = npt.NDArray[np.float32]

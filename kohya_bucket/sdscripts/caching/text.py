@@ -32,18 +32,6 @@ from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.sdscripts.wording import recached_lines
 from kohya_bucket.texts import counted
 
-__all__ = [
-    "Strategies",
-    "cache_text_outputs",
-    "count_captions",
-    "encode_ahead",
-    "end_before_training",
-    "is_ahead",
-    "refuse_memory",
-    "tokens_of",
-    "tokens_text",
-]
-
 logger = logging.getLogger("kohya_bucket")
 
 Original = Callable[[Any, Any, Any], Any]

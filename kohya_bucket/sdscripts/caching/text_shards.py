@@ -27,8 +27,6 @@ from kohya_bucket.sdscripts.caching.shards import StoreCache
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.texts import one_line
 
-__all__ = ["StrategyReader", "TextCache", "TextLoader", "TextShardSession", "caption_of", "with_npz"]
-
 logger = logging.getLogger("kohya_bucket")
 
 

@@ -27,8 +27,6 @@ from kohya_bucket.sdscripts.config.keys import (
     required_keys,
 )  # fmt: skip
 
-__all__ = ["REFUSALS", "buckets_follow", "check_values", "read_datasets"]
-
 #: Codes of the findings for which sd-scripts refuses the whole config.
 REFUSALS = frozenset({"unknown-key", "misplaced-key", "wrong-type", "missing-key", "mixed-kinds", "not-a-table"})
 

@@ -28,8 +28,6 @@ from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, SubsetConf
 from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, is_used, large_enough
 from kohya_bucket.texts import counted, some
 
-__all__ = ["balanced", "list_controlnet", "list_dreambooth", "split"]
-
 
 def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:
     """The images that are trained, or those that are held back for validation."""

@@ -25,23 +25,6 @@ from kohya_bucket.images.scan import STAT, Job, Work
 from kohya_bucket.sdscripts.config.keys import DEFAULTS, SubsetConfig
 from kohya_bucket.texts import counted, read_plain, some
 
-__all__ = [
-    "CACHE_FILE",
-    "Folder",
-    "Skips",
-    "are_stated_truly",
-    "check_stems",
-    "image_named",
-    "missing_folder",
-    "read_caption",
-    "read_captions",
-    "read_folder",
-    "skipped_images",
-    "supported_extensions",
-    "why_missing",
-    "written_ns",
-]
-
 _ALWAYS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 # by extension: what to install, and the modules with which sd-scripts reads it
 _WITH_PLUGIN = {

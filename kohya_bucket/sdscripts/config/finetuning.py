@@ -22,8 +22,6 @@ from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, Release, S
 from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, is_used, large_enough
 from kohya_bucket.texts import json_mistake, some
 
-__all__ = ["list_finetuning"]
-
 
 def list_finetuning(dataset: DatasetConfig, reading: Reading) -> DatasetTable:
     """The images of all metadata files; in 0.10 those with the longest keys first, in 0.9 in file order."""

@@ -31,12 +31,6 @@ from kohya_bucket.adapter.config_source import (
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.errors import ConfigError
 
-__all__ = [
-    "DEFAULTS", "KEYS", "NEWEST", "Change", "DatasetConfig", "Key", "Kind", "Level", "Release", "SubsetConfig",
-    "arguments", "config_name", "kind_of", "known_keys", "parse_resolution", "required_keys",
-]  # fmt: skip
-
-
 # What versions of sd-scripts read differently in configs, metadata and captions, and which of it a checkout reads.
 
 

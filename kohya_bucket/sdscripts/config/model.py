@@ -26,11 +26,6 @@ from kohya_bucket.sdscripts.config.files import Skips, skipped_images
 from kohya_bucket.sdscripts.config.keys import NEWEST, Change, DatasetConfig, Kind, Release, SubsetConfig
 from kohya_bucket.texts import counted, some
 
-__all__ = [
-    "CONTROL_IN_THE_MIDDLE", "DatasetTable", "Entry", "Reading", "Registry", "Sizes", "is_used", "large_enough",
-    "refuse_lost_focus", "refuse_random_crops",
-]  # fmt: skip
-
 CONTROL_IN_THE_MIDDLE = (
     "[kohya_bucket] focus is set, but this version of sd-scripts cuts control images in the middle, whatever is cut "
     "from their images: leave focus out, or train with sd-scripts 0.11"

@@ -23,8 +23,6 @@ from kohya_bucket.sdscripts.config.keys import DEFAULTS, NEWEST, Change, Dataset
 from kohya_bucket.sdscripts.config.model import DatasetTable, Reading
 from kohya_bucket.texts import counted, some
 
-__all__ = ["Config", "ReadDataset", "RunLength", "read_config", "read_folders"]
-
 _Number = TypeVar("_Number", int, float)
 _FOLDERS = ("train_data_dir", "reg_data_dir", "in_json")
 
