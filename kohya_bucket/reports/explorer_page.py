@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,20 @@ import numpy as np
 from kohya_bucket._version import __version__
 from kohya_bucket.buckets import Reason, list_presets, load_preset
 from kohya_bucket.buckets.families import FAMILIES
+from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS
+from kohya_bucket.images.focus_files import BESIDE, focus_lines
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
 from kohya_bucket.reports.subject import ImageTable
-from kohya_bucket.texts import counted
+from kohya_bucket.texts import counted, read_text
 
 MOST_IMAGES = 200_000
 """More would make a page that no browser opens in reasonable time."""
 
 _OWN = (
-    "turns", "headers", "formats", "avif", "rules", "collection", "placing", "toml", "config", "thumbs", "gallery",
-    "settings", "panels", "with_config", "explorer",
+    "turns", "headers", "formats", "avif", "rules", "collection", "focus", "focus_mark", "placing", "toml", "config",
+    "thumbs", "gallery", "settings", "panels", "with_config", "explorer",
 )  # fmt: skip
 _SCRIPTS = (*SHARED_SCRIPTS, *(f"explorer/{name}.js" for name in _OWN))
 _FALLBACK = (
@@ -49,11 +51,46 @@ class GivenConfig:
     datasets: Sequence[int]
 
 
+@dataclass(frozen=True)
+class GivenFocus:
+    """The focus that a page begins with.
+
+    Attributes:
+        name: of its file.
+        folder: that images are named relative to.
+        text: its rows as JSON Lines.
+    """
+
+    name: str
+    folder: str
+    text: str
+
+    @classmethod
+    def of(cls, where: str, tables: Sequence[ImageTable] = (), focus: Sequence[FloatArray] = ()) -> GivenFocus:
+        """A JSON Lines file as it is; of a Parquet file, or of files beside the images, the rows of these images.
+
+        Args:
+            where: as `images.focus_files.read_focus` takes it.
+            tables: of images.
+            focus: for each table [N, 4] the focus of its images, NaN where there is none.
+        """
+        if where != BESIDE and not where.lower().endswith(".parquet"):
+            path = Path(where).absolute()
+            return cls(path.name, path.parent.as_posix(), read_text(path, limit=None))
+        everything = ImageTable.of([p for images in tables for p in images.paths], np.zeros((0, 2), dtype=np.int32))
+        names = [
+            everything.short_name(i).replace("\\" if os.name == "nt" else "/", "/") for i in range(len(everything))
+        ]
+        rows = {n: box for n, box in zip(names, np.concatenate(focus).tolist(), strict=True) if box[0] == box[0]}
+        return cls("focus.jsonl", _shared_folder(everything).as_posix(), focus_lines(rows.items()))
+
+
 def render_explorer(
     name: str = "",
     images: Sequence[ImageTable] = (),
     config: GivenConfig | None = None,
     trained: Collection[str] | None = None,
+    focus: GivenFocus | None = None,
 ) -> str:
     """The explorer as the text of an HTML file.
 
@@ -62,6 +99,7 @@ def render_explorer(
         images: those that are in the page from the start, one table; with a config one for each of its data sets.
         config: a dataset config to begin with.
         trained: endings of files that the trainer reads; others that are dropped are named. None for all images.
+        focus: what crops keep from the start.
 
     Raises:
         KohyaBucketError: more than `MOST_IMAGES` images.
@@ -76,6 +114,7 @@ def render_explorer(
     if images:
         numbers = None if config is None else config.datasets
         start = {"name": name, "images": _columns(images, numbers), "config": None, "dataset": 0}
+        start["focus"] = None if focus is None else asdict(focus)
         if config is not None:
             start.update(config={"name": config.name, "text": config.text}, dataset=config.datasets[0])
     data = {

@@ -190,9 +190,9 @@ def test_plan_and_analyze_count_what_is_cut(run, folder) -> None:
         ("plan", {"subset": "random_crop = true"}, "random_crop"),
         ("plan", {"keys": "enable_bucket = false"}, "enable_bucket"),
         ("plan", {"table": 'focus = "nowhere.jsonl"'}, "nowhere.jsonl"),
-        ("explore", {}, "analyze"),
         ("simulate", {"subset": "random_crop = true"}, "random_crop"),
         ("simulate", {"keys": "enable_bucket = false"}, "enable_bucket"),
+        ("explore", {"subset": "random_crop = true"}, "random_crop"),
     ],
 )
 def test_what_does_not_keep_a_focus_refuses_it_in_one_line(run, folder, command, change, word) -> None:

@@ -15,6 +15,7 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.files import replace_file
 
 _NAME = "kohya-bucket-explorer.html"
+_FOCUS = "focus.jsonl"  # in a folder, it is shown with its images
 
 
 def explore(
@@ -40,15 +41,17 @@ def explore(
 
 
 def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool) -> str:
-    from kohya_bucket.reports.explorer_page import GivenConfig, render_explorer
+    from kohya_bucket.reports.explorer_page import GivenConfig, GivenFocus, render_explorer
     from kohya_bucket.sdscripts.config.files import supported_extensions
 
     trained = supported_extensions()
     if source is None:
         return render_explorer(trained=trained)
+    from kohya_bucket.adapter.placing import focus_of, refuse_conflicts
     from kohya_bucket.cli.configs import adapter_options
     from kohya_bucket.cli.sources import images_in, not_read
     from kohya_bucket.cli.subjects import Reading, images_of_config
+    from kohya_bucket.sdscripts.config.model import refuse_random_crops
     from kohya_bucket.texts import read_text
 
     reading, path = Reading(recursive, workers=workers, quiet=quiet), Path(source)
@@ -57,15 +60,18 @@ def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool)
     if path.suffix.lower() != ".toml" or not path.is_file():
         images = reading.table(images_in([source], recursive=recursive))
         images = images.without(not_read(images.paths))
-        return render_explorer(path.name or path.resolve().name, [images], trained=trained)
+        focus = GivenFocus.of(str(path / _FOCUS)) if (path / _FOCUS).is_file() else None
+        return render_explorer(path.name or path.resolve().name, [images], trained=trained, focus=focus)
     config, read, findings = images_of_config(path, reading)
-    if adapter_options(config).focus:
-        raise ConfigError(
-            f"{source}: [kohya_bucket] focus is set, and the explorer shows crops in the middle: kohya-bucket analyze "
-            f"--config {source} --html report.html shows them where they are"
-        )
+    adapter, tables, focus = adapter_options(config), [images for _, images in read], None
+    if adapter.focus:
+        for dataset, _ in read:
+            refuse_random_crops(dataset.config.subsets, adapter)
+            refuse_conflicts(dataset.config.dataset_keys, adapter)
+        found = [focus_of(adapter, images.paths) for images in tables]
+        focus = GivenFocus.of(adapter.focus, tables, [one for one in found if one is not None])
     for finding in findings:
         say(f"{finding.severity.value}: {finding.text}", err=True)
     numbers = [dataset.config.number - 1 for dataset, _ in read]
     given = GivenConfig(path.name, read_text(path), numbers)
-    return render_explorer(path.name, [images for _, images in read], given, trained)
+    return render_explorer(path.name, tables, given, trained, focus)

@@ -16,6 +16,7 @@ class Collection {
     this.known = new Set();
     this.groups = new Map();
     this.passedOver = new Map();
+    this.focusFile = null;
     this.reading = { done: 0, all: 0 };
     this.version = (this.version || 0) + 1;
   }
@@ -51,7 +52,8 @@ class Collection {
     const stopped = () => this.stopped > mine;
     for await (const one of found) {
       const dot = one.path.lastIndexOf("."), ending = dot > one.path.lastIndexOf("/") + 1 ? one.path.slice(dot).toLowerCase() : "";
-      if (!this.endings.has(ending)) this.passedOver.set(ending, (this.passedOver.get(ending) || 0) + 1);
+      if (/(?:^|\/)focus\.jsonl$/.test(one.path) && !this.focusFile) this.focusFile = one;
+      else if (!this.endings.has(ending)) this.passedOver.set(ending, (this.passedOver.get(ending) || 0) + 1);
       else if (!this.known.has(one.path)) { this.known.add(one.path); queue.push(one); this.reading.all++; }
       await breathe();
       if (stopped()) return;

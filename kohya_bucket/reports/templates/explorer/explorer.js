@@ -7,9 +7,10 @@ class Explorer extends WithConfig {
   constructor() {
     super();
     this.images = new Collection(DATA.endings, DATA.trained);
+    this.focus = new FocusRows(this.images);
     this.settings = new Settings(DATA.sets, () => this.update(true));
-    this.gallery = new Gallery((item) => this.closer.show(item), (item) => place(this.rule, item.width, item.height));
-    this.closer = new Closer(this.gallery, (item) => this.about(item));
+    this.gallery = new Gallery((item) => this.closer.show(item), (item) => this.placed(item));
+    this.closer = new Closer(this.gallery, (item) => this.about(item), (...now) => this.marked(...now), () => this.afterMarks());
     this.config = null;
     this.dataset = 0;
     this.view = 0;
@@ -25,6 +26,9 @@ class Explorer extends WithConfig {
     this.status = h("p", { class: "soft status", role: "status" });
     this.progress = h("progress", { "aria-label": "Headers read", hidden: true });
     this.configNotes = h("div", { class: "soft notes" });
+    this.focusNotes = h("div", { class: "soft notes", id: "focus-notes" });
+    this.focusLine = h("span");
+    this.focusBar = h("div", { class: "tools", id: "focus", hidden: true }, this.focusLine, h("button", { type: "button", id: "save-focus", onclick: () => this.saveFocus() }, "Save the focus"));
     this.datasets = h("div", { class: "tabs", role: "group", "aria-label": "Data sets" });
     this.key = h("section", { class: "key num", id: "numbers", "aria-label": "Key numbers" });
     this.tabs = h("div", { class: "tabs", role: "group", "aria-label": "Which images" });
@@ -39,13 +43,14 @@ class Explorer extends WithConfig {
       h("p", { class: "soft" }, "Thousands of files are fine. Nothing leaves this computer: only headers are read, and a picture when it comes into sight."),
       h("div", { class: "buttons" }, h("button", { type: "button", class: "main", onclick: () => this.pick() }, "Choose a folder"), h("input", { type: "file", id: "folder", hidden: true, webkitdirectory: true, onchange: (event) => { add(event.target.files); event.target.value = ""; } }), hidden("files", "Choose files", { accept: "image/*" }, add),
         hidden("toml", "Load a dataset TOML", { accept: ".toml", multiple: false }, (files) => files[0] && this.loadConfig(files[0])),
+        hidden("focus-file", "Load a focus file", { accept: ".jsonl", multiple: false }, (files) => files[0] && this.loadFocus(files[0])),
         h("button", { type: "button", id: "save", onclick: () => this.saveConfig() }, "Save the TOML"),
         h("button", { type: "button", id: "example", onclick: () => this.example() }, "See an example"),
         h("button", { type: "button", id: "clear", onclick: () => this.clear() }, "Start again")),
-      this.progress, this.status, this.configNotes);
+      this.progress, this.status, this.configNotes, this.focusNotes);
     this.results = h("div", { id: "results" }, this.key, section("aspects", "Aspects", this.chart.parts), section("buckets", "Buckets", this.bucketBody),
       section("lost", "Not trained", this.lostBody), section("folders", "Folders", h("p", { class: "soft" }, "How often an epoch repeats the images of each; it is saved with the TOML."), this.folderBody),
-      section("images", "Images", this.tabs, this.about_, this.gallery.root));
+      section("images", "Images", this.focusBar, this.tabs, this.about_, this.gallery.root));
     const page = document.getElementById("page");
     page.classList.add("explorer");
     this.page = page;
@@ -65,6 +70,7 @@ class Explorer extends WithConfig {
       over(false);
       const { items, files } = event.dataTransfer;
       if (files.length === 1 && /\.toml$/i.test(files[0].name)) { this.loadConfig(files[0]); return; }
+      if (files.length === 1 && /\.jsonl$/i.test(files[0].name)) { this.loadFocus(files[0]); return; }
       this.read(this.dropped([...items].filter((item) => item.kind === "file"), [...files]));
     });
     window.addEventListener("resize", atFrame(() => this.images.items.length && this.chart.draw()));
@@ -85,9 +91,10 @@ class Explorer extends WithConfig {
     else yield* entries.length ? droppedFiles(entries) : chosenFiles(files);
   }
 
-  begin({ images, config, dataset }) {
+  begin({ images, config, dataset, focus }) {
     if (config) this.takeConfig(config.text, config.name);
     this.images.take(images);
+    if (focus) this.focus.load(focus.text, focus.name, { root: partsOf(images.root), folder: partsOf(focus.folder) });
     this.match();
     if (dataset) this.choose(dataset);
     this.status.textContent = `${plural(this.images.items.length)} from ${DATA.start.name}.`;
@@ -111,6 +118,10 @@ class Explorer extends WithConfig {
       return;
     }
     if (this.images.reading !== reading) return;
+    const { focusFile } = this.images;
+    this.images.focusFile = null;
+    if (focusFile) this.focus.load(await (await focusFile.file()).text(), focusFile.path, { root: [], folder: partsOf(folderOf(focusFile.path)) });
+    else this.focus.match();
     this.match();
     await this.update();
     if (reading.done < reading.all) return;
@@ -124,6 +135,7 @@ class Explorer extends WithConfig {
 
   clear() {
     this.images.stop();
+    this.focus.clear();
     this.progress.hidden = true;
     this.status.textContent = "";
     this.result = null;
@@ -157,8 +169,9 @@ class Explorer extends WithConfig {
 
   about(item) {
     const bucket = item.bucket && this.result.buckets.find((one) => String(one.bucket) === String(item.bucket));
-    const more = [["stored as", size([item.width, item.height])], ...(item.orientation > 1 ? [["EXIF", `asks for orientation ${item.orientation}; trained as stored`]] : [])];
-    return { rule: this.rule, result: place(this.rule, item.width, item.height), about: { reasons: DATA.reasons, sharing: bucket && bucket.items.length, more } };
+    const result = this.placed(item), cut = result.focusCut;
+    const more = [...(cut ? [["focus", `${cut.now ? `${percent(cut.now)} of it cut off` : "whole"}; the middle would cut off ${percent(cut.middle)}`]] : []), ["stored as", size([item.width, item.height])], ...(item.orientation > 1 ? [["EXIF", `asks for orientation ${item.orientation}; trained as stored`]] : [])];
+    return { rule: this.rule, result, about: { reasons: DATA.reasons, sharing: bucket && bucket.items.length, more } };
   }
 
   /* Places all images again and draws what came of it; `compare` keeps the numbers of before beside them. */
@@ -170,7 +183,7 @@ class Explorer extends WithConfig {
     this.takeRepeats();
     const items = this.mine(), before = compare ? this.settled || this.result : null;
     this.page.classList.toggle("empty", !this.images.items.length);
-    if (!await placeAll(items, rule, current)) return;
+    if (!await placeAll(items, (item) => this.placed(item), current)) return;
     const result = await gather(items, v.batch, current);
     if (!result || !current()) return;
     this.result = result;
@@ -191,7 +204,43 @@ class Explorer extends WithConfig {
     this.lostBody.replaceChildren(...(lost.length ? lostTable(lost, DATA.reasons) : []));
   }
 
+  /* An image's placement, with its focus kept. */
+  placed(item) { return keeping(place(this.rule, item.width, item.height), this.focus.of(item.path)); }
+
+  async loadFocus(file) {
+    this.focus.load(await file.text(), file.name);
+    if (this.config) this.drawConfig();
+    this.update();
+  }
+
+  /* A focus was drawn in the dialog; the page behind it follows when it is closed. */
+  marked(item, box, done) {
+    this.focus.put(item.path, box);
+    if (done) for (const one of this.images.items) if (one.path === item.path) one.focusCut = this.placed(one).focusCut;
+    this.marks = true;
+  }
+
+  afterMarks() {
+    if (this.marks) this.drawImages();
+    this.marks = false;
+  }
+
+  saveFocus() {
+    const text = this.focus.text(), name = (this.focus.name || "").split("/").at(-1) || "focus.jsonl";
+    save(name, text);
+    this.drawFocus();
+    if (text) this.focusNotes.append(h("p", {}, `${name} names images such as ${JSON.parse(text.slice(0, text.indexOf("\n"))).image}: put it in the folder from which that path leads to them, and name it in the TOML, under [kohya_bucket]: focus = ${JSON.stringify(name)}, with its path.`));
+  }
+
+  drawFocus() {
+    const found = this.mine().filter((item) => item.bucket && item.focusCut), cut = (when) => int(found.filter((item) => item.focusCut[when] > 0).length);
+    this.focusBar.hidden = !(this.focus.rows.size || this.focus.loose.length || this.focus.name);
+    this.focusLine.textContent = `${int(found.length)} ${found.length === 1 ? "rectangle" : "rectangles"}; the middle would cut ${cut("middle")}, these crops cut ${cut("now")}.${this.settings.values.buckets === "none" ? " A focus needs enable_bucket: without it, training refuses it." : ""}`;
+    this.focusNotes.replaceChildren(...this.focus.notes().map((line) => h("p", {}, line)));
+  }
+
   drawImages() {
+    this.drawFocus();
     const items = this.mine(), { buckets, unplaced } = this.result, view = VIEWS[this.view];
     this.tabs.replaceChildren(...VIEWS.map((one, i) => [one, i, items.filter(one.has).length]).filter(([, i, n]) => n || !i).map(([one, i, n]) =>
       h("button", { type: "button", "aria-pressed": String(i === this.view), onclick: () => { this.view = i; this.drawImages(); } }, one.name, h("span", { class: "num" }, int(n)))));

@@ -98,7 +98,8 @@ class Gallery {
     const [width, height] = shownSize(item), box = h("span", { class: "thumb" }), name = item.path.slice(item.path.lastIndexOf("/") + 1);
     box.style.width = `${width}px`;
     box.style.height = `${height}px`;
-    if (item.bucket) box.append(keptBox(this.placed(item)));
+    const { focus, ...placed } = this.placed(item);
+    if (item.bucket) box.append(keptBox(placed), ...(focus ? [markedBox(focus)] : []));
     this.thumbs.add(box, item, width, height);
     const marks = item.bucket ? [h("b", { class: lossClass(item.loss) }, item.loss ? `−${percent(item.loss)}` : "uncut"), item.scale > 1.001 ? ` ×${item.scale.toFixed(2)}` : ""] : [h("b", { class: "bad" }, "no bucket")];
     const fate = item.bucket ? inShort(item.bucket, item.loss, item.scale) : "no bucket", label = `${item.path}, ${size([item.width, item.height])}: ${fate}`;

@@ -68,13 +68,15 @@ function save(name, text) {
 
 /* One image, large: what is cut off on each side, and the neighbours. */
 class Closer {
-  constructor(gallery, about) {
+  /* `marked(item, box, done)` is told of a focus that changes; `closed()` that all is as it shall be. */
+  constructor(gallery, about, marked, closed) {
     this.gallery = gallery;
     this.about = about;
+    this.mark = new FocusMark((box, done) => { marked(this.item, box, done); this.refresh(); });
     this.body = h("div");
     this.title = h("h2", { id: "closer-title" });
     const button = (text, label, onclick) => h("button", { type: "button", "aria-label": label, onclick }, text);
-    this.root = h("dialog", { class: "closer", "aria-labelledby": "closer-title", onclose: () => { this.release?.(); this.gallery.goToImage(this.item); }, onkeydown: (event) => { if (event.key === "ArrowRight") this.beside(1); else if (event.key === "ArrowLeft") this.beside(-1); }, onclick: (event) => { if (event.target === this.root) this.root.close(); } },
+    this.root = h("dialog", { class: "closer", "aria-labelledby": "closer-title", onclose: () => { this.release?.(); closed(); this.gallery.goToImage(this.item); }, onkeydown: (event) => { if (event.key === "ArrowRight") this.beside(1); else if (event.key === "ArrowLeft") this.beside(-1); }, onclick: (event) => { if (event.target === this.root) this.root.close(); } },
       h("div", { class: "closer-head" }, this.title, h("div", { class: "closer-buttons" }, button("←", "Image before", () => this.beside(-1)), button("→", "Next image", () => this.beside(1)), button("Close", "Close", () => this.root.close()))), this.body);
   }
 
@@ -88,8 +90,20 @@ class Closer {
     this.item = item;
     this.title.textContent = item.path;
     const picture = (width, height) => { const { node, release } = storedPicture(item, width, height); this.release = release; return node; };
-    const { rule, result, about } = this.about(item);
-    this.body.replaceChildren(...answerParts(rule, item.width, item.height, result, { ...about, picture, longest: Math.min(440, innerWidth - 70) }));
+    this.body.replaceChildren(...this.parts(picture));
+    const figure = this.body.querySelector(".preview");
+    if (figure) this.mark.over(figure, this.about(item).result.focus || null);
     if (!this.root.open) this.root.showModal();
+  }
+
+  parts(picture) {
+    const { item } = this, { rule, result, about } = this.about(item);
+    return answerParts(rule, item.width, item.height, result, { ...about, picture, longest: Math.min(440, innerWidth - 70) });
+  }
+
+  /* What follows from a focus that changed; the picture stays. */
+  refresh() {
+    const [now] = this.parts(null);
+    for (const part of [".kept", ".facts"]) this.body.querySelector(part).replaceWith(now.querySelector(part));
   }
 }

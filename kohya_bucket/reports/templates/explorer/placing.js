@@ -9,13 +9,14 @@ function quantile(sorted, share) {
   return t >= 0.5 ? b - (b - a) * (1 - t) : a + (b - a) * t;
 }
 
-/* Places `items` by `rule` in short turns; false where `current()` no longer holds. */
-async function placeAll(items, rule, current) {
+/* Places `items` as `placed(item)` says in short turns; false where `current()` no longer holds. */
+async function placeAll(items, placed, current) {
   for (const item of items) {
     if (!item.reason) {
-      const found = place(rule, item.width, item.height), { bucket } = found;
+      const found = placed(item), { bucket } = found;
       item.bucket = bucket;
       item.why = found.reason;
+      item.focusCut = found.focusCut;
       if (bucket) {
         item.loss = found.cropLoss;
         item.scale = found.resized[item.width >= item.height ? 0 : 1] / Math.max(item.width, item.height);
@@ -84,6 +85,8 @@ const VIEWS = [
   { name: "All images", about: "Every image in its bucket, the one that loses most first.", has: (item) => !item.reason },
   { name: "Cut off most", about: "More than 10% is cut off.", has: (item) => item.bucket && item.loss > MUCH },
   { name: "Enlarged", about: "Smaller than their bucket: they are scaled up.", has: (item) => item.bucket && item.scale > 1.001 },
+  { name: "With a focus", about: "Their crop keeps most of a rectangle.", has: (item) => item.bucket && item.focusCut },
+  { name: "Focus cut off", about: "Their bucket does not hold the whole rectangle.", has: (item) => item.bucket && item.focusCut?.now > 0 },
   { name: "Far from every bucket", about: "The aspect differs from the bucket's by more than a factor of 1.28: often a mistake in the data.", has: (item) => item.bucket && item.away > FAR },
   { name: "Without a bucket", about: "These are not trained.", has: (item) => !item.reason && !item.bucket },
   { name: "Asking for a rotation", about: "Their EXIF asks for it; training takes the pixels as they are stored, and so does this page.", has: (item) => !item.reason && item.orientation > 1 },

@@ -30,7 +30,7 @@ class WithConfig {
   drawConfig() {
     const { config } = this, many = config && config.datasets.length > 1;
     this.datasets.replaceChildren(...(many ? config.datasets.map((_, d) => h("button", { type: "button", "aria-pressed": String(d === this.dataset), onclick: () => { this.settings.into(config, this.dataset); this.choose(d); } }, `Data set ${d + 1}`)) : []));
-    this.configNotes.replaceChildren(...(config ? [`Settings of ${config.name}${many ? `, data set ${this.dataset + 1} of ${config.datasets.length}` : ""}.`, ...config.notes(this.settings.sets), ...this.unmatched].map((line) => h("p", {}, line)) : []));
+    this.configNotes.replaceChildren(...(config ? [`Settings of ${config.name}${many ? `, data set ${this.dataset + 1} of ${config.datasets.length}` : ""}.`, ...config.notes(this.settings.sets), ...this.focusUnseen(), ...this.unmatched].map((line) => h("p", {}, line)) : []));
   }
 
   /* Which folders are subsets of which data sets. */
@@ -59,6 +59,12 @@ class WithConfig {
   mine() {
     const d = this.dataset;
     return this.images.items.filter(({ group }) => (group.datasets ? group.datasets.includes(d) : !group.only || group.only.some(([one]) => one === d)));
+  }
+
+  /* A config names the file of the focus, and a page does not read files by itself. */
+  focusUnseen() {
+    const named = this.config.our("focus");
+    return named && this.focus.name === null ? [`focus = ${JSON.stringify(named)} is not shown until that file is loaded here: crops are in the middle.`] : [];
   }
 
   saveConfig() {
