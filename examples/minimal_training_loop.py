@@ -21,6 +21,7 @@ EPOCHS = 2
 
 
 def main(folder: Path) -> None:
+    torch.manual_seed(0)
     # The buckets of sd-scripts at 128x128; for SDXL this would be KohyaBuckets.for_arch("sdxl").
     dataset = BucketedDataset.from_folder(folder, KohyaBuckets(128, 64, 256, 32))
     sampler = BucketBatchSampler(dataset, batch_size=4, seed=0)

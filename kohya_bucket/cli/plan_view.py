@@ -375,9 +375,9 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
     print_table(console, table)
     for row in rows:
         if row.missed or row.repeated or row.moved:
-            console.print(f"{row.gpus} GPUs: {row.ledger}", soft_wrap=True)
+            console.print(f"{counted(row.gpus, 'GPU')}: {row.ledger}", soft_wrap=True)
         if row.left_over:
-            console.print(f"{row.gpus} GPUs: {row.left_over}", markup=False, soft_wrap=True)
+            console.print(f"{counted(row.gpus, 'GPU')}: {row.left_over}", markup=False, soft_wrap=True)
 
 
 def _print_findings(console: Console, findings: Findings, trainer: str, names: bool) -> None:

@@ -85,18 +85,21 @@ def config_section(
 
 
 def _planned(section: Section, read: Config, options: AdapterOptions, show: ShowProgress) -> set[str]:
-    """What training would be, in facts and findings; the paths of the images that are left out."""
+    """What training would be, in facts and findings; the paths of the images that no dataset trains."""
     with show("reading image headers") as progress:
         seen = overview(read, options, (1,), 1, progress)
-    left_out = set(seen.unreadable)
+    left_out, trained = set(seen.unreadable), set()
     for dataset in seen.datasets:
+        names = {key for key, _ in dataset.left_out}
+        images = dataset.read.images
+        trained |= {path for key, path in zip(images.keys, images.paths, strict=True) if key not in names}
         section.facts.append((f"dataset {dataset.read.config.number}", _summary(dataset)))
         left_out |= _name_left_out(section, dataset)
         _name_misfits(section, dataset, read.path)
     for row in seen.gpus:
         if row.never_trained:
             section.findings.warning("never-trained", "", row.left_over, names=row.never_trained)
-    return left_out
+    return left_out - trained
 
 
 def _summary(dataset: DatasetOverview) -> str:

@@ -105,6 +105,18 @@ def test_pixels_that_are_cut_off_are_found_by_decoding(folder):
     assert findings(write(folder), "--quick")[0] == {}
 
 
+def test_an_image_that_only_another_dataset_leaves_out_is_decoded(folder):
+    long = folder / "long.png"
+    Image.new("RGB", (900, 40)).save(long)
+    long.with_suffix(".txt").write_text("caption", encoding="utf-8")
+    config = write(folder)
+    second = config.read_text(encoding="utf-8").replace("enable_bucket", "bucket_no_upscale = true\nenable_bucket")
+    config.write_text(config.read_text(encoding="utf-8") + second, encoding="utf-8")
+    found, facts = findings(config)
+    assert any(str(long) in name for name in found["left-out"]["names"])
+    assert facts["config"]["decoded"] == f"{len(SIZES) + 1} images, 0 of them cannot be decoded"
+
+
 def test_an_unreadable_header_is_named_with_its_reason(folder):
     (folder / "3.png").write_bytes(b"")
     found, _ = findings(write(folder))

@@ -103,9 +103,10 @@ def _untried(trial: Trial) -> str:
 
 def _print_trial(patch: CheckoutPatch, trial: Trial) -> None:
     if trial.active:
-        say("this checkout is a known version: after patching, every training started from it uses kohya_bucket")
+        uses = "every training started from it uses kohya_bucket"
+        say(f"this checkout is a known version: while the block is installed, {uses}")
     elif trial.refused:
-        say(f"this checkout is not a known version, and after patching no training would start: {trial.refused}")
+        say(f"this checkout is not a known version, and with the block no training would start: {trial.refused}")
     else:
         say(f"{_untried(trial)}. Ask again in the environment that trains")
     for subject, why in trial.left_alone.items():

@@ -235,7 +235,7 @@ class Explorer extends WithConfig {
   drawFocus() {
     const found = this.mine().filter((item) => item.bucket && item.focusCut), cut = (when) => int(found.filter((item) => item.focusCut[when] > 0).length);
     this.focusBar.hidden = !(this.focus.rows.size || this.focus.loose.length || this.focus.name);
-    this.focusLine.textContent = `${int(found.length)} ${found.length === 1 ? "rectangle" : "rectangles"}; the middle would cut ${cut("middle")}, these crops cut ${cut("now")}.${this.settings.values.buckets === "none" ? " A focus needs enable_bucket: without it, training refuses it." : ""}`;
+    this.focusLine.textContent = !found.length ? "" : `${int(found.length)} ${found.length === 1 ? "rectangle" : "rectangles"}; the middle would cut ${cut("middle")}, these crops cut ${cut("now")}.${this.settings.values.buckets === "none" ? " A focus needs enable_bucket: without it, training refuses it." : ""}`;
     this.focusNotes.replaceChildren(...this.focus.notes().map((line) => h("p", {}, line)));
   }
 

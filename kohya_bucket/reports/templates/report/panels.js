@@ -17,7 +17,7 @@ function keyNumbers(view) {
 
 function advice(view) {
   return section("advice", "What to change",
-    h("p", { class: "soft" }, "Each line was measured by placing these images again with that one setting changed."),
+    h("p", { class: "soft" }, "Each line was measured by placing these images again with that one change."),
     h("ul", { class: "advice" }, view.data.advice.map((a) => h("li", {},
       a.setting === "files" ? aboutFiles(view, a) : h("div", { class: "change" }, h("code", {}, a.setting), h("div", {}, `${a.current} → `, h("b", {}, a.proposed))),
       h("div", {}, h("div", {}, `${a.why}.`),
