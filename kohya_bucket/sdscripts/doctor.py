@@ -88,13 +88,12 @@ def _planned(section: Section, read: Config, options: AdapterOptions, show: Show
     """What training would be, in facts and findings; the paths of the images that no dataset trains."""
     with show("reading image headers") as progress:
         seen = overview(read, options, (1,), 1, progress)
-    left_out, trained = set(seen.unreadable), set()
+    left_out, trained = set(seen.unreadable), set[str]()
     for dataset in seen.datasets:
-        names = {key for key, _ in dataset.left_out}
-        images = dataset.read.images
-        trained |= {path for key, path in zip(images.keys, images.paths, strict=True) if key not in names}
         section.facts.append((f"dataset {dataset.read.config.number}", _summary(dataset)))
-        left_out |= _name_left_out(section, dataset)
+        left = _name_left_out(section, dataset)
+        left_out |= left
+        trained.update(path for path in dataset.read.images.paths if path not in left)
         _name_misfits(section, dataset, read.path)
     for row in seen.gpus:
         if row.never_trained:
