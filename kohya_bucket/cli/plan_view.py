@@ -105,7 +105,7 @@ class Plan:
             **_FORMAT,
             **self.head,
             "settings": asdict(self.options),
-            "datasets": [data.entry for data in self.datasets],
+            "datasets": [{"number": data.number, **data.entry} for data in self.datasets],
             "gpus": [row.as_dict() for row in self.gpus],
             **findings,
         }

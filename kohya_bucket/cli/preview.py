@@ -114,8 +114,8 @@ def preview(
 def _preview(data: Mapping[str, Any]) -> Preview:
     buckets: list[PreviewBucket] = []
     without: list[NotTrained] = []
-    for number, entry in enumerate(data.get("datasets", ()), 1):
-        files = _files(entry)
+    for entry in data["datasets"]:
+        number, files = entry["number"], _files(entry)
         for row in entry["buckets"]:
             size = tuple(row["bucket"])
             buckets.append(PreviewBucket(number, size, tuple(files.get(size, ())), row["samples"], row["batches"]))
@@ -123,7 +123,7 @@ def _preview(data: Mapping[str, Any]) -> Preview:
             NotTrained(number, row.get("image") or row["path"], row["reason"], row["mend"])
             for row in entry["not_trained"]
         ]
-    rows = data.get("gpus", ())
+    rows = data["gpus"]
     for row in rows:
         why, mend = "it is in buckets that fill no batch", {"small_buckets": "keep"}
         without += [NotTrained(0, name, why, mend) for name in row["never_trained"]]

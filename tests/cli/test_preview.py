@@ -113,6 +113,15 @@ def test_a_config_with_a_mistake_has_errors_and_no_buckets(folder):
     assert mistakes(json.loads(json.dumps(found.data))) == []
 
 
+def test_data_sets_keep_their_numbers_where_one_with_a_mistake_is_not_planned(folder):
+    second = config(folder)["datasets"]
+    seen = kohya_bucket.preview({"datasets": [*config(folder, validation_split=20.0)["datasets"], *second]})
+    assert seen.errors
+    assert {bucket.dataset for bucket in seen.buckets} == {2}
+    assert [one["number"] for one in seen.data["datasets"]] == [2]
+    assert mistakes(json.loads(json.dumps(seen.data))) == []
+
+
 @pytest.mark.parametrize(
     ("given", "word"), [("no.toml", "no.toml"), (7, "7"), ({}, "datasets"), ({"datasets": object()}, "object")]
 )
