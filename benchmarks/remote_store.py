@@ -30,10 +30,10 @@ from origin import commit
 
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.fingerprint import Fingerprint
-from kohya_bucket.latents.remote import storage
-from kohya_bucket.latents.remote.storage import storage_of
+from kohya_bucket.latents.store import storage
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.storage import storage_of
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 
 BUCKET = (1024, 1024)

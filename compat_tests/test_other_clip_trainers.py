@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from compat_tests.test_other_trainers import source, take
-from kohya_bucket.buckets.clip_trainers import DiffusionPipeClips
 from kohya_bucket.buckets.clips import FrameGrid
-from kohya_bucket.buckets.trainers import DiffusionPipeBuckets
+from kohya_bucket.buckets.trainers import DiffusionPipeBuckets, DiffusionPipeClips
 
 RNG = np.random.default_rng(15)
 N = 4000

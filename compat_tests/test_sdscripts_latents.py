@@ -29,11 +29,11 @@ from kohya_bucket.latents.fingerprint import (  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import (  # noqa: E402
     NpzLatents,
+    check_text_npz,
     read_npz,
     write_arrays,
     write_npz,
 )
-from kohya_bucket.latents.npz.text import check_text_npz  # noqa: E402
 from kohya_bucket.latents.vae.encoder import noise_seed, normalize  # noqa: E402
 from kohya_bucket.sdscripts.caching.session import (  # noqa: E402
     CacheItem,

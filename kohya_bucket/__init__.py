@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kohya_bucket._version import __version__
-from kohya_bucket.lazy import importer
+from kohya_bucket.extras import importer
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import (

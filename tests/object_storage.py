@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from kohya_bucket.images import remote
-from kohya_bucket.latents.remote import storage
+from kohya_bucket.latents.store import storage
 
 __all__ = ["Request", "s3_server"]
 

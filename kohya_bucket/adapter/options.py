@@ -13,14 +13,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.buckets.choices import listed
-from kohya_bucket.buckets.rules.options import Check, RuleOptions, choice, is_number, option, share, whole_number
+from kohya_bucket.buckets.choices import Check, RuleOptions, choice, is_number, listed, option, share, whole_number
 from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
 from kohya_bucket.checks import nearest, one_of
-from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
+from kohya_bucket.datasets.sampler import ON_BAD_IMAGE
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
-from kohya_bucket.latents.remote.remote_path import StorePath, as_given
+from kohya_bucket.latents.store.remote_path import StorePath, as_given
 from kohya_bucket.planning.options import COST
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.remainders import REMAINDERS, policies_of

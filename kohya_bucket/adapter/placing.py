@@ -1,14 +1,20 @@
 """The images of one data set in their buckets: what `plan` prints and what the adapter trains.
 
-An image has one bucket, or with `resolutions` one for each resolution.
+An image has one bucket, or with `resolutions` one for each resolution. Sizes are kept between runs and commands: a
+second start opens no image. Large data sets get a `MetadataCache` in the user's cache folder without being asked, and
+small ones are read faster than a cache is opened.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,8 +29,12 @@ from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import InSet
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, size_keys, sizes_of_keys
-from kohya_bucket.errors import BucketSettingsError, ConfigError
+from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketError
+from kohya_bucket.files import user_cache
+from kohya_bucket.images import MetadataCache, read_sizes
 from kohya_bucket.images.focus_files import read_focus
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.planning.demand_model import DemandModel
 from kohya_bucket.planning.options import PlanOptions
@@ -414,3 +424,58 @@ def first_placed(columns: tuple[Placement, ...]) -> Placement:
     rows["bucket_index"] = np.where(placed, 0, -1).astype(np.int32)
     rows["reasons"] = np.where(placed, Reason.PLACED, rows["reasons"]).astype(np.uint8)
     return Placement(None, **rows)
+
+
+AUTOMATIC_FROM = 5_000
+
+
+def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress | None = None) -> SizeScan:
+    """Sizes of N files.
+
+    Args:
+        setting: `auto`, `off`, or the path of a cache file to keep (Parquet).
+        progress: called as `progress(done, total)` while headers are read.
+    """
+    file = cache_file(paths, setting)
+    if file is None:
+        return read_sizes(paths, progress=progress)
+    try:
+        cache = MetadataCache.load(file) if file.is_file() else None
+    except KohyaBucketError as error:
+        logger.warning("%s; it is created again", one_line(error))
+        cache = None
+    fresh = MetadataCache.build(paths, progress=progress) if cache is None else cache.refresh(paths, progress=progress)
+    changes = fresh.changes
+    changed = cache is None or changes is None or bool(changes.reread or changes.added)
+    if changed and is_first_process():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            (fresh if cache is None else _with_others(fresh, cache)).save(file)
+            logger.info("image sizes kept in %s", one_line(file))
+        except (KohyaBucketError, OSError) as error:
+            logger.warning("image sizes could not be kept: %s", one_line(error))
+    return fresh.scan()
+
+
+def _with_others(fresh: MetadataCache, before: MetadataCache) -> MetadataCache:
+    """The rows, and those of other files that are still there: data sets of one config may share a file."""
+    if fresh.changes is None or not fresh.changes.dropped:
+        return fresh
+    others = np.flatnonzero(fresh.paths.find(list(before.paths)) < 0)
+    there = [i for i in others.tolist() if os.path.exists(before.paths[i])]  # noqa: PTH110
+    keep = np.zeros(len(before), dtype=np.bool_)
+    keep[there] = True
+    return fresh.joined(before.where(keep))
+
+
+def cache_file(paths: Sequence[str], setting: str) -> Path | None:
+    """Where the sizes of `paths` are kept; None where they are not."""
+    if setting == "off":
+        return None
+    if setting != "auto":
+        return Path(setting)
+    if len(paths) < AUTOMATIC_FROM or importlib.util.find_spec("pyarrow") is None:
+        return None
+    folders = sorted({os.path.abspath(folder) for folder in {os.path.dirname(path) for path in paths}})  # noqa: PTH100, PTH120
+    name = hashlib.sha256("\n".join(folders).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    return user_cache() / "sizes" / f"{name}.parquet"

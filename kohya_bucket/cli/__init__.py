@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from kohya_bucket.lazy import importer
+from kohya_bucket.extras import importer
 
 if TYPE_CHECKING:
     from kohya_bucket.cli.group import app

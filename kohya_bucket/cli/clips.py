@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from kohya_bucket.buckets.clip_trainers import DiffusionPipeClips
 from kohya_bucket.buckets.clips import ClipBuckets, ClipPlacement
-from kohya_bucket.buckets.trainers import DiffusionPipeBuckets
+from kohya_bucket.buckets.trainers import DiffusionPipeBuckets, DiffusionPipeClips
 from kohya_bucket.cli.configs import is_musubi_config, musubi_config
 from kohya_bucket.cli.console import scan_progress
 from kohya_bucket.cli.options import CLIP_SIZE, ClipOptions, RuleOptions, given, refuse_beside

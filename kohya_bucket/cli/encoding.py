@@ -30,8 +30,8 @@ from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.encode.worker import PrecomputeReport
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
-from kohya_bucket.latents.remote.remote_path import StorePath
 from kohya_bucket.latents.store.layout import Layout, common_root
+from kohya_bucket.latents.store.remote_path import StorePath
 from kohya_bucket.sdscripts.config import Config, Severity, read_config
 from kohya_bucket.sdscripts.wanted_latents import wanted_by_config
 from kohya_bucket.texts import counted, some
@@ -264,8 +264,7 @@ def encode_captions(
     if path := context.params["path"]:
         raise ConfigError(f"{what}: leave out {' '.join(path)}")
     refuse_beside(context, what, [name for name in context.params if name not in own])
-    from kohya_bucket.latents.encode.precompute import launched
-    from kohya_bucket.latents.encode.precompute_text import precompute_text
+    from kohya_bucket.latents.encode.precompute import launched, precompute_text
     from kohya_bucket.latents.encode.text_encoder import load_text_encoder
     from kohya_bucket.latents.store.latent_store import LatentStore
 

@@ -17,8 +17,8 @@ import typer
 from typer.models import OptionInfo
 
 from kohya_bucket.buckets.choices import EXTRACTIONS, described
+from kohya_bucket.buckets.choices import RuleOptions as OptionsOfRules
 from kohya_bucket.buckets.families import FAMILIES, family_named, is_family
-from kohya_bucket.buckets.rules.options import RuleOptions as OptionsOfRules
 from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
 from kohya_bucket.checks import nearest, one_of
 from kohya_bucket.cli.help import ADVANCED, rare
@@ -135,7 +135,7 @@ Quiet = Annotated[bool, rare("--quiet", "-q", help="Show no progress.")]
 
 def path(text: str) -> Path:
     """A folder, or an address in object storage, which is used like one; the function's name is what help shows."""
-    from kohya_bucket.latents.remote.remote_path import as_given
+    from kohya_bucket.latents.store.remote_path import as_given
 
     return cast("Path", as_given(text))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kohya_bucket.lazy import importer
+from kohya_bucket.extras import importer
 
 if TYPE_CHECKING:
     from kohya_bucket.images.formats import IMAGE_EXTENSIONS, ImageFormat

@@ -29,14 +29,13 @@ from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.images.parallel import joined_ray
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.captions import CaptionItems, Encoding
-from kohya_bucket.latents.encode.precompute import check_kind, check_target, distinct, finish
-from kohya_bucket.latents.encode.precompute_text import TextRun
+from kohya_bucket.latents.encode.precompute import TextRun, check_kind, check_target, distinct, finish
 from kohya_bucket.latents.encode.sinks import EncodedBatch, ShardSink, add_batch
 from kohya_bucket.latents.encode.worker import DecodedBatch, PrecomputeReport, PrecomputeWorker, pieces_of, prefetch
 from kohya_bucket.latents.items import LatentItems
-from kohya_bucket.latents.remote.remote_path import place_of
 from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.store.layout import Layout
+from kohya_bucket.latents.store.remote_path import place_of
 from kohya_bucket.latents.store.writer import StoreWriter
 from kohya_bucket.latents.vae.encoder import BatchEncoder, PosteriorEncoder, check_encoder, encoder_hash, encoder_space
 from kohya_bucket.texts import counted, some

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from kohya_bucket.adapter.findings import Findings, Section, Severity
 from kohya_bucket.adapter.gpu_table import GpuRow, gpu_rows
 from kohya_bucket.adapter.group import GroupPlanner
-from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import ItemsInBuckets
+from kohya_bucket.adapter.placing import ItemsInBuckets, scan_sizes
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.errors import KohyaBucketError

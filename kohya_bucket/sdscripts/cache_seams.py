@@ -16,8 +16,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.resize import INTERPOLATIONS, resampler, resize_and_crop
 from kohya_bucket.sdscripts.caching import extra_sizes
 from kohya_bucket.sdscripts.caching import text as text_caching
-from kohya_bucket.sdscripts.caching.latents import cache_latents
-from kohya_bucket.sdscripts.caching.readable import cache_the_readable_plainly, check_one_size_each
+from kohya_bucket.sdscripts.caching.latents import cache_latents, cache_the_readable_plainly, check_one_size_each
 from kohya_bucket.sdscripts.caching.session import architecture_of
 from kohya_bucket.sdscripts.caching.text import is_ahead
 from kohya_bucket.sdscripts.objects import CutSize, Dataset, DroppedRecord, Group, LatentsStrategy, TextStrategy

@@ -56,7 +56,7 @@ class SdScriptsDoor(TrainerDoor):
         return SUBJECTS
 
     def check_options(self, options: AdapterOptions) -> None:
-        from kohya_bucket.sdscripts.loader import refuse_what_needs
+        from kohya_bucket.sdscripts.batches import refuse_what_needs
 
         refuse_what_needs(self.unknown, options, self.owners)
 
@@ -71,12 +71,12 @@ class SdScriptsDoor(TrainerDoor):
         return bool(names & _CLASSES) or any(sum(hasattr(one, table) for table in _TABLES) > 1 for one in members)
 
     def look_at(self, group: Any) -> None:
-        from kohya_bucket.sdscripts.loader import refuse_empty
+        from kohya_bucket.sdscripts.batches import refuse_empty
 
         refuse_empty(group)
 
     def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
-        from kohya_bucket.sdscripts.loader import planned_arguments
+        from kohya_bucket.sdscripts.batches import planned_arguments
 
         return planned_arguments(self, signature, args, kwargs)
 

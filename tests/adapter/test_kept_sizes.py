@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kohya_bucket.adapter import kept_sizes as size_cache
+from kohya_bucket.adapter import placing as size_cache
 from tests.pictures import make_pictures
 
 pytest.importorskip("pyarrow", reason="metadata caches are Parquet files")

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohya_bucket import BucketSettingsError
-from kohya_bucket.buckets.clip_trainers import DiffusionPipeClips
 from kohya_bucket.buckets.placement import Reason
-from kohya_bucket.buckets.trainers import DiffusionPipeBuckets
+from kohya_bucket.buckets.trainers import DiffusionPipeBuckets, DiffusionPipeClips
 
 rates = st.sampled_from([8.0, 16.0, 24000 / 1001, 24.0, 30.0, 60.0])
 clips = st.lists(

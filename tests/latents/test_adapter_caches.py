@@ -14,8 +14,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.captions import Caption
 from kohya_bucket.latents.fingerprint import Reason, Stale, source_identity
-from kohya_bucket.latents.npz.read_write import write_arrays
-from kohya_bucket.latents.npz.text import check_text_npz, text_marks
+from kohya_bucket.latents.npz.read_write import check_text_npz, text_marks, write_arrays
 from kohya_bucket.sdscripts.caching.session import (
     CacheItem,
     architecture_of,

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kohya_bucket.adapter.kept_sizes import scan_sizes
+from kohya_bucket.adapter.placing import scan_sizes
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.metadata_cache import is_metadata_cache
@@ -31,8 +31,7 @@ from kohya_bucket.latents.maintenance import pack, prune
 from kohya_bucket.latents.npz import read_write as npz
 from kohya_bucket.latents.npz.check import find_npz, holds_npz, settle_npz
 from kohya_bucket.latents.npz.exchange import export_npz, export_text_npz, import_npz
-from kohya_bucket.latents.npz.read_write import NOTE, note_of
-from kohya_bucket.latents.npz.text import TEXT_FAMILIES
+from kohya_bucket.latents.npz.read_write import NOTE, TEXT_FAMILIES, note_of
 from kohya_bucket.latents.store.entries import FORMAT, StoreEntry, arrow, decode
 from kohya_bucket.latents.store.exact_arrays import checksum
 from kohya_bucket.latents.store.latent_store import LatentStore

@@ -29,8 +29,7 @@ from kohya_bucket.cli.sources import source_in  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents import LatentStore  # noqa: E402
 from kohya_bucket.latents.encode import text_encoder  # noqa: E402
-from kohya_bucket.latents.encode.precompute import encode_items  # noqa: E402
-from kohya_bucket.latents.encode.precompute_text import precompute_text  # noqa: E402
+from kohya_bucket.latents.encode.precompute import encode_items, precompute_text  # noqa: E402
 from kohya_bucket.latents.encode.worker import pieces_of  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
 from kohya_bucket.latents.on_ray import (  # noqa: E402

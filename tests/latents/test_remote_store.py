@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError
 from kohya_bucket.images import remote
 from kohya_bucket.latents.maintenance import pack, prune
-from kohya_bucket.latents.remote import storage
-from kohya_bucket.latents.remote.storage import Range, merged
+from kohya_bucket.latents.store import storage
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.remote_shards import NodeCache, RemoteRows
 from kohya_bucket.latents.store.state import status, verify, verify_files
+from kohya_bucket.latents.store.storage import Range, merged
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from tests.command_line import Command, command_line  # noqa: F401
 from tests.latents.latent_helpers import SPACE, bits, entry, fill, same

@@ -16,7 +16,7 @@ from kohya_bucket.errors import LatentStoreError, StorageError
 from kohya_bucket.images import remote
 from kohya_bucket.latents.maintenance import pack, prune
 from kohya_bucket.latents.npz.names import paths_beside
-from kohya_bucket.latents.remote import storage
+from kohya_bucket.latents.store import storage
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.state import status, verify, verify_files
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest

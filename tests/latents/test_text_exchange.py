@@ -11,8 +11,7 @@ import pytest
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.captions import Caption
 from kohya_bucket.latents.npz.exchange import export_text_npz, import_text_npz
-from kohya_bucket.latents.npz.read_write import read_arrays
-from kohya_bucket.latents.npz.text import CAPTION_KEY, ENCODERS_KEY, TEXT_FAMILIES, text_marks
+from kohya_bucket.latents.npz.read_write import CAPTION_KEY, ENCODERS_KEY, TEXT_FAMILIES, read_arrays, text_marks
 from kohya_bucket.latents.store.latent_store import LatentStore
 from tests.latents.text_outputs import fill_texts, same_outputs
 

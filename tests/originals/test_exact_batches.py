@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import PlanError
-from kohya_bucket.originals.exact_batches import exact_batches
+from kohya_bucket.originals.lopho import exact_batches
 
 indices = st.lists(st.integers(-1, 4), max_size=50)
 

@@ -5,8 +5,7 @@ import pytest
 from PIL import Image
 
 from kohya_bucket import ExactBuckets
-from kohya_bucket.originals.exact_batches import exact_batches
-from kohya_bucket.originals.image_store import ImageStore
+from kohya_bucket.originals.lopho import ImageStore, exact_batches
 
 
 @pytest.fixture

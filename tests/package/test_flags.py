@@ -12,7 +12,7 @@ from kohya_bucket.buckets import ExactBuckets, FixedBuckets, KohyaBuckets, load_
 from kohya_bucket.checks import as_flag
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import list_images, read_sizes
-from kohya_bucket.originals.exact_batches import exact_batches
+from kohya_bucket.originals.lopho import exact_batches
 from kohya_bucket.planning import plan_epoch
 
 IDS = [0, 0, 1]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import kohya_bucket
-from kohya_bucket.lazy import importer
+from kohya_bucket.extras import importer
 
 
 @pytest.mark.parametrize("package", ["kohya_bucket", "kohya_bucket.images"])

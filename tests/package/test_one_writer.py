@@ -38,7 +38,7 @@ ALLOWED = {
     ("images/tar_index.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
     ("latents/store/writer.py", "info.to_json()"): "gives a value",
     # which are caught where they end in one of those above
-    ("adapter/kept_sizes.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"): "a MetadataCache",
+    ("adapter/placing.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"): "a MetadataCache",
     ("cli/commands/sizes.py", "cache.save(output)"): "a MetadataCache",
     ("cli/commands/sizes.py", "interrupt.cache.save(output)"): "a MetadataCache",
     ("cli/subjects.py", "known.save(self.cache)"): "a MetadataCache",

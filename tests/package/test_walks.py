@@ -92,7 +92,7 @@ def test_a_rule_with_an_option_of_its_own_is_three_files(walk: Walk) -> None:
         '    "toy": NamedRule(text="a toy", home=f"{_HERE}.toy:toy_rule", accepted_options=frozenset({"margin"})),',
     )
     walk.insert(
-        "buckets/rules/options.py",
+        "buckets/choices.py",
         "    num_buckets: int",
         '    margin: int = option(0, whole_number(0), implied=(0,), help="Pixels of the toy.")',
     )

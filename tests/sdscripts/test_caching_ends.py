@@ -19,8 +19,7 @@ from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.store.latent_store import LatentStore  # noqa: E402
-from kohya_bucket.sdscripts.caching.latents import cache_latents  # noqa: E402
-from kohya_bucket.sdscripts.caching.readable import cache_the_readable  # noqa: E402
+from kohya_bucket.sdscripts.caching.latents import cache_latents, cache_the_readable  # noqa: E402
 
 ARCH = ARCHITECTURES["sdxl"]
 

@@ -7,7 +7,7 @@ import pytest
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.sdscripts.loader import given_options, refuse_what_needs
+from kohya_bucket.sdscripts.batches import given_options, refuse_what_needs
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from kohya_bucket.buckets.choices import Choice, listed
-from kohya_bucket.buckets.rules.options import RuleOptions
+from kohya_bucket.buckets.choices import Choice, RuleOptions, listed
 from kohya_bucket.checks import known_keyword, one_of
 from kohya_bucket.errors import BucketSettingsError, ConfigError
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kohya_bucket.latents import LatentStore
     from kohya_bucket.latents.maintenance import MaintenanceReport
     from kohya_bucket.latents.npz.exchange import Exchange
-    from kohya_bucket.latents.npz.text import TextFamily
+    from kohya_bucket.latents.npz.read_write import TextFamily
     from kohya_bucket.latents.store.state import StoreStatus
 
 
@@ -331,7 +331,7 @@ def _export_texts(store: Path, images_root: Path | None, arch: str, ending: str,
 
 
 def _family(name: str) -> TextFamily:
-    from kohya_bucket.latents.npz.text import TEXT_FAMILIES
+    from kohya_bucket.latents.npz.read_write import TEXT_FAMILIES
 
     return TEXT_FAMILIES[one_of("--arch with --text", name, TEXT_FAMILIES, ConfigError)]
 

@@ -21,8 +21,8 @@ from kohya_bucket.latents.items import LatentItems, Wanted, compare
 from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.names import has_whole_name
 from kohya_bucket.latents.npz.read_write import NpzLatents, convert_values, mask_values, write_npz
-from kohya_bucket.latents.remote.remote_path import StorePath
 from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.remote_path import StorePath
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.texts import counted
 

@@ -26,7 +26,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.resize import resize_and_crop, to_floats
 from kohya_bucket.latents.encode.sinks import Background, EncodedBatch, Sink
 from kohya_bucket.latents.items import LatentItems
-from kohya_bucket.latents.remote.remote_path import StorePath
+from kohya_bucket.latents.store.remote_path import StorePath
 from kohya_bucket.latents.vae.encoder import BatchEncoder, Encoded, VAEEncoder, noise_seed
 
 

@@ -29,17 +29,20 @@ from kohya_bucket.latents.npz.check import made_from
 from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path, paths_beside
 from kohya_bucket.latents.npz.read_write import (
     BROKEN,
+    DROPOUT_KEY,
+    MARKS,
     BrokenNpzError,
     NpzLatents,
     OpenNpz,
+    TextFamily,
     convert_values,
     mask_values,
     read_keys,
     sizes_in,
+    text_marks,
     write_arrays,
     write_npz,
 )
-from kohya_bucket.latents.npz.text import DROPOUT_KEY, MARKS, TextFamily, text_marks
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.exact_arrays import check_outputs, pack
 from kohya_bucket.latents.store.latent_store import LatentStore

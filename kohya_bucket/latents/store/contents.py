@@ -25,9 +25,9 @@ import numpy as np
 
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.architectures import LatentSpace
-from kohya_bucket.latents.remote.remote_path import RemotePath, StorePath
 from kohya_bucket.latents.store.entries import ItemTable, arrow, check_rows, decode, schema
 from kohya_bucket.latents.store.layout import Layout
+from kohya_bucket.latents.store.remote_path import RemotePath, StorePath
 from kohya_bucket.latents.store.shards import ENTRIES, ShardInfo, given_arrays, read_header
 from kohya_bucket.texts import counted, some
 

@@ -29,8 +29,8 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.dtypes import CODES, LATENT_DTYPES, STORED_AS, carrier
-from kohya_bucket.latents.remote.remote_path import StorePath, open_to_read, write_new
 from kohya_bucket.latents.store.layout import REMEDY
+from kohya_bucket.latents.store.remote_path import StorePath, open_to_read, write_new
 
 ENTRIES = "entries"
 _ALIGNMENT = 64

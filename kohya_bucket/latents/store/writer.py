@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import LatentSpace
-from kohya_bucket.latents.remote.remote_path import StorePath, write_new
 from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.store.entries import Columns, StoreEntry, encode, placed
 from kohya_bucket.latents.store.exact_arrays import Packed, check_outputs, checksum, joined
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, content_of
+from kohya_bucket.latents.store.remote_path import StorePath, write_new
 from kohya_bucket.latents.store.shards import SPANS, write_shard
 
 Bits = npt.NDArray[Any]

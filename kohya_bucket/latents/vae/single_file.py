@@ -1,6 +1,7 @@
 """A VAE out of one safetensors file: its shape is read off the weights, so nothing is fetched.
 
-diffusers' own `from_single_file` asks the Hub for a config, that of SD 1.5 for any bare VAE, and reads fewer kinds.
+diffusers' own `from_single_file` was tried at 0.25, 0.32 and 0.40: it asks the Hub for a config, that of SD 1.5 for any
+bare VAE, ends in an error without a network, and reads fewer kinds.
 Weights of Qwen-Image's autoencoder, which Anima uses too, and of HunyuanImage's have their original names in models
 that are published for other programs, and diffusers' names elsewhere; both are read.
 """

@@ -1,26 +1,34 @@
-"""The cache of latents: sd-scripts' own loops over images, with checked and whole files, or shards, under them."""
+"""The cache of latents: sd-scripts' own loops over images, with checked and whole files, or shards, under them.
+
+Caching goes on without images that cannot be read: sd-scripts would end in a traceback, after hours perhaps.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from PIL import Image
+
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks
 from kohya_bucket.buckets.sizes import as_pair
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import ConfigError, KohyaBucketError, LatentStoreError
 from kohya_bucket.files import GroupedSync
+from kohya_bucket.images.formats import not_loaded
+from kohya_bucket.images.listing import file_key
+from kohya_bucket.images.pixels import NO_IMAGE
 from kohya_bucket.latents.fingerprint import Reason, module_hash
 from kohya_bucket.latents.npz.check import holds_npz
 from kohya_bucket.latents.npz.names import NpzNames
 from kohya_bucket.latents.npz.read_write import read_npz
 from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
-from kohya_bucket.sdscripts.caching.readable import cache_the_readable
 from kohya_bucket.sdscripts.caching.session import (
     CacheItem,
     CachingSession,
@@ -32,7 +40,9 @@ from kohya_bucket.sdscripts.caching.session import (
     shared_by,
 )
 from kohya_bucket.sdscripts.caching.shards import ShardSession, remember_cache
+from kohya_bucket.sdscripts.objects import HeldDataset, ImageRecord, inner_of
 from kohya_bucket.sdscripts.wording import recached_lines
+from kohya_bucket.texts import one_line
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -153,3 +163,147 @@ class NpzSession(CachingSession):
         if self.moved:
             logger.info("%d latents were cached by another version, and are put where this one finds them", self.moved)
         wait_for_ranks()
+
+
+_DONE = "cached, or not to be read"  # in the place of a file's name: sd-scripts' loop passes by
+
+
+def cache_the_readable(dataset: Any, cache: Callable[[], None], options: AdapterOptions) -> None:
+    """Run sd-scripts' loop over a dataset's images, and again without those that it stumbles over.
+
+    It loads images ahead, and ends where one cannot be loaded. Such images are left without latents: training finds
+    them unreadable in its turn, and leaves them out.
+
+    Raises:
+        KohyaBucketError: `on_bad_image` is "stop".
+        Exception: as sd-scripts raised it, where no image is at fault.
+    """
+    mine = [info for info in dataset.image_data.values() if info.latents_npz is None]
+    bad: list[Any] = []
+    try:
+        while True:
+            try:
+                cache()
+                return
+            except Exception:
+                found = [info for info in mine if _failure(info.image) is not None]
+                if not found:
+                    raise
+                for info in found:
+                    tell(info, _failure(info.image), options)
+                bad += found
+                _begin_again(mine, bad)
+    finally:
+        for info in mine:
+            if info.latents_npz == _DONE:
+                info.latents_npz = None
+
+
+def _begin_again(mine: list[Any], bad: list[Any]) -> None:
+    # Each process takes every so many images of the list, which must therefore stay as long as it is.
+    for info in bad:
+        info.image = None
+    unreadable = {id(info) for info in bad}
+    for info in mine:
+        in_memory = getattr(info, "latents", None) is not None
+        info.latents_npz = _DONE if in_memory or id(info) in unreadable else None
+
+
+def tell(info: Any, why: BaseException | None, options: AdapterOptions) -> None:
+    """Name an image that cannot be cached.
+
+    Raises:
+        KohyaBucketError: `on_bad_image` is "stop".
+    """
+    line = "" if why is None else not_loaded(why)
+    if options.on_bad_image == "stop":
+        raise KohyaBucketError(f"{info.absolute_path}: {line}: repair or remove it, or leave on_bad_image out")
+    logger.warning("%s", one_line(f"{info.absolute_path} is left out: {line}"))
+
+
+def _failure(image: Any) -> BaseException | None:
+    """Why an image that was loaded ahead could not be."""
+    return image.exception() if isinstance(image, Future) and image.done() and not image.cancelled() else None
+
+
+# The same for sd-scripts until 0.9, which caches without strategies and loads each image when its batch comes.
+
+
+def cache_the_readable_plainly(dataset: Any, cache: Callable[[], None], options: AdapterOptions) -> None:
+    """Run sd-scripts' loop over a dataset's images, and again without each that it stumbles over.
+
+    Raises:
+        KohyaBucketError: `on_bad_image` is "stop".
+        Exception: as sd-scripts raised it, where no image is at fault.
+    """
+    everything = dataset.image_data
+    named = {key: info.latents_npz for key, info in everything.items()}
+    left = dict(everything)
+    try:
+        while True:
+            try:
+                cache()
+                return
+            except NO_IMAGE:  # anything else, such as a GPU without memory, is no image's fault
+                left = {key: info for key, info in left.items() if getattr(info, "latents", None) is None}
+                found = _first_unreadable(left[key] for key in left if named[key] is None)
+                if found is None:
+                    raise
+                info, why = found
+                tell(info, why, options)
+                del left[info.image_key]
+                for key, one in left.items():  # files that are whole are found to be so again
+                    one.latents_npz = named[key]
+                info.latents_npz = None
+                dataset.image_data = left
+    finally:
+        dataset.image_data = everything
+
+
+def _first_unreadable(infos: Iterable[Any]) -> tuple[Any, Exception] | None:
+    """The image at which the loop ended: it takes small buckets first, and those without a file."""
+    in_order = sorted(infos, key=lambda info: info.bucket_reso[0] * info.bucket_reso[1])
+    for info in sorted(in_order, key=lambda info: bool(info.latents_npz) and os.path.exists(info.latents_npz)):  # noqa: PTH110
+        try:
+            with Image.open(info.absolute_path) as image:
+                image.load()
+        except NO_IMAGE as error:
+            return info, error
+    return None
+
+
+# Caching without strategies, as sd-scripts 0.9 does: one file on disk for each image, with one size in it.
+
+
+def check_one_size_each(datasets: Sequence[HeldDataset]) -> None:
+    """Refuse datasets that need different things in an image's file on disk: they would overwrite each other's.
+
+    These are sizes, and alpha masks, which are trained with where they are there.
+
+    Images whose latents were made beforehand are not looked at.
+
+    Raises:
+        ConfigError: naming the two datasets and an image.
+    """
+    first: dict[str, tuple[int, tuple[int, int], bool]] = {}
+    for number, dataset in enumerate(datasets, start=1):
+        owner = inner_of(dataset)
+        records: list[ImageRecord] = list(owner.image_data.values())
+        for info in records:
+            if info.latents_npz is not None:
+                continue
+            size = as_pair(info.bucket_reso)
+            mask = bool(owner.image_to_subset[info.image_key].alpha_mask)
+            key = file_key(info.absolute_path)
+            earlier, size_before, mask_before = first.setdefault(key, (number, size, mask))
+            if earlier == number or (size, mask) == (size_before, mask_before):
+                continue
+            how = f"at {size_before[0]}x{size_before[1]} and {size[0]}x{size[1]}"
+            if size == size_before:
+                how = f"{'with' if mask_before else 'without'} alpha_mask and {'with' if mask else 'without'}"
+            raise ConfigError(
+                f"datasets {earlier} and {number} both have {info.absolute_path}, {how}, but this way of caching has "
+                "one file on disk for each image: give each dataset a folder of its own, leave "
+                "--cache_latents_to_disk out (--cache_latents alone keeps latents in memory), or train with "
+                "sd-scripts 0.10"
+            )

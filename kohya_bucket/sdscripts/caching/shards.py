@@ -23,10 +23,10 @@ from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import Reason, Stale, why_stale
 from kohya_bucket.latents.npz.exchange import npz_item
-from kohya_bucket.latents.remote.remote_path import StorePath
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
+from kohya_bucket.latents.store.remote_path import StorePath
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.sdscripts.caching.session import CacheItem, CachingSession, as_array
 from kohya_bucket.sdscripts.objects import HeldDataset, inner_of

@@ -23,8 +23,7 @@ from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.captions import Caption, Encoding
 from kohya_bucket.latents.encode.text_encoder import SAMPLE, encoders_hash, tokens_hash
 from kohya_bucket.latents.fingerprint import Reason
-from kohya_bucket.latents.npz.read_write import write_arrays
-from kohya_bucket.latents.npz.text import check_text_npz, collection_of_file, text_marks
+from kohya_bucket.latents.npz.read_write import check_text_npz, collection_of_file, text_marks, write_arrays
 from kohya_bucket.sdscripts.caching.behind_mask import is_left_out
 from kohya_bucket.sdscripts.caching.session import replaced, shared_by
 from kohya_bucket.sdscripts.caching.text_shards import TextShardSession, caption_of

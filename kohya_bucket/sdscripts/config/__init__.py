@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kohya_bucket.lazy import importer
+from kohya_bucket.extras import importer
 
 if TYPE_CHECKING:
     from kohya_bucket.adapter.findings import Finding, Severity

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from kohya_bucket.adapter.findings import Findings
-from kohya_bucket.adapter.kept_sizes import scan_sizes
+from kohya_bucket.adapter.placing import scan_sizes
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.scan import STAT, Job, Work
 from kohya_bucket.sdscripts.config.keys import DEFAULTS, SubsetConfig

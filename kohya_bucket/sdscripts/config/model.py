@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.findings import Findings
-from kohya_bucket.adapter.kept_sizes import scan_sizes
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import Placing, place_images, refuse_conflicts
+from kohya_bucket.adapter.placing import Placing, place_images, refuse_conflicts, scan_sizes
 from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError

@@ -13,7 +13,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import write_file
 from kohya_bucket.images.pieces import RawFile
 from kohya_bucket.images.remote import is_url
-from kohya_bucket.latents.remote import storage
+from kohya_bucket.latents.store import storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
