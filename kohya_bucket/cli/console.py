@@ -73,17 +73,18 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def print_fitting(console: Console, table: Callable[[Collection[str]], Table], spare: Sequence[str]) -> None:
-    """Print a table without as many of its spare columns as do not fit, the first of them going first.
+    """Print a table; where the terminal is too narrow, without the first of its spare columns, and say so.
 
     Args:
         table: makes it without the named columns.
         spare: names of columns that a reader can do without.
     """
-    for count in range(len(spare) + 1):
-        made = table(spare[:count])
-        if console.measure(made, options=console.options.update(max_width=_ANY_WIDTH)).maximum <= console.width:
-            break
-    print_table(console, made)
+    any_width = console.options.update(max_width=_ANY_WIDTH)
+    needed = [console.measure(table(spare[:n]), options=any_width).maximum for n in range(len(spare) + 1)]
+    missing = next((n for n, width in enumerate(needed) if width <= console.width), len(spare))
+    print_table(console, table(spare[:missing]))
+    if missing:
+        console.print(f"(without {', '.join(spare[:missing])}: a terminal of {needed[0]} columns shows all)")
 
 
 def _in_other_words(error: UnicodeError) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from rich.table import Table
 from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.adapter.gpu_table import GpuRow
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.cli.console import print_fitting, print_table, say, wide_console
+from kohya_bucket.cli.console import print_fitting, say, wide_console
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.wording import rule_text
@@ -320,7 +320,7 @@ def _size(size: Sequence[int]) -> str:
 
 
 def _print_buckets(console: Console, entry: Mapping[str, Any]) -> None:
-    """A row for each bucket and one for all; where the terminal is narrow, without some of the columns."""
+    """A row for each bucket and one for all."""
     rows, what = entry["buckets"], "images" if "images" in entry else "items"
     if not rows:
         console.print("nothing is trained")
@@ -334,18 +334,27 @@ def _print_buckets(console: Console, entry: Mapping[str, Any]) -> None:
         total["enlarged"] = sum(row["enlarged"] for row in rows)
         total["largest_enlargement"] = max(row["largest_enlargement"] for row in rows)
     cells = [_bucket_cells(row, what) for row in (*rows, {**total, what: entry[what]})]
-    cells[-1] |= {"bucket": counted(len(rows), "bucket")}
+    cells[-1] |= {"bucket": f"all {len(rows)}"}
+    _print_table(console, cells, ("aspect", "short", "samples", "batches"), total=True)
+
+
+def _print_table(
+    console: Console, cells: Sequence[Mapping[str, str]], spare: Sequence[str], *, total: bool = False
+) -> None:
+    """Rows by their headings, the last set apart where it is the `total`; `spare` columns go where all do not fit."""
 
     def table(without: Collection[str]) -> Table:
-        made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
         kept = [name for name in cells[0] if name not in without]
         for name in kept:
-            made.add_column(name, justify="right", no_wrap=True)
+            made.add_column(name, justify="right", no_wrap=True, vertical="bottom")
         for number, row in enumerate(cells, 2):
-            made.add_row(*(row[name] for name in kept), end_section=number == len(cells))
+            made.add_row(*(row[name] for name in kept), end_section=total and number == len(cells))
         return made
 
-    print_fitting(console, table, ("aspect", "short", "samples", "batches"))
+    console.print()
+    print_fitting(console, table, spare)
+    console.print()
 
 
 def _bucket_cells(row: Mapping[str, Any], what: str) -> dict[str, str]:
@@ -353,10 +362,10 @@ def _bucket_cells(row: Mapping[str, Any], what: str) -> dict[str, str]:
     cells = {"bucket": _size(size), "aspect": f"{size[0] / size[1]:.3f}"} if size else {"bucket": "", "aspect": ""}
     cells |= {name: f"{row[name]:,}" for name in (what, "samples", "batches")}
     cells["short"] = f"{row['short_batches']:,}" if row["short_batches"] else ""
-    cells |= {"cut off": f"{row['mean_crop_loss']:.1%}", "worst": f"{row['worst_crop_loss']:.1%}"}
+    cells |= {"cut": f"{row['mean_crop_loss']:.1%}", "worst": f"{row['worst_crop_loss']:.1%}"}
     if "enlarged" in row:
         up = row["enlarged"]
-        cells["enlarged"] = f"{up:,} (up to {row['largest_enlargement']:.3g}x)" if up else ""
+        cells["enlarged\n(up to)"] = f"{up:,} ({row['largest_enlargement']:.3g}x)" if up else ""
     return cells
 
 
@@ -364,15 +373,13 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
     """The epoch on each number of GPUs, beside what the trainer would do alone."""
     console.print()
     console.print("[bold]An epoch[/bold]" + (f", {accumulate} batches per update" if accumulate > 1 else ""))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    names = ["GPUs", "steps", "samples", "missed", "repeated", "idle", f"idle in {trainer} alone"]
-    for name in names[:2] + (["updates"] if accumulate > 1 else []) + names[2:]:
-        table.add_column(name, justify="right")
+    cells = []
     for row in rows:
-        cells = [f"{row.gpus}", f"{row.steps:,}", *([f"{row.updates:,}"] if accumulate > 1 else [])]
-        cells += [f"{row.samples:,}", f"{row.missed:,}", f"{row.repeated:,}", f"{row.idle:.1%}"]
-        table.add_row(*cells, f"{row.idle_independent:.1%}")
-    print_table(console, table)
+        line = {"GPUs": f"{row.gpus}", "steps": f"{row.steps:,}"}
+        line |= {"updates": f"{row.updates:,}"} if accumulate > 1 else {}
+        line |= {name: f"{getattr(row, name):,}" for name in ("samples", "missed", "repeated")}
+        cells.append(line | {"idle": f"{row.idle:.1%}", f"idle in {trainer} alone": f"{row.idle_independent:.1%}"})
+    _print_table(console, cells, ("samples",))
     for row in rows:
         if row.missed or row.repeated or row.moved:
             console.print(f"{counted(row.gpus, 'GPU')}: {row.ledger}", soft_wrap=True)
