@@ -27,8 +27,8 @@ class FamilyBuckets(NamedTuple):
 
 
 FAMILIES = {
+    "sd": FamilyBuckets("SD 1.5", 512, max_size=1024),  # sd-scripts' defaults, at which every command and page begins
     "sdxl": FamilyBuckets("SDXL, Illustrious, Pony"),
-    "sd": FamilyBuckets("SD 1.5", 512, max_size=1024),
     "sd3": FamilyBuckets("SD 3.5"),
     "flux": FamilyBuckets("FLUX.1"),
     "lumina": FamilyBuckets("Lumina"),

@@ -82,7 +82,8 @@ def test_a_folder_in_its_buckets(browser, images, tmp_path) -> None:
     assert "30" in numbers(browser)[0] or "32" in numbers(browser)[0]
     assert "2 of them not readable, 1 other file skipped (.txt)" in browser.find_element("css selector", ".status").text
     for settings, rule in (
-        ({}, KohyaBuckets(1024, 256, 2048)),
+        ({}, KohyaBuckets(512)),
+        ({"resolution": [1024, 1024], "max": 2048}, KohyaBuckets(1024, 256, 2048)),
         ({"resolution": [512, 512], "max": 1024}, KohyaBuckets(512)),
         ({"noUpscale": True}, KohyaBuckets(512, no_upscale=True)),
         ({"steps": 32, "noUpscale": False}, KohyaBuckets(512, 256, 1024, 32)),
@@ -291,9 +292,7 @@ def test_the_command_puts_a_folder_or_a_config_into_the_page(browser, images, tm
         browser.get(out.as_uri())
         until(browser, "return document.documentElement.dataset.placed")
         assert browser.execute_script("return explorer.images.items.filter((i) => i.reason).length") == 2
-        assert browser.execute_script("return explorer.settings.values.resolution") == (
-            [1024, 1024] if source == images else [512, 512]
-        )
+        assert browser.execute_script("return explorer.settings.values.resolution") == [512, 512]
         browser.execute_script("document.getElementById('images').scrollIntoView()")
         until(browser, "return [...document.querySelectorAll('.stored img')].some((i) => i.naturalWidth)")
         assert browser.get_log("browser") == []

@@ -97,7 +97,7 @@ def compare(
         counts = {"images": len(images.sizes), "unreadable": images.unreadable, "batch_size": batch_size}
         typer.echo(json.dumps(counts | {"rules": [result.as_dict() for result in results]}, indent=2))
     else:
-        _print(images, results, batch_size)
+        _print(images, results, options.size, batch_size)
 
 
 def _is_config(path: str) -> bool:
@@ -114,11 +114,11 @@ def _are_clips(sources: list[str], recursive: bool) -> list[bool]:
                                                    extensions=IMAGE_EXTENSIONS | VIDEO_EXTENSIONS)]  # fmt: skip
 
 
-def _print(images: SizedImages, results: list[Compared], batch_size: int) -> None:
+def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], batch_size: int) -> None:
     from kohya_bucket.reports.compare import conclusion
 
     console = wide_console()
-    console.print(f"{images}, batches of {batch_size}")
+    console.print(f"{images}, at {size[0]}x{size[1]}, batches of {batch_size}")
     table = columns("rule", "buckets", "mean crop", "95%", "worst", "upscaled", "no bucket", "batches", "short")
     for s, name in ((result.summary, one_line(result.name)) for result in results):
         losses = (f"{loss:.2%}" for loss in (s.mean_crop, s.p95_crop, s.worst_crop))

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from kohya_bucket.buckets.families import FAMILIES
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.options import Quiet, Recursive, Workers, check_output
 from kohya_bucket.errors import ConfigError, KohyaBucketError
@@ -32,12 +33,18 @@ def explore(
     check_output("--out", out, "a web page", [source])
     if out is None and not open_:
         raise KohyaBucketError("--no-open without --out would show nothing: name a file with --out")
+    default = next(iter(FAMILIES.values()))
+    begins = "" if _is_config(source) else f" and begins at {default.resolution}x{default.resolution} ({default.title})"
     page = _page(source, recursive, workers, quiet)
     target = out if out is not None else Path(tempfile.mkdtemp(prefix="kohya-bucket-")) / _NAME
     replace_file(target, page.encode("utf-8"))
-    say(f"{target}: {len(page) / 1e6:.1f} MB, opens in any browser", err=True)
+    say(f"{target}: {len(page) / 1e6:.1f} MB, opens in any browser{begins}", err=True)
     if open_ and not webbrowser.open(target.absolute().as_uri()):
         say("no browser was found here: open that file in one", err=True)
+
+
+def _is_config(source: str | None) -> bool:
+    return source is not None and source.lower().endswith(".toml") and Path(source).is_file()
 
 
 def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool) -> str:
@@ -57,7 +64,7 @@ def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool)
     reading, path = Reading(recursive, workers=workers, quiet=quiet), Path(source)
     if path.suffix.lower() == ".json" and path.is_file():
         raise ConfigError(f"{source}: the explorer takes configs in TOML; kohya-bucket analyze --config takes this one")
-    if path.suffix.lower() != ".toml" or not path.is_file():
+    if not _is_config(source):
         images = reading.table(images_in([source], recursive=recursive))
         images = images.without(not_read(images.paths))
         focus = GivenFocus.of(str(path / _FOCUS)) if (path / _FOCUS).is_file() else None
