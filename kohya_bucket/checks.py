@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import operator
-from collections.abc import Iterable
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.errors import KohyaBucketError, PlanError
@@ -72,6 +75,23 @@ def whole(name: str, value: Any, low: int, bits: int = 63) -> int:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The one of the known names that is spelled most like `name`."""
     return difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
+
+
+def path_meant(path: str | os.PathLike[str], endings: Collection[str] = ()) -> str:
+    """What to do about a path that leads nowhere: the file or folder that may have been meant, if one resembles it.
+
+    Args:
+        endings: of the files that count, in lower case; by default all files and folders.
+    """
+    wrong = Path(path)
+    try:
+        around = [one for one in wrong.parent.iterdir() if not endings or one.suffix.lower() in endings]
+        known = {one.stem.lower(): one for one in around}
+        near = [known[stem] for stem in difflib.get_close_matches(wrong.stem.lower(), known, 1)]
+        meant = next(iter([*near, *wrong.parent.glob(f"*/{glob.escape(wrong.name)}")]), None)
+    except (OSError, ValueError):
+        return "correct the path" if wrong.parent == wrong else path_meant(wrong.parent)
+    return f"did you mean {str(meant)!r}?" if meant else "correct the path"
 
 
 def one_of(name: str, value: Any, known: Iterable[str], error: type[KohyaBucketError] = PlanError) -> str:

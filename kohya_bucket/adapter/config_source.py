@@ -6,7 +6,6 @@ Trainers check values by `isinstance`: true is a whole number to them, and 30 no
 from __future__ import annotations
 
 import difflib
-import glob
 import json
 import os
 import re
@@ -17,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import MAX_CONFIG_BYTES, parse_json, parse_toml, read_regular
 
 Place = tuple[str | int, ...]
+
+_ENDINGS = (".toml", ".json")
 
 _HEADER = re.compile(r"^\s*(\[\[?)\s*([A-Za-z0-9_.\-](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?)\s*\]\]?\s*(#.*)?$")
 _KEY = re.compile(r"^\s*(?:\"([^\"]+)\"|'([^']+)'|([A-Za-z0-9_\-]+))\s*=")
@@ -60,10 +62,11 @@ def load_source(path: str | os.PathLike[str], trainer: str = "sd-scripts") -> So
     """
     file = Path(path)
     if file.is_dir() or not file.exists():
-        what, more = ("is a folder", _for_folder(file)) if file.is_dir() else ("does not exist", _near_file(file))
-        raise ConfigError(f"the dataset config {str(file)!r} {what}: give the path of a .toml or .json file{more}")
+        what = "is a folder" if file.is_dir() else "does not exist"
+        remedy = _for_folder(file) if file.is_dir() else path_meant(file, _ENDINGS)
+        raise ConfigError(f"the dataset config {str(file)!r} {what}: {remedy}")
     suffix = file.suffix.lower()
-    if suffix not in (".toml", ".json"):
+    if suffix not in _ENDINGS:
         raise ConfigError(f"{file}: {trainer} reads dataset configs ending in .toml or .json, not {suffix or 'none'!r}")
     text = _decode(file, trainer)
     data = _parse_json(file, text) if suffix == ".json" else _parse_toml(file, text)
@@ -72,21 +75,10 @@ def load_source(path: str | os.PathLike[str], trainer: str = "sd-scripts") -> So
 
 def _for_folder(folder: Path) -> str:
     """What to call for a folder of images, by what is in it."""
+    want = "give the path of a .toml or .json file"
     if any(re.match(r"\d+_", one.name) and one.is_dir() for one in folder.iterdir()):
-        return f", or `kohya-bucket plan --train-data-dir {folder}`"
-    return f", or `kohya-bucket analyze {folder}` for its images"
-
-
-def _near_file(file: Path) -> str:
-    """The config that may have been meant by the name of one that is not there."""
-    try:
-        folder = file.parent
-        stems = {one.stem.lower(): one for one in folder.iterdir() if one.suffix.lower() in (".toml", ".json")}
-        near = [stems[stem] for stem in difflib.get_close_matches(file.stem.lower(), stems, 1)]
-        found = next(iter([*near, *folder.glob(f"*/{glob.escape(file.name)}")]), None)
-    except OSError:
-        return f"; there is no folder {str(file.parent)!r} either"
-    return f"; the nearest is {str(found)!r}" if found else ""
+        return f"{want}, or `kohya-bucket plan --train-data-dir {folder}`"
+    return f"{want}, or `kohya-bucket analyze {folder}` for its images"
 
 
 def _decode(file: Path, trainer: str) -> str:

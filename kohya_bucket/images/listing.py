@@ -10,7 +10,7 @@ import glob
 import os
 from collections.abc import Collection, Iterable
 
-from kohya_bucket.checks import as_flag
+from kohya_bucket.checks import as_flag, path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS
 from kohya_bucket.images.remote import is_url, list_remote
@@ -89,7 +89,7 @@ def list_images(
         # A pattern that names its ending is taken at its word; `data/*` means the images in it.
         named = os.path.splitext(text)[1] not in ("", ".*")
         return sorted(p for p in matches if (named or os.path.splitext(p)[1].lower() in wanted) and os.path.isfile(p))
-    raise KohyaBucketError(f"{text}: no such file or folder, and no pattern either; check the path")
+    raise KohyaBucketError(f"{text}: no such file or folder, and no pattern either: {path_meant(text)}")
 
 
 def _walk(folder: str, recursive: bool, extensions: frozenset[str]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS, frame_endings
 from kohya_bucket.musubi.architectures import ANY, Architecture
@@ -51,7 +52,7 @@ def _in_folder(keys: DatasetKeys, folder: str, place: str, findings: Findings) -
     except OSError as error:
         why = "is no folder" if isinstance(error, NotADirectoryError) else "cannot be listed"
         why = "does not exist" if isinstance(error, FileNotFoundError) else why
-        findings.error("missing-folder", place, f"{folder!r} {why}", "correct the path")
+        findings.error("missing-folder", place, f"{folder!r} {why}", path_meant(folder))
         return []
     clips, ending = keys.what == "clip", keys.caption_extension
     paths = _of_endings(folder, names, _VIDEO_ENDINGS if clips else frame_endings())
@@ -87,7 +88,7 @@ def _in_list(file: str, place: str, what: str, findings: Findings, beside: bool)
         lines = read_text(file, None).split("\n")
     except (OSError, ConfigError) as error:
         why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
-        findings.error("missing-list", place, f"{file!r} {why}", "correct the path")
+        findings.error("missing-list", place, f"{file!r} {why}", path_meant(file))
         return []
     paths = []
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,9 @@ def test_several_sources_without_repetition(tree: Path) -> None:
 def test_a_missing_source_is_named(tree: Path) -> None:
     with pytest.raises(KohyaBucketError, match="absent: no such file or folder"):
         list_images(tree / "absent")
+    for meant, typed in (("sub", "sbu"), ("sub", "sbu/deep"), ("b.jpg", "bb.jpeg"), (Path("sub") / "deep", "deep")):
+        with pytest.raises(KohyaBucketError, match=re.escape(f"did you mean {str(tree / meant)!r}?")):
+            list_images(tree / typed)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")

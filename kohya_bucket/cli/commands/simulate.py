@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kohya_bucket.checks import path_meant
 from kohya_bucket.cli.configs import given_config, is_musubi_config, rules_of_config
 from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.options import (
@@ -160,7 +161,8 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
 
     scan = read_sizes([image])
     if scan.failures:
-        raise KohyaBucketError(f"{image} is neither a size such as 576x768 nor a readable image: {scan.failures[0][2]}")
+        why = scan.failures[0][2] if Path(image).exists() else f"no such file: {path_meant(image)}"
+        raise KohyaBucketError(f"{image} is neither a size such as 576x768 nor a readable image: {why}")
     width, height = scan.sizes[0].tolist()
     return Path(image), (width, height), int(scan.orientation[0])
 

@@ -6,7 +6,6 @@ upper case (on Windows in any case), sorted by path.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import ntpath
 import os
@@ -20,6 +19,7 @@ import numpy as np
 
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.placing import scan_sizes
+from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.scan import STAT, Job, Work
 from kohya_bucket.sdscripts.config.keys import DEFAULTS, SubsetConfig
@@ -139,10 +139,7 @@ def why_missing(path: str, base: Path | None) -> str:
             f"sd-scripts looks in the current folder ({os.getcwd()}). It exists beside the config file: "
             f"run from {str(base)!r}, or write {str(base / path)!r}"
         )
-    parent, name = os.path.split(os.path.normpath(path))
-    siblings = os.listdir(parent or os.curdir) if os.path.isdir(parent or os.curdir) else []
-    close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.7)
-    return f"did you mean {os.path.join(parent, close[0])!r}?" if close else "correct the path"
+    return path_meant(path)
 
 
 # Caption files: which images have one, and what is wrong with them.

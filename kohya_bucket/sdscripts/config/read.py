@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from kohya_bucket.adapter.config_source import Source, load_source
 from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.architectures import ANY_TRAINER, ARCHITECTURES, Trainer, trainer_named
 from kohya_bucket.sdscripts.config.check import check_values, read_datasets
@@ -205,14 +206,14 @@ def _source_from_folders(
         subset: dict[str, Any] = {"image_dir": train_data_dir, "metadata_file": in_json}
         return Source(None, {"datasets": [{"subsets": [subset]}]})
     if not os.path.isdir(train_data_dir):
-        raise ConfigError(f"--train_data_dir {train_data_dir!r} is not a folder: correct the path")
+        raise ConfigError(f"--train_data_dir {train_data_dir!r} is not a folder: {path_meant(train_data_dir)}")
     subsets = _subsets(train_data_dir, False, findings)
     if reg_data_dir is not None:
         if os.path.isdir(reg_data_dir):
             subsets += _subsets(reg_data_dir, True, findings)
         else:
             message = f"--reg_data_dir {reg_data_dir!r} is not a folder"
-            findings.error("missing-folder", "", message, "correct the path", (reg_data_dir,))
+            findings.error("missing-folder", "", message, path_meant(reg_data_dir), (reg_data_dir,))
     return Source(None, {"datasets": [{"subsets": subsets}]})
 
 

@@ -205,7 +205,7 @@ def test_missing_folder_and_other_suffixes() -> None:
     Path("mine").mkdir()
     Path("mine/sdxl-lora.toml").write_text(GOOD, encoding="utf-8")
     for name in ("mine/sdxl_lora.toml", "mine/sdxl-lora.tml", "sdxl-lora.toml"):
-        with pytest.raises(ConfigError, match=r"sdxl-lora\.toml'$"):
+        with pytest.raises(ConfigError, match=r"did you mean '.*sdxl-lora\.toml'\?$"):
             read_config(name)
     Path("bad.json").write_text("{'a': 1}", encoding="utf-8")
     with pytest.raises(ConfigError, match="not valid JSON"):
