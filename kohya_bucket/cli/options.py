@@ -20,7 +20,7 @@ from kohya_bucket.buckets.choices import EXTRACTIONS, described
 from kohya_bucket.buckets.choices import RuleOptions as OptionsOfRules
 from kohya_bucket.buckets.families import FAMILIES, family_named, is_family
 from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
-from kohya_bucket.checks import nearest, one_of
+from kohya_bucket.checks import nearest, one_of, path_meant
 from kohya_bucket.cli.help import ADVANCED, rare
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS
@@ -164,7 +164,7 @@ def gpu_counts(text: str) -> list[int]:
 
 
 def check_output(option: str, output: Path | None, what: str, inputs: Iterable[str | Path | None]) -> None:
-    """Before anything is read: an output that is a folder, an image, or one of the inputs of the command.
+    """Before anything is read: an output that is a folder, in none, an image, or one of the inputs of the command.
 
     Args:
         option: as the command line names it.
@@ -173,13 +173,17 @@ def check_output(option: str, output: Path | None, what: str, inputs: Iterable[s
         inputs: files and folders that the command reads.
 
     Raises:
-        KohyaBucketError: `output` is one of them, is a folder, or is named as an image and will hold none.
+        KohyaBucketError: `output` is one of them, is a folder, is in one that does not exist (which may be a slip, so
+            none is made), or is named as an image and will hold none.
     """
     if output is None:
         return
     refuse_address(option, output)
     if output.is_dir():
         raise KohyaBucketError(f"{option} is {output}, a folder: name a file in it")
+    if not output.parent.is_dir():
+        make = f"make it, or {path_meant(output.parent)}"
+        raise KohyaBucketError(f"{option} is {output}, but there is no folder {output.parent}: {make}")
     if output.suffix.lower() in IMAGE_EXTENSIONS and not what.endswith("picture"):
         raise KohyaBucketError(f"{option} is {output}, named as an image, but {what} is written: give another name")
     for given in inputs:

@@ -147,14 +147,27 @@ def test_a_largest_side_of_nothing_is_no_default(folder: Path, command: str) -> 
     assert result.exit_code == 2
 
 
-def test_the_folder_of_a_picture_is_made(folder: Path) -> None:
-    chart, preview = folder.parent / "new" / "chart.svg", folder.parent / "newer" / "preview.png"
-    assert CliRunner().invoke(app, ["buckets", "chart", "--output", str(chart)]).exit_code == 0
-    assert CliRunner().invoke(app, ["simulate", "576x768", "--preview", str(preview)]).exit_code == 0
-    assert chart.is_file()
-    assert preview.is_file()
-    result = CliRunner().invoke(app, ["simulate", "576x768", "--preview", str(chart / "preview.png")])
-    assert "preview.png: cannot be written" in str(result.exception)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("analyze", "{data}", "--html"),
+        ("analyze", "{data}", "--list-bad"),
+        ("analyze", "{data}", "--cache"),
+        ("buckets", "chart", "--output"),
+        ("buckets", "make", "{data}", "--output"),
+        ("explore", "{data}", "--no-open", "--out"),
+        ("focus", "import", "{data}", "--images", "{data}", "--output"),
+        ("simulate", "576x768", "--preview"),
+        ("sizes", "build", "{data}", "--output"),
+    ],
+)
+def test_no_folder_is_made_for_a_file(folder: Path, arguments: tuple[str, ...]) -> None:
+    (folder.parent / "reports").mkdir()
+    words = [a.format(data=folder) for a in arguments]
+    result = CliRunner().invoke(app, [*words, str(folder.parent / "repotrs" / "out.svg")])
+    assert isinstance(result.exception, KohyaBucketError)
+    assert f"did you mean {str(folder.parent / 'reports')!r}?" in str(result.exception)
+    assert not (folder.parent / "repotrs").exists()
 
 
 @pytest.mark.parametrize("threshold", ["inf", "nan", "-1"])

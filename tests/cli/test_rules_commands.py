@@ -63,7 +63,7 @@ def test_a_table_stands_for_its_images(folder, tmp_path) -> None:
 
 
 def test_buckets_make(folder, tmp_path) -> None:
-    output = tmp_path / "sets" / "my.toml"
+    output = tmp_path / "my.toml"
     text = run("buckets", "make", folder, "--num", 4, "--target", 512, "--compare-to", "sd15", "--output", output)
     assert "Generated 4 buckets (requested 4, k-means converged in" in text
     assert "Mean crop loss (auto)" in text

@@ -25,7 +25,7 @@ from kohya_bucket.cli.options import (
     engine_of,
     refuse_beside,
 )
-from kohya_bucket.errors import ConfigError, KohyaBucketError, why_not_written
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import replace_file
 from kohya_bucket.texts import counted
 
@@ -73,8 +73,6 @@ def analyze(
     check_output("--html", html, "a web page", [*path, config, options.bucket_config, cache])
     check_output("--cache", cache, "a Parquet file", [])
     check_output("--list-bad", list_bad, "a list of paths", [*path, config, options.bucket_config, cache])
-    if html is not None:
-        _make_room(html)
     from kohya_bucket.cli.subjects import Reading
     from kohya_bucket.reports.analysis import analyze as look_at
 
@@ -110,14 +108,6 @@ def _subjects(
     if of_musubi:
         return from_musubi_config(config, arch, batch_size, reading)
     return from_config(config, batch_size, reading)
-
-
-def _make_room(html: Path) -> None:
-    """Before a million images are read: the report's folder."""
-    try:
-        html.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise KohyaBucketError(f"--html is {html}, but cannot be written: {why_not_written(error)}") from error
 
 
 def _write_page(

@@ -212,13 +212,12 @@ def chart(
     recursive: Recursive = True,
 ) -> None:
     """Which aspects go to which bucket: a table, or with --output a picture."""
-    sizes, options = None, options.for_arch(context, arch)
-    if path:
-        from kohya_bucket.cli.sources import images_in, sizes_of
+    from kohya_bucket.cli.sources import images_in, sizes_of
 
-        inputs = [*path, options.bucket_config, *images_in(path, recursive=recursive)]
-        check_output("--output", output, "a picture", inputs)
-        sizes = sizes_of(path, recursive=recursive).sizes
+    options, path = options.for_arch(context, arch), path or []
+    inputs = [*path, options.bucket_config, *(images_in(path, recursive=recursive) if path else ())]
+    check_output("--output", output, "a picture", inputs)
+    sizes = sizes_of(path, recursive=recursive).sizes if path else None
     rule = options.make(sizes)
     if rule.bucket_set is None:
         raise ConfigError(f"rule {options.name!r} has no fixed set of buckets, so there is nothing to draw")
