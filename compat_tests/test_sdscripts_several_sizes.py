@@ -20,7 +20,6 @@ from several_sizes import (
     trained,
 )  # fmt: skip
 
-from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.sdscripts.config import read_config
 from kohya_bucket.sdscripts.plan import overview
 
@@ -55,7 +54,7 @@ def test_the_plan_command_counts_the_same_steps(patched, tmp_path, table):
 
     file.write_text(toml.dumps(config), encoding="utf-8")
     read = read_config(file)
-    settings = AdapterOptions.from_tables(("here", read.table))
+    settings = read.options
     seen = overview(read, settings, [1])
     group.datasets[0].seed = 12345
     epochs = batches_of(patched, group, epochs=3)

@@ -204,9 +204,9 @@ class Type:
     fits: Callable[[Any], bool]
     taken: Callable[[Any], Any] = lambda value: value
 
-    def meant(self, value: Any) -> str:
-        """How a value is written that looks like one of this type, in TOML; "" if it does not."""
-        return next((json.dumps(guess) for guess in _guesses(value) if self.fits(guess)), "")
+    def meant(self, value: Any) -> Any:
+        """The value of this type that another looks like; None if it looks like none."""
+        return next(filter(self.fits, _guesses(value)), None)
 
 
 def _guesses(value: Any) -> Iterator[Any]:
@@ -278,6 +278,8 @@ def read_table(
 ) -> dict[str, Any]:  # fmt: skip
     """The keys of one table that a trainer takes, with their values as it takes them; the others are reported.
 
+    A value of a wrong type is reported too, and taken as what it was evidently meant to be: "2" is 2.
+
     Args:
         table: as it stands in the file.
         known: the keys that may stand in it.
@@ -300,9 +302,12 @@ def read_table(
         if not wanted.fits(value):
             meant = wanted.meant(value)
             message = f"{key} is {value!r}, but must be {wanted.text}"
-            findings.error("wrong-type", place, message, meant and f"write {key} = {meant}", (key,))
-            continue
-        if isinstance(value, bool) and wanted is not FLAG:
+            remedy = "" if meant is None else f"write {key} = {json.dumps(meant)}"
+            findings.error("wrong-type", place, message, remedy, (key,))
+            if meant is None:
+                continue
+            value = meant
+        elif isinstance(value, bool) and wanted is not FLAG:
             message = f"{key} is {str(value).lower()}, which the trainer reads as {int(value)}"
             findings.warning("bool-as-number", place, message, "write a number", (key,))
             value = int(value)

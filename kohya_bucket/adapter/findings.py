@@ -84,6 +84,10 @@ class Findings:
         """Add something that is good to know."""
         self._items.append(Finding(Severity.NOTE, code, where, message, remedy, tuple(names)))
 
+    def add(self, others: Iterable[Finding]) -> None:
+        """Take over findings of another list."""
+        self._items += others
+
     def __iter__(self) -> Iterator[Finding]:
         """The worst first; findings of one severity in the order in which they were made."""
         return iter(sorted(dict.fromkeys(self._items), key=lambda f: f.severity.rank))

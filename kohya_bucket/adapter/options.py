@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.adapter.config_source import Source
+from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.buckets.choices import Check, RuleOptions, choice, is_number, listed, option, share, whole_number
 from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
 from kohya_bucket.checks import nearest, one_of
@@ -27,6 +29,7 @@ from kohya_bucket.planning.resolutions import RESOLUTION_MODES, weighted_cycle
 from kohya_bucket.texts import counted, parse_json, parse_toml, read_text
 
 TABLE = "kohya_bucket"
+_CODE = "settings"  # of findings
 ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
 
 
@@ -171,31 +174,63 @@ class AdapterOptions(RuleOptions):
         """Merge tables, later ones winning. Each comes with the place it was read from, for messages.
 
         Raises:
-            ConfigError: an unknown key (with the nearest known one) or a value that is not allowed.
+            ConfigError: unknown keys (each with the nearest known one) or values that are not allowed.
         """
-        known = {one.name: one.metadata for one in fields(cls)}
+        findings = Findings()
+        return required(cls._merged(tables, findings), findings)
+
+    @classmethod
+    def of_config(cls, source: Source, findings: Findings) -> AdapterOptions | None:
+        """The table of a config over that of the environment; None where there are mistakes, all of which are added."""
+        own = [(source, source.data[TABLE])] if TABLE in source.data else []
+        try:
+            return cls._merged([*environment_table(), *own], findings)
+        except ConfigError as error:
+            findings.error(_CODE, "", str(error))
+            return None
+
+    @classmethod
+    def _merged(cls, tables: Iterable[tuple[str | Source, Any]], findings: Findings) -> AdapterOptions | None:
         merged: dict[str, Any] = {}
+        mistakes = Findings()
         for place, table in tables:
+            at = place.line_of if isinstance(place, Source) else lambda *_, place=place: place
+            for key, value in table.items() if isinstance(table, Mapping) else ():
+                try:
+                    merged[key] = _read_option(key, value)
+                except ConfigError as error:
+                    mistakes.error(_CODE, at(TABLE, key).rstrip(", "), str(error), names=(key,))
             if not isinstance(table, Mapping):
-                raise ConfigError(f"{place}: [{TABLE}] must be a table of options, got {table!r}")
-            for key, value in table.items():
-                if key not in known:
-                    raise ConfigError(
-                        f"{place}: [{TABLE}] has no option {key!r}; the nearest is {nearest(key, known)!r}. "
-                        f"Known: {', '.join(sorted(known))}"
-                    )
-                option, where = known[key], f"{place}: [{TABLE}] {key}"
-                if "known" in option:
-                    one_of(where, value, option["known"](), ConfigError)
-                elif expected := option["check"](value):
-                    raise ConfigError(f"{where} is {value!r}, but must be {expected}")
-                merged[key] = option["read"](value)
-        if ORDERS[merged.get("order", cls.order)].uses_shards:
-            merged.setdefault("same_shape", True)
-        options = cls(**merged)
-        for conflict in _conflicts(options, merged.keys()):
-            raise ConfigError(f"[{TABLE}] {conflict}")
-        return options
+                message = f"[{TABLE}] must be a table of options, got {table!r}"
+                mistakes.error(_CODE, at(TABLE).rstrip(", "), message)
+        if not len(mistakes):
+            if ORDERS[merged.get("order", cls.order)].uses_shards:
+                merged.setdefault("same_shape", True)
+            options = cls(**merged)
+            for conflict in _conflicts(options, merged.keys()):
+                mistakes.error(_CODE, "", f"[{TABLE}] {conflict}")
+        findings.add(mistakes)
+        return None if len(mistakes) else options
+
+
+def _read_option(key: str, value: Any) -> Any:
+    """An option's value as it is used. Raises `ConfigError` for an unknown key, or a value that is not allowed."""
+    known = {one.name: one.metadata for one in fields(AdapterOptions)}
+    if key not in known:
+        raise ConfigError(f"[{TABLE}] has no option {key!r}; the nearest is {nearest(key, known)!r}")
+    option, name = known[key], f"[{TABLE}] {key}"
+    if "known" in option:
+        one_of(name, value, option["known"](), ConfigError)
+    elif expected := option["check"](value):
+        raise ConfigError(f"{name} is {value!r}, but must be {expected}")
+    return option["read"](value)
+
+
+def required(options: AdapterOptions | None, findings: Findings) -> AdapterOptions:
+    """The options; `ConfigError` with all mistakes in them where there are none."""
+    if options is None:
+        raise ConfigError("; ".join(finding.text for finding in findings if finding.code == _CODE))
+    return options
 
 
 def _conflicts(options: AdapterOptions, given: Collection[str]) -> Iterator[str]:

@@ -22,12 +22,18 @@ if TYPE_CHECKING:
     from kohya_bucket.sdscripts.config import Config, Release
 
 
-def adapter_options(read: Config) -> AdapterOptions:
-    """The `[kohya_bucket]` table of a config, over that of the environment."""
-    from kohya_bucket.adapter.options import AdapterOptions, environment_table
+def adapter_options(read: Config | MusubiConfig) -> AdapterOptions:
+    """The `[kohya_bucket]` table of a config, over that of the environment.
 
-    own = [] if read.table is None else [(str(read.path), read.table)]
-    return AdapterOptions.from_tables(*environment_table(), *own)
+    Raises:
+        ConfigError: all mistakes in it.
+    """
+    from kohya_bucket.adapter.options import required
+
+    try:
+        return required(read.options, read.findings)
+    except ConfigError as error:
+        raise ConfigError(f"{read.path}: {error}" if read.path else str(error)) from error
 
 
 def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, BucketRule]]:
@@ -115,12 +121,11 @@ def musubi_config(path: Path, arch: str | None) -> MusubiConfig:
     """
     from kohya_bucket.adapter.findings import Severity
     from kohya_bucket.musubi.architectures import architecture_named
-    from kohya_bucket.musubi.config import options_of, read_config
+    from kohya_bucket.musubi.config import read_config
 
     read = read_config(path, architecture_named(arch))
     if wrong := read.findings.of(Severity.ERROR):
         raise ConfigError(f"{path}: {wrong[0].text}")
-    options_of(read)
     return read
 
 

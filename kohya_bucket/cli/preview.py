@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.checks import whole
-from kohya_bucket.cli.configs import adapter_options, is_musubi_config, release_at_hand, trainer_at_hand
+from kohya_bucket.cli.configs import is_musubi_config, release_at_hand, trainer_at_hand
 from kohya_bucket.cli.plan_view import Plan, of_musubi, of_sdscripts
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import write_file
@@ -173,7 +173,7 @@ def plan_sdscripts(
 
     with reading("reading image headers") as progress:
         batches = accumulate or (1 if read.length is None else read.length.batches)
-        seen = overview(read, adapter_options(read), gpus, batches, progress)
+        seen = overview(read, read.options, gpus, batches, progress)
     return of_sdscripts(read, seen, images, batches), any(data.left_out for data in seen.datasets)
 
 
@@ -182,7 +182,7 @@ def plan_musubi(
 ) -> Plan:
     """The same of musubi-tuner; what is not trained is among the findings."""
     from kohya_bucket.musubi.architectures import architecture_named
-    from kohya_bucket.musubi.config import options_of, read_config
+    from kohya_bucket.musubi.config import read_config
     from kohya_bucket.musubi.plan import overview
 
     read = read_config(config, architecture_named(arch))
@@ -190,5 +190,5 @@ def plan_musubi(
         message = "no model is named, and what is shown holds for every one but HiDream-O1 and MiniMax-H3"
         read.findings.note("no-architecture", "", message, "name it, e.g. --arch wan")
     with reading("reading images and clips") as progress:
-        seen = overview(read, options_of(read), gpus, accumulate, progress=progress)
+        seen = overview(read, read.options, gpus, accumulate, progress=progress)
     return of_musubi(read, seen, images, accumulate)

@@ -11,7 +11,7 @@ from typing import Any
 
 from kohya_bucket.adapter.config_source import Place, Source, check_range, load_source, read_table, unknown_key
 from kohya_bucket.adapter.findings import Findings, Severity
-from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table
+from kohya_bucket.adapter.options import TABLE, AdapterOptions
 from kohya_bucket.buckets.choices import EXTRACTIONS
 from kohya_bucket.checks import nearest
 from kohya_bucket.errors import ConfigError
@@ -31,17 +31,19 @@ class MusubiConfig:
     Attributes:
         path: the file.
         datasets: in order; those that musubi-tuner would refuse are there with what is known.
+        readable: whether all values of each can be read; else a default stands there.
         places: where each begins, for messages: `line 7, dataset 1`.
         model: what is trained; `ANY` where nobody said it.
-        table: the `[kohya_bucket]` table, or None.
+        options: those of its `[kohya_bucket]` table, over the environment's; None where a finding says what is wrong.
         findings: everything that is wrong or notable.
     """
 
     path: Path
     datasets: tuple[DatasetKeys, ...]
+    readable: tuple[bool, ...]
     places: tuple[str, ...]
     model: Architecture
-    table: Mapping[str, Any] | None
+    options: AdapterOptions | None
     findings: Findings
 
 
@@ -60,7 +62,7 @@ def read_config(path: str | os.PathLike[str], model: Architecture = ANY) -> Musu
     """
     source, findings = load_source(path, "musubi-tuner"), Findings()
     data = dict(source.data)
-    table = data.pop(TABLE, None)
+    data.pop(TABLE, None)
     for key in [key for key in data if key not in ("general", "datasets")]:
         message = f"musubi-tuner stops at {key!r}: beside [general] and [[datasets]] there is nothing"
         remedy = f"did you mean {nearest(key, ('general', 'datasets', TABLE))}?"
@@ -68,32 +70,44 @@ def read_config(path: str | os.PathLike[str], model: Architecture = ANY) -> Musu
     listed = data.get("datasets")
     if not isinstance(listed, list) or not listed:
         raise ConfigError(f"{path}: there is no [[datasets]] in it, so there is nothing to train")
-    general = _taken(data.get("general", {}), _GENERAL, ("general",), "[general]", source, findings)
-    datasets, places = [], []
+    general, general_read = _taken(data.get("general", {}), _GENERAL, ("general",), "[general]", source, findings)
+    datasets, places, readable = [], [], []
     for i, one in enumerate(listed):
         place = f"{source.line_of('datasets', i)}dataset {i + 1}"
         named = [key for key in SOURCES if isinstance(one, Mapping) and key in one]
         clips = any(key.startswith("video") for key in named)
-        own = _taken(one, _CLIPS if clips else _IMAGES, ("datasets", i), f"dataset {i + 1}", source, findings)
+        own, own_read = _taken(one, _CLIPS if clips else _IMAGES, ("datasets", i), f"dataset {i + 1}", source, findings)
         if isinstance(one, Mapping) and not named:
             findings.error("no-source", place, "names no images and no clips", f"set one of {', '.join(SOURCES)}")
         datasets.append((ClipKeys if clips else ImageKeys)(**{**general, **own}))
         places.append(place)
+        readable.append(general_read and own_read)
     _check_caches(datasets, places, findings)
     for keys, place in zip(datasets, places, strict=True):
         _check_values(keys, place, model, findings)
-    return MusubiConfig(source.path or Path(path), tuple(datasets), tuple(places), model, table, findings)
+    options = AdapterOptions.of_config(source, findings)
+    try:
+        check_options(options or AdapterOptions())
+    except ConfigError as error:
+        findings.error("settings", source.line_of(TABLE).rstrip(", "), str(error))
+        options = None
+    file = source.path or Path(path)
+    return MusubiConfig(file, tuple(datasets), tuple(readable), tuple(places), model, options, findings)
 
 
-def _taken(table: Any, kind: str, at: Place, name: str, source: Source, findings: Findings) -> dict[str, Any]:
-    """The keys of one table that can be used."""
+def _taken(
+    table: Any, kind: str, at: Place, name: str, source: Source, findings: Findings
+) -> tuple[dict[str, Any], bool]:
+    """The keys of one table that can be used, and whether these are all of those that it has."""
     if isinstance(table, Mapping):
         table = dict(table)
         for old, new in DEPRECATED.items():
             if old in table:
                 findings.note("old-key", name, f"{old} is now called {new}", "rename it")
                 table.setdefault(new, table.pop(old))
-    return read_table(table, _TABLES[kind], at, name, source, findings, lambda key: unknown_key(key, kind, _TABLES))
+    known = _TABLES[kind]
+    taken = read_table(table, known, at, name, source, findings, lambda key: unknown_key(key, kind, _TABLES))
+    return taken, isinstance(table, Mapping) and table.keys() & known.keys() <= taken.keys()
 
 
 def _check_caches(datasets: Sequence[DatasetKeys], places: list[str], findings: Findings) -> None:
@@ -225,15 +239,3 @@ def check_options(options: AdapterOptions) -> None:
             f"[{TABLE}] remainder is {options.remainder!r}, which trains images at other sizes, but caches "
             "have one size each: use 'keep', 'pad' or 'drop'"
         )
-
-
-def options_of(read: MusubiConfig) -> AdapterOptions:
-    """The table of a config, over that of the environment.
-
-    Raises:
-        ConfigError: an unknown key, a value that is not allowed, or an option that caches cannot have.
-    """
-    own = [] if read.table is None else [(str(read.path), read.table)]
-    options = AdapterOptions.from_tables(*environment_table(), *own)
-    check_options(options)
-    return options

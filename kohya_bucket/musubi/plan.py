@@ -25,7 +25,7 @@ from kohya_bucket.images.clips import ClipScan, read_clips
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.musubi.architectures import Architecture
-from kohya_bucket.musubi.config import MusubiConfig, buckets_follow, options_of, read_config
+from kohya_bucket.musubi.config import MusubiConfig, buckets_follow, read_config
 from kohya_bucket.musubi.keys import ClipKeys, DatasetKeys
 from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.texts import counted, some
@@ -228,7 +228,7 @@ class Overview:
 
 
 def overview(
-    config: MusubiConfig, options: AdapterOptions, gpus: Sequence[int] = (1,), accumulate: int = 1, *,
+    config: MusubiConfig, options: AdapterOptions | None, gpus: Sequence[int] = (1,), accumulate: int = 1, *,
     decode: bool = False, progress: Progress | None = None,
 ) -> Overview:  # fmt: skip
     """Place and plan what `config` trains, or would train without the mistakes that stop it.
@@ -236,6 +236,7 @@ def overview(
     What its files show to be wrong is added to its findings.
 
     Args:
+        options: of the adapter; None where they have mistakes, so that nothing can be planned.
         gpus: numbers of them.
         accumulate: batches whose gradients make one update.
         decode: decode every clip to its end.
@@ -244,9 +245,11 @@ def overview(
     Raises:
         KohyaBucketError: keys or options from which no buckets follow, with the data set's place in the config.
     """
+    if options is None:
+        return Overview(AdapterOptions(), (), ())
     placed, model, stopped = [], config.model, bool(config.findings.of(Severity.ERROR))
-    for keys, place in zip(config.datasets, config.places, strict=True):
-        if stopped and not buckets_follow(keys, place, model):
+    for keys, readable, place in zip(config.datasets, config.readable, config.places, strict=True):
+        if stopped and not (readable and buckets_follow(keys, place, model)):
             continue
         try:
             data = _place(keys, place, model, config.findings, decode, progress)
@@ -280,17 +283,17 @@ def config_section(path: Path, model: Architecture, show: ShowProgress, *, decod
     advice = "" if model.name else "; name it for advice that fits: --arch wan"
     section.facts.append(("checked for", model.title + advice))
     try:
-        _look_at_files(section, read, options_of(read), show, decode)
+        _look_at_files(section, read, show, decode)
     except KohyaBucketError as error:
         section.findings.error("settings", "", str(error))
     return section
 
 
 def _look_at_files(
-    section: Section, read: MusubiConfig, options: AdapterOptions, show: ShowProgress, decode: bool
+    section: Section, read: MusubiConfig, show: ShowProgress, decode: bool
 ) -> None:
     with show("reading images and clips") as progress:
-        seen = overview(read, options, decode=decode, progress=progress)
+        seen = overview(read, read.options, decode=decode, progress=progress)
     for data in seen.datasets:
         batches = sum(row.batches for row in data.items.rows())
         text = f"{counted(len(data.paths), data.keys.what)}, {counted(len(data.items.keys), 'item')} in "

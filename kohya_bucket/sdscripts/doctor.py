@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.adapter.findings import Section
-from kohya_bucket.adapter.options import AdapterOptions, environment_table
+from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import EXTRAS, PURPOSES, pip_install, where_this_came_from
@@ -67,15 +67,11 @@ def config_section(
     read = read_config(path, given, release=release, trainer=trainer)
     section.findings = read.findings
     section.facts.append(("checked for", read.trainer.title or f"any model; {NAME_THE_MODEL}"))
-    options = None
+    options, trains, left_out = read.options, not read.findings.of(Severity.ERROR), None
     try:
-        tables = environment_table() + ([(str(path), read.table)] if read.table is not None else [])
-        options = AdapterOptions.from_tables(*tables)
-        trains = not read.findings.of(Severity.ERROR)
-        left_out = _planned(section, read, options, show)
+        left_out = None if options is None else _planned(section, read, options, show)
     except KohyaBucketError as error:
         section.findings.error("settings", "", str(error))
-        left_out = None
     if left_out is None:  # the images are looked at all the same
         with show("reading image headers") as progress:
             left_out, trains = name_unreadable(read.datasets, read.findings, progress), False

@@ -128,7 +128,7 @@ class Overview:
 
 def overview(
     config: Config,
-    options: AdapterOptions,
+    options: AdapterOptions | None,
     gpus: Sequence[int] = (1,),
     accumulate: int = 1,
     progress: Progress | None = None,
@@ -137,7 +137,7 @@ def overview(
 
     Args:
         config: as `read_config` gives it; what the images' headers show to be wrong is added to its findings.
-        options: the adapter's options.
+        options: the adapter's options; None where they have mistakes, so that nothing can be planned.
         gpus: numbers of processes to plan for.
         accumulate: batches whose gradients make one update.
         progress: called as `progress(done, total)` while image headers are read.
@@ -145,6 +145,9 @@ def overview(
     Raises:
         KohyaBucketError: options from which no buckets follow, with the dataset's place in the config.
     """
+    if options is None:
+        bad = name_unreadable(config.datasets, config.findings, progress)
+        return Overview(AdapterOptions(), (), (), frozenset(bad))
     unreadable: set[str] = set()
     placed, stopped = [], bool(config.findings.of(Severity.ERROR))
     for dataset in config.datasets:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.cli.configs import adapter_options
 from kohya_bucket.latents.items import EncodeOptions
-from kohya_bucket.sdscripts.config import Config, read_config
+from kohya_bucket.sdscripts.config import read_config
 from kohya_bucket.sdscripts.config.keys import NEWEST
 from kohya_bucket.sdscripts.doctor import config_section
 from kohya_bucket.sdscripts.make_buckets import table_of
@@ -30,7 +30,7 @@ Sizes = list[list[list[int]]]  # of each data set
 
 def by_plan(path: Path) -> Sizes:
     read = read_config(path)
-    return [dataset.sizes.tolist() for dataset in overview(read, options_of(read)).datasets]
+    return [dataset.sizes.tolist() for dataset in overview(read, adapter_options(read)).datasets]
 
 
 def by_doctor(path: Path) -> Sizes:
@@ -43,7 +43,7 @@ def by_doctor(path: Path) -> Sizes:
 
 def by_precompute(path: Path) -> Sizes:
     read = read_config(path)
-    wanted = wanted_by_config(read, EncodeOptions("x"), path.parent, options=options_of(read))
+    wanted = wanted_by_config(read, EncodeOptions("x"), path.parent, options=adapter_options(read))
     assert not any(part.without_bucket for part in wanted)
     numbers = sorted({part.dataset for part in wanted})
     return [[size for part in wanted if part.dataset == i for size in part.original_sizes.tolist()] for i in numbers]
@@ -64,7 +64,7 @@ def by_training(path: Path) -> Sizes:
             for key, path, size in zip(images.keys, images.paths, stated, strict=True)
         ]
         trained: Any = SimpleNamespace(image_to_subset=dict.fromkeys(images.keys, subset))
-        found = table_of(trained, infos).sizes(options_of(read).metadata_cache)  # type: ignore[arg-type]
+        found = table_of(trained, infos).sizes(adapter_options(read).metadata_cache)  # type: ignore[arg-type]
         assert not found.unreadable
         sizes.append(found.rows.tolist())
     return sizes
@@ -73,10 +73,6 @@ def by_training(path: Path) -> Sizes:
 COMMANDS: dict[str, Callable[[Path], Sizes]] = {
     "plan": by_plan, "doctor": by_doctor, "precompute": by_precompute, "training": by_training,
 }  # fmt: skip
-
-
-def options_of(read: Config) -> AdapterOptions:
-    return AdapterOptions.from_tables(*([("config", read.table)] if read.table is not None else []))
 
 
 def lose_headers(files: Iterable[Path]) -> None:

@@ -63,21 +63,22 @@ def read_datasets(
 
 @dataclass
 class _Reader:
-    """`arguments`: the options of the command line with their defaults; `tables`: all that were read."""
+    """`arguments`: the options of the command line with their defaults; `tables`: all that were read.
+
+    `unread`: where keys that decide buckets or batches have values that cannot be read: [general], or a dataset.
+    """
 
     source: Source
     findings: Findings
     release: Release
     arguments: Mapping[str, Any]
     tables: list[dict[str, Any]] = field(default_factory=list)
+    unread: set[Place] = field(default_factory=set)
 
     def config(self) -> list[DatasetConfig]:
         data = self.source.data
         for name in [name for name in data if name not in _TOP]:
             self.error((name,), "", *self.unknown(name, "the top level"), (name,))
-        if not isinstance(data.get(_TABLE, {}), dict):
-            message = f"{_TABLE} is {data[_TABLE]!r}, not a table"
-            self.error((_TABLE,), "", "not-a-table", message, "write [kohya_bucket]")
         general = self.keys(data.get("general", {}), Level.GENERAL, None, ("general",), "[general]")
         found = [self.dataset(i, one, general) for i, one in self.listed(data, "datasets", (), "")]
         return [dataset for dataset in found if dataset is not None]
@@ -122,7 +123,8 @@ class _Reader:
                 values["caption_extension"] = "." + extension
             subsets.append(SubsetConfig(number, self.source.line_of(*inner) + name, kind, **values))
         values = _inherited(DatasetConfig, kind, own, general, self.arguments)
-        return DatasetConfig(i + 1, self.source.line_of(*at) + where, kind, tuple(subsets), **values)
+        readable = self.unread.isdisjoint((("general",), at))
+        return DatasetConfig(i + 1, self.source.line_of(*at) + where, kind, tuple(subsets), readable, **values)
 
     def keys(self, table: Any, level: Level, kind: Kind | None, at: Place, where: str) -> dict[str, Any]:
         """The usable keys of one table."""
@@ -131,6 +133,8 @@ class _Reader:
             table, known, at, where, self.source, self.findings, lambda name: self.unknown(name, level.value, kind)
         )
         self.tables.append(read)
+        if isinstance(table, dict) and any(KEYS[key].decides for key in known.keys() & table.keys() - read.keys()):
+            self.unread.add(at[:2])
         return read
 
     def check_required(self, subset: Mapping[str, Any], kind: Kind, at: Place, where: str) -> None:
@@ -208,7 +212,7 @@ def buckets_follow(dataset: DatasetConfig, *, predefined: bool = False) -> bool:
     """Whether the images of a dataset can be placed, though a trainer may stop at something else in its config."""
     found = Findings()
     check_values(dataset, found, predefined=predefined)
-    return {finding.code for finding in found.of(Severity.ERROR)} <= {"bucket-steps"}
+    return dataset.readable and {finding.code for finding in found.of(Severity.ERROR)} <= {"bucket-steps"}
 
 
 def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Trainer) -> None:

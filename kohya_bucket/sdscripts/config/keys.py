@@ -203,12 +203,16 @@ class SubsetConfig:
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """One dataset, with every value that sd-scripts would use. `resolution` is (width, height), None if missing."""
+    """One dataset, with every value that sd-scripts would use. `resolution` is (width, height), None if missing.
+
+    Not `readable` is one of which a value that decides buckets or batches cannot be read; its default stands there.
+    """
 
     number: int
     place: str
     kind: Kind
     subsets: tuple[SubsetConfig, ...]
+    readable: bool = True
     resolution: tuple[int, int] | None = _key(SIZE, None, _OF_DATASETS, allowed=SIDES)
     batch_size: int = _key(WHOLE, 1, _OF_DATASETS, allowed=ONE_OR_MORE)
     enable_bucket: bool = _key(FLAG, False, _OF_DATASETS)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from kohya_bucket.adapter.config_source import Source, load_source
 from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.architectures import ANY_TRAINER, ARCHITECTURES, Trainer, trainer_named
@@ -44,7 +45,7 @@ class Config:
     Attributes:
         path: the config file, or None.
         datasets: its datasets, in order. Those that sd-scripts could not build are there with what is known.
-        table: the `[kohya_bucket]` table, or None.
+        options: those of its `[kohya_bucket]` table, over the environment's; None where a finding says what is wrong.
         findings: everything that is wrong or notable.
         family: the model family, where the file shows it; see `ARCHITECTURES`.
         trainer: what it was checked for.
@@ -54,7 +55,7 @@ class Config:
 
     path: Path | None
     datasets: tuple[ReadDataset, ...]
-    table: Mapping[str, Any] | None
+    options: AdapterOptions | None
     findings: Findings
     family: str = ""
     trainer: Trainer = ANY_TRAINER
@@ -142,10 +143,8 @@ def _read(
     if not source.data.get("datasets"):
         raise ConfigError(f"{source.path}: there is no [[datasets]] in it, so there is nothing to train")
     base = source.path.resolve().parent if source.path else None
-    table = source.data.get("kohya_bucket")
-    table = table if isinstance(table, dict) else None
-    kept = (table or {}).get("metadata_cache")
-    reading = Reading(findings, release, base, check_captions, kept if isinstance(kept, str) and kept else "auto")
+    options = AdapterOptions.of_config(source, findings)
+    reading = Reading(findings, release, base, check_captions, (options or AdapterOptions()).metadata_cache)
     read: list[tuple[DatasetConfig, DatasetTable]] = []
     for dataset in datasets:
         images = _list(dataset, reading)
@@ -166,7 +165,7 @@ def _read(
         out.append(ReadDataset(dataset, images, validation))
         if dataset.subsets and not len(images):
             findings.error("no-images", dataset.place, "no image is left to train", "see the other findings")
-    return Config(source.path, tuple(out), table, findings, family, trainer, release=release)
+    return Config(source.path, tuple(out), options, findings, family, trainer, release=release)
 
 
 def _list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:
