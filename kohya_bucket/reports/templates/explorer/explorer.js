@@ -171,7 +171,7 @@ class Explorer extends WithConfig {
     const bucket = item.bucket && this.result.buckets.find((one) => String(one.bucket) === String(item.bucket));
     const result = this.placed(item), cut = result.focusCut;
     const more = [...(cut ? [["focus", `${cut.now ? `${percent(cut.now)} of it cut off` : "whole"}; the middle would cut off ${percent(cut.middle)}`]] : []), ["stored as", size([item.width, item.height])], ...(item.orientation > 1 ? [["EXIF", `asks for orientation ${item.orientation}; trained as stored`]] : [])];
-    return { rule: this.rule, result, about: { reasons: DATA.reasons, sharing: bucket && bucket.items.length, more } };
+    return { rule: this.rule, result, about: { reasons: DATA.reasons, count: bucket && bucket.items.length, more } };
   }
 
   /* Places all images again and draws what came of it; `compare` keeps the numbers of before beside them. */

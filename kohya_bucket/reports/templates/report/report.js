@@ -88,7 +88,7 @@ class View {
     const result = place(rule, width, height);
     this.answerBox.dataset.result = JSON.stringify(result);
     const row = result.bucket && d.buckets.find((b) => b[0] === result.bucket[0] && b[1] === result.bucket[1]);
-    this.answerBox.replaceChildren(...answerParts(rule, width, height, result, { name, picture, sharing: row && row[2], reasons: DATA.reasons }));
+    this.answerBox.replaceChildren(...answerParts(rule, width, height, result, { name, picture, count: row && row[2], reasons: DATA.reasons }));
     this.setAsked({ width, height });
   }
 }

@@ -1,6 +1,6 @@
 /* What becomes of one image, in words and as a picture. */
 
-/* Nodes about a size. `about`: name, bitmap or image to draw, images that share the bucket, texts of reasons. */
+/* Nodes about a size. `about`: name, bitmap or image to draw, how many images are in the bucket, texts of reasons. */
 function answerParts(rule, width, height, result, about) {
   if (result.bucket === null) return [h("p", { class: "bad" }, `${size([width, height])} has no bucket: ${about.reasons[result.reason]}.`)];
   const { bucket, resized, cut } = result, facts = [];
@@ -12,7 +12,7 @@ function answerParts(rule, width, height, result, about) {
   const sides = ["left", "top", "right", "bottom"].map((side, i) => [side, cut[i]]).filter((c) => c[1]);
   fact("cut off", h("span", { class: lossClass(result.cropLoss) }, sides.length ? `${(100 * result.cropLoss).toFixed(2)}%: ${sides.map((c) => `${c[1]} px ${c[0]}`).join(", ")}` : "nothing"));
   fact("aspect", `${(width / height).toFixed(4)}, the bucket's ${(bucket[0] / bucket[1]).toFixed(4)}`);
-  fact("shares it with", about.sharing ? `${int(about.sharing)} of the images` : "none of the images");
+  fact("in this bucket", images(about.count || 0));
   for (const [label, value] of about.more || []) fact(label, value);
   return [h("div", { class: "answer" }, preview(result, about.picture, about.longest), h("dl", { class: "facts" }, facts)), around(rule, width, height, result)].filter(Boolean);
 }

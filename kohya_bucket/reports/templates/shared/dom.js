@@ -60,9 +60,7 @@ function bringIntoView(node, block) {
 const goToHash = () => { const to = location.hash && document.getElementById(location.hash.slice(1)); if (to) bringIntoView(to, "start"); };
 window.addEventListener("hashchange", goToHash);
 
-/* The mark: three buckets about one middle. */
-const mark = () => s("svg", { class: "mark", viewBox: "0 0 32 32", "aria-hidden": "true" },
-  [[2, 9, 28, 14], [9, 2, 14, 28], [6, 6, 20, 20]].map(([x, y, width, height], i) => s("rect", { x, y, width, height, rx: 2, class: i === 2 ? "middle" : null })));
+const mark = () => h("img", { class: "mark", src: document.querySelector("link[rel=icon]").href, alt: "" });
 
 function shapeOf(bucket) {
   const unit = 18 / Math.max(bucket[0], bucket[1]);
