@@ -95,7 +95,7 @@ def test_options_that_caches_cannot_have(musubi_source, config, tmp_path, table,
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda file: file.unlink(), "does not exist: give the path of a .toml or .json file"),
+        (lambda file: file.unlink(), "does not exist: "),
         (lambda file: file.write_text("[general\n", encoding="utf-8"), "dataset.toml, line 1: "),
         (lambda file: file.write_bytes(b'a = "\xe4"\n'), "UTF-8"),
         (

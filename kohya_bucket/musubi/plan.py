@@ -289,9 +289,7 @@ def config_section(path: Path, model: Architecture, show: ShowProgress, *, decod
     return section
 
 
-def _look_at_files(
-    section: Section, read: MusubiConfig, show: ShowProgress, decode: bool
-) -> None:
+def _look_at_files(section: Section, read: MusubiConfig, show: ShowProgress, decode: bool) -> None:
     with show("reading images and clips") as progress:
         seen = overview(read, read.options, decode=decode, progress=progress)
     for data in seen.datasets:

@@ -19,7 +19,9 @@ def test_an_unknown_key_names_the_nearest():
 
 
 def test_all_mistakes_are_named_at_once():
-    with pytest.raises(ConfigError, match=r"my.toml: .*'remaindr'.*; my.toml: .* order is 3.*; other: .* max_crop is 2"):
+    with pytest.raises(
+        ConfigError, match=r"my.toml: .*'remaindr'.*; my.toml: .* order is 3.*; other: .* max_crop is 2"
+    ):
         AdapterOptions.from_tables(("my.toml", {"remaindr": "pad", "order": 3}), ("other", {"max_crop": 2}))
 
 

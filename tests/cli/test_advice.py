@@ -183,8 +183,8 @@ def test_enlargement_is_a_column_of_plan_and_a_finding_of_doctor(mixed, tmp_path
     square = next(b for b in buckets if b["bucket"] == [512, 512])
     assert (square["enlarged"], square["largest_enlargement"]) == (2, 32.0)
     lines = run("plan", config).output.splitlines()
-    assert any("enlarged" in line and "cut off" in line for line in lines)
-    assert any("512x512" in line and line.rstrip().endswith("2 (up to 32x)") for line in lines)
+    assert any(line.endswith("enlarged") for line in lines)
+    assert any("512x512" in line and line.rstrip().endswith("2 (32x)") for line in lines)
     found = findings("doctor", config, "--quick")
     assert "2 images enlarged 16 to 32 times" in found["enlarged"]["message"]
     assert [Path(name.partition(":")[0]).name for name in found["too-long"]["names"]] == ["webtoon.png"]

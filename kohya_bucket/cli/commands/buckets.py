@@ -269,7 +269,7 @@ def list_(as_json: AsJson = False) -> None:
         typer.echo(json.dumps(rows, indent=2))
         return
     for s in sets:
-        say(f"{s.name}  ({len(s)} buckets, multiples of {s.vae_factor})  {s.description}")
-        sizes = textwrap.wrap(" ".join(map(str, s)), 96)
-        for line in sizes:
-            say(f"    {line}")
+        say(f"{s.name}  ({len(s)} buckets, multiples of {s.vae_factor})")
+        for text in (s.description, " ".join(map(str, s))):
+            for line in textwrap.wrap(text, 80, initial_indent="    ", subsequent_indent="    "):
+                say(line)
