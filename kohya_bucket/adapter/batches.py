@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.placing import InBuckets
-from kohya_bucket.datasets.sampler import spare_images
+from kohya_bucket.datasets.planned_index import spare_images
 from kohya_bucket.errors import KohyaBucketError, StorageError
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.texts import one_line

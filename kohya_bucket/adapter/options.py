@@ -18,7 +18,7 @@ from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.buckets.choices import Check, RuleOptions, choice, is_number, listed, option, share, whole_number
 from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
 from kohya_bucket.checks import nearest, one_of
-from kohya_bucket.datasets.sampler import ON_BAD_IMAGE
+from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.latents.store.remote_path import StorePath, as_given

@@ -27,7 +27,7 @@ from kohya_bucket.datasets.items import (
     cover_size,
     register_bucket_collation,
 )  # fmt: skip
-from kohya_bucket.datasets.sampler import bucket_of, item_number, spare_images
+from kohya_bucket.datasets.planned_index import bucket_of, item_number, spare_images
 from kohya_bucket.datasets.sources import FastSource, FileSource, ImageSource, checked_sizes
 from kohya_bucket.errors import FileChangedError, KohyaBucketError, StorageError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images

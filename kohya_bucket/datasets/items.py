@@ -26,7 +26,7 @@ from kohya_bucket.buckets.focus import moved_crops
 from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.buckets.sizes import FloatArray, as_pair
 from kohya_bucket.checks import one_of
-from kohya_bucket.datasets.sampler import ON_BAD_IMAGE
+from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.parallel import Progress

@@ -17,7 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from kohya_bucket.buckets.arrays import distinct_sizes
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
 from kohya_bucket.checks import as_flag
-from kohya_bucket.datasets.sampler import bucket_of, item_number
+from kohya_bucket.datasets.planned_index import bucket_of, item_number
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.captions import TEXT_FOLDER, Caption

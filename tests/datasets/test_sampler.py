@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from kohya_bucket import BucketBatchSampler, KohyaBuckets
-from kohya_bucket.datasets.sampler import PlannedIndex, bucket_of
+from kohya_bucket.datasets.planned_index import PlannedIndex, bucket_of
 from kohya_bucket.errors import PlanError, ResumeError
 from kohya_bucket.planning import plan_epoch
 from tests.warm import QUICK
