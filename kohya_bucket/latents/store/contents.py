@@ -33,7 +33,8 @@ from kohya_bucket.texts import counted, some
 
 _LOOKS = 5
 _AT_ONCE = 16  # requests to object storage
-_ROWS = 1 << 18  # of one table in memory
+_ROWS = 1 << 16  # read before they are packed
+_KEPT = ["source", "source_hash", "caption", "collection", "written_ns", "shard", "row"]
 _GONE = "gone"
 Shards = dict[str, ShardInfo]
 
@@ -89,7 +90,7 @@ def contents_of(layout: Layout, known: Shards) -> Contents:
         return found
     lost = {name: manifest.filter(in_shards(manifest, [name])) for name in missing}
     if manifest is not None:
-        parts.append(manifest)
+        parts.append(_packed(manifest))
     del manifest
     found.table = _newest_in_order(parts, found.shards)
     for name, problem in sorted(missing.items()):
@@ -102,8 +103,8 @@ def contents_of(layout: Layout, known: Shards) -> Contents:
 
 
 def _describe(layout: Layout, sizes: dict[str, int], found: dict[str, ShardInfo | Exception], parts: list[Any]) -> None:
-    """What these shards say of themselves, or why that cannot be read, and their rows in few large tables: memory of
-    many small ones stays in pieces. In object storage many are asked for at once."""
+    """What these shards say of themselves, or why that cannot be read, and their rows, see `_packed`: memory of many
+    small tables stays in pieces. In object storage many are asked for at once."""
     pa, _, _ = arrow()
 
     def ask(name: str) -> tuple[Any, ShardInfo | Exception]:
@@ -119,8 +120,21 @@ def _describe(layout: Layout, sizes: dict[str, int], found: dict[str, ShardInfo 
             found[name] = info
             waiting.append(rows)
             if turn == len(sizes) or sum(map(len, waiting)) > _ROWS:
-                parts.append(pa.concat_tables(waiting).unify_dictionaries().combine_chunks())
+                parts.append(_packed(pa.concat_tables(waiting).unify_dictionaries().combine_chunks()))
                 waiting.clear()
+                pa.default_memory_pool().release_unused()
+
+
+def _packed(rows: Any) -> tuple[Any, dict[str, Any]]:
+    """Texts of rows and what decides which are the newest, and each other column compressed."""
+    pa, _, _ = arrow()
+    options, others = pa.ipc.IpcWriteOptions(compression="zstd"), {}
+    for name in (name for name in rows.column_names if name not in _KEPT):
+        column, stream = rows.select([name]), pa.BufferOutputStream()
+        with pa.ipc.new_stream(stream, column.schema, options=options) as out:
+            out.write_table(column)
+        others[name] = stream.getvalue()
+    return rows.select(_KEPT), others
 
 
 def _not_in(table: Any, rows: Any) -> list[str]:
@@ -198,11 +212,12 @@ def self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardIn
 def _newest_in_order(parts: list[Any], shards: Shards) -> Any:
     """Rows in `shards`, by (collection, source); of those with the same key the one of the greatest number.
 
-    `parts` are let go of, column by column, so that there is never more than one of them twice.
+    `parts` are let go of: texts are put in order while the other columns are packed, then one of these after the other.
     """
     pa, pc, _ = arrow()
-    table = pa.concat_tables(parts).unify_dictionaries() if parts else schema().empty_table()
-    parts.clear()
+    tables, packed = zip(*parts or [_packed(schema().empty_table())], strict=True)
+    table = pa.concat_tables(tables)
+    del tables, parts[:]
     rank = {}
     for name in ("collection", "shard"):
         words, codes = ItemTable(table).words(name)
@@ -212,13 +227,15 @@ def _newest_in_order(parts: list[Any], shards: Shards) -> Any:
     at = np.asarray(pc.sort_indices(pa.table(keys), sort_keys=order))
     at = at[np.array([name in shards for name in words], dtype=bool)[codes[at]]]
     del keys
-    columns = {}
-    for name in ("source", *(name for name in table.column_names if name != "source")):
-        column = table[name].combine_chunks()
+    columns: dict[str, Any] = {}
+    for name in [*_KEPT, *packed[0]]:
+        if not table.num_columns:
+            table = pa.concat_tables(pa.ipc.open_stream(others.pop(name)).read_all() for others in packed)
+        column = table[name].unify_dictionaries().combine_chunks()
         table = table.drop_columns([name])
+        pa.default_memory_pool().release_unused()
         columns[name] = column.take(pa.array(at))
         del column
-        pa.default_memory_pool().release_unused()
         if name == "source" and len(at) > 1:
             other = np.asarray(pc.not_equal(columns[name][1:], columns[name][:-1]))
             last = np.append(other | (np.diff(rank["collection"][at]) != 0), True)
