@@ -30,6 +30,7 @@ class Case:
     def __init__(self, folder, family):
         self.folder, self.family, self.steps = folder, family, []
         self.config, self.cache = str(folder / "dataset.toml"), str(folder / "cache")
+        self.table = ""  # [kohya_bucket]
         self.do("write", folder / "model.bin", "model")
 
     def do(self, what, *arguments):
@@ -48,7 +49,8 @@ class Case:
         keys = {source: str(self.folder / lies), "cache_directory": self.cache} | keys
         general = {name: value for name, value in general.items() if name not in keys}
         lines = ["[general]", *(f"{name} = {json.dumps(value)}" for name, value in general.items()), "[[datasets]]"]
-        self.do("write", self.config, "\n".join([*lines, *(f"{k} = {json.dumps(v)}" for k, v in keys.items()), ""]))
+        lines += [*(f"{k} = {json.dumps(v)}" for k, v in keys.items()), self.table, ""]
+        self.do("write", self.config, "\n".join(lines))
 
     def lines(self, rows, source="image_jsonl_file", **keys):
         self.do("write", self.folder / "list.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))

@@ -172,6 +172,16 @@ def picture(path, value, width, height):
     Image.new("RGB", (width, height), (value,) * 3).save(path)
 
 
+def marked(path, size, box):
+    """Black with a white rectangle of left, top, right, bottom."""
+    from PIL import Image
+
+    picture(path, 0, *size)
+    with Image.open(path) as image:
+        image.paste((255,) * 3, tuple(box))
+        image.save(path)
+
+
 def write(path, text):
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(text, encoding="utf-8")
@@ -209,8 +219,8 @@ def sound(path, seconds):
 
 
 CHANGES = {
-    "picture": picture, "write": write, "cut": cut, "remove": os.remove, "keep_times": keep_times, "age": age,
-    "move": shutil.move, "clip": clip, "sound": sound,
+    "picture": picture, "marked": marked, "write": write, "cut": cut, "remove": os.remove, "keep_times": keep_times,
+    "age": age, "move": shutil.move, "clip": clip, "sound": sound,
 }  # fmt: skip
 
 

@@ -221,6 +221,9 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
         "buckets": [asdict(row) for row in buckets],
         "not_trained": [{"path": path, "reason": reason, "mend": {}} for path, reason in data.left_out],
     }
+    cuts = data.focus_cuts
+    if cuts is not None:
+        entry["focus"] = [cuts._asdict()]
     if data.clips is not None and data.scan is not None:
         entry |= {
             "frames": int(data.clips.frames.sum()),
@@ -232,7 +235,8 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
         entry["rows"] = rows
     title = f"{what}s, {width}x{height}, {mode}, for {read.model.title}, batch size {keys.batch_size}"
     source = f"{keys.directory or keys.jsonl_file}: {counted(len(data.paths), what)}, {times} each"
-    return PlannedData(read.places.index(data.place) + 1, title, [source, *_clip_lines(data, entry)], entry, rows=rows)
+    above, below = [source, *_clip_lines(data, entry)], [] if cuts is None else [str(cuts)]
+    return PlannedData(read.places.index(data.place) + 1, title, above, entry, below, rows)
 
 
 def _clip_lines(data: PlacedData, entry: Mapping[str, Any]) -> list[str]:

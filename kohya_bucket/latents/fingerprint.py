@@ -38,6 +38,7 @@ class Stale(enum.Enum):
     BUCKET = "the bucket changed ({} -> {})"
     RESIZED = "the resized size changed ({} -> {})"
     CROP = "its focus moved (the crop {} -> {})"
+    FOCUS = "its focus moved ({} -> {})"
     INTERPOLATION = "the interpolation changed ({} -> {})"
     DTYPE = "the dtype changed ({} -> {})"
     KIND = "the kind changed ({} -> {})"

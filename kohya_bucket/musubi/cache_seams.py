@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import zlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -17,14 +18,17 @@ from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.seams import Door, Place, Seam, Subject
 from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.images.resize import resampler, resize_and_crop
+from kohya_bucket.images.resize import resampler
 from kohya_bucket.musubi.architectures import ARCHITECTURES
 from kohya_bucket.musubi.cache_files import MadeBy, made_by
-from kohya_bucket.musubi.caches import Caches, fingerprint_of, holds_clips
-from kohya_bucket.musubi.caching import Session, save_item
+from kohya_bucket.musubi.caches import Caches, holds_clips
+from kohya_bucket.musubi.caching import Session, cut, focus_in, save_item
 from kohya_bucket.musubi.items import item_stem, table_of, without_clip
+from kohya_bucket.musubi.keys import CONTROL_IN_THE_MIDDLE
 from kohya_bucket.musubi.objects import CachedDataset, Selector
 from kohya_bucket.musubi.trained_items import TrainingItems, items_of_config
+
+logger = logging.getLogger("kohya_bucket")
 
 _given: list[Namespace] = []  # what the program's arguments are, once the config is read
 _sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()  # by data set
@@ -51,7 +55,7 @@ def _caches(dataset: Any, door: Door, made: MadeBy | None = None) -> Caches:
     else:
         keys = dataset.resolution, dataset.enable_bucket, dataset.bucket_no_upscale, dataset.architecture
         selector = door.owners.named("BucketSelector")(*keys)
-    return Caches(dataset, selector, made or {}, package)
+    return Caches(dataset, selector, made or {}, package, door.options())
 
 
 def clip_selector(retrieve: Any, dataset: Any) -> Selector | None:
@@ -80,12 +84,27 @@ class _NoClips:
 def _begin_session(dataset: Any, door: Door, *, text: bool) -> Session:
     with exit_with_message():
         caches = _caches(dataset, door, made_by(_given[0] if _given else None))
+    if caches.focus and not caches.focus_of_controls:
+        logger.warning("[kohya_bucket] %s", CONTROL_IN_THE_MIDDLE)
     _sessions[dataset] = Session(caches, text=text)
     return _sessions[dataset]
 
 
+def _say_what_focus_does(door: Door, *, known: bool) -> None:
+    """What is asked for and not cropped here: only shown, or cached as of a family without a table of its own."""
+    if not door.options().focus:
+        return
+    if known:
+        logger.warning("[kohya_bucket] focus is set: --debug_mode shows crops in the middle, caching keeps the focus")
+        return
+    with exit_with_message():
+        raise ConfigError("[kohya_bucket] focus is set, but this model's caches are not known: leave focus out")
+
+
 def _retrieve_latents(place: Place, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
-    if not _knows(self) or (_given and getattr(_given[0], "debug_mode", None) is not None):  # then it is looked at only
+    looked_at = _given and getattr(_given[0], "debug_mode", None) is not None
+    if not _knows(self) or looked_at:
+        _say_what_focus_does(place.door, known=_knows(self))
         yield from place.original(self, num_workers, **more)
         return
     session = _sessions.get(self)
@@ -136,6 +155,11 @@ def _path(place: Place, self: Any, item_info: Any, **more: Any) -> str:
     return str(place.original(self, renamed, **more))
 
 
+def _resize(place: Place, image: Any, bucket_reso: Any) -> Any:
+    focus = focus_in(image)
+    return place.original(image, bucket_reso) if focus is None else cut(image, bucket_reso, focus)
+
+
 def _saving(*, text: bool) -> Callable[..., None]:
     def save(place: Place, item_info: Any, *args: Any, **kwargs: Any) -> None:
         with exit_with_message():
@@ -169,10 +193,8 @@ def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
         raise ImportError("cv2")
     picture = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     for bucket in ((24, 20), (90, 48), (60, 40), (48, 40), (60, 32)):
-        made = fingerprint_of((0, 0, ""), (60, 40), bucket, "", "")
-        name = made.interpolation.partition("/")[0].replace("none", "auto")
-        expected = resize_and_crop(picture, made.resized_size, bucket, name, made.crop)
-        sums = [zlib.crc32(np.ascontiguousarray(one).tobytes()) for one in (theirs(picture, bucket), expected)]
+        both = theirs(picture, bucket), cut(picture, bucket, None)
+        sums = [zlib.crc32(np.ascontiguousarray(one).tobytes()) for one in both]
         yield f"60x40 in the bucket {bucket}", *(f"pixels with the checksum {one:08x}" for one in sums)
 
 
@@ -189,7 +211,7 @@ CACHING = Subject(
     (
         Seam("BlueprintGenerator.generate", (), _generate),
         Seam("BucketSelector", (Offers(Selector),)),
-        Seam("resize_image_to_bucket", (Takes("image", "bucket_reso"), Behaves(_pixels))),
+        Seam("resize_image_to_bucket", (Takes("image", "bucket_reso"), Behaves(_pixels)), _resize),
         *(Seam(kind, (Offers(CachedDataset),)) for kind in _KINDS),
         *(Seam(f"{kind}.{_LATENTS}", (_ASKED, Uses("datasource", _PATHS)), _retrieve_latents) for kind in _KINDS),
         *(Seam(f"{kind}.{_TEXT}", (Uses("datasource"),), _retrieve_text) for kind in _KINDS),

@@ -11,6 +11,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.placing import focus_of
+from kohya_bucket.buckets.focus import focus_crops, focus_pixels
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import final_name, remove_leftovers
 from kohya_bucket.images.clips import read_clips
@@ -30,15 +35,19 @@ from kohya_bucket.musubi.cache_files import (
 )
 from kohya_bucket.musubi.checkout import repaired_encoder
 from kohya_bucket.musubi.items import CacheName, Source, clip_of_text, identity, table_of
-from kohya_bucket.musubi.keys import CLIPS, DEPRECATED, IMAGES, SOURCES, DatasetKeys
+from kohya_bucket.musubi.keys import CLIPS, DEPRECATED, IMAGES, OWN_SIZES, SOURCES, DatasetKeys
 from kohya_bucket.musubi.objects import CachedDataset, Selector
+
+Focus = tuple[float, ...]
+"""Left, top, right and bottom of what a crop keeps, in shares of the picture."""
 
 _COMMON = {*SOURCES, *(key.name for key in fields(DatasetKeys))}
 _OF_IMAGES = [name for name in (*IMAGES, *DEPRECATED) if name not in _COMMON]
 _OF_CLIPS = ["resolution", *(name for name in CLIPS if name not in _COMMON)]
 _OF_TEXT = ["resolution", "enable_bucket", "bucket_no_upscale"]
 _WINDOW, _WINDOWED = "fp_latent_window_size", ("fp", "wan")
-_UNSAID: Settings = {"bucket_no_upscale": False, "further keys": ""}
+_FOCUS = "focus"
+_UNSAID: Settings = {"bucket_no_upscale": False, "further keys": "", _FOCUS: None}
 """What notes did not say while nothing else was possible."""
 
 
@@ -48,9 +57,11 @@ def holds_clips(dataset: CachedDataset) -> bool:
 
 
 def fingerprint_of(
-    source: Identity, size: tuple[int, int], bucket: tuple[int, int] | None, vae: str, dtype: str
-) -> Fingerprint:
-    """Of an image resized to cover the bucket and cut out of the middle, as musubi-tuner's `resize_image_to_bucket`.
+    source: Identity, size: tuple[int, int], bucket: tuple[int, int] | None, vae: str, dtype: str,
+    focus: Focus | None = None,
+) -> Fingerprint:  # fmt: skip
+    """Of an image resized to cover the bucket and cut out of the middle, as musubi-tuner's `resize_image_to_bucket`, or
+    where a focus moves the crop.
 
     Without a bucket, of a clip: its frames are resized to `size` while they are read, and their own size is not kept.
     """
@@ -61,6 +72,10 @@ def fingerprint_of(
     if size == bucket:
         resized, interpolation = size, "none"
     crop = (resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2
+    if focus is not None:
+        sizes = np.array([resized])
+        left, top = focus_crops(focus_pixels(np.array([focus]), sizes), sizes, np.array([bucket]))[0].tolist()
+        crop = left, top
     return Fingerprint(*source, vae or UNKNOWN_VAE, bucket, resized, crop, interpolation, dtype)
 
 
@@ -88,6 +103,8 @@ class Caches:
         selector: gives its buckets.
         made_by: models and options that are asked for; empty where nobody knows them: they are not compared.
         package: the trainer's code; None where nobody knows it.
+        options: the `[kohya_bucket]` table.
+        focus: what the crop of each item keeps, by the item's number; those without one are not in it.
         named, texts: what lies there: latents by the item's stem, and names of files with outputs of text encoders.
         makers: those of what was found to serve, with the items' numbers: of latents (False) and of captions (True).
     """
@@ -96,6 +113,7 @@ class Caches:
     selector: Selector
     made_by: MadeBy = field(default_factory=dict)
     package: Path | None = None
+    options: AdapterOptions = field(default_factory=AdapterOptions)
 
     def __post_init__(self) -> None:
         if not self.dataset.cache_directory:
@@ -108,6 +126,7 @@ class Caches:
         self.per_clip = self.clips and self.family.per_clip
         self.repair = repaired_encoder(self.package, name)
         self.table = table_of(self.dataset)
+        self.focus = self._focus()
         self.makers: dict[bool, dict[str, tuple[MadeBy, list[int]]]] = {False: {}, True: {}}
         self.named: dict[str, list[CacheName]] = defaultdict(list)
         self.texts: list[str] = []
@@ -124,6 +143,17 @@ class Caches:
                 self.named[found.stem].append(found)
         remove_leftovers(killed)
 
+    def _focus(self) -> dict[int, Focus]:
+        sources = self.table.sources
+        found = focus_of(self.options, [source.key for source in sources])
+        rows = [] if found is None else found.tolist()
+        return {source.number: tuple(row) for source, row in zip(sources, rows, strict=False) if row[0] == row[0]}
+
+    @property
+    def focus_of_controls(self) -> bool:
+        """Whether control images are cut to the bucket of their image, and keep its focus."""
+        return not any(getattr(self.dataset, name, None) for name in OWN_SIZES)
+
     def text_path(self, source: Source, clip: tuple[int, int] | None = None) -> Path:
         """Where a caption's outputs are, or those of one clip."""
         of_clip = "" if clip is None else f"_{clip[0]:05d}-{clip[1]:03d}"
@@ -133,7 +163,8 @@ class Caches:
         """Keys of the config that decide what is encoded, with their values as JSON has them.
 
         The resolution of images is among them only for an encoder of captions that sees them: else it decides their
-        buckets, and those are compared.
+        buckets, and those are compared. The crop of an image is compared too, but not that of what goes with it, nor
+        that of a clip, whose own size is not kept: for these the focus itself is among them.
         """
         if text and not self.family.sees_controls:
             return {}
@@ -145,6 +176,8 @@ class Caches:
             given["bucket_no_upscale"] = bool(self.selector.no_upscale)
         if text or self.family.per_clip:
             given["further keys"] = source.further
+        several = self.clips or len(source.files) > 1
+        given[_FOCUS] = self.focus.get(source.number) if several else None
         return dict(json.loads(json.dumps(given)))
 
     def latents(self, source: Source) -> Found:
@@ -190,12 +223,13 @@ class Caches:
             return [_other_bucket(name.size, bucket)]
         if note is None or note.fingerprint is None:
             why = self._why_unmarked_clip if self.clips else self._why_unmarked_image
-            return why(source, name, header, bucket) or _why_older(name.path, source.files)
+            reasons = why(source, name, header, bucket) or self._why_unmarked_focus(source, name.size, bucket)
+            return reasons or _why_older(name.path, source.files)
         stored = note.fingerprint
         if min(bucket) < 1:
             return [_other_bucket(stored.bucket_size, bucket)]
-        at = None if self.clips else bucket
-        wanted = fingerprint_of(identity_in(stored), name.size, at, stored.vae, stored.dtype)
+        at, focus = None if self.clips else bucket, self.focus.get(source.number)
+        wanted = fingerprint_of(identity_in(stored), name.size, at, stored.vae, stored.dtype, focus)
         reasons = why_changed(source.files, note.files)
         reasons += why_stale(stored, wanted, ignoring=(Stale.SOURCE, Stale.DTYPE, Stale.VAE))
         reasons += _why_set_otherwise(_UNSAID | note.settings, self.settings_of(source, text=False))
@@ -235,6 +269,13 @@ class Caches:
             if not fits:
                 return [Reason(Stale.CLIP, frames, first)]
         return self._why_other_bucket(header, bucket)
+
+    def _why_unmarked_focus(self, source: Source, size: tuple[int, int], bucket: tuple[int, int]) -> list[Reason]:
+        """Of the middle, as all that does not say what it was made from."""
+        at, focus = None if self.clips else bucket, self.focus.get(source.number)
+        middle, wanted = (fingerprint_of((0, 0, ""), size, at, "", "", one) for one in (None, focus))
+        moved = _why_set_otherwise({_FOCUS: None}, self.settings_of(source, text=False))
+        return why_stale(middle, wanted) + moved
 
     def _why_other_bucket(self, header: TensorFile, bucket: tuple[int, int]) -> list[Reason]:
         """By the names of the tensors, which hold the size of the latents that are trained."""
@@ -293,9 +334,10 @@ class Caches:
                 return [Reason(Stale.OPTION, "musubi-tuner's text encoder", self.repair.before, "repaired since")], note
         if note is None:
             seen = source.files if self.family.sees_controls and len(source.files) > 1 else ()
-            return _why_older(str(path), seen), None
+            moved = _why_set_otherwise({_FOCUS: None}, self.settings_of(source, text=True))
+            return moved or _why_older(str(path), seen), None
         reasons = why_changed(source.files, note.files) if note.files else []
-        reasons += _why_set_otherwise(note.settings, self.settings_of(source, text=True))
+        reasons += _why_set_otherwise(_UNSAID | note.settings, self.settings_of(source, text=True))
         reasons += why_made_otherwise(note.made_by, self.made_by, text=True)
         if not reasons:
             self._remember(source, note.made_by, text=True)
@@ -320,7 +362,8 @@ def _why_older(path: str, files: Iterable[str]) -> list[Reason]:
 
 def _why_set_otherwise(known: Settings, wanted: Settings) -> list[Reason]:
     keys = sorted(known.keys() & wanted.keys())
-    return [Reason(Stale.OPTION, key, known[key], wanted[key]) for key in keys if known[key] != wanted[key]]
+    changed = [(key, known[key], wanted[key]) for key in keys if known[key] != wanted[key]]
+    return [Reason(Stale.FOCUS, *of) if key == _FOCUS else Reason(Stale.OPTION, key, *of) for key, *of in changed]
 
 
 def why_changed(files: tuple[str, ...], stored: list[Identity]) -> list[Reason]:

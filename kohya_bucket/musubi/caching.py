@@ -16,18 +16,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kohya_bucket.adapter.door import end_run
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import not_loaded
+from kohya_bucket.images.resize import Pixels, resize_and_crop
 from kohya_bucket.latents.fingerprint import Reason, Stale
 from kohya_bucket.musubi.cache_files import REPAIRED, Identity, Note, TensorFile, write_with_note
-from kohya_bucket.musubi.caches import Caches, fingerprint_of
+from kohya_bucket.musubi.caches import Caches, Focus, fingerprint_of
 from kohya_bucket.musubi.items import Source, identity, without_clip
 from kohya_bucket.musubi.objects import Selector
 from kohya_bucket.texts import counted, one_line, some
 
 _ORIGIN = "_kohya_bucket_origin"
 """Attribute of an item: the session and the source that it is of, for whatever saves it."""
+_FOCUS = "_kohya_bucket_focus"
+"""Attribute of a picture: what its crop keeps."""
+_frames = threading.local()  # its `focus` is that of the clip which this thread reads
 _MADE_NOTHING = "musubi-tuner made nothing of it, for the reason in its lines above: take it out of the data set"
 
 logger = logging.getLogger("kohya_bucket")
@@ -177,8 +183,8 @@ class Session:
             return Note(known, made | ({REPAIRED: "true"} if caches.repair else {}), settings, clips)
         known = known or [identity(path, content=True) for path in source.files]
         bucket = None if caches.clips else tuple(item.bucket_size[:2])
-        dtype = next(iter(file.shapes), "").rpartition("_")[2]
-        fingerprint = fingerprint_of(known[0], tuple(item.original_size), bucket, made.get("vae", ""), dtype)
+        dtype, focus = next(iter(file.shapes), "").rpartition("_")[2], caches.focus.get(source.number)
+        fingerprint = fingerprint_of(known[0], tuple(item.original_size), bucket, made.get("vae", ""), dtype, focus)
         return Note(known, made, settings, clips, fingerprint)
 
     def adds(self, source: Source, caption: str) -> bool:
@@ -244,9 +250,11 @@ class PickedSource:
         pictures = not self._inner.caption_only
         try:
             self._session.before(number, pictures=pictures)
-            found = fetch()
+            with self._keeping(number):
+                found = fetch()
             if pictures:
                 _load(found, self._session.caches.selector)
+                self._mark(found, number)
         except MemoryError:
             raise
         except Exception as error:  # whatever a decoder raises at a file
@@ -254,13 +262,29 @@ class PickedSource:
             return self._stand_in(self._session.caches.table.at[number], pictures=pictures)
         return found
 
+    @contextmanager
+    def _keeping(self, number: int) -> Iterator[None]:
+        """Frames of a clip are cut while they are read, all of them alike."""
+        caches = self._session.caches
+        _frames.focus = caches.focus.get(number) if caches.clips else None
+        try:
+            yield
+        finally:
+            _frames.focus = None
+
+    def _mark(self, found: Any, number: int) -> None:
+        """Pictures are cut after they are read: they are told what to keep."""
+        caches = self._session.caches
+        focus = caches.focus.get(number)
+        if focus is not None and not caches.clips:
+            for picture in _pictures(found, controls=caches.focus_of_controls):
+                setattr(picture, _FOCUS, focus)
+
     def _stand_in(self, source: Source, *, pictures: bool) -> Any:
         caption = source.caption or ""
         if not pictures:
             return source.key, caption
         if not hasattr(self._inner, "get_image_data"):
-            import numpy as np
-
             return source.key, [np.zeros((_SIDE, _SIDE, 3), np.uint8)], caption, None
         from PIL import Image
 
@@ -294,9 +318,8 @@ def why_unreadable(dataset: Any, number: int, selector: Selector) -> str:
 
 def _load(found: Any, selector: Selector) -> None:
     """Decode what is decoded only when it is used, and see that there is a bucket for it."""
-    images, controls = found[1], found[3] if len(found) > 3 else None
-    images = images if isinstance(images, list) else [images]
-    for picture in (*images, *(controls or ())):
+    images = _pictures(found, controls=False)
+    for picture in _pictures(found, controls=True):
         if hasattr(picture, "load"):
             picture.load()
     if not images:
@@ -307,6 +330,26 @@ def _load(found: Any, selector: Selector) -> None:
         width, height = images[0].size
         if min(selector.get_bucket_resolution((width, height))) < 1:
             raise KohyaBucketError(f"{width}x{height} is too small: with bucket_no_upscale it gets no bucket")
+
+
+def _pictures(found: Any, *, controls: bool) -> list[Any]:
+    """What a source has fetched: the image, or several targets, or frames; and control images or frames."""
+    images = found[1] if isinstance(found[1], list) else [found[1]]
+    return [*images, *(found[3] or ())] if controls and len(found) > 3 else images
+
+
+def focus_in(picture: Any) -> Focus | None:
+    """What the crop of a picture or frame keeps that is about to be cut; None: it is in the middle."""
+    found: Focus | None = getattr(picture, _FOCUS, None) or getattr(_frames, "focus", None)
+    return found
+
+
+def cut(picture: Any, bucket: tuple[int, int], focus: Focus | None) -> Pixels:
+    """What musubi-tuner's `resize_image_to_bucket` makes of an image or array, with the crop that keeps a focus."""
+    pixels = np.asarray(picture)
+    made = fingerprint_of((0, 0, ""), (pixels.shape[1], pixels.shape[0]), bucket, "", "", focus)
+    filter_ = made.interpolation.partition("/")[0].replace("none", "auto")
+    return resize_and_crop(pixels, made.resized_size, bucket, filter_, made.crop)
 
 
 def _said(error: Exception) -> str:

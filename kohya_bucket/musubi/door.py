@@ -13,6 +13,7 @@ from kohya_bucket.adapter.door import TrainerDoor
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.adapter.seams import Subject
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.config import check_options
 
 _PACKAGE = "musubi_tuner"
@@ -50,6 +51,11 @@ class MusubiDoor(TrainerDoor):
 
     def check_options(self, options: AdapterOptions) -> None:
         check_options(options)
+        if options.focus and not self.knows("caching"):
+            raise ConfigError(
+                "[kohya_bucket] focus needs a part of musubi-tuner that looks different from every known version: "
+                f"{self.left_alone()['caching']}. Leave it out, or update kohya-bucket"
+            )
 
     def is_group(self, dataset: Any) -> bool:
         return any(base.__name__ in _CLASSES and base.__module__ == _HOME for base in type(dataset).__mro__)

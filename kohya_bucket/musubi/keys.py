@@ -163,3 +163,11 @@ DEPRECATED: Mapping[str, str] = {
     "qwen_image_edit_control_resolution": "control_resolution",
 }
 """Old names of keys, which it still takes."""
+
+OWN_SIZES = ("no_resize_control", "control_resolution", *DEPRECATED)
+"""Keys by which control images have sizes of their own, and are not cut to the bucket of their image."""
+
+CONTROL_IN_THE_MIDDLE = (
+    "focus is set, but control images have sizes of their own here (no_resize_control, control_resolution): they are "
+    "cut in the middle"
+)

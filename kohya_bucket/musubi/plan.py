@@ -17,16 +17,18 @@ from kohya_bucket.adapter.findings import Findings, Section, Severity
 from kohya_bucket.adapter.gpu_table import GpuRow, gpu_rows
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import ItemsInBuckets, scan_sizes
+from kohya_bucket.adapter.placing import ItemsInBuckets, focus_of, scan_sizes
 from kohya_bucket.buckets.clips import ClipPlacement
+from kohya_bucket.buckets.focus import FocusCuts, focused
 from kohya_bucket.buckets.placement import Placement, Reason
+from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.clips import ClipScan, read_clips
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.config import MusubiConfig, buckets_follow, read_config
-from kohya_bucket.musubi.keys import ClipKeys, DatasetKeys
+from kohya_bucket.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, DatasetKeys
 from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.texts import counted, some
 
@@ -87,6 +89,7 @@ class PlacedData:
         left_out: (path, reason) of what is not trained.
         clips: what becomes of each clip; None for images.
         scan: what is known of each clip; None for images.
+        focus: [N, 4] what each crop keeps, NaN where there is none; None where none is set.
     """
 
     keys: DatasetKeys
@@ -97,33 +100,44 @@ class PlacedData:
     left_out: tuple[tuple[str, str], ...]
     clips: ClipPlacement | None = None
     scan: ClipScan | None = None
+    focus: FloatArray | None = None
+
+    @property
+    def focus_cuts(self) -> FocusCuts | None:
+        """How many of the images' or clips' rectangles are cut; None where no focus is set."""
+        return None if self.focus is None else FocusCuts.of(self.picture, self.focus)
 
 
 def _place(
-    keys: DatasetKeys, place: str, model: Architecture, findings: Findings, decode: bool, progress: Progress | None
-) -> PlacedData:
+    keys: DatasetKeys, place: str, model: Architecture, options: AdapterOptions, findings: Findings, decode: bool,
+    progress: Progress | None,
+) -> PlacedData:  # fmt: skip
     """Read the headers of a data set's files, and place them.
 
     Raises:
         BucketSettingsError: keys from which no buckets follow.
     """
     paths = list_items(keys, place, findings, model)
+    focus = focus_of(options, paths)
+    if focus is not None and any(getattr(keys, name, None) for name in OWN_SIZES):
+        findings.note("focus-control", place, CONTROL_IN_THE_MIDDLE)
     if isinstance(keys, ClipKeys):
         scan = read_clips(paths, decode=decode, progress=progress)
-        return _place_clips(keys, place, paths, scan, model, findings)
+        return _place_clips(keys, place, paths, scan, model, findings, focus)
     sizes = scan_sizes(paths, progress=progress)
-    placement = keys.picture_rule(model).place(sizes.sizes)
+    placement = focused(keys.picture_rule(model).place(sizes.sizes), focus)
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
     kept = np.flatnonzero(placement.placed)
     buckets = [(int(w), int(h)) for w, h in placement.bucket_sizes[kept].tolist()]
     names = [os.path.basename(paths[i]) for i in kept.tolist()]
     items = PlannedItems.of(names, buckets, keys, placement.crop_loss[kept])
-    return PlacedData(keys, place, paths, items, placement, left_out)
+    return PlacedData(keys, place, paths, items, placement, left_out, focus=focus)
 
 
 def _place_clips(
-    keys: ClipKeys, place: str, paths: list[str], scan: ClipScan, model: Architecture, findings: Findings
-) -> PlacedData:
+    keys: ClipKeys, place: str, paths: list[str], scan: ClipScan, model: Architecture, findings: Findings,
+    focus: FloatArray | None,
+) -> PlacedData:  # fmt: skip
     placed = keys.clip_rule(model).place(scan.sizes, scan.frames, keys.rates(model, scan.fps))
     spans = placed.spans
     sections = np.ones(len(spans), dtype=np.int64)
@@ -144,7 +158,7 @@ def _place_clips(
     of_item = np.repeat(np.arange(len(sections)), sections)
     buckets = [tuple(bucket) for bucket in placed.buckets[placed.bucket_index[of_item]].tolist()]
     items = PlannedItems.of(names, buckets, keys, placed.picture.crop_loss[spans.clip[of_item]])
-    return PlacedData(keys, place, paths, items, placed.picture, left_out, placed, scan)
+    return PlacedData(keys, place, paths, items, focused(placed.picture, focus), left_out, placed, scan, focus)
 
 
 def _left_out(
@@ -252,7 +266,7 @@ def overview(
         if stopped and not (readable and buckets_follow(keys, place, model)):
             continue
         try:
-            data = _place(keys, place, model, config.findings, decode, progress)
+            data = _place(keys, place, model, options, config.findings, decode, progress)
         except KohyaBucketError as error:
             raise type(error)(f"{place}: {error}") from error
         _check_clips(data, model, config.findings)

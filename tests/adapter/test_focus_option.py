@@ -13,7 +13,6 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import place_images, refuse_conflicts
 from kohya_bucket.buckets.focus import cut_rectangles
 from kohya_bucket.images.text_column import TextColumn
-from kohya_bucket.musubi.config import check_options
 from kohya_bucket.sdscripts.config.model import refuse_random_crops
 from kohya_bucket.sdscripts.objects import CutSize
 from kohya_bucket.sdscripts.tables import column_of
@@ -91,5 +90,3 @@ def test_what_cannot_keep_a_focus_refuses_it(tmp_path) -> None:
     with pytest.raises(ConfigError, match="random_crop"):
         refuse_random_crops([SimpleNamespace(random_crop=True)], table)
     refuse_random_crops([SimpleNamespace(random_crop=True)], AdapterOptions())
-    with pytest.raises(ConfigError, match="focus"):
-        check_options(table)

@@ -218,11 +218,20 @@ def test_before_0_11_a_focus_of_control_images_is_refused(run, folder) -> None:
     assert "control images" in refused.output
 
 
-def test_musubi_tuner_has_no_focus(run, folder) -> None:
+def test_in_a_config_of_musubi_tuner(run, folder) -> None:
+    (folder / "images" / "a.focus.json").write_text("[0, 0, 0.25, 1]")
     text = f"[[datasets]]\nresolution = [256, 256]\nimage_directory = '{folder / 'images'}'\ncaption_extension = '.txt'"
     path = folder / "musubi.toml"
     for table, more in (("[kohya_bucket]\nfocus = 'beside'\n", []), ("", ["--focus", "0,0,1,1"])):
         path.write_text(f"[general]\nenable_bucket = true\n{table}{text}\n")
-        result = run("simulate", "512x256", "--config", path, *more)
-        assert result.exit_code == 2, result.output
-        assert "focus" in result.output
+        result = run("simulate", folder / "images" / "a.png", "--config", path, *more, "--json")
+        assert result.exit_code == 0, result.output
+        (row,) = json.loads(result.stdout)
+        assert row["focus"] == ([0, 0, 1, 1] if more else [0, 0, 0.25, 1])
+        assert row["cut"][0] == (row["cut"][2] if more else 0)
+    path.write_text(f"[general]\nenable_bucket = false\n[kohya_bucket]\nfocus = 'beside'\n{text}\n")
+    for name in ("a", "b", "deep/c"):
+        (folder / "images" / name).with_suffix(".txt").write_text("a dog")
+    (planned,) = json.loads(run("plan", path, "--json").stdout)["datasets"]
+    assert planned["focus"] == [{"rectangles": 1, "cut_in_middle": 1, "cut": 0}]
+    assert "focus: 1 rectangles; the middle would cut 1" in run("plan", path).output

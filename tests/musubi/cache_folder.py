@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.musubi.cache_files import made_by
 from kohya_bucket.musubi.caches import Caches
 from kohya_bucket.musubi.caching import Session, save_item
@@ -49,6 +50,7 @@ class Dataset(SimpleNamespace):
 
 class DirectorySource:
     has_control, caption_only, multiple_target = False, False, False
+    control_paths: dict[str, list[str]]
 
     def __init__(self, paths: list[str]) -> None:
         self.image_paths = paths
@@ -62,24 +64,31 @@ class DirectorySource:
 
 
 class Folder:
-    """`count` pictures of one size with captions, in `root`."""
+    """`count` pictures of one size with captions, in `root`; their buckets are square."""
 
-    def __init__(self, root: Path, count: int = 3, side: int = 64) -> None:
-        self.root, self.side = root, side
+    def __init__(
+        self, root: Path, count: int = 3, side: int = 64, size: tuple[int, int] | None = None, family: str = "zi"
+    ) -> None:
+        self.root, self.side, self.size, self.family = root, side, size or (side, side), family
+        self.controls: dict[str, list[str]] = {}
         (root / "im").mkdir(parents=True)
         self.paths = [str(root / "im" / f"a{i}.png") for i in range(count)]
         for i, path in enumerate(self.paths):
-            Image.new("RGB", (side, side), (i, i, i)).save(path)
+            Image.new("RGB", self.size, (i, i, i)).save(path)
             Path(path).with_suffix(".txt").write_text(f"caption {i}", encoding="utf-8")
 
-    def caches(self, side: int | None = None, **arguments: Any) -> Caches:
+    def caches(self, side: int | None = None, focus: Path | None = None, **arguments: Any) -> Caches:
+        """With a focus file, and what a caching program is given."""
+        source = DirectorySource(self.paths)
+        source.control_paths = self.controls
         dataset: Any = Dataset(
-            architecture="zi", cache_directory=str(self.root / "cache"), resolution=(self.side, self.side),
-            enable_bucket=True, bucket_no_upscale=False, datasource=DirectorySource(self.paths),
+            architecture=self.family, cache_directory=str(self.root / "cache"), resolution=(self.side, self.side),
+            enable_bucket=True, bucket_no_upscale=False, datasource=source,
             image_directory=str(self.root / "im"), num_repeats=1,
         )  # fmt: skip
         made = made_by(Namespace(**arguments)) if arguments else {}
-        return Caches(dataset, Selector(side or self.side), made, Path("musubi_tuner"))
+        return Caches(dataset, Selector(side or self.side), made, Path("musubi_tuner"),
+                      AdapterOptions(focus=None if focus is None else str(focus)))  # fmt: skip
 
     def make(self, **arguments: Any) -> None:
         """All caches, as if they were encoded through the door."""
@@ -91,11 +100,12 @@ class Folder:
 
     def save(self, session: Session, source: Any) -> None:
         side, cache = session.caches.selector.side, self.root / "cache"
+        size = f"{self.size[0]:04d}x{self.size[1]:04d}"
         item = SimpleNamespace(
             item_key=source.key, caption=f"caption {source.number}", frame_count=None,
-            original_size=(self.side, self.side), bucket_size=(side, side),
-            latent_cache_path=str(cache / f"{source.stem}_{self.side:04d}x{self.side:04d}_zi.safetensors"),
-            text_encoder_output_cache_path=str(cache / f"{source.stem}_zi_te.safetensors"),
+            original_size=self.size, bucket_size=(side, side),
+            latent_cache_path=str(cache / f"{source.stem}_{size}_{self.family}.safetensors"),
+            text_encoder_output_cache_path=str(cache / f"{source.stem}_{self.family}_te.safetensors"),
         )  # fmt: skip
         assert session.take(item)
         if session.text:

@@ -83,7 +83,11 @@ def simulate(
         rules = [(name, rule, None) for name, rule in rules_of_config(config, size)]
     else:
         rules = [(options.title, options.make(), None)]
-    kept = _focus_of(focus, config, file, by_musubi=by_musubi)
+    if config is not None and by_musubi:
+        from kohya_bucket.cli.configs import adapter_options, musubi_config
+
+        focus = focus or adapter_options(musubi_config(config, clip_options.arch)).focus
+    kept = _focus_of(focus, None if by_musubi else config, file)
     found = [(name, explain(rule, *size, kept), taken) for name, rule, taken in rules]
     if as_json:
         rows = [_as_dict(*one, orientation) | {"not_read": foreign} for one in found]
@@ -101,19 +105,18 @@ def simulate(
         raise typer.Exit(1)
 
 
-def _focus_of(
-    given: str | None, config: Path | None, file: Path | None, *, by_musubi: bool
-) -> tuple[float, ...] | None:
+def _focus_of(given: str | None, config: Path | None, file: Path | None) -> tuple[float, ...] | None:
     """The rectangle that `--focus` gives, or that a file has for the image; None where there is none.
+
+    Args:
+        config: of sd-scripts, whose own focus counts where none is given.
 
     Raises:
         KohyaBucketError: training would not keep it.
     """
     from kohya_bucket.images.focus_files import focus_in, parsed_focus
 
-    if by_musubi and given is not None:
-        raise KohyaBucketError(f"--focus is {given!r}, but musubi-tuner cuts in the middle: leave it out")
-    if config is not None and not by_musubi:
+    if config is not None:
         from kohya_bucket.cli.configs import adapter_options, release_at_hand
         from kohya_bucket.sdscripts.config import read_config
         from kohya_bucket.sdscripts.config.model import refuse_lost_focus
