@@ -161,7 +161,7 @@ def test_a_focus_is_drawn_moved_resized_and_removed(browser, images, tmp_path) -
 
     drag(browser, (moved[2], moved[3]), (0.95, 0.6))  # by a corner
     assert rows(browser)["set/a/wide.png"] == pytest.approx([*moved[:2], 0.95, 0.6], abs=0.03)
-    drag(browser, (0.1, 0.1), (0.101, 0.1))  # a click is no rectangle
+    drag(browser, (0.1, 0.1), (0.101, 0.1))  # a click takes no rectangle away
     assert rows(browser)["set/a/wide.png"] == pytest.approx([*moved[:2], 0.95, 0.6], abs=0.03)
     drag(browser, (0.5, 0.9), (0.3, 0.2))  # drawn anew, backwards
     assert rows(browser)["set/a/wide.png"] == pytest.approx([0.3, 0.2, 0.5, 0.9], abs=0.02)
@@ -171,6 +171,31 @@ def test_a_focus_is_drawn_moved_resized_and_removed(browser, images, tmp_path) -
     assert browser.execute_script(kept) == before
     browser.execute_script("document.querySelector('dialog').close()")
     until(browser, "return document.getElementById('focus').hidden")
+
+
+def test_a_click_sets_a_point_which_is_moved_saved_and_cropped_as_python_does(browser, images, tmp_path) -> None:
+    show(browser, images, tmp_path)
+    look_at(browser, "a/wide.png")
+    drag(browser, (0.2, 0.6), (0.2, 0.6))
+    assert rows(browser)["set/a/wide.png"] == pytest.approx([0.2, 0.6], abs=0.02)
+    assert accessibility_faults(browser) == []
+    drag(browser, (0.9, 0.3), (0.9, 0.3))  # another click: it is there now
+    point = rows(browser)["set/a/wide.png"]
+    assert point == pytest.approx([0.9, 0.3], abs=0.02)
+    drag(browser, point, (0.1, 0.5))
+    point = rows(browser)["set/a/wide.png"]
+    assert point == pytest.approx([0.1, 0.5], abs=0.02)
+    look_at(browser, "a/tall.png")
+    drag(browser, (0.5, 0.8), (0.5, 0.8))
+    ActionChains(browser).key_down(Keys.SHIFT).send_keys(Keys.ARROW_RIGHT).key_up(Keys.SHIFT).perform()
+    x, y, *more = rows(browser)["set/a/tall.png"]
+    assert more == pytest.approx([x + 0.01, y])
+    file = saved(browser, tmp_path)
+    focus, _ = read_focus(str(file), [str(images / name) for name in SIZES])
+    assert focus[:2].tolist() == [[*point, *point], [x, y, *more]]
+    placement = focused(placement_of(SIZES.values()), focus)
+    crops = asked(browser, "return explorer.images.items.map((i) => [i.path, explorer.placed(i).cut])")
+    assert dict(crops) == dict(zip([f"set/{name}" for name in SIZES], placement.cuts.tolist(), strict=True))
 
 
 def test_a_finger_draws_as_well(browser, images, tmp_path) -> None:

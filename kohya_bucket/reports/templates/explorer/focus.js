@@ -43,6 +43,8 @@ function boxOf(row) {
   return box;
 }
 
+const isPoint = (box) => box[0] === box[2] && box[1] === box[3];
+
 /* A path's parts from those of a folder; a path from the root begins anew. */
 function partsOf(path, folder = []) {
   const out = path[0] === "/" ? [""] : /^[A-Za-z]:\//.test(path) ? [] : [...folder];
@@ -141,9 +143,9 @@ class FocusRows {
     return [...folder.slice(n).map(() => ".."), ...parts.slice(n)].join("/");
   }
 
-  /* Sets an image's rectangle, or with null takes it away. */
+  /* Sets an image's rectangle or point, or with null takes it away. */
   put(path, box) {
-    if (box) this.rows.set(path, { ...this.rows.get(path), image: this.nameOf(path), focus: box });
+    if (box) this.rows.set(path, { ...this.rows.get(path), image: this.nameOf(path), focus: isPoint(box) ? box.slice(0, 2) : box });
     else this.rows.delete(path);
   }
 
