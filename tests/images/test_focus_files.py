@@ -78,6 +78,16 @@ def test_what_is_no_rectangle_is_refused_with_its_line_and_value(folder, line, v
     assert value in str(error.value)
 
 
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_lines_are_read_the_same_however_many_at_a_time(folder, monkeypatch, size) -> None:
+    monkeypatch.setattr(focus_files, "_LINES", size)
+    path = write(folder, ROWS[0], "", *ROWS[1:], {"image": "last.jpg", "focus": [0, 1]})
+    assert focus_files._lines(path)[1].tolist() == [*EXPECTED, [0, 1, 0, 1]]
+    for halves in (['{"image": "x.jpg"', '"focus": [0, 0]}'], ['{"image": "x.jpg", "focus": [0', "0.5]}", "{}"]):
+        with pytest.raises(ConfigError, match="line 5: "):
+            read_focus(write(folder, ROWS[0], "", *ROWS[1:], *halves), [])
+
+
 def test_one_image_has_one_focus_however_it_is_spelled(folder) -> None:
     path = write(folder, *ROWS, {"image": "sub/../a.jpg", "focus": [0, 0]})
     with pytest.raises(ConfigError, match="more than one focus"):
