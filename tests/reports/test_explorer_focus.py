@@ -43,7 +43,7 @@ def show(browser, images: Path, page: Path, count: int = len(SIZES)) -> None:
     """The explorer with the images, of which all but the square lose much."""
     open_explorer(browser, page)
     give(browser, images, count)
-    change(browser, min=768, max=1280)
+    change(browser, resolution=[1024, 1024], min=768, max=1280)
 
 
 def placement_of(sizes):
