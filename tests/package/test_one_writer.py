@@ -33,6 +33,7 @@ ALLOWED = {
     ("latents/npz/read_write.py", "np.savez(out, **arrays)"): "into memory",
     ("latents/store/entries.py", "pq.write_table(table.replace_schema_metadata({FORMAT: text}), out, "
      "compression='zstd', store_schema=True)"): "into memory",
+    ("latents/store/contents.py", "out.write_table(column)"): "into memory",
     ("images/pixels.py", "smooth.save(file, 'JPEG', quality=85, subsampling=subsampling)"): "into memory",
     ("images/metadata_cache.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
     ("images/tar_index.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
