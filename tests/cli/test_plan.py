@@ -169,6 +169,9 @@ def test_without_a_config(folder):
         (["plan", "CONFIG", "--gpus", "two"], "--gpus is 'two'"),
         (["simulate", "0x5"], "0x5 is not an image size"),
         (["simulate", "nothing.png"], "neither a size such as 576x768 nor a readable image"),
+        (["simulate", "1024"], "write 1024x1024"),
+        (["cache", "status", "MISTYPED"], "did you mean"),
+        (["focus", "import", "MISTYPED", "--images", "FOLDER", "-o", "f.jsonl"], "did you mean"),
         (["simulate", "512x512", "--resolution", "big"], "resolution is 'big'"),
         (["simulate", "512x512", "--rule", "none"], "rule is 'none', but must be one of kohya"),
         (["simulate", "512x512", "--bucket-reso-steps", "0"], "bucket_reso_steps is 0, but must be 1 or more"),
@@ -182,7 +185,7 @@ def test_without_a_config(folder):
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(folder, command_line, arguments, message):
-    arguments = [{"CONFIG": write(folder), "FOLDER": folder}.get(a, a) for a in arguments]
+    arguments = [{"CONFIG": write(folder), "FOLDER": folder, "MISTYPED": f"{folder}s"}.get(a, a) for a in arguments]
     code, _, error = command_line(*arguments)
     assert code == 2
     assert message in error
