@@ -40,7 +40,7 @@ def some(names: Sequence[str], limit: int = 3) -> str:
 
 def counted(count: int, what: str, one: str = "", many: str = "") -> str:
     """1 -> "1 image", 1200 -> "1,200 images"; with a verb, `one` or `many`, behind it: "1 image is"."""
-    ending = "" if count == 1 else "es" if what.endswith(("ch", "s")) else "s"
+    ending = "" if count == 1 else "es" if what.endswith(("ch", "s", "x")) else "s"
     verb = one if count == 1 else many
     return f"{count:,} {what}{ending}{' ' * bool(verb)}{verb}"
 

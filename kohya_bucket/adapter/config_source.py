@@ -77,8 +77,8 @@ def _for_folder(folder: Path) -> str:
     """What to call for a folder of images, by what is in it."""
     want = "give the path of a .toml or .json file"
     if any(re.match(r"\d+_", one.name) and one.is_dir() for one in folder.iterdir()):
-        return f"{want}, or `kohya-bucket plan --train-data-dir {folder}`"
-    return f"{want}, or `kohya-bucket analyze {folder}` for its images"
+        return f'{want}, or `kohya-bucket plan --train-data-dir "{folder}"`'
+    return f'{want}, or `kohya-bucket analyze "{folder}"` for its images'
 
 
 def _decode(file: Path, trainer: str) -> str:
@@ -137,7 +137,7 @@ def _toml_hint(what: str, line: str) -> str:
         return ". Booleans are written true and false"
     if "homogeneous" in what.lower():
         return ". A list holds values of one type: [2.0, 4.0], not [2, 4.0]"
-    if re.search(r"=\s*\d+\s*,\s*\d+", line):
+    if re.search(r"=\s*\[?\s*\d+\s*[, ]\s*\d+", line):
         return ". Two numbers are written in brackets: [512, 768]"
     if re.search(r"=\s*[A-Za-z/~.\\]", line) and '"' not in line and "'" not in line:
         return ". Text is written in quotes: key = 'text'"
@@ -278,7 +278,8 @@ def read_table(
 ) -> dict[str, Any]:  # fmt: skip
     """The keys of one table that a trainer takes, with their values as it takes them; the others are reported.
 
-    A value of a wrong type is reported too, and taken as what it was evidently meant to be: "2" is 2.
+    A misspelt key and a value of a wrong type are reported too, and taken as what they were evidently meant to be:
+    `bach_size = "2"` is `batch_size = 2`.
 
     Args:
         table: as it stands in the file.
@@ -296,8 +297,13 @@ def read_table(
         place = f"{source.line_of(*at, key)}{name}"
         if key not in known:
             code, message, remedy = unknown(str(key))
+            meant = near_key(str(key), known) if code == "unknown-key" else None
+            usable = meant is not None and meant not in table and meant not in taken
+            remedy += " It is taken so here" if usable else " (left out here)"
             findings.error(code, place, message, remedy, (str(key),))
-            continue
+            if not usable:
+                continue
+            key = meant
         wanted = known[key]
         if not wanted.fits(value):
             meant = wanted.meant(value)

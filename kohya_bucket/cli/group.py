@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from typer.main import get_group
 
 from kohya_bucket._version import __version__
+from kohya_bucket.checks import path_meant
 from kohya_bucket.cli.commands import COMMANDS, SECTIONS
 from kohya_bucket.cli.help import PlainCommand, PlainGroup, write_section
 from kohya_bucket.errors import KohyaBucketError, why_not_written
@@ -90,6 +91,7 @@ def run() -> None:
             raise
         # Without a name it is most often standard output, redirected to a disk that is full.
         text = why_not_written(error) if error.filename is None else f"{error.filename}: {error.strerror}"
+        text += f": {path_meant(error.filename)}" if isinstance(error, FileNotFoundError) and error.filename else ""
         print(f"kohya-bucket: {one_line(text)}", file=sys.stderr)
     sys.exit(2)
 

@@ -10,6 +10,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from kohya_bucket.texts import counted
+
 ADVANCED = "Advanced"
 _ALL = "kohya_bucket.help_all"
 _FIRST_COLUMN = 34
@@ -98,7 +100,8 @@ def _text(parameter: Any) -> str:
 
 
 def _about_help(ctx: Any, rare: int) -> str:
-    return f"This page; --help-all has {rare} more options." if rare and not ctx.meta.get(_ALL) else "This page."
+    more = f"; --help-all has {counted(rare, 'more option')}" if rare and not ctx.meta.get(_ALL) else ""
+    return f"This page{more}."
 
 
 def _quick_flag(option: Any) -> Any:

@@ -396,7 +396,8 @@ def _print_findings(console: Console, findings: Findings, trainer: str, names: b
     styles = {"error": "bold red", "warning": "yellow", "note": "dim"}
     for finding in sorted(findings, key=lambda finding: finding.severity is Severity.ERROR):
         stops = finding.severity is Severity.ERROR
-        title = f"{trainer} stops" if stops else finding.severity.value
+        who = "kohya_bucket" if finding.code == "settings" else trainer
+        title = f"{who} stops" if stops else finding.severity.value
         console.print(f"{title}: ", style=styles[finding.severity.value], end="")
         console.print(finding.text, markup=False, soft_wrap=True)
         # The text names the first few.

@@ -158,7 +158,10 @@ def _file_of(config: Any) -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         write_file(file, [content], sync=False)
-        yield file
+        try:
+            yield file
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(str(file), "config")) from None
 
 
 def _silently(_: str) -> AbstractContextManager[Progress | None]:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.focus import NO_FOCUS
 from kohya_bucket.buckets.sizes import FloatArray
+from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.remote import is_url
@@ -88,7 +89,7 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
     except OSError as error:
         raise ConfigError(
             f"focus is {where!r}, which cannot be read ({error.strerror}): name a .jsonl or .parquet file, or "
-            f"{BESIDE!r} for files beside the images"
+            f"{BESIDE!r} for files beside the images; {path_meant(where)}"
         ) from None
     return _table(os.path.abspath(where), status.st_size, status.st_mtime_ns).of(paths)
 

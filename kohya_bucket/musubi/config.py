@@ -48,10 +48,11 @@ class MusubiConfig:
 
 
 def is_musubi(data: Any) -> bool:
-    """Whether the content of a config is meant for musubi-tuner: a data set has one of its keys and no subsets."""
+    """Whether a config is meant for musubi-tuner: a data set has one of its keys, or any of videos, and no subsets."""
     datasets = data.get("datasets") if isinstance(data, Mapping) else None
     tables = [one for one in datasets if isinstance(one, Mapping)] if isinstance(datasets, list) else []
-    return any(key in one for one in tables for key in SOURCES) and not any("subsets" in one for one in tables)
+    keys = {str(key) for one in tables for key in one}
+    return "subsets" not in keys and any(key in SOURCES or key.startswith("video") for key in keys)
 
 
 def read_config(path: str | os.PathLike[str], model: Architecture = ANY) -> MusubiConfig:
@@ -75,9 +76,9 @@ def read_config(path: str | os.PathLike[str], model: Architecture = ANY) -> Musu
     for i, one in enumerate(listed):
         place = f"{source.line_of('datasets', i)}dataset {i + 1}"
         named = [key for key in SOURCES if isinstance(one, Mapping) and key in one]
-        clips = any(key.startswith("video") for key in named)
+        clips = isinstance(one, Mapping) and any(str(key).startswith("video") for key in one)
         own, own_read = _taken(one, _CLIPS if clips else _IMAGES, ("datasets", i), f"dataset {i + 1}", source, findings)
-        if isinstance(one, Mapping) and not named:
+        if isinstance(one, Mapping) and not named and own.keys().isdisjoint(SOURCES):
             findings.error("no-source", place, "names no images and no clips", f"set one of {', '.join(SOURCES)}")
         datasets.append((ClipKeys if clips else ImageKeys)(**{**general, **own}))
         places.append(place)

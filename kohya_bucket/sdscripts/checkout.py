@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from kohya_bucket.adapter.checkout_patch import CheckoutError, CheckoutPatch
+from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
 
 __all__ = [
@@ -52,6 +53,8 @@ def find_checkout(folder: Path) -> Path:
         there = (folder / ".git").exists()
         remedy = f"git -C {folder} submodule update --init" if there else "git clone --recursive, not a .zip file"
         raise SubmoduleError(f"{submodule} is empty: the GUI's sd-scripts was not fetched; get it with {remedy}")
+    if not folder.exists():
+        raise CheckoutError(f"{folder} does not exist: {path_meant(folder)}")
     raise CheckoutError(
         f"{folder} is not an sd-scripts checkout: neither it nor its sd-scripts folder has library/ beside "
         f"train_network.py; name the folder that train_network.py lies in"

@@ -335,8 +335,8 @@ def test_a_checkout_is_found_where_one_is(tmp_path, monkeypatch):
     assert "sd-scripts" in findings("--quick")[1]
     monkeypatch.chdir(tmp_path / "sd-scripts" / "library")
     assert "sd-scripts" not in findings("--quick")[1]
-    result = run("--sd-scripts", tmp_path / "elsewhere")
-    assert "not an sd-scripts checkout" in str(result.exception)
+    for wrong, message in (("sd-scripts/library", "is not an sd-scripts checkout"), ("sd-script", "did you mean")):
+        assert message in str(run("--sd-scripts", tmp_path / wrong).exception)
 
 
 def test_the_patch_of_another_version(tmp_path):

@@ -169,6 +169,9 @@ def test_without_a_config(folder):
         (["plan", "CONFIG", "--gpus", "two"], "--gpus is 'two'"),
         (["simulate", "0x5"], "0x5 is not an image size"),
         (["simulate", "nothing.png"], "neither a size such as 576x768 nor a readable image"),
+        (["simulate", "1024"], "write 1024x1024"),
+        (["cache", "status", "MISTYPED"], "did you mean"),
+        (["focus", "import", "MISTYPED", "--images", "FOLDER", "-o", "f.jsonl"], "did you mean"),
         (["simulate", "512x512", "--resolution", "big"], "resolution is 'big'"),
         (["simulate", "512x512", "--rule", "none"], "rule is 'none', but must be one of kohya"),
         (["simulate", "512x512", "--bucket-reso-steps", "0"], "bucket_reso_steps is 0, but must be 1 or more"),
@@ -182,7 +185,7 @@ def test_without_a_config(folder):
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(folder, command_line, arguments, message):
-    arguments = [{"CONFIG": write(folder), "FOLDER": folder}.get(a, a) for a in arguments]
+    arguments = [{"CONFIG": write(folder), "FOLDER": folder, "MISTYPED": f"{folder}s"}.get(a, a) for a in arguments]
     code, _, error = command_line(*arguments)
     assert code == 2
     assert message in error
@@ -274,10 +277,8 @@ def test_the_release_of_sd_scripts_counts(folder):
     result = run("plan", file, "--sd-scripts", "v0.9.1")
     assert result.exit_code == 1
     assert "new in sd-scripts 0.10" in result.output
-    assert (
-        "--sd-scripts is 'newest', but must be a version such as 0.11.1, or: newest is not an sd-scripts checkout"
-        in exit_message("plan", file, "--sd-scripts", "newest")
-    )
+    message = "--sd-scripts is 'newest', but must be a version such as 0.11.1, or: newest does not exist"
+    assert message in exit_message("plan", file, "--sd-scripts", "newest")
 
 
 def exit_message(*arguments):
@@ -365,14 +366,16 @@ def test_one_image_is_not_several(folder):
     assert ": 1 image, 3 times each" in run("plan", write(folder)).output
 
 
-def test_a_mistake_does_not_keep_the_plan_from_being_shown(folder):
-    whole, mistaken = as_json("plan", write(folder)), write(folder, dataset="batchsize = 3")
-    result = run("plan", mistaken, "--json")
+@pytest.mark.parametrize("line", ["batch_size = 2\nbatchsize = 3", "bach_size = 2"])
+def test_a_misspelt_key_counts_as_what_was_meant_unless_that_is_there_too(folder, line):
+    whole, file = as_json("plan", write(folder)), write(folder)
+    file.write_text(file.read_text("utf-8").replace("batch_size = 2", line), "utf-8")
+    result = run("plan", file, "--json")
     assert result.exit_code == 1
     shown = json.loads(result.stdout)
     assert [shown["datasets"], shown["gpus"]] == [whole["datasets"], whole["gpus"]]
     assert [finding["code"] for finding in shown["findings"] if finding["severity"] == "error"] == ["unknown-key"]
-    assert "'batch_size'" in run("plan", mistaken).stdout.splitlines()[-1]
+    assert "'batch_size'" in run("plan", file).stdout.splitlines()[-1]
 
 
 def test_only_the_data_sets_from_which_no_buckets_follow_are_left_out(folder):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kohya_bucket.checks import path_meant
 from kohya_bucket.cli.console import say
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def _patch_of(folder: Path) -> CheckoutPatch:
     from kohya_bucket.sdscripts.checkout import PATCH as SD_SCRIPTS
     from kohya_bucket.sdscripts.checkout import SubmoduleError
 
+    if not folder.exists():
+        raise CheckoutError(f"{folder} does not exist: {path_meant(folder)}")
     for patch in (SD_SCRIPTS, MUSUBI_TUNER):
         try:
             patch.find(folder)

@@ -165,6 +165,8 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
     scan = read_sizes([image])
     if scan.failures:
         why = scan.failures[0][2] if Path(image).exists() else f"no such file: {path_meant(image)}"
+        if image.isdecimal():
+            why = f"for a square, write {image}x{image}"
         raise KohyaBucketError(f"{image} is neither a size such as 576x768 nor a readable image: {why}")
     width, height = scan.sizes[0].tolist()
     return Path(image), (width, height), int(scan.orientation[0])

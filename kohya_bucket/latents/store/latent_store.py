@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.store.contents import Contents, contents_of, in_shards
 from kohya_bucket.latents.store.entries import ItemTable
@@ -51,10 +52,14 @@ class LatentStore(ItemTable):
         self.layout = Layout(root)
         self.verify = verify
         if not self.layout.exists():
-            far = " (or there is no such bucket)" if isinstance(self.layout.root, RemotePath) else ""
+            far, meant = "", ""
+            if isinstance(self.layout.root, RemotePath):
+                far = " (or there is no such bucket)"
+            elif not self.layout.root.exists():
+                meant = f", or {path_meant(root)}"
             raise LatentStoreError(
                 f"{self.layout.root} is not a latent store{far}: make one with `kohya-bucket precompute … --output "
-                f"{root}`"
+                f"{root}`{meant}"
             )
         self._show(contents_of(self.layout, {}))
         if self.damage:

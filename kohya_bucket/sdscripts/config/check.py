@@ -116,7 +116,7 @@ class _Reader:
             inner: Place = (*at, "subsets", j)
             name = f"{where}, subset {j + 1}"
             clean = self.keys(subset, Level.SUBSET, kind, inner, name)
-            self.check_required(subset, kind, inner, name)
+            self.check_required({**subset, **clean}, kind, inner, name)
             values = _inherited(SubsetConfig, kind, clean, own, general, self.arguments)
             extension = values.get("caption_extension")
             if extension and not extension.startswith("."):

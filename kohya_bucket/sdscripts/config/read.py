@@ -374,6 +374,12 @@ def _family(settings: Mapping[str, Any]) -> str:
 def _value(source: Source, name: str, value: Any, preset: bool) -> Any:
     """A number as datasets compute with it; a preset may have it as text."""
     usual = DEFAULTS[config_name(name)]
+    if config_name(name) in ("resolution", "skip_image_resolution"):
+        # sd-scripts splits a text at its comma, and ends with AttributeError at a number; the GUI writes texts.
+        text = str(value) if preset or isinstance(value, str) else ""
+        if not re.fullmatch(r"[\s\d,]+", text):
+            shape = "a size like 512 or 512,768" if preset else "a size like '512' or '512,768', in quotes"
+            raise ConfigError(f"{source.path}: {name} is {value!r}, but must be {shape}")
     if isinstance(usual, bool) or not isinstance(usual, (int, float)):
         return value
     return _number(source, name, value, preset, usual)

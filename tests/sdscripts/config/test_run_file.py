@@ -100,7 +100,7 @@ def test_with_a_dataset_config_in_it(folder):
     assert any("train_data_dir" in text and "is ignored, because dataset_config is" in text for text in texts)
 
 
-@pytest.mark.parametrize("size", [1024.5, [1024, 768], True])
+@pytest.mark.parametrize("size", [1024.5, [1024, 768], True, "1024x768"])
 def test_a_resolution_that_is_none(folder, size):
     with pytest.raises(ConfigError, match="but must be a size like 512"):
         read_config(preset(folder, max_resolution=size))
@@ -115,7 +115,7 @@ def test_a_preset_that_names_no_images(folder):
 
 def test_options_of_the_adapter_are_not_read_there(folder):
     file = folder / "run.toml"
-    text = f"train_data_dir = '{folder / 'img'}'\nresolution = 512\n[kohya_bucket]\norder = 'runs'\n"
+    text = f"train_data_dir = '{folder / 'img'}'\nresolution = '512'\n[kohya_bucket]\norder = 'runs'\n"
     file.write_text(text, encoding="utf-8")
     read = read_config(file)
     assert read.options == AdapterOptions()
@@ -130,10 +130,14 @@ def test_values_that_are_no_numbers(folder, key, value):
         read_config(preset(folder, **{key: value}))
 
 
-def test_numbers_as_text_are_refused_where_the_trainer_takes_them_as_they_are(folder):
-    (folder / "run.toml").write_text("train_data_dir = 'img'\nmax_bucket_reso = '1024'\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="max_bucket_reso is '1024', but must be a number like 1024"):
-        read_config(folder / "run.toml")
+def test_values_are_refused_where_the_trainer_takes_them_as_they_are(folder):
+    for line, message in (
+        ("max_bucket_reso = '1024'", "max_bucket_reso is '1024', but must be a number like 1024"),
+        ("resolution = 1024", "resolution is 1024, but must be a size like '512' or '512,768', in quotes"),
+    ):
+        (folder / "run.toml").write_text(f"train_data_dir = 'img'\n{line}\n", encoding="utf-8")
+        with pytest.raises(ConfigError, match=message):
+            read_config(folder / "run.toml")
 
 
 def test_what_is_neither_is_told_so(folder):
