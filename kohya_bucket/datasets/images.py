@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -34,6 +35,7 @@ from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.focus_files import read_focus
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import Fit, Picture
+from kohya_bucket.images.remote import is_url
 from kohya_bucket.texts import counted, one_line, some
 
 if TYPE_CHECKING:
@@ -183,11 +185,16 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     ) -> BucketedDataset:
         """All images of a folder (or pattern, or list file; see `list_images`), sorted by path.
 
-        Captions are read from the `.txt` file beside each image; "" where there is none.
+        Captions are read from the `.txt` file beside each image; "" where there is none, and a warning counts these.
         """
         paths = list_images(folder, recursive=recursive, extensions=extensions)
         if not paths:
             raise KohyaBucketError(f"{folder}: no images found there")
+        if isinstance(captions, str):
+            bare = [p for p in paths if not is_url(p) and not Path(p).with_suffix(captions).exists()]
+            if bare:
+                _log.warning("%s without a %s file, with an empty caption: %s", counted(len(bare), "image"), captions,
+                             some(bare, _SHOWN))  # fmt: skip
         return cls(paths, rule, captions=captions, **options)
 
     @classmethod

@@ -99,9 +99,14 @@ def test_transform_sees_the_finished_tensor(paths: list[Path]) -> None:
     assert torch.equal(flipped[0]["image"], plain[0]["image"].flip(-1))
 
 
-def test_captions_beside_the_images(folder: Path, paths: list[Path], tmp_path: Path) -> None:
+def test_captions_beside_the_images(
+    folder: Path, paths: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     dataset = BucketedDataset.from_folder(folder, FixedBuckets(SET))
     assert [dataset[i]["caption"] for i in range(6)] == [f"caption {i}" for i in range(6)]
+    assert not caplog.messages
+    BucketedDataset.from_folder(folder, FixedBuckets(SET), captions=".caption")
+    assert "6 images without a .caption file" in caplog.text
     assert BucketedDataset(paths, FixedBuckets(SET), captions=".absent")[0]["caption"] == ""
     assert BucketedDataset(paths, FixedBuckets(SET))[0]["caption"] == ""
     with pytest.raises(KohyaBucketError, match="no images found"):
