@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.remote import is_url
-from kohya_bucket.texts import parse_json, read_text
+from kohya_bucket.texts import counted, one_line, parse_json, read_text, some
 
 BESIDE = "beside"  # in place of a file's name: look beside each image
 _LINES = 4096  # so many are parsed at once
@@ -124,6 +125,9 @@ def _json_lines(path: str) -> tuple[list[str], FloatArray]:
     except ImportError:
         return _lines(path)
     schema = pa.schema([("image", pa.string()), ("focus", pa.list_(pa.float64()))])
+    with open(path, "rb") as file:
+        if any(b"null" in line for line in file):  # a row of it ends the process in pyarrow
+            return _lines(path)
     try:
         table = reader.read_json(
             path, reader.ReadOptions(use_threads=False, block_size=1 << 20),
@@ -237,7 +241,7 @@ def _rectangle(value: Any, what: str) -> tuple[float, ...]:
         raise ConfigError(f"{what} is {str(value)[:100]}, but must be {_FORM}")
     left, top, right, bottom = value if len(value) == 4 else (*value, *value)
     why = ""
-    if not np.isfinite(value).all():
+    if not all(-math.inf < side < math.inf for side in value):
         why = "which is not finite"
     elif min(value) < 0:
         why = "which is negative"
@@ -248,6 +252,21 @@ def _rectangle(value: Any, what: str) -> tuple[float, ...]:
     if why:
         raise ConfigError(f"{what} is {list(value)}, {why}")
     return float(left), float(top), float(right), float(bottom)
+
+
+def unfound(where: str, focus: FloatArray, missing: Sequence[str]) -> str:
+    """What `read_focus` did not find, in one line: images that a file names, or any focus; "" where all is well."""
+    told = []
+    if missing:
+        told.append(f"{counted(len(missing), 'image', 'is', 'are')} not there: {some(missing)}")
+    if len(focus) and np.isnan(focus).any(axis=1).all():
+        how = (
+            f"NAME{_OWN} or NAME{_SIMPLETUNER}"
+            if where == BESIDE
+            else "names are relative to its folder, without links"
+        )
+        told.append(f"none of {counted(len(focus), 'image')} has a focus ({how})")
+    return one_line(f"focus {where}: {'; '.join(told)}") if told else ""
 
 
 def focus_in(where: str, image: str) -> tuple[float, ...] | None:

@@ -69,6 +69,8 @@ def test_rows_of_images_that_are_not_there_are_named(folder) -> None:
         ({"image": 3, "focus": [0, 0]}, "3"),
         ("[1, 2]", "[1, 2]"),
         ('{"image": "x.jpg", "focus": [0, 0', ""),
+        ({"image": "x.jpg", "focus": [0, 0, 1, 10**30]}, "outside the picture"),
+        ("null", "None"),
     ],
 )
 def test_what_is_no_rectangle_is_refused_with_its_line_and_value(folder, line, value) -> None:
@@ -92,6 +94,13 @@ def test_one_image_has_one_focus_however_it_is_spelled(folder) -> None:
     path = write(folder, *ROWS, {"image": "sub/../a.jpg", "focus": [0, 0]})
     with pytest.raises(ConfigError, match="more than one focus"):
         read_focus(path, [])
+
+
+def test_a_row_of_null_before_all_others_is_refused(folder) -> None:
+    path = folder / "focus.jsonl"
+    path.write_text("null\n" + json.dumps(ROWS[0]))
+    with pytest.raises(ConfigError, match="line 1: None"):
+        read_focus(str(path), [])
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path) -> None:
