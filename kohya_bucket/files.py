@@ -154,9 +154,14 @@ def replace_file(path: str | os.PathLike[str], content: bytes | Callable[[str], 
     Raises:
         KohyaBucketError: the disk is full, the folder or the file is read-only, or held open by a program (Windows).
     """
-    target = Path(os.path.realpath(path))
     try:
-        if target.exists() and not target.is_file() and not target.is_dir():
+        target = Path(os.path.realpath(path))
+    except ValueError as error:  # a name that no file can have
+        raise KohyaBucketError(f"{path}: cannot be written: {error}") from None
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if target.exists() and not target.is_file():
             _fill(target, content)
             return
         target.parent.mkdir(parents=True, exist_ok=True)

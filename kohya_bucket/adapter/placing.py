@@ -33,6 +33,7 @@ from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketErr
 from kohya_bucket.files import user_cache
 from kohya_bucket.images import MetadataCache, read_sizes
 from kohya_bucket.images.focus_files import read_focus, unfound
+from kohya_bucket.images.metadata_cache import is_metadata_cache
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.images.text_column import TextColumn
@@ -438,15 +439,17 @@ def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress |
     file = cache_file(paths, setting)
     if file is None:
         return read_sizes(paths, progress=progress)
+    cache, writable = None, True
     try:
         cache = MetadataCache.load(file) if file.is_file() else None
     except KohyaBucketError as error:
-        logger.warning("%s; it is created again", one_line(error))
-        cache = None
+        writable = setting == "auto" or file.stat().st_size == 0 or is_metadata_cache(str(file))
+        then = "it is created again" if writable else "it stays as it is, and no sizes are kept"
+        logger.warning("%s; %s", one_line(error), then)
     fresh = MetadataCache.build(paths, progress=progress) if cache is None else cache.refresh(paths, progress=progress)
     changes = fresh.changes
     changed = cache is None or changes is None or bool(changes.reread or changes.added)
-    if changed and is_first_process():
+    if changed and writable and is_first_process():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             (fresh if cache is None else _with_others(fresh, cache)).save(file)

@@ -12,6 +12,7 @@ import importlib
 import json
 import math
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -82,16 +83,20 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
     Raises:
         ConfigError: a file that cannot be read, or a row that is no rectangle, with file, line and value.
     """
-    if where == BESIDE:
-        return _beside(paths), []
     try:
+        if where == BESIDE:
+            return _beside(paths), []
         status = os.stat(where)
-    except OSError as error:
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is no file")
+        return _table(os.path.abspath(where), status.st_size, status.st_mtime_ns).of(paths)
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:  # what the system refuses, or a name that no file can have
         raise ConfigError(
-            f"focus is {where!r}, which cannot be read ({error.strerror}): name a .jsonl or .parquet file, or "
-            f"{BESIDE!r} for files beside the images"
+            f"focus is {where!r}, which cannot be read ({error}): name a .jsonl or .parquet file, or {BESIDE!r} for "
+            "files beside the images"
         ) from None
-    return _table(os.path.abspath(where), status.st_size, status.st_mtime_ns).of(paths)
 
 
 @lru_cache(maxsize=2)  # all data sets of a run ask for it

@@ -146,8 +146,10 @@ def _yolo(folder: str) -> Iterator[Box]:
             for number, words in lines:
                 where = f"{path}, line {number}"
                 if len(words) not in (5, 6):  # the sixth is how sure a detector was
-                    raise ConfigError(f"{where}: has {counted(len(words), 'value')}, but a box is: class x y width height; "
-                                      "export boxes, not outlines or key points")  # fmt: skip
+                    raise ConfigError(
+                        f"{where}: has {counted(len(words), 'value')}, but a box is: class x y width height; export "
+                        "boxes, not outlines or key points"
+                    )
                 x, y, width, height = _numbers(words[1:5], 4, f"{where}: the box")
                 sides = x - width / 2, y - height / 2, x + width / 2, y + height / 2
                 found = True
