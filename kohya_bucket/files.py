@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
+MADE_BY = "made by kohya_bucket"  # in the beginning of pages and pictures, by which they are known as ours
 TEMPORARY_AGE = 3600.0  # seconds after which nobody writes a temporary file any more
 _RETRY_SECONDS = 2.0
 

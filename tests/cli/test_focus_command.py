@@ -94,7 +94,7 @@ def test_boxes_of_other_programs_become_one_rectangle_for_each_image(run, folder
     assert [row["focus"] for row in found] == [pytest.approx(row["focus"]) for row in ROWS]
     again = run("focus", "import", kind(folder) if kind is coco else folder, "--images", folder / "images", "-o", out)
     assert again.exit_code
-    assert "exists" in again.output
+    assert "would be overwritten" in again.output
 
 
 def test_boxes_of_upright_pictures_are_turned_like_the_stored_one(run, folder) -> None:

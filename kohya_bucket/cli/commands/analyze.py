@@ -71,8 +71,10 @@ def analyze(
     quiet = quiet or as_json
     config, options, path = given_config(config, options, path or [])
     check_output("--html", html, "a web page", [*path, config, options.bucket_config, cache])
-    check_output("--cache", cache, "a Parquet file", [])
-    check_output("--list-bad", list_bad, "a list of paths", [*path, config, options.bucket_config, cache])
+    check_output("--cache", cache, "a Parquet file", [], lambda _: True)  # it is read before it is written
+    check_output(
+        "--list-bad", list_bad, "a list of paths", [*path, config, options.bucket_config, cache], lambda _: False
+    )
     from kohya_bucket.cli.subjects import Reading
     from kohya_bucket.reports.analysis import analyze as look_at
 

@@ -42,9 +42,7 @@ def import_(
     from kohya_bucket.images.focus_files import focus_lines
     from kohya_bucket.images.focus_import import read_boxes
 
-    check_output("--output", output, "a JSON Lines file", [source])
-    if output.exists():
-        raise KohyaBucketError(f"--output is {output}, which exists: give another name, or delete it first")
+    check_output("--output", output, "a JSON Lines file", [source], lambda _: False)
     boxes = list(read_boxes(source))
     wanted = [box for box in boxes if not label or box.label in label]
     if not wanted:
