@@ -37,6 +37,7 @@ ALLOWED = {
     ("images/pixels.py", "smooth.save(file, 'JPEG', quality=85, subsampling=subsampling)"): "into memory",
     ("images/metadata_cache.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
     ("images/tar_index.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
+    ("latents/store/contents.py", "out.write_table(column)"): "into memory",
     ("latents/store/writer.py", "info.to_json()"): "gives a value",
     # which are caught where they end in one of those above
     ("adapter/placing.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"): "a MetadataCache",
@@ -108,6 +109,13 @@ replace_file({os.fspath(file)!r}, half)
     left = [path.name for path in tmp_path.iterdir() if path != file]
     assert all(name.startswith(".report.html.") and name.endswith(".tmp") for name in left)
     assert len(left) == (how == "killed")
+
+
+@pytest.mark.parametrize("length", [230, 250, 255])
+def test_any_name_that_a_file_can_have(tmp_path: Path, length: int) -> None:
+    file = tmp_path / ("x" * (length - 4) + ".npz")
+    write_file(file, [b"whole"])
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 def test_a_link_stays_one_and_permissions_stay(tmp_path: Path) -> None:
