@@ -33,7 +33,7 @@ def test_a_wrong_value_names_the_allowed():
 
 
 def test_sizes_are_kept_on_this_machine():
-    with pytest.raises(ConfigError, match="s3://bucket/sizes.parquet.*on this machine"):
+    with pytest.raises(ConfigError, match=r"s3://bucket/sizes\.parquet.*on this machine"):
         AdapterOptions.from_tables(("here", {"metadata_cache": "s3://bucket/sizes.parquet"}))
 
 
