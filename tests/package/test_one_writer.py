@@ -37,7 +37,6 @@ ALLOWED = {
     ("images/pixels.py", "smooth.save(file, 'JPEG', quality=85, subsampling=subsampling)"): "into memory",
     ("images/metadata_cache.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
     ("images/tar_index.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
-    ("latents/store/contents.py", "out.write_table(column)"): "into memory",
     ("latents/store/writer.py", "info.to_json()"): "gives a value",
     # which are caught where they end in one of those above
     ("adapter/placing.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"): "a MetadataCache",
