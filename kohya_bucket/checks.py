@@ -83,14 +83,16 @@ def path_meant(path: str | os.PathLike[str], endings: Collection[str] = ()) -> s
     Args:
         endings: of the files that count, in lower case; by default all files and folders.
     """
-    wrong = Path(path)
+    given = Path(path)
+    wrong = next((one for one in (given, *given.parents) if os.path.isdir(one.parent)), given)  # noqa: PTH112  (a NUL)
+    endings = endings if wrong == given else ()
     try:
         around = [one for one in wrong.parent.iterdir() if not endings or one.suffix.lower() in endings]
         known = {one.stem.lower(): one for one in around}
         near = [known[stem] for stem in difflib.get_close_matches(wrong.stem.lower(), known, 1)]
         meant = next(iter([*near, *wrong.parent.glob(f"*/{glob.escape(wrong.name)}")]), None)
     except (OSError, ValueError):
-        return "correct the path" if wrong.parent == wrong else path_meant(wrong.parent)
+        return "correct the path"
     return f"did you mean {str(meant)!r}?" if meant else "correct the path"
 
 

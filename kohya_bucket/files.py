@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
+MADE_BY = "made by kohya_bucket"  # in the beginning of pages and pictures, by which they are known as ours
 TEMPORARY_AGE = 3600.0  # seconds after which nobody writes a temporary file any more
+_LONGEST = 255 - len("..0123456789ab.tmp")  # bytes of a name that can have a temporary sibling of its own name
 _RETRY_SECONDS = 2.0
 
 
 def _temporary_sibling(path: Path) -> Path:
     """A hidden name beside `path` that no other process or thread uses."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    fits = len(os.fsencode(path.name)) <= _LONGEST
+    return path.with_name(f".{path.name if fits else path.stem[:40]}.{uuid.uuid4().hex[:12]}.tmp")
 
 
 def final_name(temporary: str) -> str:
@@ -154,9 +157,14 @@ def replace_file(path: str | os.PathLike[str], content: bytes | Callable[[str], 
     Raises:
         KohyaBucketError: the disk is full, the folder or the file is read-only, or held open by a program (Windows).
     """
-    target = Path(os.path.realpath(path))
     try:
-        if target.exists() and not target.is_file() and not target.is_dir():
+        target = Path(os.path.realpath(path))
+    except ValueError as error:  # a name that no file can have
+        raise KohyaBucketError(f"{path}: cannot be written: {error}") from None
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if target.exists() and not target.is_file():
             _fill(target, content)
             return
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choice
 from kohya_bucket.checks import nearest, one_of
 from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
+from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.latents.store.remote_path import StorePath, as_given
 from kohya_bucket.planning.options import COST
@@ -39,6 +40,11 @@ def _rule(value: Any) -> str:
 
 def _text(what: str) -> Check:
     return lambda value: "" if isinstance(value, str) and value else what
+
+
+def _local_file(value: Any) -> str:
+    good = isinstance(value, str) and value and not is_url(value)
+    return "" if good else "auto, off or the path of a Parquet file on this machine"
 
 
 def _cost_bound(value: Any) -> str:
@@ -142,7 +148,7 @@ class AdapterOptions(RuleOptions):
     cost: tuple[float, float] | None = option(None, _cost, tuple)
     same_shape: bool | str = option(COST, _same_shape)
     on_bad_image: str = choice("leave_out", lambda: ON_BAD_IMAGE)
-    metadata_cache: str = option("auto", _text("auto, off or the path of a Parquet file"))
+    metadata_cache: str = option("auto", _local_file)
     latent_cache: str = choice("npz", lambda: ("npz", "shards"))
     text_cache: str = choice("npz", lambda: ("npz", "shards"))
     latent_cache_dir: str | None = option(None, _text("the path of a folder"))

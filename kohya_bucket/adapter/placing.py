@@ -32,14 +32,15 @@ from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, size_keys,
 from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketError
 from kohya_bucket.files import user_cache
 from kohya_bucket.images import MetadataCache, read_sizes
-from kohya_bucket.images.focus_files import read_focus
+from kohya_bucket.images.focus_files import read_focus, unfound
+from kohya_bucket.images.metadata_cache import is_metadata_cache
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.planning.demand_model import DemandModel
 from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.remainders import policies_of
-from kohya_bucket.texts import counted, one_line, some
+from kohya_bucket.texts import one_line
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -385,13 +386,13 @@ def place_images(
     return Placing(columns, placement, trained, kept, left_out)
 
 
-_named: set[tuple[str, str]] = set()  # files of this process whose images that are not there have been named
+_told: set[str] = set()  # what this process has said about files of focus
 
 
 def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None:
     """[N, 4] the focus of each image as `[kohya_bucket] focus` says, NaN where it has none; None where it is not set.
 
-    Images that its file names and that are not there are named, once.
+    Images that its file names and that are not there are named, once, as is a file that has a focus of no image.
 
     Raises:
         ConfigError: the file cannot be read, or a row is no rectangle.
@@ -399,11 +400,10 @@ def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None
     if options.focus is None:
         return None
     focus, missing = read_focus(options.focus, paths)
-    told = options.focus, "\n".join(missing)
-    if missing and told not in _named and is_first_process():
-        _named.add(told)
-        line = f"{options.focus}: {counted(len(missing), 'image', 'is', 'are')} not there: {some(missing)}"
-        logger.warning("%s", one_line(line))
+    told = unfound(options.focus, focus, missing)
+    if told and told not in _told and is_first_process():
+        _told.add(told)
+        logger.warning("%s", told)
     return focus
 
 
@@ -439,15 +439,17 @@ def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress |
     file = cache_file(paths, setting)
     if file is None:
         return read_sizes(paths, progress=progress)
+    cache, writable = None, True
     try:
         cache = MetadataCache.load(file) if file.is_file() else None
     except KohyaBucketError as error:
-        logger.warning("%s; it is created again", one_line(error))
-        cache = None
+        writable = setting == "auto" or file.stat().st_size == 0 or is_metadata_cache(str(file))
+        then = "it is created again" if writable else "it stays as it is, and no sizes are kept"
+        logger.warning("%s; %s", one_line(error), then)
     fresh = MetadataCache.build(paths, progress=progress) if cache is None else cache.refresh(paths, progress=progress)
     changes = fresh.changes
     changed = cache is None or changes is None or bool(changes.reread or changes.added)
-    if changed and is_first_process():
+    if changed and writable and is_first_process():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             (fresh if cache is None else _with_others(fresh, cache)).save(file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import io
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -23,9 +24,12 @@ from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
 from kohya_bucket.checks import nearest, one_of, path_meant
 from kohya_bucket.cli.help import ADVANCED, rare
 from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.files import MADE_BY
 from kohya_bucket.images import IMAGE_EXTENSIONS
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from kohya_bucket.adapter.dataset_keys import DatasetKeys
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.buckets.sizes import IntArray
@@ -163,7 +167,26 @@ def gpu_counts(text: str) -> list[int]:
     return numbers
 
 
-def check_output(option: str, output: Path | None, what: str, inputs: Iterable[str | Path | None]) -> None:
+def is_made_here(file: Path) -> bool:
+    """Whether a file is a page or a picture of this package's."""
+    with file.open("rb") as start:
+        return MADE_BY.encode() in start.read(4096)
+
+
+def saved_as(picture: Image, kind: str) -> bytes:
+    """A picture as a file that `is_made_here`, in kinds that hold a text."""
+    from PIL.PngImagePlugin import PngInfo
+
+    about, out = PngInfo(), io.BytesIO()
+    about.add_text("Software", MADE_BY)
+    picture.save(out, kind, optimize=True, pnginfo=about, comment=MADE_BY.encode())
+    return out.getvalue()
+
+
+def check_output(
+    option: str, output: Path | None, what: str, inputs: Iterable[str | Path | None],
+    ours: Callable[[Path], bool] = is_made_here,
+) -> None:  # fmt: skip
     """Before anything is read: an output that is a folder, in none, an image, or one of the inputs of the command.
 
     Args:
@@ -171,10 +194,11 @@ def check_output(option: str, output: Path | None, what: str, inputs: Iterable[s
         output: the file to write, or None.
         what: what is written, e.g. "a Parquet file"; a name ending in "picture" may have an image's ending.
         inputs: files and folders that the command reads.
+        ours: whether a file is of this package's making, and may be written over.
 
     Raises:
-        KohyaBucketError: `output` is one of them, is a folder, is in one that does not exist (which may be a slip, so
-            none is made), or is named as an image and will hold none.
+        KohyaBucketError: `output` is one of them, is not ours, is a folder, is in one that does not exist (which may be
+            a slip, so none is made), or is named as an image and will hold none.
     """
     if output is None:
         return
@@ -191,6 +215,11 @@ def check_output(option: str, output: Path | None, what: str, inputs: Iterable[s
             raise KohyaBucketError(
                 f"{option} is {output}, which is also an input and would be overwritten: give another name"
             )
+    if output.is_file() and output.stat().st_size and not ours(output):
+        raise KohyaBucketError(
+            f"{option} is {output}, which is not known to be {what} of this package's making, and would be "
+            "overwritten: give another name, or delete it first"
+        )
 
 
 def refuse_address(option: str, output: Path) -> None:

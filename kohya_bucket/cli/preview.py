@@ -151,7 +151,7 @@ def _file_of(config: Any) -> Iterator[Path]:
         raise ConfigError(f"config is {config!r}, but must be the path of a dataset config, or its content as a dict")
     try:
         content = json.dumps(config, default=os.fspath).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"config holds what no dataset config can ({error}): use texts, numbers, lists, dicts"
         ) from None

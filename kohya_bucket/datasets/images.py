@@ -32,7 +32,7 @@ from kohya_bucket.datasets.planned_index import bucket_of, item_number, spare_im
 from kohya_bucket.datasets.sources import FastSource, FileSource, ImageSource, checked_sizes
 from kohya_bucket.errors import FileChangedError, KohyaBucketError, StorageError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
-from kohya_bucket.images.focus_files import read_focus
+from kohya_bucket.images.focus_files import read_focus, unfound
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import Fit, Picture
 from kohya_bucket.images.remote import is_url
@@ -60,9 +60,8 @@ def _focus_of(focus: Any, paths: Sequence[str]) -> FloatArray:
     """[N, 4] the focus of each image, from a file or checked."""
     if isinstance(focus, (str, os.PathLike)):
         found, missing = read_focus(os.fspath(focus), paths)
-        if missing:
-            told = f"{focus}: {counted(len(missing), 'image', 'is', 'are')} not there: {some(missing)}"
-            _log.warning("%s", one_line(told))
+        if told := unfound(os.fspath(focus), found, missing):
+            _log.warning("%s", told)
         return found
     found = array_of("focus", focus, KohyaBucketError, np.float64)
     if found.shape != (len(paths), 4):

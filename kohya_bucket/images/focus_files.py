@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +28,7 @@ from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.remote import is_url
-from kohya_bucket.texts import parse_json, read_text
+from kohya_bucket.texts import counted, one_line, parse_json, read_text, some
 
 BESIDE = "beside"  # in place of a file's name: look beside each image
 _LINES = 4096  # so many are parsed at once
@@ -82,16 +84,20 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
     Raises:
         ConfigError: a file that cannot be read, or a row that is no rectangle, with file, line and value.
     """
-    if where == BESIDE:
-        return _beside(paths), []
     try:
+        if where == BESIDE:
+            return _beside(paths), []
         status = os.stat(where)
-    except OSError as error:
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is no file")
+        return _table(os.path.abspath(where), status.st_size, status.st_mtime_ns).of(paths)
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:  # what the system refuses, or a name that no file can have
         raise ConfigError(
-            f"focus is {where!r}, which cannot be read ({error.strerror}): name a .jsonl or .parquet file, or "
-            f"{BESIDE!r} for files beside the images; {path_meant(where)}"
+            f"focus is {where!r}, which cannot be read ({error}): name a .jsonl or .parquet file, or {BESIDE!r} for "
+            f"files beside the images; {path_meant(where)}"
         ) from None
-    return _table(os.path.abspath(where), status.st_size, status.st_mtime_ns).of(paths)
 
 
 @lru_cache(maxsize=2)  # all data sets of a run ask for it
@@ -125,6 +131,9 @@ def _json_lines(path: str) -> tuple[list[str], FloatArray]:
     except ImportError:
         return _lines(path)
     schema = pa.schema([("image", pa.string()), ("focus", pa.list_(pa.float64()))])
+    with open(path, "rb") as file:
+        if any(b"null" in line for line in file):  # a row of it ends the process in pyarrow
+            return _lines(path)
     try:
         table = reader.read_json(
             path, reader.ReadOptions(use_threads=False, block_size=1 << 20),
@@ -238,7 +247,7 @@ def _rectangle(value: Any, what: str) -> tuple[float, ...]:
         raise ConfigError(f"{what} is {str(value)[:100]}, but must be {_FORM}")
     left, top, right, bottom = value if len(value) == 4 else (*value, *value)
     why = ""
-    if not np.isfinite(value).all():
+    if not all(-math.inf < side < math.inf for side in value):
         why = "which is not finite"
     elif min(value) < 0:
         why = "which is negative"
@@ -249,6 +258,21 @@ def _rectangle(value: Any, what: str) -> tuple[float, ...]:
     if why:
         raise ConfigError(f"{what} is {list(value)}, {why}")
     return float(left), float(top), float(right), float(bottom)
+
+
+def unfound(where: str, focus: FloatArray, missing: Sequence[str]) -> str:
+    """What `read_focus` did not find, in one line: images that a file names, or any focus; "" where all is well."""
+    told = []
+    if missing:
+        told.append(f"{counted(len(missing), 'image', 'is', 'are')} not there: {some(missing)}")
+    if len(focus) and np.isnan(focus).any(axis=1).all():
+        how = (
+            f"NAME{_OWN} or NAME{_SIMPLETUNER}"
+            if where == BESIDE
+            else "names are relative to its folder, without links"
+        )
+        told.append(f"none of {counted(len(focus), 'image')} has a focus ({how})")
+    return one_line(f"focus {where}: {'; '.join(told)}") if told else ""
 
 
 def focus_in(where: str, image: str) -> tuple[float, ...] | None:

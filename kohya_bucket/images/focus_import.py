@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from kohya_bucket.errors import ConfigError
-from kohya_bucket.texts import parse_json, read_text
+from kohya_bucket.errors import ConfigError, as_damage
+from kohya_bucket.texts import counted, parse_json, read_text
 
 _MOST_BYTES = 1 << 32
+_YOLO = re.compile(r"\d+ [-+.]*\d")
 _UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")  # what Label Studio puts before the names of uploaded files
 
 
@@ -56,10 +57,13 @@ def read_boxes(source: str) -> Iterator[Box]:
         raise ConfigError(f"{source} is not JSON ({error}): give a COCO or Label Studio file, or a folder of YOLO's "
                           "text files") from None  # fmt: skip
     if isinstance(data, dict) and {"images", "annotations"} <= data.keys():
-        yield from _coco(data, source)
+        with as_damage(f"{source} is not as COCO has it", error=ConfigError):
+            yield from list(_coco(data, source))
     elif isinstance(data, list) and all(isinstance(task, dict) for task in data):
         for number, task in enumerate(data, 1):
-            yield from _label_studio(task, f"{source}, task {number}")
+            where = f"{source}, task {number}"
+            with as_damage(f"{where} is not as Label Studio has it", error=ConfigError):
+                yield from list(_label_studio(task, where))
     else:
         raise ConfigError(f"{source} is neither COCO, with images and annotations, nor an export of Label Studio")
 
@@ -134,12 +138,18 @@ def _yolo(folder: str) -> Iterator[Box]:
     for base, _, names in sorted(os.walk(folder)):
         for name in sorted(name for name in names if name.lower().endswith(".txt")):
             path = os.path.join(base, name)
-            for number, line in enumerate(read_text(path).splitlines(), 1):
-                words, where = line.split(), f"{path}, line {number}"
-                if not words:
-                    continue
-                if not words[0].isdigit() or len(words) < 5:
-                    break  # a caption, or a list of classes
+            lines = [
+                (number, line.split()) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()
+            ]
+            if not lines or not _YOLO.match(" ".join(lines[0][1])):
+                continue  # a caption, or a list of classes
+            for number, words in lines:
+                where = f"{path}, line {number}"
+                if len(words) not in (5, 6):  # the sixth is how sure a detector was
+                    raise ConfigError(
+                        f"{where}: has {counted(len(words), 'value')}, but a box is: class x y width height; export "
+                        "boxes, not outlines or key points"
+                    )
                 x, y, width, height = _numbers(words[1:5], 4, f"{where}: the box")
                 sides = x - width / 2, y - height / 2, x + width / 2, y + height / 2
                 found = True
@@ -151,7 +161,7 @@ def _yolo(folder: str) -> Iterator[Box]:
 def _numbers(values: Any, count: int, what: str) -> list[float]:
     try:
         numbers = [float(value) for value in values]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         numbers = []
     if len(numbers) != count or not all(map(math.isfinite, numbers)):
         raise ConfigError(f"{what} is {str(values)[:100]}, but must be {count} finite numbers")

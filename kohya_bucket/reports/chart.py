@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from kohya_bucket.buckets import BucketSet, switching_points
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.files import MADE_BY
 from kohya_bucket.texts import counted
 
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
@@ -155,6 +156,7 @@ class Drawing:
         out = [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
             f'viewBox="0 0 {self.width} {self.height}" font-family="{FONT}" role="img">',
+            f"<!-- {MADE_BY} -->",
             f"<title>{escape(self.title)}</title>",
             f'<rect width="{self.width}" height="{self.height}" fill="#ffffff"/>',
         ]

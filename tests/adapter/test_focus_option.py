@@ -82,6 +82,16 @@ def test_images_that_the_file_names_and_that_are_not_there_are_named_once(tmp_pa
     assert sum("gone.png" in record.getMessage() for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize("focus", ["focus.jsonl", "beside"])
+def test_a_focus_of_no_image_is_said_once(tmp_path, caplog, focus) -> None:
+    """As where the file has the images of another folder, or those at the other end of a link."""
+    options(tmp_path)
+    table = AdapterOptions(focus=focus if focus == "beside" else str(tmp_path / focus))
+    placing(tmp_path / "other", table)
+    placing(tmp_path / "other", table)
+    assert ["none of 4 images" in record.getMessage() for record in caplog.records] == [True]
+
+
 def test_what_cannot_keep_a_focus_refuses_it(tmp_path) -> None:
     table = options(tmp_path)
     for keys, own_sizes in ((DatasetKeys((256, 256), False), False), (KEYS, True)):

@@ -7,9 +7,11 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.adapter import placing as size_cache
+from kohya_bucket.images import MetadataCache
 from tests.pictures import make_pictures
 
-pytest.importorskip("pyarrow", reason="metadata caches are Parquet files")
+pyarrow = pytest.importorskip("pyarrow", reason="metadata caches are Parquet files")
+pytest.importorskip("pyarrow.parquet")
 
 
 @pytest.fixture
@@ -38,11 +40,30 @@ def test_changes_are_noticed(paths, tmp_path):
     assert size_cache.scan_sizes(paths, str(file)).sizes[3].tolist() == [99, 98]
 
 
-def test_a_damaged_cache_is_made_anew(paths, tmp_path):
-    file = tmp_path / "sizes.parquet"
+def test_a_damaged_cache_is_made_anew(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(size_cache, "user_cache", lambda: tmp_path)
+    monkeypatch.setattr(size_cache, "AUTOMATIC_FROM", 6)
+    file = size_cache.cache_file(paths, "auto")
+    file.parent.mkdir()
     file.write_bytes(b"nothing of use")
-    assert size_cache.scan_sizes(paths, str(file)).sizes[5].tolist() == [15, 20]
-    assert size_cache.scan_sizes(paths, str(file)).sizes[5].tolist() == [15, 20]
+    for _ in range(2):
+        assert size_cache.scan_sizes(paths, "auto").sizes[5].tolist() == [15, 20]
+    assert len(MetadataCache.load(file)) == 6
+
+
+def test_a_file_of_another_kind_stays_as_it_is(paths, tmp_path, caplog):
+    table = tmp_path / "captions.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"path": ["a"], "caption": ["mine"]}), table)
+    for file in (paths[0], str(table)):
+        before = Path(file).read_bytes()
+        assert size_cache.scan_sizes(paths, file).sizes[5].tolist() == [15, 20]
+        assert Path(file).read_bytes() == before
+        assert file in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "."])
+def test_no_file_can_have_such_a_name(paths, name):
+    assert size_cache.scan_sizes(paths, name).sizes[0].tolist() == [10, 20]
 
 
 def test_small_data_sets_are_not_kept_unasked(paths, tmp_path, monkeypatch):

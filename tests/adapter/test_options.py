@@ -32,6 +32,11 @@ def test_a_wrong_value_names_the_allowed():
         AdapterOptions.from_tables(("my.toml", {"text_cache": "npy"}))
 
 
+def test_sizes_are_kept_on_this_machine():
+    with pytest.raises(ConfigError, match=r"s3://bucket/sizes\.parquet.*on this machine"):
+        AdapterOptions.from_tables(("here", {"metadata_cache": "s3://bucket/sizes.parquet"}))
+
+
 def test_a_table_must_be_a_table():
     with pytest.raises(ConfigError, match="must be a table"):
         AdapterOptions.from_tables(("my.toml", 3))

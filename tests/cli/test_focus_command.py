@@ -94,7 +94,7 @@ def test_boxes_of_other_programs_become_one_rectangle_for_each_image(run, folder
     assert [row["focus"] for row in found] == [pytest.approx(row["focus"]) for row in ROWS]
     again = run("focus", "import", kind(folder) if kind is coco else folder, "--images", folder / "images", "-o", out)
     assert again.exit_code
-    assert "exists" in again.output
+    assert "would be overwritten" in again.output
 
 
 def test_boxes_of_upright_pictures_are_turned_like_the_stored_one(run, folder) -> None:
@@ -150,6 +150,49 @@ image_dir = '{folder / "images"}'
 """
     (folder / "my.toml").write_text(text)
     return folder / "my.toml"
+
+
+def test_a_file_of_another_form_is_one_line(run, folder) -> None:
+    """Every value in turn, and every list and table, is something else."""
+    size = {"original_width": 400, "original_height": 200}
+    value = {"x": 1, "y": 2, "width": 3, "height": 4, "rotation": 5, "rectanglelabels": ["dog"]}
+    result = {"value": value, **size}
+    full = {"data": {"image": "/data/a.png"}, "annotations": [{"was_cancelled": False, "result": [result]}]}
+    small = {"image": "/data/a.png", "label": [{**value, **size}]}
+    for good in (json.loads(coco(folder).read_text()), [full], [small]):
+        for place in places(good):
+            for other in (None, 7, "http://[", [[]], {"a": 1}, 10**400):
+                (folder / "x.json").write_text(json.dumps(changed(good, place, other)))
+                out = folder / "out.jsonl"
+                out.unlink(missing_ok=True)
+                run("focus", "import", folder / "x.json", "--images", folder / "images", "-o", out, "--quiet")
+
+
+def places(data):
+    yield ()
+    for key in data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ():
+        yield from ((key, *rest) for rest in places(data[key]))
+
+
+def changed(data, place, other):
+    if not place:
+        return other
+    copy = dict(enumerate(data)) if isinstance(data, list) else dict(data)
+    copy[place[0]] = changed(data[place[0]], place[1:], other)
+    return list(copy.values()) if isinstance(data, list) else copy
+
+
+def test_text_files_of_yolo_that_are_no_boxes(run, folder) -> None:
+    labels = yolo(folder)
+    arguments = ["focus", "import", labels, "--images", folder / "images", "-o", folder / "focus.jsonl"]
+    (labels / "caption.txt").write_text("2 dogs run through a green field\nand bark\n")
+    assert run(*arguments).exit_code == 0
+    (folder / "focus.jsonl").unlink()
+    for line in ("0 0.1 0.2 0.3 0.2 0.3 0.4 0.1 0.4", "0 0.5 0.5 0.2", "a dog"):  # an outline, one too few, a text
+        (labels / "a.txt").write_text(f"0 0.5 0.5 0.2 0.2\n{line}\n")
+        refused = run(*arguments)
+        assert refused.exit_code
+        assert "a.txt, line 2: " in refused.output
 
 
 def test_simulate_says_what_is_kept(run, folder) -> None:

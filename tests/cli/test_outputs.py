@@ -38,6 +38,32 @@ def test_no_image_of_the_data_is_written_over(folder: Path, arguments: tuple[str
     assert image.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("analyze", "{data}", "--html"), "report.html"),
+        (("analyze", "{data}", "--list-bad"), "bad.txt"),
+        (("explore", "{data}", "--no-open", "--out"), "page.html"),
+        (("buckets", "chart", "--preset", "sdxl", "--output"), "chart.svg"),
+        (("buckets", "chart", "--preset", "sdxl", "--output"), "chart.png"),
+        (("simulate", "640x480", "--preview"), "preview.png"),
+        (("simulate", "640x480", "--preview"), "preview.jpg"),
+    ],
+)
+def test_a_page_or_a_picture_replaces_its_like_only(folder: Path, arguments: tuple[str, ...], name: str) -> None:
+    output = folder.parent / name
+    command = [*(a.format(data=folder) for a in arguments), str(output)]
+    before = b"[kohya_bucket]\n" if output.suffix == ".html" else (folder / "0.png").read_bytes()
+    output.write_bytes(before)
+    result = CliRunner().invoke(app, command)
+    assert "would be overwritten: give another name" in str(result.exception)
+    assert output.read_bytes() == before
+    output.unlink()
+    for _ in range(1 if name == "bad.txt" else 2):  # a list is marked by nothing
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.exception
+
+
 def test_no_table_or_list_is_written_over(folder: Path) -> None:
     paths, sizes = folder / "paths.txt", folder / "sizes.csv"
     paths.write_text("0.png\n1.png\n", encoding="utf-8")
@@ -102,7 +128,7 @@ def test_sizes_build_replaces_no_file_of_another_kind(folder: Path) -> None:
     build = ["sizes", "build", str(folder), "--output", str(output)]
     output.write_text("to be kept", encoding="utf-8")
     result = CliRunner().invoke(app, build)
-    assert "a file that `sizes build` did not write, and it would be overwritten" in str(result.exception)
+    assert "and would be overwritten" in str(result.exception)
     assert output.read_text(encoding="utf-8") == "to be kept"
     output.unlink()
     for _ in range(2):  # one of ours is replaced
@@ -113,7 +139,7 @@ def test_sizes_build_replaces_no_file_of_another_kind(folder: Path) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"width": [1], "height": [2]}), output)
-    assert "a file that `sizes build` did not write" in str(CliRunner().invoke(app, build).exception)
+    assert "and would be overwritten" in str(CliRunner().invoke(app, build).exception)
 
 
 def test_a_bucket_set_replaces_bucket_sets_only(folder: Path) -> None:
@@ -122,7 +148,7 @@ def test_a_bucket_set_replaces_bucket_sets_only(folder: Path) -> None:
     for _ in range(2):
         assert CliRunner().invoke(app, ["buckets", "make", str(folder), "--output", str(own)]).exit_code == 0
     result = CliRunner().invoke(app, ["buckets", "make", str(folder), "--output", str(config)])
-    assert "is not a bucket set, and it would be overwritten: give another name" in str(result.exception)
+    assert "would be overwritten: give another name" in str(result.exception)
     assert config.read_text(encoding="utf-8").startswith("[[datasets]]")
 
 

@@ -1,5 +1,6 @@
 """`kohya_bucket.preview`, and the schema of `plan --json`."""
 
+import functools
 import json
 from importlib.resources import files
 
@@ -122,9 +123,15 @@ def test_data_sets_keep_their_numbers_where_one_with_a_mistake_is_not_planned(fo
     assert mistakes(json.loads(json.dumps(seen.data))) == []
 
 
+_DEEP = functools.reduce(lambda inner, _: [inner], range(5000), [])
+
+
 @pytest.mark.parametrize(
-    ("given", "word"), [("no.toml", "no.toml"), (7, "7"), ({}, "datasets"), ({"datasets": object()}, "object")]
-)
+    ("given", "word"),
+    [("no.toml", "no.toml"), (7, "7"), ({}, "datasets"), ({"datasets": object()}, "object"),
+     ({"datasets": _DEEP}, "config")],
+    ids=["missing", "number", "empty", "object", "deep"],
+)  # fmt: skip
 def test_what_is_no_config(given, word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     try:

@@ -1,6 +1,7 @@
 """Focus rectangles from files: what is read, and what is refused with line and value."""
 
 import json
+import os
 import sys
 
 import numpy as np
@@ -69,6 +70,8 @@ def test_rows_of_images_that_are_not_there_are_named(folder) -> None:
         ({"image": 3, "focus": [0, 0]}, "3"),
         ("[1, 2]", "[1, 2]"),
         ('{"image": "x.jpg", "focus": [0, 0', ""),
+        ({"image": "x.jpg", "focus": [0, 0, 1, 10**30]}, "outside the picture"),
+        ("null", "None"),
     ],
 )
 def test_what_is_no_rectangle_is_refused_with_its_line_and_value(folder, line, value) -> None:
@@ -94,9 +97,25 @@ def test_one_image_has_one_focus_however_it_is_spelled(folder) -> None:
         read_focus(path, [])
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="nowhere"):
-        read_focus(str(tmp_path / "nowhere.jsonl"), [])
+def test_a_row_of_null_before_all_others_is_refused(folder) -> None:
+    path = folder / "focus.jsonl"
+    path.write_text("null\n" + json.dumps(ROWS[0]))
+    with pytest.raises(ConfigError, match="line 1: None"):
+        read_focus(str(path), [])
+
+
+@pytest.mark.parametrize("where", ["nowhere.jsonl", ".", "a\0b", "\ud800"])
+def test_what_is_no_file_is_refused(tmp_path, monkeypatch, where) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"\.jsonl or \.parquet"):
+        read_focus(where, [])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="not everybody may make links there")
+def test_a_file_beside_an_image_that_cannot_be_read_is_named(tmp_path) -> None:
+    (tmp_path / "a.focus.json").symlink_to("gone")
+    with pytest.raises(ConfigError, match=r"a\.focus\.json"):
+        read_focus("beside", [str(tmp_path / "a.jpg")])
 
 
 def test_a_table_is_read_like_lines(tmp_path) -> None:

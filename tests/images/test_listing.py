@@ -60,6 +60,11 @@ def test_a_missing_source_is_named(tree: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
+def test_a_missing_source_in_many_missing_folders_is_named() -> None:
+    with pytest.raises(KohyaBucketError, match="no such file"):
+        list_images("no/" * 1500)
+
+
 def test_links_in_a_circle_end(tree: Path) -> None:
     (tree / "sub" / "up").symlink_to(tree, target_is_directory=True)
     assert len(list_images(tree)) == 5

@@ -110,6 +110,13 @@ replace_file({os.fspath(file)!r}, half)
     assert len(left) == (how == "killed")
 
 
+@pytest.mark.parametrize("length", [230, 250, 255])
+def test_any_name_that_a_file_can_have(tmp_path: Path, length: int) -> None:
+    file = tmp_path / ("x" * (length - 4) + ".npz")
+    write_file(file, [b"whole"])
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
 def test_a_link_stays_one_and_permissions_stay(tmp_path: Path) -> None:
     file, link = tmp_path / "file.toml", tmp_path / "link.toml"
     file.write_bytes(b"old")

@@ -26,7 +26,7 @@ from kohya_bucket.cli.options import (
     refuse_beside,
 )
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.files import replace_file
+from kohya_bucket.files import MADE_BY, replace_file
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def analyze(
     quiet = quiet or as_json
     config, options, path = given_config(config, options, path or [])
     check_output("--html", html, "a web page", [*path, config, options.bucket_config, cache])
-    check_output("--cache", cache, "a Parquet file", [])
+    check_output("--cache", cache, "a Parquet file", [], lambda _: True)  # it is read before it is written
     check_output("--list-bad", list_bad, "a list of paths", [*path, config, options.bucket_config, cache])
     from kohya_bucket.cli.subjects import Reading
     from kohya_bucket.reports.analysis import analyze as look_at
@@ -125,12 +125,12 @@ def _write_page(
 
 
 def _write_list(analyses: Sequence[Analysis], target: Path) -> None:
-    """One path per line, as a `.txt` list of paths is read; names with a line break cannot be in one."""
+    """A comment and one path per line, as lists of paths are read; names with a line break cannot be in one."""
     from kohya_bucket.reports.recommend import bad_files
 
     bad = list(dict.fromkeys(name for analysis in analyses for name in bad_files(analysis)))
     listed = [name for name in bad if not {"\n", "\r"} & set(name)]
-    replace_file(target, "".join(f"{name}\n" for name in listed).encode("utf-8", "surrogateescape"))
+    replace_file(target, "".join(f"{line}\n" for line in (f"# {MADE_BY}", *listed)).encode("utf-8", "surrogateescape"))
     unlisted = ""
     if left := len(bad) - len(listed):
         names = counted(left, "name", "has", "have")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import textwrap
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from kohya_bucket.cli.options import (
     Workers,
     check_output,
     refuse_beside,
+    saved_as,
     with_option_groups,
 )
 from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketError
@@ -86,8 +86,7 @@ def make(
     from kohya_bucket.cli.sources import sizes_of
 
     options = options.for_arch(context, arch)
-    check_output("--output", output, "a bucket set", path)
-    _refuse_other(output)
+    check_output("--output", output, "a bucket set", path, _is_bucket_set)
     if target is not None:
         beside = ("resolution", "min_bucket_reso", "max_bucket_reso")
         refuse_beside(context, f"--target {target} is an area for sides of any length", beside)
@@ -128,19 +127,13 @@ def _others(options: RuleOptions, target: int | None, compare_to: str | None) ->
     return out
 
 
-def _refuse_other(output: Path | None) -> None:
-    """A file that is no bucket set, such as the dataset config beside it, is not written over."""
+def _is_bucket_set(file: Path) -> bool:
     from kohya_bucket.buckets import load_from_toml
 
-    if output is None or not output.is_file() or not output.stat().st_size:
-        return
-    try:
-        load_from_toml(output)
-    except KohyaBucketError as error:
-        raise KohyaBucketError(
-            f"--output is {output}, a file that is not a bucket set, and it would be overwritten: give another "
-            "name, or delete it first"
-        ) from error
+    with contextlib.suppress(KohyaBucketError):
+        load_from_toml(file)
+        return True
+    return False
 
 
 def _say_use(output: Path | None, steps: int) -> None:
@@ -232,9 +225,7 @@ def chart(
     if suffix == ".svg":
         replace_file(output, drawing.to_svg().encode("utf-8"))
     elif suffix == ".png":
-        buffer = io.BytesIO()
-        drawing.to_image(2).save(buffer, "PNG", optimize=True)
-        replace_file(output, buffer.getvalue())
+        replace_file(output, saved_as(drawing.to_image(2), "PNG"))
     else:
         raise ConfigError(f"--output is {output}, but a chart is drawn as .svg or .png")
     say(f"wrote {output}")

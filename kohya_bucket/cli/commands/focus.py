@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kohya_bucket.images.focus_import import Box
     from kohya_bucket.images.sizes import SizeScan
 
-_OF_OTHER_SIZE = 0.01  # sides that differ by less have been rounded
+_ROUNDED = 100  # sides that differ by less than one part of so many have been rounded
 
 
 def register(app: typer.Typer) -> None:
@@ -42,9 +42,7 @@ def import_(
     from kohya_bucket.images.focus_files import focus_lines
     from kohya_bucket.images.focus_import import read_boxes
 
-    check_output("--output", output, "a JSON Lines file", [source])
-    if output.exists():
-        raise KohyaBucketError(f"--output is {output}, which exists: give another name, or delete it first")
+    check_output("--output", output, "a JSON Lines file", [source], lambda _: False)
     boxes = list(read_boxes(source))
     wanted = [box for box in boxes if not label or box.label in label]
     if not wanted:
@@ -117,7 +115,7 @@ def _check_size(box: Box, path: str, size: list[int], *, turns: bool) -> None:
     if box.size is None:
         return
     width, height = box.size
-    if abs(width * size[1] - height * size[0]) > _OF_OTHER_SIZE * width * size[1]:
+    if abs(width * size[1] - height * size[0]) * _ROUNDED > width * size[1]:
         remedy = ": add --upright, if they were drawn on the image turned as its EXIF asks" if turns else ""
         raise KohyaBucketError(
             f"{box.where}: its boxes are of a picture of {width}x{height}, but {path} is {size[0]}x{size[1]}{remedy}"

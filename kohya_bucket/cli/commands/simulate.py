@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from kohya_bucket.cli.options import (
     check_output,
     given,
     refuse_beside,
+    saved_as,
     with_option_groups,
 )
 from kohya_bucket.errors import KohyaBucketError
@@ -238,14 +238,14 @@ def _draw_into(target: Path, file: Path | None, found: Sequence[Explanation], or
         picture = draw_preview(image, placed[0])
     except OSError as error:
         raise KohyaBucketError(f"{file} cannot be decoded: {error}") from error
-    kind, buffer = Image.registered_extensions().get(target.suffix.lower()), io.BytesIO()
+    kind = Image.registered_extensions().get(target.suffix.lower())
     try:
         if kind is None:
             raise ValueError(f"no kind of picture ends in {target.suffix!r}")
-        picture.save(buffer, kind)
+        data = saved_as(picture, kind)
     except (OSError, ValueError, KeyError) as error:
         raise KohyaBucketError(f"the preview cannot be drawn as {target}: {error}; name a .png file") from error
-    replace_file(target, buffer.getvalue())
+    replace_file(target, data)
     asked = ORIENTATIONS.get(orientation)
     unturned = f", as stored, without what EXIF asks for ({asked})" if asked else ""
     say(f"preview of {placed[0].bucket}, {placed[0].crop_loss:.1%} cut off, in {target}{unturned}", err=True)

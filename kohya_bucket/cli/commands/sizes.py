@@ -18,7 +18,6 @@ from kohya_bucket.cli.options import (
     engine_of,
     with_option_groups,
 )
-from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
@@ -47,13 +46,9 @@ def build(
     from kohya_bucket.images.metadata_cache import is_metadata_cache
     from kohya_bucket.images.tar_index import is_tar_index
 
-    check_output("--output", output, "a Parquet file", path)
+    kinds = is_metadata_cache, is_tar_index
+    check_output("--output", output, "a Parquet file", path, lambda file: any(kind(str(file)) for kind in kinds))
     runs_on = engine_of(engine)
-    if output.is_file() and output.stat().st_size and not (is_metadata_cache(str(output)) or is_tar_index(str(output))):
-        raise KohyaBucketError(
-            f"--output is {output}, a file that `sizes build` did not write, and it would be overwritten: give "
-            "another name, or delete it first"
-        )
     if (tars := tars_in(path, output if refresh and output.is_file() else None)) is not None:
         tars.save(output)
         if not quiet:
