@@ -57,10 +57,11 @@ def test_a_config_in_any_place(command_line, config, folder, buckets):
 
 def test_a_folder_in_place_of_a_config(command_line, folder):
     code, _, error = command_line("plan", folder)
-    assert (code, f"or `kohya-bucket analyze {folder}` for its images" in error) == (2, True)
+    assert (code, f'or `kohya-bucket analyze "{folder}"` for its images' in error) == (2, True)
     (folder.parent / "img" / "10_cat").mkdir(parents=True)
     _, _, error = command_line("plan", folder.parent / "img")
-    assert f"or `kohya-bucket plan --train-data-dir {folder.parent / 'img'}`" in error
+    named = folder.parent / "img"
+    assert f'or `kohya-bucket plan --train-data-dir "{named}"`' in error
 
 
 def test_the_rule_is_always_said(command_line, config):
