@@ -211,7 +211,7 @@ def analysis_as_dict(analysis: Analysis, limit: int = 100) -> dict[str, Any]:
             "broken": int((~readable).sum()),
             "placed": analysis.summary.placed,
             "without_bucket": len(analysis.unplaced),
-            "samples_per_epoch": analysis.summary.samples,
+            "samples_per_epoch": None if subject.clips else analysis.summary.samples,
         },
         "aspects": {
             "min": _number(aspects.min() if len(aspects) else None),
