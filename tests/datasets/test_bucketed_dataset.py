@@ -107,6 +107,9 @@ def test_captions_beside_the_images(
     assert not caplog.messages
     BucketedDataset.from_folder(folder, FixedBuckets(SET), captions=".caption")
     assert "6 images without a .caption file" in caplog.text
+    (tmp_path / "list.txt").write_text(f"{paths[0]}\n{tmp_path / 'gone' / 'x.png'}\n", encoding="utf-8")
+    listed = BucketedDataset.from_folder(tmp_path / "list.txt", FixedBuckets(SET))
+    assert [index >= 0 for index in listed.bucket_indices] == [True, False]  # a folder that is gone ends nothing
     assert BucketedDataset(paths, FixedBuckets(SET), captions=".absent")[0]["caption"] == ""
     assert BucketedDataset(paths, FixedBuckets(SET))[0]["caption"] == ""
     with pytest.raises(KohyaBucketError, match="no images found"):
