@@ -5,6 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.extras import pip_install
 
@@ -45,6 +48,25 @@ def bounded_table(data: Any, columns: list[str]) -> Any:
         table = file.read(columns=columns, use_threads=False)
     table.validate(full=True)
     return table
+
+
+def numpy_of(column: Any) -> npt.NDArray[Any]:
+    """[N] a column of numbers or flags without gaps, numbers without a copy.
+
+    As `arrow_of`, and unlike pyarrow's own ways, it does not import pandas where that is installed: 0.2 s and 70 MB.
+    """
+    array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
+    data, here = array.buffers()[1] or b"", slice(array.offset, array.offset + len(array))
+    if array.type.bit_width == 1:
+        return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[here].view(np.bool_)
+    name = str(array.type)
+    return np.frombuffer(data, {"float": "float32", "halffloat": "float16"}.get(name, name))[here]
+
+
+def arrow_of(values: npt.NDArray[Any]) -> Any:
+    """[N] numbers as an Arrow array, without a copy."""
+    pa, _ = pyarrow_modules()
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
 def is_marked(path: str, key: bytes) -> bool:

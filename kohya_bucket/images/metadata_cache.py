@@ -19,7 +19,7 @@ from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.checks import as_flag
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.files import replace_file
-from kohya_bucket.images.arrow_files import bounded_table, is_marked, pyarrow_modules
+from kohya_bucket.images.arrow_files import bounded_table, is_marked, numpy_of, pyarrow_modules
 from kohya_bucket.images.formats import ImageFormat
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import Engine, Progress
@@ -442,20 +442,14 @@ def _refuse_impossible(sizes: npt.NDArray[np.int32], orientation: npt.NDArray[np
 def _numbers(column: Any, dtype: Any) -> npt.NDArray[Any]:
     if column.null_count or column.type != np.dtype(dtype).name:
         raise ValueError(f"a column of {column.type} with {column.null_count} gaps where {np.dtype(dtype)} belongs")
-    return _plain(column.combine_chunks(), dtype)
-
-
-def _plain(array: Any, dtype: Any) -> npt.NDArray[Any]:
-    """An Arrow array without gaps; its own `to_numpy` imports pandas, where that is installed."""
-    found = np.frombuffer(array.buffers()[1] or b"", dtype)
-    return np.array(found[array.offset : array.offset + len(array)])
+    return np.array(numpy_of(column))
 
 
 def _formats(column: Any, pa: Any) -> npt.NDArray[np.uint8]:
     names = _whole(column).cast(pa.string()).dictionary_encode().combine_chunks()
     members = ImageFormat.__members__
     codes = np.array([int(members.get(name, ImageFormat.OTHER)) for name in names.dictionary.to_pylist()], np.uint8)
-    return codes[_plain(names.indices, np.int32)] if len(names) else np.zeros(0, np.uint8)
+    return codes[numpy_of(names.indices)] if len(names) else np.zeros(0, np.uint8)
 
 
 def _hashes(column: Any) -> npt.NDArray[np.bytes_] | None:

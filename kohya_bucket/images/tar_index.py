@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.files import replace_file
-from kohya_bucket.images.arrow_files import bounded_table, is_marked, pyarrow_modules
+from kohya_bucket.images.arrow_files import bounded_table, is_marked, numpy_of, pyarrow_modules
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, UnreadableImageError, explain_os_error
 from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import Engine, Progress, check_cancelled, for_each
@@ -186,7 +186,7 @@ class TarIndex:
                 column = table.column(name)
                 if column.null_count or column.type != ROW[name].name:
                     raise ValueError(f"its column {name} holds {column.type} with {column.null_count} gaps")
-                rows[name] = column.to_numpy()
+                rows[name] = numpy_of(column)
             shards: list[str] = []
             stamps: list[tuple[int, int]] = []
             while (line := meta.get(f"shard{len(shards)}".encode())) is not None:
