@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.maintenance import pack
+from kohya_bucket.latents.store.entries import decode, encode, narrowed, schema
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
 
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 items = st.dictionaries(
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8),
@@ -225,6 +226,36 @@ def test_a_damaged_or_lost_manifest_costs_no_item(tmp_path):
     for path in Layout(tmp_path).manifests():
         path.unlink()
     assert len(LatentStore(tmp_path)) == 2
+
+
+numbers = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-300, 300) | st.integers(-70_000, 70_000), min_size=1)
+columns = st.one_of(
+    st.tuples(st.just("int64"), numbers),
+    st.tuples(st.just("uint32"), st.lists(st.integers(0, 2**32 - 1) | st.just(0))),
+    st.tuples(st.just("float64"), st.lists(st.floats(allow_nan=False) | st.floats(width=32, allow_nan=False))),
+    st.tuples(st.just("large_string"), st.lists(st.none() | st.text(max_size=3))),
+)
+
+
+@given(column=columns)
+def test_a_column_in_the_smallest_type_has_the_same_values(column):
+    kind, values = column
+    made = pa.array(values, kind)
+    small = narrowed(made)
+    assert (small.cast(kind).equals(made), small.nbytes <= made.nbytes) == (True, True)
+    if kind != "float64" and values and max(map(abs, (v for v in values if isinstance(v, int))), default=200) < 128:
+        assert small.type == "int8"
+
+
+def test_a_store_without_a_manifest_has_the_same_rows_and_writes_them_in_the_types_of_files(tmp_path):
+    fill(tmp_path, "cab", shard_bytes=1)
+    listed = LatentStore(tmp_path)
+    for path in listed.layout.manifests():
+        path.unlink()
+    rows = LatentStore(tmp_path).table
+    assert (rows.to_pylist(), rows.schema == schema()) == (listed.table.to_pylist(), False)
+    written, _ = decode(encode(rows, {}))
+    assert (written.to_pylist(), written.schema) == (listed.table.to_pylist(), schema())
 
 
 def test_a_damaged_manifest_costs_no_newer_caption_and_whoever_opens_the_store_says_it(tmp_path, caplog):

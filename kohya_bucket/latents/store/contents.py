@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.errors import LatentStoreError, as_damage
+from kohya_bucket.images.arrow_files import arrow_of, numpy_of
 from kohya_bucket.latents.architectures import LatentSpace
-from kohya_bucket.latents.store.entries import ItemTable, arrow, check_rows, decode, schema
+from kohya_bucket.latents.store.entries import ItemTable, arrow, check_rows, decode, narrowed, schema
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.remote_path import RemotePath, StorePath
 from kohya_bucket.latents.store.shards import ENTRIES, ShardInfo, given_arrays, read_header
@@ -33,8 +34,7 @@ from kohya_bucket.texts import counted, some
 
 _LOOKS = 5
 _AT_ONCE = 16  # requests to object storage
-_ROWS = 1 << 16  # read before they are packed
-_KEPT = ["source", "source_hash", "caption", "collection", "written_ns", "shard", "row"]
+_ROWS = 1 << 13  # read before they are packed
 _GONE = "gone"
 Shards = dict[str, ShardInfo]
 
@@ -60,9 +60,19 @@ class Contents:
 
 def contents_of(layout: Layout, known: Shards) -> Contents:
     """Look at the folder, while other processes may add to it, pack or prune it; `known`: shards seen before."""
+    pa, _, _ = arrow()
+    pool = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keep up to a third more of what was let go of
+    try:
+        return _contents_of(layout, known)
+    finally:
+        pa.set_memory_pool(pool)
+
+
+def _contents_of(layout: Layout, known: Shards) -> Contents:
     found = Contents(None)
     described: dict[str, ShardInfo | Exception] = {}
-    parts: list[Any] = []
+    parts: list[dict[str, bytes]] = []
     for _ in range(_LOOKS):
         found.damage.clear()
         manifest, named, in_order = _newest_manifest(layout, known, found.damage)
@@ -125,16 +135,23 @@ def _describe(layout: Layout, sizes: dict[str, int], found: dict[str, ShardInfo 
                 pa.default_memory_pool().release_unused()
 
 
-def _packed(rows: Any) -> tuple[Any, dict[str, Any]]:
-    """Texts of rows and what decides which are the newest, and each other column compressed."""
+def _packed(rows: Any) -> dict[str, bytes]:
+    """Each column compressed, in memory of Python's own: what Arrow keeps of this would be scattered over its pages."""
     pa, _, _ = arrow()
-    options, others = pa.ipc.IpcWriteOptions(compression="zstd"), {}
-    for name in (name for name in rows.column_names if name not in _KEPT):
+    options, packed = pa.ipc.IpcWriteOptions(compression="zstd"), {}
+    for name in rows.column_names:
         column, stream = rows.select([name]), pa.BufferOutputStream()
         with pa.ipc.new_stream(stream, column.schema, options=options) as out:
             out.write_table(column)
-        others[name] = stream.getvalue()
-    return rows.select(_KEPT), others
+        packed[name] = stream.getvalue().to_pybytes()
+    return packed
+
+
+def _unpacked(parts: list[dict[str, bytes]], name: str) -> Any:
+    """A column of all parts, which are let go of."""
+    pa, _, _ = arrow()
+    whole = pa.concat_tables([pa.ipc.open_stream(part.pop(name)).read_all() for part in parts])
+    return whole[name].unify_dictionaries().combine_chunks()
 
 
 def _not_in(table: Any, rows: Any) -> list[str]:
@@ -201,7 +218,9 @@ def self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardIn
         del specs[ENTRIES]
         info = ShardInfo(name, nbytes, specs, LatentSpace.of(description["space"]), given_arrays(description)).checked()
         pa, _, _ = arrow()
-        column = pa.array([name] * len(table), schema().field("shard").type)
+        text = name.encode()
+        word = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, len(text)], np.int32)), pa.py_buffer(text))
+        column = pa.DictionaryArray.from_arrays(arrow_of(np.zeros(len(table), np.int32)), word)
         table = table.set_column(table.schema.get_field_index("shard"), "shard", column)
         if len(table) != info.rows:
             raise LatentStoreError(f"shard {name} is damaged: it holds {info.rows} items and describes {len(table)}")
@@ -209,38 +228,36 @@ def self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardIn
     return table, info
 
 
-def _newest_in_order(parts: list[Any], shards: Shards) -> Any:
+def _newest_in_order(parts: list[dict[str, bytes]], shards: Shards) -> Any:
     """Rows in `shards`, by (collection, source); of those with the same key the one of the greatest number.
 
-    `parts` are let go of: texts are put in order while the other columns are packed, then one of these after the other.
+    Of `parts`, see `_packed`, one column is unpacked after the other.
     """
     pa, pc, _ = arrow()
-    tables, packed = zip(*parts or [_packed(schema().empty_table())], strict=True)
-    table = pa.concat_tables(tables)
-    del tables, parts[:]
-    rank = {}
-    for name in ("collection", "shard"):
-        words, codes = ItemTable(table).words(name)
-        rank[name] = np.unique(np.array(words, dtype=object), return_inverse=True)[1].astype(np.int32)[codes]
-    keys = {name: table[name] for name in ("source", "written_ns", "row")} | rank
-    order = [(name, "ascending") for name in ("collection", "source", "written_ns", "shard", "row")]
-    at = np.asarray(pc.sort_indices(pa.table(keys), sort_keys=order))
-    at = at[np.array([name in shards for name in words], dtype=bool)[codes[at]]]
-    del keys
+    parts = parts or [_packed(schema().empty_table())]
+    keys = {name: _unpacked(parts, name) for name in ("source", "collection", "written_ns", "shard", "row")}
+    codes = {name: numpy_of(keys[name].indices) for name in ("collection", "shard")}
+    words = {name: np.array(keys[name].dictionary.to_pylist(), dtype=object) for name in codes}
+    order = pa.table(keys | {
+        name: arrow_of(np.unique(words[name], return_inverse=True)[1].astype(np.int32)[codes[name]]) for name in codes
+    })  # fmt: skip
+    by = ("collection", "source", "written_ns", "shard", "row")
+    at = numpy_of(pc.sort_indices(order, sort_keys=[(name, "ascending") for name in by]))
+    at = at[np.array([name in shards for name in words["shard"]], dtype=bool)[codes["shard"][at]]]
+    del order
     columns: dict[str, Any] = {}
-    for name in [*_KEPT, *packed[0]]:
-        if not table.num_columns:
-            table = pa.concat_tables(pa.ipc.open_stream(others.pop(name)).read_all() for others in packed)
-        column = table[name].unify_dictionaries().combine_chunks()
-        table = table.drop_columns([name])
+    for name in dict.fromkeys((*keys, "caption", *schema().names)):
+        column = keys.pop(name) if name in keys else _unpacked(parts, name)
         pa.default_memory_pool().release_unused()
-        columns[name] = column.take(pa.array(at))
+        columns[name] = narrowed(column.take(arrow_of(at)))
         del column
         if name == "source" and len(at) > 1:
-            other = np.asarray(pc.not_equal(columns[name][1:], columns[name][:-1]))
-            last = np.append(other | (np.diff(rank["collection"][at]) != 0), True)
-            at, columns[name] = at[last], columns[name].filter(pa.array(last))
-    return pa.table([columns[name] for name in schema().names], schema=schema())
+            other = numpy_of(pc.not_equal(columns[name][1:], columns[name][:-1]))
+            last = np.flatnonzero(np.append(other | (np.diff(codes["collection"][at]) != 0), True))
+            if len(last) < len(at):
+                at, columns[name] = at[last], columns[name].take(arrow_of(last))
+            del codes
+    return pa.table({name: columns[name] for name in schema().names})
 
 
 class Assigned:

@@ -9,6 +9,7 @@ import importlib
 import io
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError, as_damage
-from kohya_bucket.images.arrow_files import bounded_table, pyarrow_modules
+from kohya_bucket.images.arrow_files import bounded_table, numpy_of, pyarrow_modules
 from kohya_bucket.latents.dtypes import EXACT, LATENT_DTYPES
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.store.shards import KINDS, ShardInfo
@@ -106,9 +107,27 @@ def placed(rows: Sequence[Columns], places: Columns) -> Any:
     return pa.table([pa.array(found[f.name], f.type) for f in schema()], schema=schema())
 
 
+def narrowed(column: Any) -> Any:
+    """An Arrow array of the same values in the smallest type that holds them all: a store of a million items has 30 of
+    these, which are a third smaller together."""
+    pa, _, _ = arrow()
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(narrowed(column.indices), column.dictionary)
+    if kind == pa.float64():
+        small = column.cast(pa.float32())
+        return small if small.cast(kind).equals(column) else column
+    integers = (pa.int8(), pa.int16(), pa.int32()) if pa.types.is_integer(kind) else ()
+    for smaller in (pa.string(),) if kind == pa.large_string() else integers:
+        with suppress(pa.ArrowInvalid):  # a value that it cannot hold
+            return column.cast(smaller)
+    return column
+
+
 def encode(table: Any, description: dict[str, Any]) -> bytes:
     """Parquet file of `table`, with `description` (JSON) in its metadata."""
     _, _, pq = arrow()
+    table = table.cast(schema())
     text = json.dumps(description | {"format": FORMAT, "version": VERSION}, separators=(",", ":"))
     out = io.BytesIO()
     pq.write_table(table.replace_schema_metadata({FORMAT: text}), out, compression="zstd", store_schema=True)
@@ -157,10 +176,10 @@ class ItemTable:
         return len(self.table)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A column of numbers or flags, [N]."""
+        """A column of numbers or flags, [N], of a type that may be small, see `narrowed`."""
         found = self._columns.get(name)
         if found is None:
-            found = self._columns[name] = np.asarray(self.table[name].to_numpy(zero_copy_only=False))
+            found = self._columns[name] = numpy_of(self.table[name])
         return found
 
     def words(self, name: str) -> tuple[list[str], npt.NDArray[Any]]:
@@ -168,7 +187,7 @@ class ItemTable:
         found = self._words.get(name)
         if found is None:
             column = self.table[name].unify_dictionaries().combine_chunks()
-            found = self._words[name] = list(column.dictionary.to_pylist()), np.asarray(column.indices)
+            found = self._words[name] = list(column.dictionary.to_pylist()), numpy_of(column.indices)
         return found
 
     def strings(self, name: str) -> list[Any]:
@@ -237,7 +256,7 @@ class ItemTable:
     @property
     def bucket_sizes(self) -> npt.NDArray[np.int32]:
         """[N, 2] int32: width and height in pixels of each item's bucket."""
-        return np.stack([self.column("bucket_width"), self.column("bucket_height")], axis=1)
+        return np.stack([self.column("bucket_width"), self.column("bucket_height")], axis=1).astype(np.int32)
 
     def shard_numbers(self) -> npt.NDArray[np.int32]:
         """[N] position of each item's shard among the names of the shards that hold items, sorted."""
@@ -285,14 +304,14 @@ def check_rows(table: Any, shards: Mapping[str, ShardInfo]) -> None:
     _refuse(kind < 0, kind, "kind")
     texts = kind == KINDS.index("text")
     names = (*_POSITIVE, *_PLACES, "written_ns", "row", "mask_row")
-    numbers = {name: np.asarray(table[name].to_numpy()) for name in names}
+    numbers = {name: numpy_of(table[name]) for name in names}
     for name in _POSITIVE:
         _refuse(np.where(texts, numbers[name] != 0, numbers[name] < 1), numbers[name], name)
     for name in _PLACES:
         _refuse(texts & (numbers[name] != 0), numbers[name], name)
     _refuse((numbers["written_ns"] < 0) | (numbers["written_ns"] > MOST_NUMBER), numbers["written_ns"], "written_ns")
     for side in SIDES:
-        values = np.asarray(table[f"ltrb_{side}"].to_numpy())
+        values = numpy_of(table[f"ltrb_{side}"])
         _refuse(~np.isfinite(values) | (texts & (values != 0)), values, f"ltrb_{side}")
     for name in _TEXTS:
         texts_of = [getattr(part, "dictionary", part) for part in table[name].chunks]  # joined they are there twice
@@ -306,7 +325,7 @@ def _check_places(
 ) -> None:
     column = table["shard"].unify_dictionaries().combine_chunks()
     infos = [shards.get(name) for name in column.dictionary.to_pylist()]
-    at = np.asarray(column.indices)
+    at = numpy_of(column.indices)
     here = np.array([info is not None for info in infos], dtype=bool)[at]
 
     def of_shards(value: Any) -> npt.NDArray[Any]:
@@ -315,9 +334,9 @@ def _check_places(
     row, mask_row = numbers["row"], numbers["mask_row"]
     _refuse(here & ((row < 0) | (row >= of_shards(lambda info: info.rows))), row, "row")
     masks = of_shards(lambda info: info.tensors["alpha_mask"].shape[0] if "alpha_mask" in info.tensors else 0)
-    mask = np.asarray(table["mask"].to_numpy())
+    mask = numpy_of(table["mask"])
     _refuse(here & ((mask_row < -2) | (mask_row >= masks) | ((mask_row == -2) == mask)), mask_row, "mask_row")
-    flip = np.asarray(table["flip"].to_numpy())
+    flip = numpy_of(table["flip"])
     flipped = of_shards(lambda info: any(name.endswith("_flipped") for name in info.tensors)).astype(bool)
     _refuse((here & flip & ~flipped) | (texts & flip), flip, "flip")
     _refuse(texts & mask, mask, "mask")
@@ -332,7 +351,7 @@ def _codes(table: Any, name: str, known: Sequence[str]) -> npt.NDArray[Any]:
     """Position in `known` of each row's word, -1 where it is none of them."""
     words = table[name].unify_dictionaries().combine_chunks()
     codes = np.array([known.index(word) if word in known else -1 for word in words.dictionary.to_pylist()])
-    return np.asarray(codes[np.asarray(words.indices)])
+    return np.asarray(codes[numpy_of(words.indices)])
 
 
 def _refuse(bad: npt.NDArray[np.bool_], values: npt.NDArray[Any], name: str) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.store.contents import Contents, contents_of, in_shards
-from kohya_bucket.latents.store.entries import ItemTable
+from kohya_bucket.latents.store.entries import ItemTable, schema
 from kohya_bucket.latents.store.exact_arrays import Packed, checksum, split, unpack
 from kohya_bucket.latents.store.layout import REMEDY, Layout
 from kohya_bucket.latents.store.remote_path import RemotePath
@@ -86,8 +86,8 @@ class LatentStore(ItemTable):
         self._files.release()
 
     def rows_in(self, name: str) -> Any:
-        """The rows of the items in one shard."""
-        return self.table.filter(in_shards(self.table, {name: self.shards[name]}))
+        """The rows of the items in one shard, with the types of `entries.schema`."""
+        return self.table.filter(in_shards(self.table, [name])).cast(schema())
 
     def replaced_rows(self) -> int:
         """Rows of usable shards that newer ones have replaced."""
