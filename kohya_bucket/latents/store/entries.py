@@ -211,17 +211,19 @@ class ItemTable:
 
     def columns(self, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
         """What these items depend on, as `fingerprint.differences` compares it."""
-        found: dict[str, Any] = {
-            name: self.column(name)[rows] for name in ("source_bytes", "source_mtime_ns", "flip", "mask")
-        }
+        found = self.source_columns(rows) | {name: self.column(name)[rows] for name in ("flip", "mask")}
         for name in ("vae", "interpolation", "dtype", "kind"):
             words, codes = self.words(name)
             found[name] = np.array(words, dtype=object)[codes[rows]] if len(rows) else np.zeros(0, dtype=object)
         for name, ends in (("bucket_size", _SIDES), ("resized_size", _SIDES), ("crop", ("left", "top"))):
             start = name.removesuffix("_size")
             found[name] = np.stack([self.column(f"{start}_{end}")[rows] for end in ends], axis=1)
-        found["source_hash"] = self.table["source_hash"].take(rows)  # of which few are looked at
         return found
+
+    def source_columns(self, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """What is known of the images of these items, as `fingerprint.source_changes` compares it."""
+        found = {name: self.column(name)[rows] for name in ("source_bytes", "source_mtime_ns")}
+        return found | {"source_hash": self.table["source_hash"].take(rows)}  # of which few are looked at
 
     def original_size(self, i: int) -> tuple[int, int]:
         """(width, height) of the image of item `i` in pixels."""

@@ -37,8 +37,9 @@ def check_sources(
     changed = np.zeros(len(store), dtype=bool)
     now = {"source_bytes": nbytes[rows], "source_mtime_ns": mtimes[rows]}
     found = source_changes(
-        store.columns(rows), now, lambda k: images.hash(int(rows[k])), inside=images.inside[rows], always=content
-    )
+        store.source_columns(rows), now, lambda k: images.hash(int(rows[k])), inside=images.inside[rows],
+        always=content,
+    )  # fmt: skip
     changed[rows] = found > 0
     return absent, changed
 
