@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -62,7 +63,8 @@ def sd_scripts(sizes: np.ndarray) -> Contestant:
     sys.path.insert(0, os.environ["SD_SCRIPTS_DIR"])
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         from library.train_util import BaseDataset, ImageInfo
-    data = BaseDataset((1024, 1024), 1.0, False)
+    given = {"resolution": (1024, 1024), "network_multiplier": 1.0, "debug_dataset": False, "train_inpainting": False}
+    data = BaseDataset(**{name: given[name] for name in given.keys() & inspect.signature(BaseDataset).parameters})
     data.enable_bucket, data.bucket_no_upscale, data.batch_size = True, False, BATCH
     data.min_bucket_reso, data.max_bucket_reso, data.bucket_reso_steps = 256, 2048, 64
     for i, size in enumerate(sizes.tolist()):
