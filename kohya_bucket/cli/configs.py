@@ -88,22 +88,21 @@ def given_config(
         options: a dataset config in place of their bucket set counts as `--config`.
         images: a single TOML or JSON file in their place counts as `--config` too.
     """
-    named = list(images)
+    named, buckets = list(images), options.bucket_config
     if config is None and len(named) == 1 and _is_settings(Path(named[0])):
-        config, named = Path(named.pop()), []
-    if config is not None and options.bucket_config is None and _holds_buckets(config):
-        return None, replace(options, bucket_config=config), named
-    if config is None and options.bucket_config is not None and _holds_buckets(options.bucket_config) is False:
-        return options.bucket_config, replace(options, bucket_config=None), named
-    return config, options, named
+        config = Path(named.pop())
+    if config is not None and buckets is None and _holds_buckets(config):
+        config, buckets = None, config
+    elif config is None and buckets is not None and _holds_buckets(buckets) is False:
+        config, buckets = buckets, None
+    return config, replace(options, bucket_config=buckets), named
 
 
 def _is_settings(path: Path) -> bool:
-    if not path.is_file() or path.suffix.lower() != ".json":
-        return path.suffix.lower() == ".toml" and path.is_file()
     from kohya_bucket.images.shard_lists import is_shard_list
 
-    return not is_shard_list(path)
+    kind = path.suffix.lower()
+    return path.is_file() and (kind == ".toml" or (kind == ".json" and not is_shard_list(path)))
 
 
 def is_musubi_config(path: Path) -> bool:
@@ -114,11 +113,7 @@ def is_musubi_config(path: Path) -> bool:
 
 
 def musubi_config(path: Path, arch: str | None) -> MusubiConfig:
-    """A config of musubi-tuner without mistakes, for the model that `--arch` names.
-
-    Raises:
-        ConfigError: another, or options in its table that musubi-tuner's caches cannot have.
-    """
+    """A config of musubi-tuner, for the model that `--arch` names. `ConfigError` for one with mistakes."""
     from kohya_bucket.adapter.findings import Severity
     from kohya_bucket.musubi.architectures import architecture_named
     from kohya_bucket.musubi.config import read_config
@@ -190,7 +185,6 @@ def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None
         ConfigError: it names none, or the config cannot be read.
     """
     from kohya_bucket.adapter.config_source import load_source
-    from kohya_bucket.errors import ConfigError
     from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
     from kohya_bucket.sdscripts.checkout import steps_in
 

@@ -41,14 +41,6 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
 
 
-@dataclass
-class Part:
-    """Items that are encoded in one go, and the folder that their names start from."""
-
-    wanted: LatentItems
-    root: Path
-
-
 @dataclass(frozen=True)
 class Chosen:
     """Images that a command line names; the rule is None where it is made from all sizes."""
@@ -58,9 +50,9 @@ class Chosen:
     options: RuleOptions
     rule: BucketRule | None
 
-    def parts(self, work: Work, encoding: EncodeOptions, engine: str) -> list[Part]:
-        """All of these images, in the buckets that the options say; reads their headers."""
-        found = self.images.read(engine_of(engine), quiet=work.quiet)
+    def parts(self, work: Work, encoding: EncodeOptions, engine: str) -> tuple[Path, list[LatentItems]]:
+        """The folder that names start from, and all of these images, in their buckets; reads their headers."""
+        found = self.images.read(engine_of(engine), work.quiet)
         if not len(found.images):
             raise ConfigError(f"{', '.join(self.names)}: no images found there")
         placement = (self.rule or self.options.make(found.sizes)).place(found.sizes)
@@ -70,7 +62,7 @@ class Chosen:
         )
         left_out = zip(np.flatnonzero(~placement.placed).tolist(), wanted.without_bucket, strict=True)
         wanted.without_bucket = [(name, found.reasons.get(i, reason)) for i, (name, reason) in left_out]
-        return [Part(wanted, root)]
+        return root, [wanted]
 
 
 @dataclass(frozen=True)
@@ -99,17 +91,16 @@ class Planned:
             )
         return folders[0] if folders else None
 
-    def parts(self, work: Work, encoding: EncodeOptions, _: str) -> list[Part]:
-        """All that sd-scripts would cache for it, one part for each kind of caching; reads headers."""
+    def parts(self, work: Work, encoding: EncodeOptions, _: str) -> tuple[Path, list[LatentItems]]:
+        """The same of all that sd-scripts would cache for it, one part for each kind of caching; reads headers."""
         if self.adapter.moves_images and not work.quiet:
             self._say_what_it_is_for()
         root = _root([path for dataset in self.read.datasets for path in dataset.images.paths], [], work.output)
         with scan_progress("reading headers", quiet=work.quiet) as progress:
-            found = wanted_by_config(
+            return root, wanted_by_config(
                 self.read, encoding, root, options=self.adapter, gpus=self.gpus, content_hash=work.hash,
                 progress=progress,
             )  # fmt: skip
-        return [Part(wanted, root) for wanted in found]
 
     def _say_what_it_is_for(self) -> None:
         counts, by_gpus = self.gpus, self.adapter.same_shape is True
@@ -172,17 +163,17 @@ class Work:
         encoder = load_vae(**vae.load_options())
         stored = "float32" if format == "npz" else self.recipe.dtype
         say_type(getattr(encoder, "computes", ""), f"; stored in {stored}", self.quiet)
-        todo = self._parts(encoder_hash(encoder), "local")
+        root, todo = self._parts(encoder_hash(encoder), "local")
         family = ARCHITECTURES.get(vae.arch or str(getattr(encoder, "architecture", "")))
-        options: list[dict[str, Any]] = [{"format": format, "architecture": vae.arch, "sd_scripts": sd_scripts}]
-        options *= len(todo)
-        if format == "npz" and family is not None and todo:  # without one, `encode_items` says what is missing
-            wanted = [part.wanted for part in todo]
-            paths = paths_of_run(wanted, family.read_by(sd_scripts), self.output, todo[0].root)
-            options = [one | {"npz_paths": its} for one, its in zip(options, paths, strict=True)]
+        own: list[dict[str, Any]] = [{}] * len(todo)
+        if format == "npz" and family is not None:  # without one, `encode_items` says what is missing
+            own = [{"npz_paths": its} for its in paths_of_run(todo, family.read_by(sd_scripts), self.output, root)]
         rank, processes = launched()
-        encode = partial(encode_items, encoder=encoder, rank=rank, processes=processes)
-        failed = self._encode(todo, encode, options)
+        encode = partial(
+            encode_items, encoder=encoder, rank=rank, processes=processes, images_root=root, format=format,
+            architecture=vae.arch, sd_scripts=sd_scripts,
+        )  # fmt: skip
+        failed = self._encode(todo, encode, own)
         end_launch(None if format == "npz" else self.output)
         return failed
 
@@ -192,26 +183,28 @@ class Work:
         load, on_gpu = partial(load_vae, **vae.load_options()), not (vae.device or "").startswith("cpu")
         with encoders(load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
             say_type(crew.facts().computes, f"; stored in {self.recipe.dtype}", self.quiet)
-            todo = self._parts(crew.facts().identity, "ray")
-            return self._encode(todo, partial(encode_on_ray, crew=crew), [{}] * len(todo))
+            root, todo = self._parts(crew.facts().identity, "ray")
+            return self._encode(todo, partial(encode_on_ray, crew=crew, images_root=root), [{}] * len(todo))
 
-    def _parts(self, encoder: str, engine: str) -> list[Part]:
+    def _parts(self, encoder: str, engine: str) -> tuple[Path, list[LatentItems]]:
         return self.source.parts(self, replace(self.recipe, vae=encoder), engine)
 
-    def _encode(self, todo: list[Part], encode: Callable[..., PrecomputeReport], options: list[dict[str, Any]]) -> int:
+    def _encode(
+        self, todo: list[LatentItems], encode: Callable[..., PrecomputeReport], options: list[dict[str, Any]]
+    ) -> int:
         """Encode the parts, each with its own `options`."""
         from kohya_bucket.latents.encode.worker import joined
 
         further: list[PrecomputeReport] = []
         failed = 0
-        for part, own in zip(todo, options, strict=True):
+        for wanted, own in zip(todo, options, strict=True):
             with scan_progress("encoding", quiet=self.quiet, done_as="encoded") as show:
                 report = encode(
-                    part.wanted, output_dir=self.output, images_root=part.root, batch_size=self.batch_size,
-                    workers=self.workers, progress_callback=show, say=_say, **own,
+                    wanted, output_dir=self.output, batch_size=self.batch_size, workers=self.workers,
+                    progress_callback=show, say=_say, **own,
                 )  # fmt: skip
             failed += len(report.failed)
-            if part.wanted.further:
+            if wanted.further:
                 further.append(report)
             elif not self.quiet:
                 _print_report(report)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets.sizes import IntArray
     from kohya_bucket.images.parallel import Engine
     from kohya_bucket.latents.items import EncodeOptions
-    from kohya_bucket.musubi.keys import DatasetKeys as ClipOrImageKeys
+    from kohya_bucket.musubi.keys import ClipKeys
 
 
 _Command = Callable[..., None]
@@ -167,14 +167,13 @@ def gpu_counts(text: str) -> list[int]:
     return numbers
 
 
-def is_made_here(file: Path) -> bool:
-    """Whether a file is a page or a picture of this package's."""
+def _is_made_here(file: Path) -> bool:
     with file.open("rb") as start:
         return MADE_BY.encode() in start.read(4096)
 
 
 def saved_as(picture: Image, kind: str) -> bytes:
-    """A picture as a file that `is_made_here`, in kinds that hold a text."""
+    """A picture as a file that `check_output` knows again, in kinds that hold a text."""
     from PIL.PngImagePlugin import PngInfo
 
     about, out = PngInfo(), io.BytesIO()
@@ -185,7 +184,7 @@ def saved_as(picture: Image, kind: str) -> bytes:
 
 def check_output(
     option: str, output: Path | None, what: str, inputs: Iterable[str | Path | None],
-    ours: Callable[[Path], bool] = is_made_here,
+    ours: Callable[[Path], bool] = _is_made_here,
 ) -> None:  # fmt: skip
     """Before anything is read: an output that is a folder, in none, an image, or one of the inputs of the command.
 
@@ -436,15 +435,14 @@ class ClipOptions:
             ) from None
         return None, self
 
-    def keys(self, resolution: tuple[int, int], no_upscale: bool, clip: bool) -> ClipOrImageKeys:
+    def clip_keys(self, resolution: tuple[int, int], no_upscale: bool = False) -> ClipKeys:
         """The same as the keys of a data set. `ConfigError` for lengths that are none."""
         from kohya_bucket.buckets.clips import MOST_FRAMES
-        from kohya_bucket.musubi.keys import ClipKeys, ImageKeys
+        from kohya_bucket.musubi.keys import ClipKeys
 
-        if not clip:
-            return ImageKeys(resolution, enable_bucket=True, bucket_no_upscale=no_upscale)
+        keys = ClipKeys(resolution, True, no_upscale, frame_extraction="full", source_fps=self.source_fps)
         if self.target_frames is None:
-            return ClipKeys(resolution, True, no_upscale, frame_extraction="full", source_fps=self.source_fps)
+            return keys
         try:
             lengths = tuple(int(part) for part in self.target_frames.split(","))
             if max(lengths) > MOST_FRAMES:
@@ -452,10 +450,7 @@ class ClipOptions:
         except ValueError:
             text = f"--target-frames is {self.target_frames!r}, but must be numbers of frames, e.g. 1,25,45"
             raise ConfigError(text) from None
-        how = self.frame_extraction
-        return ClipKeys(
-            resolution, True, no_upscale, target_frames=lengths, frame_extraction=how, source_fps=self.source_fps
-        )
+        return replace(keys, target_frames=lengths, frame_extraction=self.frame_extraction)
 
 
 FOR_HELP = "npz for this sd-scripts: 0.10.1, 0.11, or its folder; by default the folder one is in, or the newest."

@@ -44,7 +44,7 @@ class Explanation:
     bucket: Bucket | None
     reason: str
     resized: tuple[int, int]
-    cut: tuple[int, int, int, int]
+    cut: tuple[int, ...]
     crop_loss: float
     scale: float
     distance: float
@@ -75,14 +75,13 @@ def explain(rule: BucketRule, width: int, height: int, focus: tuple[float, ...] 
         reason = placement.reason(0).text
         return Explanation((width, height), None, reason, (0, 0), (0, 0, 0, 0), 0.0, 0.0, 0.0, False, ())
     resized = placement.resized_sizes[0].tolist()
-    cut = placement.cuts[0].tolist()
     lost = None if rectangle is None else [float(cut_rectangles(p, rectangle)[0]) for p in (middle, placement)]
     return Explanation(
         size=(width, height),
         bucket=bucket,
         reason="",
         resized=(resized[0], resized[1]),
-        cut=(cut[0], cut[1], cut[2], cut[3]),
+        cut=tuple(placement.cuts[0].tolist()),
         crop_loss=float(placement.crop_loss[0]),
         scale=resized[0] / width,
         distance=abs(float(placement.aspect_errors[0])),
