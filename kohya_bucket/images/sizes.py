@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from kohya_bucket.images.parallel import Engine, Progress
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.scan import Job, Work
 from kohya_bucket.images.text_column import TextColumn
+
+if TYPE_CHECKING:
+    from kohya_bucket.images.metadata_cache import MetadataCache
 
 
 def _verify(path: str) -> tuple[bool]:
@@ -89,20 +92,6 @@ class SizeScan:
         ]
 
 
-class KeptSizes(Protocol):
-    """Sizes that an earlier scan read: a `MetadataCache`."""
-
-    def refresh(
-        self, paths: Sequence[str], *, workers: int | None, engine: Engine, progress: Progress | None
-    ) -> KeptSizes:
-        """The same of exactly `paths`, where only what changed is read."""
-        ...
-
-    def scan(self) -> SizeScan:
-        """The rows as a scan."""
-        ...
-
-
 class ScanInterrupted(KeyboardInterrupt):
     """Ctrl-C during a scan.
 
@@ -110,7 +99,7 @@ class ScanInterrupted(KeyboardInterrupt):
     where the scan was for one, else None.
     """
 
-    cache: Any = None  # a `MetadataCache`
+    cache: MetadataCache | None = None
 
     def __init__(self, scan: SizeScan) -> None:
         super().__init__(f"interrupted after {int(scan.read.sum())} of {len(scan)} files")
@@ -124,7 +113,7 @@ def read_sizes(
     engine: Engine = "auto",
     progress: Progress | None = None,
     verify: bool = False,
-    cached: KeptSizes | None = None,
+    cached: MetadataCache | None = None,
 ) -> SizeScan:
     """Read the stored size of each file: what `PIL.Image.open(path).size` says.
 

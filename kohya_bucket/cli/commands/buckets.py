@@ -45,8 +45,8 @@ def register(app: typer.Typer) -> None:
     app.command("list")(with_option_groups(list_))
     without = ("bucket_no_upscale", "no_upscale_fit", "max_crop")
     app.command()(with_option_groups(chart, without, also={"switching": "--method"}))
-    without = ("rule", "preset", "bucket_config", "switching", *without)
-    app.command()(with_option_groups(make, without, also={"bucket_reso_steps": "--vae-factor"}))
+    others = ("rule", "preset", "bucket_config", "switching", *without)
+    app.command()(with_option_groups(make, others, also={"bucket_reso_steps": "--vae-factor"}))
 
 
 def make(
