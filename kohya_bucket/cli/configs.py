@@ -39,10 +39,8 @@ def adapter_options(read: Config | MusubiConfig) -> AdapterOptions:
 def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, BucketRule]]:
     """What each data set of a config is trained by, at each of its resolutions, and its name for the reader.
 
-    The name says if the data set leaves out an image of this size.
-
-    Raises:
-        ConfigError: the config has a mistake other than missing images, or its rule depends on all images.
+    The name says if the data set leaves out an image of this size. `ConfigError` for a mistake other than missing
+    images, or a rule that depends on all images.
     """
     from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
     from kohya_bucket.buckets.rules.registry import named_rule
@@ -68,11 +66,7 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
 
 
 def only_one(argument: Path | None, option: Path | None) -> Path | None:
-    """A config that may be given as an argument or by `--config`.
-
-    Raises:
-        ConfigError: both are.
-    """
+    """A config that may be given as an argument or by `--config`, and not by both."""
     if argument is not None and option is not None:
         raise ConfigError(f"{argument} and --config {option}: give one config")
     return argument or option
@@ -148,41 +142,30 @@ def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
 
     Returns:
         the version; the checkout, where it is one.
-
-    Raises:
-        ConfigError: it names neither.
     """
     from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, nearby_checkout
     from kohya_bucket.sdscripts.config import NEWEST, Release
 
-    if given is None:
-        found = nearby_checkout()
-        return (Release.in_checkout(found), found) if found else (NEWEST, None)
-    if _VERSION.fullmatch(given):
+    if given is not None and _VERSION.fullmatch(given):
         return Release.of(given), None
     try:
-        found = find_checkout(Path(given))
+        found = nearby_checkout() if given is None else find_checkout(Path(given))
     except CheckoutError as error:
         raise ConfigError(f"--sd-scripts is {given!r}, but must be a version such as 0.11.1, or: {error}") from error
-    return Release.in_checkout(found), found
+    return (Release.in_checkout(found), found) if found else (NEWEST, None)
 
 
 Arch = Annotated[
-    str | None,
-    typer.Option(help="What is trained: sd, sdxl, flux, …, or flux_train.py; a GUI's preset tells."),
+    str | None, typer.Option(help="What is trained: sd, sdxl, flux, …, or flux_train.py; a GUI's preset tells.")
 ]
 
 
 def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None = None) -> Trainer:
-    """The trainers that `--arch` names, or all of them.
+    """The trainers that `--arch`, a family or a trainer's file, names, or all of them.
 
     Args:
-        arch: a family, or a trainer's file.
         checkout: the sd-scripts whose trainers say which steps they accept.
         config: what is trained; where it cannot be read, nobody knows whose models `arch` is of.
-
-    Raises:
-        ConfigError: it names none, or the config cannot be read.
     """
     from kohya_bucket.adapter.config_source import load_source
     from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
@@ -200,12 +183,7 @@ def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None
 def version_for(given: str) -> str:
     """The version of sd-scripts, as `Architecture.read_by` takes it.
 
-    Args:
-        given: a version, or a folder with a checkout; "" for the checkout that the command is run in, if there is one.
-
-    Raises:
-        ConfigError: neither a version nor a folder.
-        CheckoutError: a folder without a checkout.
+    `given` is a version, or a folder with a checkout; "" for the checkout that the command is run in, if there is one.
     """
     from kohya_bucket.latents.architectures import is_version
     from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, npz_version

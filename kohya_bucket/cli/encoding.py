@@ -103,25 +103,22 @@ class Planned:
             )  # fmt: skip
 
     def _say_what_it_is_for(self) -> None:
-        counts, by_gpus = self.gpus, self.adapter.same_shape is True
-        batches = " and ".join(str(n) for n in sorted({dataset.config.batch_size for dataset in self.read.datasets}))
-        where = f"on {', '.join(map(str, counts))} GPU{'s' * (counts != [1])} " if by_gpus else ""
-        more = "" if self.gpus_said or not by_gpus else "; for another number add --gpus"
+        batches = " and ".join(map(str, sorted({dataset.config.batch_size for dataset in self.read.datasets})))
+        where = more = ""
+        if self.adapter.same_shape is True:
+            where = f"on {', '.join(map(str, self.gpus))} GPU{'s' * (self.gpus != [1])} "
+            more = "" if self.gpus_said else "; for another number add --gpus"
         say(f"remainder {self.adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")
 
 
 def planned(config: Path, train_batch_size: int | None, gpus: str, sd_scripts: str) -> Planned:
-    """A config of which everything can be cached, for a version of sd-scripts or "" for the one at hand.
+    """A config in which sd-scripts would stop at nothing, for a version of it or "" for the one at hand.
 
     `gpus` is "" for the number that this run has.
-
-    Raises:
-        KohyaBucketError: it has a mistake at which sd-scripts stops, or an option has an unknown value.
     """
     given = {} if train_batch_size is None else {"train_batch_size": train_batch_size}
     read = read_config(config, given, release=release_at_hand(sd_scripts or None)[0])
-    errors = read.findings.of(Severity.ERROR)
-    if errors:
+    if errors := read.findings.of(Severity.ERROR):
         raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {config}` lists everything")
     # Every process must come to the same list, whatever devices it sees.
     return Planned(read, adapter_options(read), gpu_counts(gpus or os.environ.get("WORLD_SIZE", "1")), bool(gpus))
@@ -137,7 +134,7 @@ def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:
 _say = partial(say, err=True)
 
 
-def say_type(computes: str, stored: str, quiet: bool) -> None:
+def _say_type(computes: str, stored: str, quiet: bool) -> None:
     """The first line: the type that an encoder computes in, and why, where it says so."""
     if computes and not quiet and os.environ.get("RANK", "0") == "0":
         say(f"computes in {computes}{stored}")
@@ -162,7 +159,7 @@ class Work:
 
         encoder = load_vae(**vae.load_options())
         stored = "float32" if format == "npz" else self.recipe.dtype
-        say_type(getattr(encoder, "computes", ""), f"; stored in {stored}", self.quiet)
+        _say_type(getattr(encoder, "computes", ""), f"; stored in {stored}", self.quiet)
         root, todo = self._parts(encoder_hash(encoder), "local")
         family = ARCHITECTURES.get(vae.arch or str(getattr(encoder, "architecture", "")))
         own: list[dict[str, Any]] = [{}] * len(todo)
@@ -182,7 +179,7 @@ class Work:
 
         load, on_gpu = partial(load_vae, **vae.load_options()), not (vae.device or "").startswith("cpu")
         with encoders(load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
-            say_type(crew.facts().computes, f"; stored in {self.recipe.dtype}", self.quiet)
+            _say_type(crew.facts().computes, f"; stored in {self.recipe.dtype}", self.quiet)
             root, todo = self._parts(crew.facts().identity, "ray")
             return self._encode(todo, partial(encode_on_ray, crew=crew, images_root=root), [{}] * len(todo))
 
@@ -226,12 +223,12 @@ def _print_report(report: PrecomputeReport) -> None:
     )
     if report.encoded:
         seconds = max(report.seconds, 1e-9)
-        idle = 100 * report.device_idle / seconds
-        say(f"{seconds:.1f} s, {report.encoded / seconds:.1f}/s, VAE idle {idle:.0f} % of the time")
+        idle = report.device_idle / seconds
+        say(f"{seconds:.1f} s, {report.encoded / seconds:.1f}/s, VAE idle {100 * idle:.0f} % of the time")
     for path, reason in report.without_bucket[:10]:
         say(f"no bucket: {path}: {reason}")
-    if len(report.without_bucket) > 10:
-        say(f"no bucket: {len(report.without_bucket) - 10} more")
+    if (more := len(report.without_bucket) - 10) > 0:
+        say(f"no bucket: {more} more")
 
 
 _HOW = (
@@ -246,11 +243,7 @@ def encode_captions(
     context: typer.Context, options: TextOptions, output: Path | None, *, dtype: str, device: str | None,
     batch_size: int, collection: str, quiet: bool, cluster: ClusterOptions,
 ) -> None:  # fmt: skip
-    """Encode what is missing of the captions of the store in `output`.
-
-    Raises:
-        KohyaBucketError: no store or no encoder is named, or options that belong to images; else as what is called.
-    """
+    """Encode what is missing of the captions of the store in `output`."""
     if output is None or not options.text_encoder:
         raise ConfigError(_HOW)
     what, own = f"--text encodes the captions of {output}", ("path", *_ALLOWED, *vars(options))
@@ -268,7 +261,7 @@ def encode_captions(
         load_text_encoder, options.text_encoder, lengths=options.max_length or [], dtype=dtype, device=device,
         layer=options.layer, apply_mask=options.apply_mask,
     )  # fmt: skip
-    say_outputs = partial(say_type, stored="; outputs are stored as they come", quiet=quiet)
+    say_outputs = partial(_say_type, stored="; outputs are stored as they come", quiet=quiet)
     name = collection or "text"
     with scan_progress("encoding", quiet=quiet, done_as="encoded") as show:
         if on_ray:
@@ -301,11 +294,7 @@ def _silence_libraries() -> None:
 
 
 def load_vae(vae: str, **options: Any) -> Any:
-    """An encoder from a hub name, a folder or a .safetensors file, loaded without a word; see `load_encoder`.
-
-    Raises:
-        KohyaBucketError: what is needed to load it is not installed, or it cannot be loaded.
-    """
+    """An encoder from a hub name, a folder or a .safetensors file, loaded without a word; see `load_encoder`."""
     _silence_libraries()
     try:
         from kohya_bucket.latents.vae.diffusers_vae import load_encoder

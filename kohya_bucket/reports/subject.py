@@ -109,7 +109,8 @@ class ImageTable:
     @classmethod
     def of(cls, paths: Sequence[str], sizes: IntArray, **more: Any) -> ImageTable:
         """A table of paths and sizes, and `more` of the fields; what is not given is one repeat and upright."""
-        columns: dict[str, Any] = {"repeats": np.ones(len(paths), np.int64), "orientation": np.ones(len(paths), np.uint8)}
+        n = len(paths)
+        columns: dict[str, Any] = {"repeats": np.ones(n, np.int64), "orientation": np.ones(n, np.uint8)}
         return cls(paths, sizes, **columns | more)
 
     @classmethod

@@ -74,6 +74,7 @@ def make(
     """Make a bucket set from the aspects of your images, and print what it crops."""
     import numpy as np
 
+    from kohya_bucket.adapter.dataset_keys import adjust_to_steps
     from kohya_bucket.buckets import FixedBuckets, bucket_set_to_toml, generate_buckets
     from kohya_bucket.cli.sources import sizes_of
 
@@ -82,7 +83,7 @@ def make(
     if target is not None:
         beside = ("resolution", "min_bucket_reso", "max_bucket_reso")
         refuse_beside(context, f"--target {target} is an area for sides of any length", beside)
-    size, *sides = (options.size, *options.limits) if target is None else ((target, target), None, None)
+    size, *sides = (options.size, *adjust_to_steps(options.keys)) if target is None else ((target, target), None, None)
     images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
     result = generate_buckets(
         images.sizes, method=method, min_fill=min_fill, num_buckets=options.num_buckets, target=size,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.cli.configs import given_config, version_for
 from kohya_bucket.cli.help import PlainCommand, rare
 from kohya_bucket.cli.options import (
@@ -101,7 +102,8 @@ def precompute(
     if config is None:
         options = options.for_arch(context, vae.arch)
     # All that is given is checked before a model is downloaded and loaded.
-    vae.check()
+    if not vae.vae:
+        raise ConfigError("no VAE to encode with: add --vae, e.g. --vae stabilityai/sdxl-vae")
     from kohya_bucket.cli.encoding import Work, planned
 
     source: Chosen | Planned
@@ -141,7 +143,10 @@ def _chosen(
         refuse_beside(context, f"{options.name.replace(':', ' ', 1)} brings its own sizes", sizes)
     if not path:
         raise ConfigError("nothing to encode: name a folder, e.g. kohya-bucket precompute data/ --vae …")
-    images, rule = source_in(path, beside, recursive=recursive), None if options.from_images else options.make()
+    images, rule = (
+        source_in(path, beside, recursive=recursive),
+        None if named_rule(options.name).from_images else options.make(),
+    )
     if format == "npz" and images.one:
         raise ConfigError(f"{images.one}: npz files lie beside image files, and it holds many: use --format shards")
     holds = f"{images.one} holds images and captions" if images.one else "each image has a file of its own"
