@@ -261,10 +261,7 @@ class Origins:
 
     def hashes(self) -> list[str]:
         """Hash of each image's bytes; "" where they cannot be read."""
-        every = range(len(self))
-        if self.are_far:
-            return for_each(self._hash_or_none, every, at_once=REQUESTS)
-        return [self._hash_or_none(i) for i in every]
+        return for_each(self._hash_or_none, range(len(self)), at_once=REQUESTS if self.are_far else 1)
 
     def _hash_or_none(self, i: int) -> str:
         try:

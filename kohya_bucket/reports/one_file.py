@@ -78,9 +78,7 @@ def table_markup(caption: str, head: Sequence[str], rows: Iterable[Sequence[obje
     """A table as markup; the first cell of a row is its header."""
     top = "".join(f'<th scope="col">{markup_safe(name)}</th>' for name in head)
     body = "".join(
-        f'<tr><th scope="row">{markup_safe(first)}</th>'
-        + "".join(f"<td>{markup_safe(c)}</td>" for c in cells)
-        + "</tr>"
+        f'<tr><th scope="row">{markup_safe(first)}</th><td>{"</td><td>".join(map(markup_safe, cells))}</td></tr>'
         for first, *cells in rows
     )
     return f"<table><caption>{markup_safe(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"

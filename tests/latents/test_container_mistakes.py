@@ -146,8 +146,8 @@ def test_a_mistake_is_one_line(here, run, monkeypatch, arguments, message) -> No
 def test_a_data_set_on_the_hub_is_its_parquet_files(monkeypatch) -> None:
     files = [f"hf://datasets/some/one/data/{k}.parquet" for k in range(2)]
     monkeypatch.setattr(sources, "list_remote", lambda *asked: files if asked[0] == "hf://datasets/some/one" else [])
-    assert sources.tables_in(["hf://datasets/some/one"]) == files
-    assert sources.tables_in(files) == files
+    assert sources._tables_in(["hf://datasets/some/one"]) == files
+    assert sources._tables_in(files) == files
 
 
 def test_what_has_no_image_is_named_and_the_rest_is_encoded(here, run, caplog) -> None:
