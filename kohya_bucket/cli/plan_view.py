@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from rich.table import Table
 from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.adapter.gpu_table import GpuRow
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.cli.console import print_fitting, say, scan_progress, wide_console
+from kohya_bucket.cli.console import print_table, say, scan_progress, wide_console, width_of
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.wording import rule_text
@@ -363,7 +363,7 @@ def _print_table(
 ) -> None:
     """Rows by their headings, the last set apart where it is the `total`; `spare` columns go where all do not fit."""
 
-    def table(without: Collection[str]) -> Table:
+    def table(without: Sequence[str]) -> Table:
         made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
         kept = [name for name in cells[0] if name not in without]
         for name in kept:
@@ -373,7 +373,11 @@ def _print_table(
         return made
 
     console.print()
-    print_fitting(console, table, spare)
+    needed = [width_of(console, table(spare[:n])) for n in range(len(spare) + 1)]
+    missing = next((n for n, width in enumerate(needed) if width <= console.width), len(spare))
+    print_table(console, table(spare[:missing]))
+    if missing:
+        console.print(f"(without {', '.join(spare[:missing])}: a terminal of {needed[0]} columns shows all)")
 
 
 def _bucket_cells(row: Mapping[str, Any], what: str) -> dict[str, str]:

@@ -80,11 +80,11 @@ def _patch_of(folder: Path) -> CheckoutPatch:
     for patch in (SD_SCRIPTS, MUSUBI_TUNER):
         try:
             patch.find(folder)
+            return patch
         except SubmoduleError:
             raise
         except CheckoutError:
             continue
-        return patch
     raise CheckoutError(
         f"{folder} is not a checkout of sd-scripts, which holds library/ beside train_network.py, and none of "
         "musubi-tuner, which holds src/musubi_tuner/: name the folder that these lie in"
