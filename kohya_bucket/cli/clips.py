@@ -48,11 +48,7 @@ WayToTrain = tuple[str, "BucketRule", "TakenClip | None"]
 
 
 def clip_of(text: str) -> tuple[Path | None, Clip]:
-    """The clip that a command line names, as 1280x720x81, a video file or a folder of frames, and its file.
-
-    Raises:
-        KohyaBucketError: it cannot be read.
-    """
+    """The clip that a command line names, as 1280x720x81, a video file or a folder of frames, and its file."""
     if match := CLIP_SIZE.fullmatch(text.strip()):
         width, height, frames = map(int, match.groups())
         if min(width, height, frames) < 1:
@@ -69,11 +65,7 @@ def clip_of(text: str) -> tuple[Path | None, Clip]:
 def ways_to_train(
     context: typer.Context, config: Path | None, options: RuleOptions, how: ClipOptions, clip: Clip | None
 ) -> list[WayToTrain]:
-    """Each way to train a clip, or with --arch or a config of musubi-tuner an image.
-
-    Raises:
-        ConfigError: options that do not count here, or a config with nothing of this kind.
-    """
+    """Each way to train a clip, or with --arch or a config of musubi-tuner an image."""
     own = [field.name for field in fields(how) if field.name != "arch"]
     if clip is None and (beside := given(context, own)):
         raise ConfigError(f"{' and '.join(beside)}: for clips, and this is an image")
@@ -237,11 +229,7 @@ class ComparedSet:
 
 def sets_of(context: typer.Context, sources: list[str], options: RuleOptions, how: ClipOptions, recursive: bool,
             workers: int | None, quiet: bool) -> list[ComparedSet]:  # fmt: skip
-    """The clips that a command line names: those of a musubi-tuner config by data set, or all together.
-
-    Raises:
-        KohyaBucketError: there are none, none can be read, what reads them is not installed, or options do not fit.
-    """
+    """The clips that a command line names: those of a musubi-tuner config by data set, or all together."""
     config = Path(sources[0])
     if len(sources) == 1 and config.suffix.lower() == ".toml" and config.is_file() and is_musubi_config(config):
         beside = [*options.fields, "target_frames", "frame_extraction"]

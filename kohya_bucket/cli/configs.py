@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 def adapter_options(read: Config | MusubiConfig) -> AdapterOptions:
-    """The `[kohya_bucket]` table of a config, over that of the environment.
-
-    Raises:
-        ConfigError: all mistakes in it.
-    """
+    """The `[kohya_bucket]` table of a config, over that of the environment; `ConfigError` with all mistakes in it."""
     from kohya_bucket.adapter.options import required
 
     try:

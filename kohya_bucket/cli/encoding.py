@@ -75,11 +75,7 @@ class Planned:
     gpus_said: bool
 
     def store(self) -> StorePath | None:
-        """Where training with this config looks for shards; None where it looks for npz.
-
-        Raises:
-            ConfigError: in several folders, one for each data set.
-        """
+        """Where training with this config looks for shards; None where it looks for npz."""
         if self.adapter.latent_cache != "shards":
             return None
         firsts = [one.images.paths[0] for one in self.read.datasets if len(one.images)]

@@ -185,16 +185,12 @@ def check_output(
 ) -> None:  # fmt: skip
     """Before anything is read: an output that is far, a folder, in none, an image, or an input of the command.
 
+    All of them are refused, also a folder that does not exist, which may be a slip, and what is not `ours`.
+
     Args:
-        option: as the command line names it.
-        output: the file to write, or None.
         what: what is written, e.g. "a Parquet file"; a name ending in "picture" may have an image's ending.
         inputs: files and folders that the command reads.
         ours: whether a file is of this package's making, and may be written over.
-
-    Raises:
-        KohyaBucketError: `output` is one of them, is not ours, is a folder, is in one that does not exist (which may be
-            a slip, so none is made), or is named as an image and will hold none.
     """
     if output is None:
         return
@@ -294,11 +290,7 @@ class RuleOptions(OptionsOfRules):
 
     @property
     def keys(self) -> DatasetKeys:
-        """The same as the keys of a dataset.
-
-        Raises:
-            BucketSettingsError: sd-scripts would stop at them, whatever the rule; says which and what to change.
-        """
+        """The same as the keys of a dataset; `BucketSettingsError` for what sd-scripts would stop at."""
         from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
 
         limits = self.min_bucket_reso, self.max_bucket_reso, self.bucket_reso_steps
@@ -307,11 +299,7 @@ class RuleOptions(OptionsOfRules):
         return keys
 
     def make(self, sizes: IntArray | None = None) -> BucketRule:
-        """The rule. `sizes` [N, 2] are for those that are made from the data.
-
-        Raises:
-            KohyaBucketError: there is no such rule, or the options cannot work together.
-        """
+        """The rule. `sizes` [N, 2] are for those that are made from the data."""
         from kohya_bucket.adapter.dataset_keys import rule_for
         from kohya_bucket.adapter.options import AdapterOptions
         from kohya_bucket.buckets import rule_from_name
@@ -383,11 +371,7 @@ class ClipOptions:
     source_fps: Annotated[float | None, rare(help="Of a clip: as in musubi-tuner, with --arch.")] = None
 
     def family(self) -> tuple[str | None, ClipOptions]:
-        """The family of sd-scripts that `arch` names, which trains no clips, and the options without it.
-
-        Raises:
-            ConfigError: it is no family of musubi-tuner either.
-        """
+        """The family of sd-scripts that `arch` names, which trains no clips, and the options without it."""
         if self.arch is None:
             return None, self
         if is_family(self.arch):

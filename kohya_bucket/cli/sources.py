@@ -42,11 +42,7 @@ _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 def tars_in(sources: Sequence[str], before: Path | None = None) -> TarIndex | None:
     """The index of the shards that are named; None where no tar and no index of tars is.
 
-    Args:
-        before: a file with an earlier index, of which shards that have not changed are taken.
-
-    Raises:
-        KohyaBucketError: tars beside something else, or one that cannot be read.
+    Of an earlier index, in the file `before`, those that have not changed are taken.
     """
     if shards := _shards_in(sources):
         return TarIndex.build(shards, before=None if before is None else TarIndex.load(before))
@@ -189,10 +185,7 @@ def sizes_of(
     sources: list[str], *, recursive: bool = True, workers: int | None = None, quiet: bool = False
 ) -> SizedImages:
     """Read headers, of tar shards too, or what is named: a table (CSV, JSON, Parquet, also one of `sizes build`) or an
-    index of tar shards.
-
-    Raises:
-        KohyaBucketError: nothing readable there.
+    index of tar shards. `KohyaBucketError` where there is nothing readable.
     """
     source, foreign = ", ".join(sources), dict[str, str]()
     if (tars := tars_in(sources)) is not None:
@@ -237,11 +230,7 @@ class ImageSource:
 
 
 def source_in(sources: list[str], options: SourceOptions, *, recursive: bool) -> ImageSource:
-    """What `sources` name. No header is read yet, so mistakes are named at once.
-
-    Raises:
-        KohyaBucketError: no image is there, several kinds of sources, or captions that cannot be read.
-    """
+    """What `sources` name. No header is read yet, so mistakes are named at once."""
     ending = "." + options.caption_extension.removeprefix(".")
     if ending == "." or not {"/", "\\", "\0"}.isdisjoint(ending):
         raise ConfigError(f"--caption-extension is {options.caption_extension!r}: give an ending such as .txt")

@@ -108,11 +108,7 @@ def from_folders(sources: list[str], options: RuleOptions, batch_size: int, read
 
 
 def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[list[Subject], list[Finding]]:
-    """Every data set of an sd-scripts dataset config, and what is wrong with the config.
-
-    Raises:
-        ConfigError: the config cannot be read, or none of its data sets has an image.
-    """
+    """Every data set of an sd-scripts dataset config that can be trained, and what is wrong with the config."""
     config, read, findings = images_of_config(path, reading)
     adapter = adapter_options(config)
     subjects = []
@@ -131,7 +127,7 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
 def images_of_config(
     path: Path, reading: Reading
 ) -> tuple[Config, list[tuple[ReadDataset, ImageTable]], list[Finding]]:
-    """A config, its data sets that can be trained with their images, and what is wrong. Raises as `from_config`."""
+    """A config, its data sets that can be trained with their images, and what is wrong; `ConfigError` for none."""
     config = read_config(path, release=reading.release, trainer=reading.trainer)
     usable = [d for d in config.datasets if len(d.images) and d.config.resolution is not None]
     findings = _serious(config.findings)
@@ -161,11 +157,7 @@ def images_of_config(
 def from_musubi_config(
     path: Path, arch: str | None, batch_size: int | None, reading: Reading
 ) -> tuple[list[Subject], list[Finding]]:
-    """Every data set of a config, and what is wrong with it.
-
-    Raises:
-        ConfigError: the config cannot be read, or names nothing that is there.
-    """
+    """The same of musubi-tuner."""
     read = musubi_config(path, arch)
     model = read.model
     trainer = Trainer(f"{model.title} in musubi-tuner", {"musubi-tuner": model.steps})

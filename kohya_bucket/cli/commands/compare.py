@@ -197,12 +197,7 @@ def names_of(text: str, known: Sequence[str], groups: Mapping[str, Sequence[str]
 def compared_rule(name: str, options: RuleOptions, sizes: IntArray) -> BucketRule:
     """A rule by one of the names in `comparable()`; other trainers' at the side of the resolution's area.
 
-    Args:
-        options: those that all rules share.
-        sizes: [N, 2] sizes of the images, for rules that are made from them.
-
-    Raises:
-        KohyaBucketError: there is no such rule, or the options cannot work.
+    `sizes` [N, 2] are for rules that are made from the images.
     """
     if name in TRAINERS:
         width, height = options.size

@@ -121,11 +121,7 @@ def simulate(
 def _focus_of(given: str | None, config: Path | None, file: Path | None) -> tuple[float, ...] | None:
     """The rectangle that `--focus` gives, or that a file has for the image; None where there is none.
 
-    Args:
-        config: of sd-scripts, whose own focus counts where none is given.
-
-    Raises:
-        KohyaBucketError: training would not keep it.
+    Of sd-scripts' `config` its own focus counts where none is given; what training would not keep is refused.
     """
     from kohya_bucket.images.focus_files import focus_in, parsed_focus
 
