@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,6 @@ from kohya_bucket.images.parallel import Engine, Progress
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.scan import Job, Work
 from kohya_bucket.images.text_column import TextColumn
-
-if TYPE_CHECKING:
-    from kohya_bucket.images.metadata_cache import MetadataCache
 
 
 def _verify(path: str) -> tuple[bool]:
@@ -99,7 +96,7 @@ class ScanInterrupted(KeyboardInterrupt):
     where the scan was for one, else None.
     """
 
-    cache: MetadataCache | None = None
+    cache: Any = None  # a `MetadataCache`
 
     def __init__(self, scan: SizeScan) -> None:
         super().__init__(f"interrupted after {int(scan.read.sum())} of {len(scan)} files")
@@ -113,7 +110,7 @@ def read_sizes(
     engine: Engine = "auto",
     progress: Progress | None = None,
     verify: bool = False,
-    cached: MetadataCache | None = None,
+    cached: Any = None,
 ) -> SizeScan:
     """Read the stored size of each file: what `PIL.Image.open(path).size` says.
 
@@ -127,7 +124,7 @@ def read_sizes(
             three by measuring.
         progress: called as `progress(done, total)` about ten times a second, from the main thread.
         verify: decode every image too; those that fail are listed in `failures` and get size (0, 0).
-        cached: rows to reuse for files that have not changed since (their time and length are looked at).
+        cached: a `MetadataCache`, whose rows are reused for files of the same time and length.
 
     Raises:
         ScanInterrupted: Ctrl-C; its `scan` holds what was finished.
@@ -136,7 +133,7 @@ def read_sizes(
     refuse_one_path(paths)
     texts: Sequence[str] = paths if isinstance(paths, TextColumn) else [os.fspath(path) for path in paths]
     if cached is not None and not verify:
-        scan = cached.refresh(texts, workers=workers, engine=engine, progress=progress).scan()
+        scan: SizeScan = cached.refresh(texts, workers=workers, engine=engine, progress=progress).scan()
         return replace(scan, paths=texts, failures=[(i, texts[i], reason) for i, _, reason in scan.failures])
     job = Job(_SIZE, texts, workers=workers, engine=engine, progress=progress)
     checked: Job | None = None
